@@ -1,0 +1,35 @@
+# make demo   set-up, then the whole story on a synthetic ImageNet
+# make test   set-up, then every test
+PYTHON ?= python3
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help:
+	@echo "make demo   set-up, then profile, prepare, train and the ladder on a synthetic ImageNet"
+	@echo "make test   set-up, then every test      make lint   ruff and pyright"
+	@echo "make bench  a short fixed set of benchmarks against the committed baseline"
+
+.venv/.ready: requirements.txt pyproject.toml bootstrap.py
+	$(PYTHON) bootstrap.py
+
+.venv/.ready-tests: .venv/.ready
+	$(PYTHON) bootstrap.py --tests
+
+setup: .venv/.ready
+
+demo: .venv/.ready
+	.venv/bin/feedline demo
+
+test: .venv/.ready-tests
+	.venv/bin/pytest -n 2 --dist worksteal
+
+lint: .venv/.ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/pyright
+
+bench: .venv/.ready
+	.venv/bin/python -m feedline.benchmarks.gate
+
+clean:
+	rm -rf .venv .typing build *.egg-info

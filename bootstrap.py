@@ -1,0 +1,168 @@
+"""Make `.venv` from the pinned requirements, with the system's parts checked first. Standard library only.
+
+Pillow-SIMD replaces Pillow's files, so the two must never meet in one environment: everything is installed
+without dependency resolution (requirements.txt is the full closure), and exactly one of the two at the end.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+UV = "uv==0.13.8"
+JAVA_MIN = 17
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tests", action="store_true", help="also what only the tests need (a browser, nginx)")
+    args = parser.parse_args()
+    if sys.version_info < (3, 11):  # noqa: UP036  the user's python3 may be older than the project allows
+        return fail(f"Python {sys.version.split()[0]} is too old: run `make PYTHON=python3.11` with 3.11 or newer")
+    if args.tests:
+        return install_test_parts()
+    if status := install_system_parts():
+        return status
+    install_python_parts()
+    (VENV / ".ready").touch()
+    return 0
+
+
+def fail(line: str) -> int:
+    print(f"set-up: {line}", file=sys.stderr)
+    return 1
+
+
+def say(line: str) -> None:
+    print(f"set-up: {line}", flush=True)
+
+
+# --- the system's parts -------------------------------------------------------------------------------
+
+
+def install_system_parts() -> int:
+    missing = [package for package, present in system_parts().items() if not present]
+    left = apt_install(missing)
+    if any("jdk" in package or "jre" in package for package in left):
+        return fail(f"Java {JAVA_MIN} or newer is missing (Spark needs it): apt-get install {' '.join(left)}")
+    if left:
+        say(f"no {' '.join(left)}: Pillow-SIMD cannot be built, using Pillow (everything works, slower)")
+    return 0
+
+
+def system_parts() -> dict[str, bool]:
+    headers = all(
+        any((Path(folder) / name).exists() for folder in ("/usr/include", "/usr/local/include"))
+        for name in ("jpeglib.h", "zlib.h")
+    )
+    return {
+        "openjdk-17-jre-headless": java_major() >= JAVA_MIN,
+        "gcc libc6-dev": shutil.which("cc") is not None,
+        "libjpeg-dev zlib1g-dev": headers,
+        "python3-venv": has_ensurepip(),
+    }
+
+
+def java_major() -> int:
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if not java or not Path(java).exists():
+        return 0
+    text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(found.group(1)) if found else 0
+
+
+def has_ensurepip() -> bool:
+    return subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode == 0
+
+
+def apt_install(groups: list[str]) -> list[str]:
+    """Install Debian packages as root; returns the groups that are still missing."""
+    if not groups:
+        return []
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        return groups
+    packages = " ".join(groups).split()
+    say(f"installing {' '.join(packages)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run(["apt-get", "update", "-qq"], env=environment, check=False, stdout=subprocess.DEVNULL)
+    done = subprocess.run(
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages],
+        env=environment,
+        check=False,
+        stdout=subprocess.DEVNULL,
+    )
+    return groups if done.returncode else []
+
+
+def install_test_parts() -> int:
+    wanted = {
+        "chromium": "chromium chromium-driver",
+        "nginx": "nginx-light",
+        "djpeg": "libjpeg-turbo-progs",
+        "ip": "iproute2",
+    }
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    left = apt_install([package for tool, package in wanted.items() if not shutil.which(tool, path=path)])
+    if left:
+        say(f"tests that need it will be skipped: apt-get install {' '.join(left)}")
+    (VENV / ".ready-tests").touch()
+    return 0
+
+
+# --- the Python environment ---------------------------------------------------------------------------
+
+
+def install_python_parts() -> None:
+    if not PYTHON.exists():
+        say("creating .venv")
+        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
+    subprocess.run([str(PYTHON), "-m", "pip", "install", "-q", UV], check=True)
+    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and line[0] != "#"]
+    pillow_simd = next(line for line in lines if line.startswith("pillow-simd=="))
+    others = [line for line in lines if line != pillow_simd]
+    say(f"installing {len(lines)} pinned packages (torch with CUDA is about 5 GB)")
+    pip_install(*others)
+    install_pillow(pillow_simd)
+    pip_install("--no-build-isolation", "--editable", str(ROOT))
+    link = ROOT / ".typing" / "feedline"  # how static tools resolve `feedline.*`
+    link.parent.mkdir(exist_ok=True)
+    if not link.is_symlink():
+        link.symlink_to("..")
+
+
+def install_pillow(pillow_simd: str) -> None:
+    """Pillow-SIMD where it builds, else the Pillow it was made from; never both."""
+    subprocess.run(
+        [str(VENV / "bin" / "uv"), "pip", "uninstall", "-q", "--python", str(PYTHON), "pillow", "pillow-simd"],
+        check=False,
+        stderr=subprocess.DEVNULL,
+    )
+    say("building Pillow-SIMD (about half a minute)")
+    try:
+        pip_install("--no-binary", "pillow-simd", pillow_simd, cc="cc -mavx2" if has_avx2() else "cc")
+    except subprocess.CalledProcessError:
+        say("Pillow-SIMD could not be built here, using Pillow (everything works, slower)")
+        pip_install(pillow_simd.replace("pillow-simd", "pillow").partition(".post")[0])
+
+
+def has_avx2() -> bool:
+    info = Path("/proc/cpuinfo")
+    return info.exists() and " avx2 " in info.read_text()
+
+
+def pip_install(*what: str, cc: str | None = None) -> None:
+    environment = {**os.environ, **({"CC": cc} if cc else {})}
+    command = [str(VENV / "bin" / "uv"), "pip", "install", "-q", "--no-deps", "--python", str(PYTHON)]
+    subprocess.run([*command, *what], env=environment, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

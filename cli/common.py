@@ -1,0 +1,75 @@
+"""What every verb shares: progress on long work, the JSON record, and how errors and Ctrl-C end."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the full record to FILE.")]
+
+console = Console(highlight=False)
+"""Results go to standard output; progress and complaints to standard error."""
+stderr = Console(stderr=True, highlight=False)
+
+Advance = Callable[..., None]
+
+
+@contextmanager
+def progress(what: str, unit: str = "samples") -> Iterator[Advance]:
+    """Yields `advance(done, total)`. A bar when a terminal is there, silence otherwise."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    started = time.monotonic()
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task(what, total=None, rate="")
+
+        def advance(done: int, total: int | None = None) -> None:
+            rate = done / max(time.monotonic() - started, 1e-9)
+            bar.update(task, completed=done, total=total, rate=f"{rate:,.0f} {unit}/s")
+
+        yield advance
+
+
+class Record:
+    """The object that `--json FILE` writes: who ran what, where, for how long, and the verb's own keys."""
+
+    def __init__(self, verb: str) -> None:
+        self.verb = verb
+        self._started = datetime.now(UTC)
+        self._clock = time.monotonic()
+
+    def write(self, path: Path | None, keys: dict[str, Any]) -> None:
+        """Nothing when no file was asked for. Raises UsageError when it cannot be written."""
+        if path is None:
+            return
+        from feedline.pipeline.shards import UsageError, write_atomically
+        from feedline.profiling.host import describe_host
+
+        whole = {
+            "feedline": version("feedline"),
+            "verb": self.verb,
+            "argv": sys.argv[1:],
+            "started": self._started.isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - self._clock, 3),
+            "host": describe_host(),
+            **keys,
+        }
+        try:
+            write_atomically(path, (json.dumps(whole, indent=1, default=str) + "\n").encode())
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from error

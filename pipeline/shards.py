@@ -1,0 +1,365 @@
+"""The on-disk format of a prepared split, and its one owner.
+
+A split is a folder: `manifest.json` (the only truth, written last), `index.parquet` (one row per sample) and plain
+WebDataset tars. This module writes and reads all three and knows every byte of a tar it writes, so that a
+sample is one range read at (shard, offset, length). It imports neither torch nor Spark.
+"""
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+INDEX = "index.parquet"
+BLOCK_BYTES = 512  # a tar is made of these
+RECORD_BYTES = 10240  # and padded to a multiple of these, as tar and tarfile do
+
+Codec = Literal["jpeg", "planes", "raw", "keep"]
+
+
+class FeedlineError(Exception):
+    """One clear line: what, where, the remedy. `exit_status` is what the command line ends with."""
+
+    exit_status = 1
+
+
+class UsageError(FeedlineError):
+    """Wrong use: an option or a path that cannot be meant."""
+
+    exit_status = 2
+
+
+class DatasetError(FeedlineError):
+    """A prepared dataset that is missing, damaged, or not what it says it is."""
+
+
+# --- the manifest -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardInfo:
+    name: str
+    """File name inside the split's folder."""
+    samples: int
+    planned_samples: int
+    """As planned; `planned_samples - samples` were quarantined."""
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    split: str
+    samples: int
+    classes: list[dict[str, Any]]
+    """By label: {"name": …} and, for ImageNet, {"wnid": …, "names": […]}."""
+    shards: list[ShardInfo]
+    settings: dict[str, Any]
+    """The exact settings of the job; always has `codec` and, where it applies, `size_px`, `resize`, `quality`."""
+    seed: int
+    plan_hash: str
+    versions: dict[str, str] = field(default_factory=lambda: {})
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def codec(self) -> Codec:
+        return self.settings["codec"]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> "Manifest":
+        """Raises DatasetError for anything that is not a manifest of a version we read."""
+        try:
+            fields = json.loads(text)
+            version = fields["format_version"]
+            if version != FORMAT_VERSION:
+                raise DatasetError(f"{where}: format version {version!r}, this feedline reads {FORMAT_VERSION}")
+            fields["shards"] = [ShardInfo(**shard) for shard in fields["shards"]]
+            manifest = cls(**fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DatasetError(f"{where} is not a feedline manifest ({error}): prepare the dataset again") from error
+        for shard in manifest.shards:
+            if Path(shard.name).name != shard.name:
+                raise DatasetError(f"{where}: shard name {shard.name!r} points outside its folder")
+        return manifest
+
+
+def read_manifest(split_folder: Path) -> Manifest:
+    path = split_folder / MANIFEST
+    if not path.exists():
+        raise DatasetError(f"{split_folder} is not a prepared split (no {MANIFEST}): run `feedline prepare` first")
+    return Manifest.from_json(path.read_text(), str(path))
+
+
+def manifest_hash(split_folder: Path) -> str:
+    """SHA-256 of the manifest's bytes: the identity of the dataset."""
+    return hashlib.sha256((split_folder / MANIFEST).read_bytes()).hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """`path` holds all of `data` or what it held before, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- the index ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRow:
+    """Where one sample's image bytes are, and what they should be."""
+
+    key: str
+    label: int
+    shard: int
+    offset: int
+    length: int
+    width: int
+    height: int
+    crc32: int
+
+
+INDEX_SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("label", pa.int32()),
+        ("shard", pa.int32()),
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("crc32", pa.uint32()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """All samples of a split in shard order, as columns; keys are read only when asked for."""
+
+    labels_N: npt.NDArray[np.int32]
+    shards_N: npt.NDArray[np.int32]
+    offsets_N: npt.NDArray[np.int64]
+    lengths_N: npt.NDArray[np.int64]
+    widths_N: npt.NDArray[np.int32]
+    heights_N: npt.NDArray[np.int32]
+    crc32_N: npt.NDArray[np.uint32]
+    path: Path
+
+    def __len__(self) -> int:
+        return len(self.labels_N)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        return pq.read_table(self.path, columns=["key"])["key"].to_pylist()
+
+    def key(self, sample: int) -> str:
+        return self.keys[sample]
+
+
+def index_bytes(rows: Iterable[SampleRow]) -> bytes:
+    """The index file's bytes; the same rows give the same bytes."""
+    listed = list(rows)
+    columns = [pa.array([getattr(row, name) for row in listed], kind) for name, kind in _columns()]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays(columns, schema=INDEX_SCHEMA), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _columns() -> Iterator[tuple[str, pa.DataType]]:
+    return ((column.name, column.type) for column in INDEX_SCHEMA)
+
+
+def read_index(split_folder: Path) -> Index:
+    path = split_folder / INDEX
+    names = [name for name, _ in _columns() if name != "key"]
+    try:
+        table = pq.read_table(path, columns=names)
+        if not table.schema.equals(pa.schema([INDEX_SCHEMA.field(name) for name in names])):
+            raise DatasetError(f"{path} has other columns than this feedline reads: prepare the dataset again")
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DatasetError(f"{path} cannot be read ({str(error).splitlines()[0]})") from error
+    columns = [table[name].combine_chunks().to_numpy() for name in names]
+    return Index(
+        labels_N=columns[0],
+        shards_N=columns[1],
+        offsets_N=columns[2],
+        lengths_N=columns[3],
+        widths_N=columns[4],
+        heights_N=columns[5],
+        crc32_N=columns[6],
+        path=path,
+    )
+
+
+# --- tars ---------------------------------------------------------------------------------------------
+
+
+def member_header(name: str, size_bytes: int) -> bytes:
+    """A member's header block(s): fixed time, owner and mode, so that equal content gives equal bytes."""
+    info = tarfile.TarInfo(name)
+    info.size = size_bytes
+    info.mode = 0o644
+    return info.tobuf(tarfile.PAX_FORMAT)  # plain ustar unless the name is long or not ASCII
+
+
+def padding_bytes(size_bytes: int, unit_bytes: int = BLOCK_BYTES) -> int:
+    return -size_bytes % unit_bytes
+
+
+class ShardWriter:
+    """Writes samples to a tar and notes where each image lies.
+
+    `with` it: leaving without an error writes the end of archive. Nothing is renamed or synced here; whoever
+    owns the file decides when it becomes visible.
+    """
+
+    def __init__(self, file: BinaryIO, shard: int) -> None:
+        self.rows: list[SampleRow] = []
+        self.bytes = 0
+        self._file = file
+        self._shard = shard
+        self._hash = hashlib.sha256()
+
+    def __enter__(self) -> "ShardWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            end = 2 * BLOCK_BYTES
+            self._write(bytes(end + padding_bytes(self.bytes + end, RECORD_BYTES)))
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def add(self, key: str, image: bytes, extension: str, *, label: int, width: int, height: int,
+            metadata: dict[str, Any] | None = None) -> None:  # fmt: skip
+        """`image` becomes KEY.extension, the label KEY.cls, `metadata` (if any) KEY.json."""
+        offset = self._member(f"{key}.{extension}", image)
+        self._member(f"{key}.cls", str(label).encode())
+        if metadata is not None:
+            self._member(f"{key}.json", json.dumps(metadata, sort_keys=True).encode())
+        self.rows.append(
+            SampleRow(
+                key=key,
+                label=label,
+                shard=self._shard,
+                offset=offset,
+                length=len(image),
+                width=width,
+                height=height,
+                crc32=zlib.crc32(image),
+            )
+        )
+
+    def _member(self, name: str, data: bytes) -> int:
+        self._write(member_header(name, len(data)))
+        offset = self.bytes
+        self._write(data)
+        self._write(bytes(padding_bytes(len(data))))
+        return offset
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self.bytes += len(data)
+
+
+def safe_key(name: str) -> str:
+    """A WebDataset key from a source name: readers cut at the first dot, and a path must not leave its folder."""
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+    return "/".join(part.replace(".", "_") for part in parts) or "_"
+
+
+def shard_name(split: str, shard: int) -> str:
+    return f"{split}-{shard:06d}.tar"
+
+
+def balanced_sizes(samples: int, shards: int) -> list[int]:
+    """Shard sizes that differ by at most one; the longer ones first."""
+    return [samples // shards + (1 if shard < samples % shards else 0) for shard in range(shards)]
+
+
+# --- reading ------------------------------------------------------------------------------------------
+
+
+class ShardReader:
+    """Image bytes by sample number, one `pread` each. Safe to share between threads; open one per process."""
+
+    def __init__(self, split_folder: Path, manifest: Manifest, index: Index) -> None:
+        self._folder = split_folder
+        self._names = [shard.name for shard in manifest.shards]
+        self._index = index
+        self._descriptors: dict[int, int] = {}
+
+    def read(self, sample: int) -> bytes:
+        """Raises DatasetError when the shard is missing or ends before the sample does."""
+        shard = int(self._index.shards_N[sample])
+        offset, length = int(self._index.offsets_N[sample]), int(self._index.lengths_N[sample])
+        data = os.pread(self._descriptor(shard), length, offset)
+        if len(data) != length:
+            raise DatasetError(f"{self._folder / self._names[shard]} ends inside sample {self._index.key(sample)!r}")
+        return data
+
+    def check(self, sample: int, data: bytes) -> None:
+        """Raises DatasetError when the bytes are not those that were written."""
+        if zlib.crc32(data) != int(self._index.crc32_N[sample]):
+            name = self._names[int(self._index.shards_N[sample])]
+            raise DatasetError(f"{self._folder / name}: sample {self._index.key(sample)!r} has a wrong checksum")
+
+    def close(self) -> None:
+        for descriptor in self._descriptors.values():
+            with suppress(OSError):
+                os.close(descriptor)
+        self._descriptors.clear()
+
+    def _descriptor(self, shard: int) -> int:
+        if shard not in self._descriptors:
+            path = self._folder / self._names[shard]
+            try:
+                self._descriptors[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise DatasetError(f"shard {path} cannot be read: {error.strerror}") from error
+        return self._descriptors[shard]
+
+
+def prepared_splits(folder: Path) -> Sequence[Path]:
+    """The splits under a prepared folder (or the folder itself), train first. Empty when there are none."""
+    if (folder / MANIFEST).exists():
+        return [folder]
+    found = [path.parent for path in folder.glob(f"*/{MANIFEST}")] or [p.parent for p in folder.glob(f"*/*/{MANIFEST}")]
+    return sorted(found, key=lambda path: (path.parent, path.name != "train", path.name))
