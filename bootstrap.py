@@ -80,7 +80,9 @@ def java_major() -> int:
 
 
 def has_ensurepip() -> bool:
-    return subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode == 0
+    )
 
 
 def apt_install(groups: list[str]) -> list[str]:

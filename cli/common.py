@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -24,7 +24,7 @@ Advance = Callable[..., None]
 
 
 @contextmanager
-def progress(what: str, unit: str = "samples") -> Iterator[Advance]:
+def progress(what: str, unit: str = "samples") -> Generator[Advance]:
     """Yields `advance(done, total)`. A bar when a terminal is there, silence otherwise."""
     columns = (
         TextColumn("{task.description}"),

@@ -43,7 +43,10 @@ def cgroup_cores() -> float | None:
     if text:
         quota, period = text.split()
         return None if quota == "max" else int(quota) / int(period)
-    quota, period = read_text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), read_text("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    quota, period = (
+        read_text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
+        read_text("/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+    )
     return int(quota) / int(period) if quota and period and int(quota) > 0 else None
 
 

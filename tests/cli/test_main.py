@@ -1,0 +1,56 @@
+"""How the command line ends: one line and a status, never a traceback."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from feedline.cli.main import app
+
+
+def feedline(*words: str, debug: bool = False) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from feedline.cli.main import run; run()"
+    command = [sys.executable, "-c", code, *(["--debug"] if debug else []), *words]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_no_verb_shows_help() -> None:
+    assert "Usage" in feedline().stdout
+
+
+def test_every_verb_has_help_with_an_example() -> None:
+    runner = CliRunner()
+    names = [command.name or command.callback.__name__ for command in app.registered_commands]  # type: ignore[union-attr]
+    assert len(names) == len(set(names))
+    for verb in names:
+        done = runner.invoke(app, [verb, "--help"])
+        assert done.exit_code == 0, verb
+        assert "xample" in done.stdout, f"{verb} --help has no example"
+
+
+def test_an_unknown_verb_is_wrong_use() -> None:
+    assert feedline("prepair").returncode == 2
+
+
+@pytest.mark.parametrize("words", [("verify", "no/such/folder"), ("inspect", "no/such/folder")])
+def test_errors_are_one_line_without_a_traceback(words: tuple[str, ...]) -> None:
+    done = feedline(*words)
+    assert done.returncode in (1, 2)
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "no/such/folder" in done.stderr
+
+
+def test_debug_shows_the_traceback() -> None:
+    assert "Traceback" in feedline("verify", "no/such/folder", debug=True).stderr
+
+
+def test_doctor_writes_what_it_prints(tmp_path: Path) -> None:
+    done = feedline("doctor", "--json", str(tmp_path / "doctor.json"))
+    assert done.returncode == 0
+    record = json.loads((tmp_path / "doctor.json").read_text())
+    assert record["verb"] == "doctor"
+    assert record["pil"]["version"] in done.stdout
+    assert {"torch", "cuda", "nvml", "java", "spark", "cores", "shared_memory_bytes"} <= set(record)
