@@ -29,7 +29,11 @@ def main() -> int:
         return install_test_parts()
     if status := install_system_parts():
         return status
-    install_python_parts()
+    try:
+        install_python_parts()
+    except subprocess.CalledProcessError as error:
+        step = f"{Path(error.cmd[0]).name} {' '.join(error.cmd[1:3])}"
+        return fail(f"`{step} …` ended with status {error.returncode} (its reason is above)")
     (VENV / ".ready").touch()
     return 0
 
