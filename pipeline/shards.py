@@ -23,6 +23,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from feedline.pipeline.errors import DatasetError as DatasetError
+from feedline.pipeline.errors import FeedlineError as FeedlineError
+from feedline.pipeline.errors import UsageError as UsageError
+
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 INDEX = "index.parquet"
@@ -30,22 +34,6 @@ BLOCK_BYTES = 512  # a tar is made of these
 RECORD_BYTES = 10240  # and padded to a multiple of these, as tar and tarfile do
 
 Codec = Literal["jpeg", "planes", "raw", "keep"]
-
-
-class FeedlineError(Exception):
-    """One clear line: what, where, the remedy. `exit_status` is what the command line ends with."""
-
-    exit_status = 1
-
-
-class UsageError(FeedlineError):
-    """Wrong use: an option or a path that cannot be meant."""
-
-    exit_status = 2
-
-
-class DatasetError(FeedlineError):
-    """A prepared dataset that is missing, damaged, or not what it says it is."""
 
 
 # --- the manifest -------------------------------------------------------------------------------------
@@ -73,7 +61,7 @@ class Manifest:
     """The exact settings of the job; always has `codec` and, where it applies, `size_px`, `resize`, `quality`."""
     seed: int
     plan_hash: str
-    versions: dict[str, str] = field(default_factory=lambda: {})
+    versions: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @property
@@ -361,5 +349,7 @@ def prepared_splits(folder: Path) -> Sequence[Path]:
     """The splits under a prepared folder (or the folder itself), train first. Empty when there are none."""
     if (folder / MANIFEST).exists():
         return [folder]
-    found = [path.parent for path in folder.glob(f"*/{MANIFEST}")] or [p.parent for p in folder.glob(f"*/*/{MANIFEST}")]
+    found = [path.parent for path in folder.glob(f"*/{MANIFEST}")] or [
+        p.parent for p in folder.glob(f"*/*/{MANIFEST}")
+    ]
     return sorted(found, key=lambda path: (path.parent, path.name != "train", path.name))

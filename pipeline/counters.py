@@ -1,0 +1,89 @@
+"""Where a worker's time goes: one row of 64-bit integers per worker, in memory shared with the trainer.
+
+Always on: a stage costs one clock reading and one addition (about 100 ns), 5–7 of them a sample. Only the
+worker writes its row and a reader may be one update behind; nothing is locked. No torch here.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+STAGES = ("read", "decode", "transform", "collate", "send", "idle")
+"""The stages a worker clocks; `other` is what is left of its lifetime."""
+
+_FIELDS = (
+    *STAGES,
+    *("samples", "batches", "bytes_read", "bad_samples", "started_ns", "now_ns", "batch", "sample", "pid"),
+)
+    *STAGES,
+    "samples",
+    "batches",
+    "bytes_read",
+    "bad_samples",
+    "started_ns",
+    "now_ns",
+    "batch",
+    "sample",
+    "pid",
+)
+FIELD = {name: column for column, name in enumerate(_FIELDS)}
+ROW_BYTES = 192  # three cache lines: two workers never write to the same line
+NOTHING = -1
+"""In `batch` and `sample`: the worker is not working on one."""
+
+
+def rows_of(buffer: memoryview, workers: int) -> npt.NDArray[np.int64]:
+    """The shared rows, (workers, ROW_BYTES / 8) int64."""
+    return np.frombuffer(buffer, np.int64, workers * ROW_BYTES // 8).reshape(workers, ROW_BYTES // 8)
+
+
+class Clock:
+    """Attributes the time since the last mark to one stage of one worker's row."""
+
+    def __init__(self, row: npt.NDArray[np.int64]) -> None:
+        self._row = row.data  # a memoryview stores a Python int in a third of the time an array takes
+        self._last_ns = time.perf_counter_ns()
+        row[FIELD["started_ns"]] = row[FIELD["now_ns"]] = self._last_ns
+        row[FIELD["batch"]] = row[FIELD["sample"]] = NOTHING
+
+    def mark(self, stage: int) -> None:
+        """`stage` is FIELD[name] of one of STAGES."""
+        now_ns = time.perf_counter_ns()
+        self._row[stage] += now_ns - self._last_ns
+        self._last_ns = now_ns
+
+    def skip(self) -> None:
+        """The time since the last mark belongs to no stage: it counts as `other`."""
+        self._last_ns = time.perf_counter_ns()
+
+    def add(self, field: int, amount: int) -> None:
+        self._row[field] += amount
+
+    def set(self, field: int, value: int) -> None:
+        self._row[field] = value
+
+    def tick(self) -> None:
+        """Moves the end of the observed lifetime to the last mark; after each batch and each idle spell."""
+        self._row[_NOW] = self._last_ns
+
+
+_NOW = FIELD["now_ns"]
+
+
+def describe(row: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """One worker's row in plain JSON: `seconds` per stage (with `other`, their sum is `alive_s`), and the counts."""
+    alive_ns = int(row[FIELD["now_ns"]] - row[FIELD["started_ns"]])
+    seconds = {stage: int(row[FIELD[stage]]) / 1e9 for stage in STAGES}
+    seconds["other"] = max(0.0, alive_ns / 1e9 - sum(seconds.values()))
+    counts = {name: int(row[FIELD[name]]) for name in ("pid", "samples", "batches", "bytes_read", "bad_samples")}
+    return {**counts, "alive_s": alive_ns / 1e9, "seconds": seconds}
+
+
+def fractions(workers: list[dict[str, Any]]) -> dict[str, float]:
+    """Shares of all workers' time by stage, `other` included; they sum to 1 (all zero before the first batch)."""
+    names = (*STAGES, "other")
+    sums = {name: sum(worker["seconds"][name] for worker in workers) for name in names}
+    total = sum(sums.values())
+    return {name: value / total if total else 0.0 for name, value in sums.items()}

@@ -1,0 +1,25 @@
+"""The product's exceptions, apart from everything heavy: workers raise them and import neither torch nor pyarrow."""
+
+
+class FeedlineError(Exception):
+    """One clear line: what, where, the remedy. `exit_status` is what the command line ends with."""
+
+    exit_status = 1
+
+
+class UsageError(FeedlineError):
+    """Wrong use: an option or a path that cannot be meant."""
+
+    exit_status = 2
+
+
+class DatasetError(FeedlineError):
+    """A prepared dataset that is missing, damaged, or not what it says it is."""
+
+
+class SampleError(DatasetError):
+    """One sample that cannot be used; the loader's `on_bad` decides what follows."""
+
+
+class WorkerError(FeedlineError):
+    """A worker process that ended, or whose transform raised."""
