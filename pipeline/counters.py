@@ -17,17 +17,6 @@ _FIELDS = (
     *STAGES,
     *("samples", "batches", "bytes_read", "bad_samples", "started_ns", "now_ns", "batch", "sample", "pid"),
 )
-    *STAGES,
-    "samples",
-    "batches",
-    "bytes_read",
-    "bad_samples",
-    "started_ns",
-    "now_ns",
-    "batch",
-    "sample",
-    "pid",
-)
 FIELD = {name: column for column, name in enumerate(_FIELDS)}
 ROW_BYTES = 192  # three cache lines: two workers never write to the same line
 NOTHING = -1
