@@ -1,0 +1,516 @@
+"""What was seen of one run: plain frozen dataclasses, and their JSON.
+
+A recording holds facts, never judgements: `profiling.diagnose` turns it into a verdict, `profiling.render` into
+something to look at, both without running anything again. All times are seconds of the monotonic clock since
+`Recording.started`; everything that could not be measured is None, never 0.
+
+The file is one JSON object. It is either a bare recording or the record of `feedline profile --json`, which keeps
+the recording under the key "recording". Fields may be added within a version; a reader ignores those it does not
+know and fills those it misses with their defaults.
+"""
+
+import json
+import os
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from feedline.profiling.errors import RecordingError
+
+FORMAT_VERSION = 1
+
+Phase = Literal["train", "eval", "other"]
+Stage = Literal["read", "decode", "transform", "collate", "send", "idle", "other"]
+STAGES: tuple[Stage, ...] = ("read", "decode", "transform", "collate", "send", "idle", "other")
+"""Where a worker's time goes. `idle` is waiting to be asked for a batch; `send` is serialising and handing over."""
+TrainerPart = Literal[
+    "wait", "load", "unpickle", "pin", "copy", "forward", "backward", "optimizer", "synchronise", "logging",
+    "checkpoint", "python", "other",
+]  # fmt: skip
+"""What the trainer's main thread was doing. `load` is preparing data itself (num_workers=0); `forward` is time inside
+torch between the batch and the backward pass; `python` is the script's own Python."""
+LegName = Literal["normal", "cached", "loader_only", "cold"]
+
+
+# --- the script and how it ended ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    argv: list[str]
+    """As given after `feedline profile`'s own options: the script (or module) and its arguments."""
+    module: bool = False
+    cwd: str = ""
+    python: str = ""
+    exit_status: int | None = None
+    """What the script itself ended with; 128 + n for signal n; None while it runs on."""
+    ended_by: Literal["itself", "steps", "seconds", "error", "signal", "running"] = "itself"
+    error: str | None = None
+    """The last line of its traceback."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSeen:
+    """One loader of the script, with the settings that predictions start from. None where it could not be seen."""
+
+    id: int
+    kind: str
+    """torch, torchdata, webdataset, feedline or other."""
+    phase: Phase = "other"
+    """train when backward passes or optimiser steps ran between its batches."""
+    num_workers: int | None = None
+    batch_size: int | None = None
+    prefetch_factor: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    start_method: str | None = None
+    drop_last: bool | None = None
+    dataset: str | None = None
+    dataset_samples: int | None = None
+    batches_per_epoch: int | None = None
+    transforms: list[str] = field(default_factory=list)
+    """Names of the transforms seen, in their order where the dataset shows it."""
+    batch_dtypes: list[str] = field(default_factory=list)
+    """Of the tensors in a batch, e.g. ["float32", "int64"]."""
+    batch_shapes: list[list[int]] = field(default_factory=list)
+    batch_bytes: int | None = None
+    batch_device: str | None = None
+    pinned: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """What was seen of the training step's settings, for remedies where compute is the bound."""
+
+    device: str = "cpu"
+    autocast: bool | None = None
+    channels_last: bool | None = None
+    compiled: bool | None = None
+    model: str | None = None
+    parameters: int | None = None
+    optimizer: str | None = None
+    world_size: int = 1
+    items: int = 0
+    """Hidden synchronisations in training steps: `.item()`, `.cpu()`, `.tolist()` and the like."""
+    items_s: float = 0.0
+    """Time the main thread spent inside them."""
+    item_lines: list[str] = field(default_factory=list)
+    """`file:line` of the most frequent ones."""
+
+
+# --- steps --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One batch of one loader: from the moment the loop asks for it to the moment it asks for the next.
+
+    start_s | wait_s | … copy_s, backward_s, optimizer_s, pause_s happen in here … | start_s + duration_s
+    """
+
+    start_s: float
+    wait_s: float
+    """The loop was blocked on the batch: waiting for workers, or (num_workers=0) preparing it itself."""
+    duration_s: float
+    samples: int
+    phase: Phase = "train"
+    loader: int = 0
+    epoch: int = 0
+    """The how-manieth pass over this loader."""
+    rank: int = 0
+    warm_up: bool = False
+    """Left out of the verdict by the warm-up rule."""
+    copy_s: float = 0.0
+    """Host to device: device time by CUDA events where there is one, else the host's time in `.to()`."""
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    pause_s: float = 0.0
+    """Evaluation passes and checkpoints inside this step: kept apart, in no rate."""
+    sync_s: float = 0.0
+    """Host time in hidden synchronisations."""
+    starved_s: float | None = None
+    """CUDA: the device had run dry before this batch came (event after the last step's last kernel to event before
+    this step's first). None without CUDA."""
+    bytes: int | None = None
+
+    @property
+    def compute_s(self) -> float:
+        """What is left of the step without waiting, copying and pauses: forward, backward, optimiser, Python."""
+        return max(0.0, self.duration_s - self.wait_s - self.copy_s - self.pause_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    rule: str
+    """In words, e.g. "the first prefetch × workers + 3 batches of every pass"."""
+    steps: int = 0
+    """Steps it left out."""
+
+
+# --- workers and the trainer --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTime:
+    """One worker process (or, for num_workers=0, the trainer while it prepares data; then `in_trainer`)."""
+
+    worker: int
+    rank: int = 0
+    loader: int = 0
+    pid: int | None = None
+    phase: Phase = "train"
+    in_trainer: bool = False
+    seconds: float = 0.0
+    """Observed wall time; the stages sum to it."""
+    cpu_s: float | None = None
+    """CPU time of the whole process, all threads, in that time."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Seconds of wall time by `STAGES`."""
+    stages_cpu_s: dict[str, float] = field(default_factory=dict)
+    """CPU seconds of the worker's main thread by stage."""
+    transforms: dict[str, float] = field(default_factory=dict)
+    """Seconds by transform name; sums to stages["transform"]."""
+    functions: dict[str, float] = field(default_factory=dict)
+    """Seconds of the busiest places, `stage file:function`, for the reader who asks what `other` is."""
+    batches: int = 0
+    samples: int = 0
+    ticks: int = 0
+    """Stack samples behind these numbers: the error of a share p is about sqrt(p (1 - p) / ticks)."""
+    ended: Literal["normally", "killed", "running"] = "normally"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerTime:
+    """The main thread of one trainer process, by stack samples over its training steps."""
+
+    rank: int = 0
+    pid: int | None = None
+    seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds of the main thread's wall time by `TrainerPart`."""
+    functions: dict[str, float] = field(default_factory=dict)
+    """Seconds of the busiest places of the script's own Python, `file:function:line`."""
+    cpu_s: float | None = None
+    """CPU seconds of the process, all threads."""
+    main_cpu_s: float | None = None
+    pin_thread_s: float | None = None
+    """Busy time of DataLoader's pinning thread (it unpickles too), beside the main thread."""
+    ticks: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Per training sample, warm-up left out. What the throughput model is fed with."""
+
+    worker_cpu_s: float | None = None
+    worker_wall_s: float | None = None
+    """Busy wall time of a worker per sample (idle left out)."""
+    trainer_cpu_s: float | None = None
+    trainer_main_s: float | None = None
+    """Main-thread Python, unpickling and logging per sample: the rate it alone could reach."""
+    read_bytes: float | None = None
+    """Bytes the workers asked the system for."""
+    disk_bytes: float | None = None
+    """Bytes that came from the device rather than the page cache."""
+    batch_bytes: float | None = None
+    """Bytes handed to the trainer."""
+
+
+# --- resources ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One number over time. `scope` says whose: host, trainer, trainer:RANK, worker:N, workers, gpu:UUID."""
+
+    name: str
+    """cpu_cores, rss_bytes, disk_read_bytes_per_s, net_receive_bytes_per_s, psi_cpu_some, shm_bytes, sm_active, …"""
+    unit: str
+    scope: str
+    source: str
+    """Where the number comes from, e.g. /proc/PID/stat, nvml utilization, nvml gpm 2."""
+    t_s: list[float] = field(default_factory=list)
+    values: list[float | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """Means over the training steps; None where unknown, with the reason in `unavailable`."""
+
+    uuid: str
+    name: str | None = None
+    index: int | None = None
+    mig: bool = False
+    source: str = "none"
+    """gpm, nvml or none."""
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    pcie_rx_bytes_per_s: float | None = None
+    pcie_tx_bytes_per_s: float | None = None
+    utilization: float | None = None
+    """NVML: share of the time in which at least one kernel ran. 1.0 does not mean busy SMs."""
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    throttle_reasons: list[str] = field(default_factory=list)
+    process_memory_bytes: dict[str, float] = field(default_factory=dict)
+    """By process id, the script's processes only."""
+    sources: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
+
+
+# --- legs, trials, lines ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """One differential run of the same script; several short windows, interleaved with the other legs."""
+
+    name: LegName
+    samples_per_s: list[float] = field(default_factory=list)
+    """One per window."""
+    window_s: list[float] = field(default_factory=list)
+    num_workers: int | None = None
+    """loader_only is measured at several; contention is how its rate grows with them."""
+    worker_cpu_s_per_sample: float | None = None
+    note: str = ""
+    """What qualifies it, e.g. whether dropping the page cache worked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A few hundred of the user's own samples decoded, resized and re-encoded on the spot (benchmarks.whatif)."""
+
+    codec: str
+    """as-is, jpeg, planes, raw."""
+    size_px: int | None = None
+    samples: int = 0
+    bytes_per_sample: float | None = None
+    load_cpu_s_per_sample: float | None = None
+    """Read, decode, crop and resize for training."""
+    load_cpu_s_spread: float | None = None
+    prepare_cpu_s_per_sample: float | None = None
+    psnr_db: float | None = None
+    loader: str = "feedline"
+    """Which loader the cost is for: the script's own transforms, or feedline's."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    file: str
+    function: str
+    line: int
+    hits: int
+    seconds: float
+    fraction: float
+    """Of its function's time."""
+    source: str = ""
+    where: str = "trainer"
+    """trainer, or workers (CPU-seconds summed over all of them)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """What profiling itself cost: events × measured cost of one, plus the samplers' own CPU time."""
+
+    seconds: float = 0.0
+    """Observed time."""
+    events: dict[str, int] = field(default_factory=dict)
+    event_cost_s: dict[str, float] = field(default_factory=dict)
+    sampler_cpu_s: dict[str, float] = field(default_factory=dict)
+    """By sampler: trainer, workers, resources."""
+    fraction: float | None = None
+    """Trainer and resource sampling over observed time, or the workers' over worker time, whichever is larger."""
+
+
+# --- the whole ----------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    script: Script
+    started: str = ""
+    """ISO 8601, UTC; second 0 of every time in here."""
+    seconds: float = 0.0
+    """Length of the profiled part."""
+    feedline: str = ""
+    host: dict[str, Any] = field(default_factory=dict)
+    """As `profiling.host.describe_host`."""
+    loaders: list[LoaderSeen] = field(default_factory=list)
+    compute: Compute = field(default_factory=Compute)
+    steps: list[Step] = field(default_factory=list)
+    optimizer_steps: int = 0
+    warm_up: WarmUp = field(default_factory=lambda: WarmUp(rule="none"))
+    workers: list[WorkerTime] = field(default_factory=list)
+    trainers: list[TrainerTime] = field(default_factory=list)
+    costs: Costs = field(default_factory=Costs)
+    series: list[Series] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)
+    gpu_note: str = ""
+    """Why there are no GPU numbers, or how they came about."""
+    legs: list[Leg] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    sample_paths: list[str] = field(default_factory=list)
+    """Some of the files the workers opened: material for the trials."""
+    lines: list[Line] = field(default_factory=list)
+    overhead: Overhead = field(default_factory=Overhead)
+    notes: list[str] = field(default_factory=list)
+    """What a reader must know and cannot see in the numbers."""
+    version: int = FORMAT_VERSION
+
+    @property
+    def train_loader(self) -> LoaderSeen | None:
+        """The training loader with the most steps; the busiest loader when none was seen training."""
+        counts: dict[int, int] = {}
+        for step in self.steps:
+            counts[step.loader] = counts.get(step.loader, 0) + 1
+        ranked = sorted(self.loaders, key=lambda one: (one.phase != "train", -counts.get(one.id, 0)))
+        return ranked[0] if ranked else None
+
+    def measured(self, phase: Phase = "train") -> list[Step]:
+        """The steps a verdict is made from: one phase, warm-up left out."""
+        return [step for step in self.steps if step.phase == phase and not step.warm_up]
+
+    def leg(self, name: LegName) -> Leg | None:
+        return next((leg for leg in self.legs if leg.name == name), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready. Steps are kept as columns: there may be a hundred thousand."""
+        return cast("dict[str, Any]", _plain(self))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str = "recording") -> "Recording":
+        """Raises RecordingError, in one line, for anything that is not a recording of this version."""
+        found = data.get("version")
+        if found != FORMAT_VERSION:
+            raise RecordingError(
+                f"{where}: a recording of format version {found!r}, this feedline reads {FORMAT_VERSION}: "
+                "profile again, or read it with the feedline that wrote it"
+            )
+        try:
+            return _build(cls, data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordingError(f"{where}: not a whole recording ({error}): profile again") from error
+
+    def save(self, path: Path) -> None:
+        """Atomically. Raises RecordingError when it cannot be written."""
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            part.write_text(json.dumps(self.to_dict()) + "\n")
+            part.replace(path)
+        except OSError as error:
+            raise RecordingError(f"cannot write {path}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Recording":
+        """A bare recording, or the record written by `feedline profile --json`."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise RecordingError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise RecordingError(f"{path} is not JSON ({error}): is it a recording of `feedline profile`?") from error
+        if isinstance(data, dict) and "recording" in data:
+            data = data["recording"]
+        if not isinstance(data, dict) or "script" not in data:
+            raise RecordingError(f"{path} is not a recording of `feedline profile`")
+        return cls.from_dict(data, where=str(path))
+
+
+# --- dataclasses <-> JSON -----------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _plain_field(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in cast("Sequence[Any]", value)]
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    return value
+
+
+def _plain_field(value: Any) -> Any:
+    """A long list of steps becomes {"columns": {field: [values]}}; times are kept to the microsecond."""
+    if isinstance(value, list) and value and isinstance(value[0], Step):
+        steps = cast("list[Step]", value)
+        names = [one.name for one in fields(Step)]
+        return {"columns": {name: [_microsecond(getattr(step, name)) for step in steps] for name in names}}
+    return _plain(value)
+
+
+def _microsecond(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _build(kind: type[T], data: Any) -> T:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"{kind.__name__} must be an object, not {type(data).__name__}")
+    hints = _hints(kind)
+    values: dict[str, Any] = {}
+    for one in fields(cast("Any", kind)):
+        if one.name in data:
+            values[one.name] = _convert(hints[one.name], data[one.name], f"{kind.__name__}.{one.name}")
+        elif one.default is MISSING and one.default_factory is MISSING:
+            raise KeyError(f"{kind.__name__}.{one.name} is missing")
+    return kind(**values)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """`value` as `hint` says, or TypeError. Ints stand for floats, as JSON writes them."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        return _convert(next(one for one in inner if one is not type(None)), value, where)
+    if origin is list:
+        return _convert_list(inner[0], value, where)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise TypeError(f"{where} must be an object")
+        return {key: _convert(inner[1], item, where) for key, item in cast("dict[str, Any]", value).items()}
+    if origin is Literal:
+        if value not in inner:
+            raise ValueError(f"{where} is {value!r}, not one of {', '.join(map(str, inner))}")
+        return value
+    if is_dataclass(hint):
+        return _build(cast("type[Any]", hint), value)
+    return _convert_scalar(hint, value, where)
+
+
+def _convert_list(item_hint: Any, value: Any, where: str) -> list[Any]:
+    if isinstance(value, dict) and "columns" in value:
+        columns = cast("dict[str, list[Any]]", value["columns"])
+        if len({len(column) for column in columns.values()}) > 1:
+            raise ValueError(f"{where} has columns of different lengths")
+        rows = zip(*columns.values(), strict=True)
+        return [_build(item_hint, dict(zip(columns, row, strict=True))) for row in rows]
+    if not isinstance(value, list):
+        raise TypeError(f"{where} must be a list")
+    return [_convert(item_hint, item, where) for item in cast("list[Any]", value)]
+
+
+def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise TypeError(f"{where} must be {hint.__name__}, not {type(value).__name__}")
+    return value
