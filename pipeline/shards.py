@@ -182,8 +182,13 @@ def index_bytes(rows: Iterable[SampleRow]) -> bytes:
     """The index file's bytes; the same rows give the same bytes."""
     listed = list(rows)
     columns = [pa.array([getattr(row, name) for row in listed], kind) for name, kind in _columns()]
+    return index_table_bytes(pa.Table.from_arrays(columns, schema=INDEX_SCHEMA))
+
+
+def index_table_bytes(table: pa.Table) -> bytes:
+    """The same from a table of `INDEX_SCHEMA`, however it is chunked: a million rows never become objects."""
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(columns, schema=INDEX_SCHEMA), buffer, compression="zstd")
+    pq.write_table(table.combine_chunks(), buffer, compression="zstd")
     return buffer.getvalue()
 
 
