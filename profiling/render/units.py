@@ -1,0 +1,79 @@
+"""Numbers as people read them. None and NaN are a dash: what is unknown is never shown as 0."""
+
+import math
+
+UNKNOWN = "–"
+_SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three significant digits, all digits of integers of a thousand and more: 0.0123, 4.57, 812, 12,431."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{min(decimals, 9)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def rate(value: float | None, unit: str = "samples/s") -> str:
+    return f"{number(value)} {unit}" if known(value) else UNKNOWN
+
+
+def percent(fraction: float | None) -> str:
+    """0.8234 -> 82 %; below ten per cent one decimal is kept: 0.0312 -> 3.1 %."""
+    if fraction is None or not math.isfinite(fraction):
+        return UNKNOWN
+    value = fraction * 100
+    return f"{value:.0f} %" if abs(value) >= 9.95 or abs(value) < 0.05 else f"{value:.1f} %"
+
+
+def times(factor: float | None) -> str:
+    """2.34 -> 2.3×."""
+    return f"{number(factor, 2)}×" if known(factor) else UNKNOWN
+
+
+def seconds(value_s: float | None) -> str:
+    """0.00042 -> 420 µs, 75 -> 1 min 15 s, 7260 -> 2 h 1 min."""
+    if value_s is None or not math.isfinite(value_s):
+        return UNKNOWN
+    if value_s == 0:
+        return "0 s"
+    if abs(value_s) < 60:
+        scale, unit = next(
+            ((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if abs(value_s) >= s), (1e-9, "ns")
+        )
+        return f"{number(value_s / scale)} {unit}"
+    minutes, rest = divmod(round(value_s), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
+
+
+def size(value_bytes: float | None) -> str:
+    """27_600 -> 27.6 kB; decimal, as disks and links are sold."""
+    if value_bytes is None or not math.isfinite(value_bytes):
+        return UNKNOWN
+    for scale, prefix in ((1e12, "T"), *_SCALES):
+        if abs(value_bytes) >= scale:
+            return f"{number(value_bytes / scale)} {prefix}B"
+    return f"{value_bytes:.0f} B"
+
+
+def spread(low: float | None, high: float | None) -> str:
+    """The interval in words: 1,190–1,260."""
+    return f"{number(low)}–{number(high)}" if known(low) and known(high) else ""
+
+
+def tick(value: float) -> str:
+    """An axis label: 2k, 1.5M, 0.25."""
+    for scale, prefix in _SCALES:
+        if abs(value) >= scale:
+            return f"{value / scale:.4g}{prefix}"
+    return f"{value:.4g}"

@@ -1,0 +1,151 @@
+"""Charts: everything drawn is finite and inside, everything written is escaped, unknown is never zero."""
+
+import math
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.profiling.render import charts, plots, units
+from feedline.profiling.render.charts import Bar, Stack
+from feedline.profiling.render.markup import Markup, join, tag
+from feedline.profiling.render.plots import Series, Shade
+from feedline.profiling.render.scale import Scale, round_ticks
+
+values = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True, width=32))
+texts = st.text(max_size=20)
+
+
+def parsed(markup: Markup) -> ElementTree.Element:
+    """As XML: an unescaped character or an open element would not parse."""
+    return ElementTree.fromstring(str(markup).replace("<br>", "<br/>"))
+
+
+def assert_finite(markup: Markup) -> None:
+    for element in parsed(markup).iter():
+        for name in ("x", "y", "width", "height", "x1", "x2", "y1", "y2", "points", "d"):
+            text = element.get(name, "").lower()
+            assert "nan" not in text and "inf" not in text
+            if name in ("width", "height") and text:
+                assert float(text.rstrip("%")) >= 0
+
+
+@given(
+    st.lists(st.builds(Bar, label=texts, value=values, low=values, high=values, predicted=values, note=texts)), texts
+)
+def test_bars_draw_anything(rows: list[Bar], title: str) -> None:
+    assert_finite(charts.bars(rows, title=title, reference=("ceiling", 100.0)))
+    assert_finite(charts.ladder(rows, ceiling=None, title=title))
+
+
+@given(
+    st.lists(st.builds(Stack, label=texts, parts=st.dictionaries(texts, st.floats(0, 1e6), max_size=9)), max_size=4)
+)
+def test_stacks_draw_anything(rows: list[Stack]) -> None:
+    assert_finite(charts.stacked(rows, title="where time goes"))
+
+
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6), values), max_size=30), texts)
+def test_lines_draw_anything(points: list[tuple[float, float | None]], name: str) -> None:
+    points.sort(key=lambda point: point[0])
+    series = [Series(name=name, points=[(x, y if units.known(y) else None) for x, y in points])]
+    assert_finite(plots.lines(series, title="t", y_unit="cores", shades=[Shade(start=1, end=2, name=name)]))
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=0, max_size=400))
+def test_columns_draw_anything(heights: list[float]) -> None:
+    starts = [float(index) for index in range(len(heights))]
+    assert_finite(plots.columns([("wait", heights), ("compute", heights)], starts=starts, title="t", y_unit="s"))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.data())
+def test_heat_draws_anything(rows: int, columns: int, data: st.DataObject) -> None:
+    grid = [[data.draw(values) for _ in range(columns)] for _ in range(rows)]
+    names = [str(index) for index in range(5)]
+    chart = charts.heat(grid, rows=names[:rows], columns=names[:columns], title="t", row_name="r", column_name="c")
+    assert_finite(chart)
+
+
+def test_nothing_gets_out_of_its_quotes() -> None:
+    evil = "</svg><script>alert(1)</script>\"'&\x00\ud800"
+    chart = charts.bars([Bar(label=evil, value=1.0, note=evil)], title=evil, unit=evil, reference=(evil, 2.0))
+    assert "<script" not in chart
+    parsed(chart)
+    str(chart).encode()
+
+
+def test_markup_is_not_escaped_twice() -> None:
+    assert tag("p", tag("b", "a < b"), " & c", None, title='"') == '<p title="&quot;"><b>a &lt; b</b> &amp; c</p>'
+    assert join("<", Markup("<br>")) == "&lt;<br>"
+
+
+def widths(markup: Markup, kind: str) -> list[float]:
+    boxes = [e for e in parsed(markup).iter("rect") if kind in e.get("class", "").split()]
+    return [float(box.get("width", "").rstrip("%")) for box in boxes]
+
+
+def test_a_rung_shows_what_it_adds() -> None:
+    chart = charts.ladder([Bar(label="a", value=100.0), Bar(label="b", value=400.0)], ceiling=500.0)
+    assert widths(chart, "bar") == pytest.approx([20.0, 60.0])
+    assert widths(chart, "pale") == pytest.approx([20.0])
+    assert "4×" in chart
+
+
+def test_unknown_is_a_dash_not_a_bar() -> None:
+    chart = charts.bars([Bar(label="a", value=None)], title="t")
+    assert widths(chart, "bar") == []
+    assert units.UNKNOWN in chart
+
+
+def test_a_gap_in_a_series_is_a_gap() -> None:
+    points: Sequence[tuple[float, float | None]] = [(0, 1), (1, 2), (2, None), (3, 1), (4, 2)]
+    chart = plots.lines([Series(name="a", points=points)], title="t", y_unit="cores")
+    assert chart.count("<polyline") == 2
+
+
+def test_one_long_pause_does_not_flatten_the_steps() -> None:
+    heights = [0.1] * 99 + [60.0]
+    chart = plots.columns([("a", heights)], starts=[float(i) for i in range(100)], title="t", y_unit="s")
+    usual = [float(e.get("height", "0")) for e in parsed(chart).iter("rect") if e.get("style")]
+    assert sorted(usual)[50] > 20
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 8))
+def test_ticks_are_round_and_cover(low: float, span: float, count: int) -> None:
+    ticks = round_ticks(low, low + span, count)
+    slack = 1e-6 * max(span, abs(low), abs(low + span))
+    assert ticks[0] <= low + slack and ticks[-1] >= low + span - slack
+    assert len(ticks) <= count * 2 + 3
+
+
+@given(st.floats(-1e6, 1e6))
+def test_percent_stays_in_the_chart(value: float) -> None:
+    assert 0 <= Scale.covering([0, 10]).percent(value) <= 100
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (math.nan, "–"),
+        (0, "0"),
+        (0.01234, "0.0123"),
+        (12431.2, "12,431"),
+        (99.96, "100"),
+        (-4.5, "-4.5"),
+    ],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert units.number(value) == text
+
+
+def test_units() -> None:
+    assert units.percent(0.8234) == "82 %"
+    assert units.percent(0.0312) == "3.1 %"
+    assert units.seconds(75) == "1 min 15 s"
+    assert units.seconds(0.00042) == "420 µs"
+    assert units.seconds(7260) == "2 h 1 min"
+    assert units.size(27_600) == "27.6 kB"
+    assert units.tick(1500) == "1.5k"
