@@ -36,7 +36,7 @@ def small_cnn(classes: int, image_size: int) -> nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="A first training script")
     parser.add_argument("data", help="a folder with train/CLASS/*.JPEG")
     parser.add_argument("--model", choices=("small_cnn", "mobilenet_v2"), default="small_cnn")
     parser.add_argument("--image-size", type=int, default=64)
