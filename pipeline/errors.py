@@ -20,6 +20,21 @@ class DatasetError(FeedlineError):
 class SampleError(DatasetError):
     """One sample that cannot be used; the loader's `on_bad` decides what follows."""
 
+    def __init__(self, sample: int, reason: str) -> None:
+        """`sample` is its number in the index; whoever knows the keys names it to the user."""
+        super().__init__(f"sample {sample}: {reason}")
+        self.sample = sample
+        self.reason = reason
+
+
+class TransformError(FeedlineError):
+    """A transform of the user's that raised: a mistake in a program and not in the data, so `on_bad` is not asked."""
+
+    def __init__(self, sample: int, reason: str) -> None:
+        super().__init__(f"sample {sample}: {reason}")
+        self.sample = sample
+        self.reason = reason
+
 
 class WorkerError(FeedlineError):
-    """A worker process that ended, or whose transform raised."""
+    """A worker process that ended by itself or was killed."""

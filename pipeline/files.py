@@ -1,0 +1,71 @@
+"""A sample's bytes by (shard, offset, length), as a worker reads them: one `pread`, no tar header, no pyarrow.
+
+`pread` and not a memory map: a shard that is cut short while it is being read is then an error with a name and not
+a SIGBUS, and the copy costs 2 µs of a sample's 300.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from feedline.pipeline.errors import DatasetError
+
+OPEN_FILES = 512
+"""Shards held open at once; the oldest gives way. Below every usual limit (1,024)."""
+
+
+class Files(Protocol):
+    """Where shards come from. `read` raises DatasetError when there is no such data."""
+
+    def read(self, shard: int, offset: int, length: int) -> bytes: ...
+    def expect(self, shard: int, offset: int, length: int) -> None:
+        """The data will be read soon: storage may start to fetch it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalFiles:
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        self._folder = folder
+        self._names = names
+        self._descriptors: dict[int, int] = {}
+
+    def read(self, shard: int, offset: int, length: int) -> bytes:
+        descriptor = self._descriptors.get(shard)
+        if descriptor is None:
+            descriptor = self._open(shard)
+        try:
+            data = os.pread(descriptor, length, offset)
+        except OSError as error:
+            raise DatasetError(f"{self.path(shard)} cannot be read: {error.strerror}") from error
+        if len(data) != length:
+            raise DatasetError(f"{self.path(shard)} is cut short: it ends before byte {offset + length:,}")
+        return data
+
+    def expect(self, shard: int, offset: int, length: int) -> None:
+        with suppress(DatasetError, OSError):  # reading will say it
+            descriptor = self._descriptors.get(shard)
+            os.posix_fadvise(
+                self._open(shard) if descriptor is None else descriptor, offset, length, os.POSIX_FADV_WILLNEED
+            )
+
+    def path(self, shard: int) -> Path:
+        return self._folder / self._names[shard]
+
+    def close(self) -> None:
+        for descriptor in self._descriptors.values():
+            with suppress(OSError):
+                os.close(descriptor)
+        self._descriptors.clear()
+
+    def _open(self, shard: int) -> int:
+        if len(self._descriptors) >= OPEN_FILES:
+            os.close(self._descriptors.pop(next(iter(self._descriptors))))
+        try:
+            descriptor = os.open(self.path(shard), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DatasetError(f"shard {self.path(shard)} cannot be read: {error.strerror}") from error
+        self._descriptors[shard] = descriptor
+        return descriptor

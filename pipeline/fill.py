@@ -1,0 +1,178 @@
+"""Fills a batch slot: read, decode and augment each sample straight to its place. The whole of a worker's work.
+
+The same code runs in worker processes and, with `num_workers=0`, in the trainer. What a sample looks like depends on
+(seed, epoch, sample number) only, never on who fills it or what was filled before. No torch here.
+"""
+
+import traceback
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.pipeline import courier
+from feedline.pipeline.counters import FIELD, Clock
+from feedline.pipeline.errors import DatasetError, SampleError, TransformError
+from feedline.pipeline.files import Files, LocalFiles
+from feedline.pipeline.kernel import Augment, make_kernel
+
+Images = npt.NDArray[np.uint8]
+PADDING = -1
+"""As a sample number: there is no sample here. As a label: leave it out of losses and metrics."""
+_TRANSFORM_STREAM = 1
+"""Keeps the user's random numbers apart from those of the crop."""
+_SAMPLE, _BYTES = FIELD["sample"], FIELD["bytes_read"]
+_READ, _TRANSFORM, _COLLATE = FIELD["read"], FIELD["transform"], FIELD["collate"]
+_REPLACEMENTS = 16
+"""`on_bad="replace"` tries this many neighbours before it gives up on the shard."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillSpec:
+    """Everything that decides what a slot will hold, in plain JSON."""
+
+    folder: str
+    shards: list[str]
+    codec: str
+    seed: int
+    augment: dict[str, Any]
+    """The fields of `augment.Augment`."""
+    on_bad: str
+    """raise, skip or replace."""
+    checksums: bool
+    """Check each sample's CRC the first time it is read."""
+    transform: str = ""
+    """`courier.pack` of the user's function on one sample: (image_HWC[, rng]) -> image_HWC."""
+    batch_transform: str = ""
+    """The same on a whole batch: (images_NHWC, labels_N) -> None or a new pair; it may write in place."""
+    storage: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    sample: int
+    reason: str
+
+
+class Filler:
+    def __init__(self, spec: FillSpec, columns: dict[str, npt.NDArray[Any]], clock: Clock) -> None:
+        """`columns`: label, shard, offset, length, crc32, and checked (a byte per sample: its CRC was right once)."""
+        self._spec = spec
+        self._clock = clock
+        self._labels_N = columns["label"]
+        self._where = tuple(columns[name].data for name in ("shard", "offset", "length", "crc32"))
+        self._checked = columns["checked"].data
+        self._files: Files = LocalFiles(Path(spec.folder), spec.shards)
+        self._kernel = make_kernel(spec.codec, Augment(**spec.augment), spec.seed)
+        self._transform = _SampleTransform(spec.transform, spec.seed) if spec.transform else None
+        self._batch_transform = courier.unpack(spec.batch_transform) if spec.batch_transform else None
+
+    def fill(self, samples_N: npt.NDArray[np.int64], epoch: int, images_NHWC: Images,
+             labels_N: npt.NDArray[np.int64]) -> tuple[int, list[BadSample]]:  # fmt: skip
+        """Returns how many images are there (fewer than asked for where bad ones are skipped) and what was bad.
+
+        Raises SampleError with `on_bad="raise"`, and for whatever a transform of the user's raises.
+        """
+        bad: list[BadSample] = []
+        position = 0
+        for sample in samples_N.tolist():
+            used = self._place(sample, epoch, images_NHWC[position], bad)
+            if used is not None:
+                labels_N[position] = PADDING if used == PADDING else self._labels_N[used]
+                position += 1
+        self._clock.mark(_COLLATE)
+        if self._batch_transform is not None:
+            self._whole_batch(images_NHWC[:position], labels_N[:position])
+        return position, bad
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _place(self, sample: int, epoch: int, out_HWC: Images, bad: list[BadSample]) -> int | None:
+        """The number of the sample that went to `out_HWC`; None where a bad one is left out."""
+        if sample == PADDING:
+            out_HWC[:] = 0
+            return PADDING
+        candidate = sample
+        for _ in range(_REPLACEMENTS):
+            try:
+                self._one(candidate, epoch, out_HWC)
+            except SampleError as error:
+                if self._spec.on_bad == "raise":
+                    raise
+                bad.append(BadSample(candidate, error.reason))
+                self._clock.add(FIELD["bad_samples"], 1)
+                if self._spec.on_bad == "skip":
+                    return None
+                candidate = (candidate + 1) % len(self._labels_N)
+            else:
+                return candidate
+        raise SampleError(sample, f"nor can any of the {_REPLACEMENTS - 1} after it be used in its place")
+
+    def _one(self, sample: int, epoch: int, out_HWC: Images) -> None:
+        clock = self._clock
+        clock.set(_SAMPLE, sample)
+        data = self._read(sample)
+        try:
+            self._kernel(data, out_HWC, sample, epoch, clock)
+        except (ValueError, RuntimeError, OSError) as error:
+            raise SampleError(sample, f"it cannot be decoded: {_first_line(error)}") from error
+        if self._transform is not None:
+            self._transform(out_HWC, sample, epoch)
+            clock.mark(_TRANSFORM)
+
+    def _read(self, sample: int) -> bytes:
+        shards, offsets, lengths, crcs = self._where
+        try:
+            data = self._files.read(shards[sample], offsets[sample], lengths[sample])
+        except DatasetError as error:
+            raise SampleError(sample, str(error)) from error
+        if not self._checked[sample] and self._spec.checksums:
+            if zlib.crc32(data) != crcs[sample]:
+                raise SampleError(sample, "its bytes are not those that were written (wrong CRC)")
+            self._checked[sample] = 1
+        self._clock.add(_BYTES, len(data))
+        self._clock.mark(_READ)
+        return data
+
+    def _whole_batch(self, images_NHWC: Images, labels_N: npt.NDArray[np.int64]) -> None:
+        assert self._batch_transform is not None
+        try:
+            result = self._batch_transform(images_NHWC, labels_N)
+        except Exception as error:
+            raise TransformError(PADDING, f"the batch transform raised {where_raised(error)}") from error
+        if result is not None:
+            images_NHWC[:], labels_N[:] = result
+        self._clock.mark(_TRANSFORM)
+
+
+class _SampleTransform:
+    """The user's function on one image, with a generator that depends on (seed, epoch, sample) if it wants one."""
+
+    def __init__(self, packed: str, seed: int) -> None:
+        self._function = courier.unpack(packed)
+        self._wants_rng = courier.takes_rng(self._function)
+        self._seed = seed
+
+    def __call__(self, out_HWC: Images, sample: int, epoch: int) -> None:
+        try:
+            if self._wants_rng:
+                rng = np.random.default_rng((self._seed, epoch, sample, _TRANSFORM_STREAM))
+                out_HWC[:] = self._function(out_HWC, rng=rng)
+            else:
+                out_HWC[:] = self._function(out_HWC)
+        except Exception as error:
+            raise TransformError(sample, f"the transform raised {where_raised(error)}") from error
+
+
+def where_raised(error: BaseException) -> str:
+    """Of an error that is not ours, one line with its kind, its text and the place."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {_first_line(error)} ({last.filename}:{last.lineno})"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,59 @@
+"""What the trainer and its workers say to each other: fixed binary records in datagrams, never pickles.
+
+One connected SOCK_SEQPACKET pair serves all workers: a datagram goes to exactly one of them, whole, without
+a lock that a dying worker could keep.
+"""
+
+import struct
+from dataclasses import dataclass
+
+_TASK = struct.Struct("<qqiiii")
+_REPLY = struct.Struct("<BxHiqqq")
+MAX_BYTES = 65536
+DONE, BAD_SAMPLE, BAD_TRANSFORM, BROKEN, GIVEN_UP = range(1, 6)
+"""What became of a task: filled; a sample that cannot be used; the user's function raised; the worker cannot work;
+not begun, because the trainer has started another run since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Fill `slot` with the `count` samples whose numbers the trainer wrote into it."""
+
+    run: int
+    """Counts the loader's iterations: replies of an abandoned one are recognised."""
+    batch: int
+    slot: int
+    count: int
+    epoch: int
+    px: int
+
+    def pack(self) -> bytes:
+        return _TASK.pack(self.run, self.batch, self.slot, self.count, self.epoch, self.px)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Task":
+        return cls(*_TASK.unpack(data))
+
+
+STOP = Task(0, 0, -1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    kind: int
+    worker: int
+    slot: int
+    run: int
+    batch: int
+    sample: int = -1
+    """With an error: the sample it happened on; -1 where it was none in particular."""
+    text: str = ""
+    """The error in one line. With DONE: the bad samples left out or replaced, "NUMBER REASON" a line."""
+
+    def pack(self) -> bytes:
+        head = _REPLY.pack(self.kind, self.worker, self.slot, self.run, self.batch, self.sample)
+        return head + self.text.encode(errors="replace")[: MAX_BYTES - len(head)]
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Reply":
+        return cls(*_REPLY.unpack_from(data), text=data[_REPLY.size :].decode(errors="replace"))
