@@ -16,21 +16,19 @@ from torchvision import datasets, models, transforms
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def small_cnn(classes: int, image_size: int) -> nn.Module:
-    """Two 5×5 convolutions of 6 and 16 channels and three linear layers, as in the tutorial."""
-    side = ((image_size - 4) // 2 - 4) // 2
+def small_cnn(classes: int) -> nn.Module:
+    """Two 5×5 convolutions of 6 and 16 channels and two linear layers, no batch norm."""
     return nn.Sequential(
-        nn.Conv2d(3, 6, 5),
-        nn.ReLU(),
+        nn.Conv2d(3, 6, 5, padding=2),
+        nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
+        nn.Conv2d(6, 16, 5, padding=2),
+        nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(6),
         nn.Flatten(),
-        nn.Linear(16 * side * side, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
+        nn.Linear(16 * 36, 84),
+        nn.ReLU(inplace=True),
         nn.Linear(84, classes),
     )
 
@@ -60,10 +58,7 @@ def main() -> None:
     loader = DataLoader(dataset, batch_size=args.batch_size, shuffle=True, num_workers=args.num_workers)
 
     classes = len(dataset.classes)
-    if args.model == "small_cnn":
-        model = small_cnn(classes, args.image_size)
-    else:
-        model = models.mobilenet_v2(num_classes=classes)
+    model = small_cnn(classes) if args.model == "small_cnn" else models.mobilenet_v2(num_classes=classes)
     model.to(device)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)

@@ -1,0 +1,84 @@
+"""A subject of kind "loader": feedline's own loader over one split, alone or feeding a training step.
+
+Settings: the fields of `LoaderConfig` that a comparison varies (split, batch_size, image_size, num_workers,
+prefetch_factor, pin_memory, device), `model` (None: the batches are only taken), `threads` of the model.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from feedline.benchmarks.subject import Meter, WindowDone
+
+LOADER_FIELDS = ("batch_size", "image_size", "num_workers", "prefetch_factor", "pin_memory", "seed", "train")
+
+
+def run_loader(meter: Meter, settings: dict[str, Any]) -> None:
+    """Until the meter is full."""
+    from feedline.pipeline.loader import Loader
+
+    options = {name: settings[name] for name in LOADER_FIELDS if settings.get(name) is not None}
+    device = pick_device(settings)
+    step: Callable[[Any, Any], None] | None = None
+    if settings.get("model") or device != "cpu":
+        options["device"] = device
+    loader = Loader(settings["split"], **options)
+    if settings.get("model"):
+        step = training_step(settings, len(loader.manifest.classes), device)
+    try:
+        consume(meter, epochs(loader), step)
+    except WindowDone:
+        meter.facts["stages"] = loader.stats()["stages"]
+        if meter.window is not None:
+            meter.window.facts.update(meter.facts)
+    finally:
+        loader.close()
+
+
+def pick_device(settings: dict[str, Any]) -> str:
+    import torch
+
+    wanted = settings.get("device") or "auto"
+    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+
+
+def consume(meter: Meter, batches: Iterator[Any], step: Callable[[Any, Any], None] | None) -> None:
+    while True:
+        asked = time.perf_counter()
+        images, labels = next(batches)
+        if not meter.facts:
+            meter.facts.update(dtype=str(images.dtype).removeprefix("torch."), shape=list(images.shape))
+        meter.batch(len(labels), time.perf_counter() - asked)
+        if step is not None:
+            step(images, labels)
+
+
+def epochs(loader: Any) -> Iterator[Any]:
+    while True:
+        count = 0
+        for count, batch in enumerate(loader, 1):  # noqa: B007  used after the loop
+            yield batch
+        if not count:
+            raise ValueError("an epoch gave no batch: the split is smaller than one batch")
+
+
+def training_step(settings: dict[str, Any], classes: int, device: str) -> Callable[[Any, Any], None]:
+    import torch
+    from torch import nn
+
+    from feedline.train.models import build_model
+
+    if settings.get("threads"):
+        torch.set_num_threads(settings["threads"])
+    torch.manual_seed(0)
+    model: Any = build_model(settings["model"], classes)
+    model = model.to(device, memory_format=torch.channels_last)
+    criterion = nn.CrossEntropyLoss(ignore_index=-1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(images_NCHW: Any, labels_N: Any) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        criterion(model(images_NCHW), labels_N.to(device)).backward()
+        optimizer.step()
+
+    return step

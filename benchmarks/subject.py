@@ -1,0 +1,134 @@
+"""What is measured: one loader, or one script with its loader swapped; and the meter that tells one window of it."""
+
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Plain JSON, so that it can be sent to another process. What one field means is said by its kind's module."""
+
+    kind: str
+    """script (`benchmarks.swap`) or loader (`benchmarks.drive`)."""
+    settings: dict[str, Any]
+    warm_up_s: float = 1.0
+    """At least so long, and at least `warm_up_batches`: what was prefetched before the start must not count."""
+    warm_up_batches: int = 8
+    window_s: float = 3.0
+    least_batches: int = 6
+    """A window is longer than `window_s` if so many batches have not come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """One measured stretch between two batch boundaries."""
+
+    samples: int
+    seconds: float
+    batches: int
+    wait_s: float
+    """The loop was blocked on the next batch."""
+    trainer_cpu_s: float
+    """All threads of the process with the loop."""
+    worker_cpu_s: float
+    """All its child processes."""
+    others_cores: float | None = None
+    """Cores that other programs on this machine used meanwhile; None where the kernel does not say."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the subject says of itself, e.g. the batch's type and shape."""
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.seconds
+
+
+class WindowDone(BaseException):
+    """Raised at the batch boundary that ends the window: unwinds any script, whatever it catches."""
+
+
+class Meter:
+    """Told of every batch as it arrives; measures from the first boundary after the warm-up."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._first: float | None = None
+        self._start: _Mark | None = None
+        self._batches = self._samples = 0
+        self._wait_s = 0.0
+        self.facts: dict[str, Any] = {}
+        self.window: Window | None = None
+
+    def batch(self, samples: int, wait_s: float) -> None:
+        """Raises WindowDone when the window is full."""
+        now = time.perf_counter()
+        self._first = now if self._first is None else self._first
+        self._batches += 1
+        if self._start is None:
+            if now - self._first >= self._subject.warm_up_s and self._batches >= self._subject.warm_up_batches:
+                self._begin()
+            return
+        self._samples += samples
+        self._wait_s += wait_s
+        if now - self._start.clock_s >= self._subject.window_s and self._batches >= self._subject.least_batches:
+            self._finish(self._start)
+            raise WindowDone
+
+    def _begin(self) -> None:
+        settle_device()
+        self._start, self._batches, self._samples, self._wait_s = _Mark(), 0, 0, 0.0
+
+    def _finish(self, start: "_Mark") -> None:
+        settle_device()
+        end = _Mark()
+        seconds = end.clock_s - start.clock_s
+        ours = end.trainer_cpu_s - start.trainer_cpu_s + end.worker_cpu_s - start.worker_cpu_s
+        busy = None if start.busy_s is None or end.busy_s is None else end.busy_s - start.busy_s
+        self.window = Window(
+            samples=self._samples,
+            seconds=seconds,
+            batches=self._batches,
+            wait_s=self._wait_s,
+            trainer_cpu_s=end.trainer_cpu_s - start.trainer_cpu_s,
+            worker_cpu_s=end.worker_cpu_s - start.worker_cpu_s,
+            others_cores=None if busy is None else max(0.0, (busy - ours) / seconds),
+            facts=self.facts,
+        )
+
+
+class _Mark:
+    """The clocks at one moment."""
+
+    def __init__(self) -> None:
+        import psutil
+
+        self.trainer_cpu_s = time.process_time()
+        self.worker_cpu_s = 0.0
+        for child in psutil.Process().children(recursive=True):
+            try:
+                times = child.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            self.worker_cpu_s += times.user + times.system
+        self.busy_s = machine_busy_s()
+        self.clock_s = time.perf_counter()
+
+
+def machine_busy_s() -> float | None:
+    """CPU seconds that all programs of this machine have used since it started."""
+    try:
+        words = Path("/proc/stat").read_text().splitlines()[0].split()
+    except OSError:
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = (int(word) for word in words[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def settle_device() -> None:
+    """Kernels still queued on a GPU belong to the time before."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
