@@ -1,0 +1,126 @@
+"""feedline's own commands, run as a user would run them, each in its own process and with its record kept.
+
+A step whose record shows the same command on the same inputs, and whose products are still there, is not run again.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feedline.pipeline.errors import FeedlineError
+from feedline.pipeline.shards import write_atomically
+
+FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()"]
+"""The same interpreter whatever is on PATH."""
+PATIENCE_S = 15.0
+"""How long a command may take to clean up after Ctrl-C."""
+
+
+class CommandError(FeedlineError):
+    """A command that did not end with status 0; its own line says why and has been shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One command. `products` must exist for its record to count."""
+
+    name: str
+    argv: Sequence[str]
+    """After `feedline`, without --json; or a whole command when `program` is set."""
+    products: Sequence[Path] = ()
+    inputs: Mapping[str, Any] | None = None
+    """What else it depends on, as JSON: another step's identity, a file's time."""
+    program: Sequence[str] | None = None
+    """Another program than feedline; it writes no record of its own."""
+
+    @property
+    def shown(self) -> str:
+        """The line a user would type."""
+        if self.program is not None:
+            return shlex.join([Path(self.program[0]).name, *self.program[1:], *self.argv])
+        return shlex.join(["feedline", *self.argv])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    record: dict[str, Any]
+    """The command's own record; {} for other programs."""
+    seconds: float
+    """What the command took when it ran."""
+    reused: bool
+    text: str = ""
+    """Standard output, where it was kept."""
+
+
+def reusable(step: Step, folder: Path) -> Done | None:
+    """What an earlier run of the same step left; None when it must run."""
+    try:
+        kept = json.loads((folder / f"{step.name}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if kept.get("identity") != identity(step) or not all(path.exists() for path in step.products):
+        return None
+    return Done(record=kept["record"], seconds=kept["seconds"], reused=True, text=kept["text"])
+
+
+def run(step: Step, folder: Path, *, keep_text: bool = False) -> Done:
+    """Run it, with progress and complaints going where ours go. Raises CommandError, KeyboardInterrupt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    result = folder / f".{step.name}.record"
+    result.unlink(missing_ok=True)
+    started = time.monotonic()
+    status, text = call(command_line(step, result), keep_text=keep_text)
+    seconds = time.monotonic() - started
+    if status:
+        raise CommandError(f"`{step.shown}` ended with status {status}")
+    record = json.loads(result.read_text()) if result.exists() else {}
+    result.unlink(missing_ok=True)
+    kept = {"identity": identity(step), "seconds": seconds, "record": record, "text": text}
+    write_atomically(folder / f"{step.name}.json", json.dumps(kept).encode())
+    return Done(record=record, seconds=seconds, reused=False, text=text)
+
+
+def command_line(step: Step, result: Path) -> list[str]:
+    if step.program is not None:
+        return [*step.program, *step.argv]
+    verb, *rest = step.argv
+    return [*FEEDLINE, verb, "--json", str(result), *rest]
+
+
+def identity(step: Step) -> dict[str, Any]:
+    return json.loads(json.dumps({"command": step.shown, "inputs": step.inputs or {}}))
+
+
+def call(command: Sequence[str], *, keep_text: bool) -> tuple[int, str]:
+    """Status and standard output. On Ctrl-C the command, which got it too, is given time to clean up."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE if keep_text else None, text=True, env=environment()
+    )
+    try:
+        text, _ = process.communicate()
+    except BaseException:
+        end(process)
+        raise
+    return process.returncode, text or ""
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    for warning in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        try:
+            process.wait(timeout=PATIENCE_S)
+            return
+        except subprocess.TimeoutExpired:
+            process.send_signal(warning)
+    process.wait()
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}

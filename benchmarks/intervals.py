@@ -1,0 +1,87 @@
+"""Medians, intervals and comparisons of rates, from few and noisy repeats.
+
+All of it happens on logarithms, since what disturbs a rate multiplies it. The interval of a median of n values is
+t(n − 1) · s · √(π/2) / √n around it: the factor is what a median costs against a mean under normal noise. Two cells
+are compared through the differences within rounds, so that a machine that is slower for a minute is slower for both.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+CONFIDENCE = 0.95
+MARGIN = 0.02
+"""Differences below this share are nobody's business: they are called none even where they could be shown."""
+SAME = 0.05
+"""An interval of a ratio wholly within ±5 % is called "no difference"."""
+
+Outcome = Literal["faster", "slower", "same", "open"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A median with its confidence interval. With one value the interval is unknown."""
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def half_width(self) -> float | None:
+        """Relative, e.g. 0.04 for ±4 %."""
+        return None if self.low is None or self.high is None else (self.high / self.low) ** 0.5 - 1
+
+
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """Of positive values, at least one."""
+    if len(values) < 2:
+        return Estimate(value=values[0], low=None, high=None, n=1)
+    logs = [math.log(value) for value in values]
+    middle = statistics.median(logs)
+    reach = _half_interval(logs, confidence)
+    return Estimate(
+        value=math.exp(middle), low=math.exp(middle - reach), high=math.exp(middle + reach), n=len(values)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Cell a against cell b."""
+
+    ratio: Estimate
+    """Rate of a by rate of b."""
+    outcome: Outcome
+    """faster and slower only where the whole interval is beyond the margin; same where it is wholly within ±5 %;
+    open where more rounds may decide."""
+
+
+def compare(a: Sequence[float], b: Sequence[float], *, comparisons: int = 1) -> Comparison:
+    """Paired by round. `comparisons` made together share the 5 % of error among them (Bonferroni)."""
+    ratios = [x / y for x, y in zip(a, b, strict=True)]
+    ratio = estimate(ratios, 1 - (1 - CONFIDENCE) / max(comparisons, 1))
+    return Comparison(ratio=ratio, outcome=_outcome(ratio))
+
+
+def _outcome(ratio: Estimate) -> Outcome:
+    if ratio.low is None or ratio.high is None:
+        return "open"
+    if ratio.low > 1 + MARGIN:
+        return "faster"
+    if ratio.high < 1 / (1 + MARGIN):
+        return "slower"
+    return "same" if ratio.low > 1 / (1 + SAME) and ratio.high < 1 + SAME else "open"
+
+
+def _half_interval(logs: Sequence[float], confidence: float) -> float:
+    n = len(logs)
+    return student_t(n - 1, confidence) * statistics.stdev(logs) * math.sqrt(math.pi / 2) / math.sqrt(n)
+
+
+def student_t(freedom: int, confidence: float) -> float:
+    """The two-sided quantile, e.g. 12.7 for one degree and 95 %."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.5 + confidence / 2))
