@@ -26,6 +26,10 @@ class Forecast:
     """What it will be bound by."""
 
 
+Costs = tuple[float | None, float | None, float]
+"""Wall and CPU seconds of one sample in a worker with a core to itself, and the relative error of both."""
+
+
 def forecasts(
     measured: Measured, trials: Sequence[Trial], *, workers: int, size_px: int, raw_px: int
 ) -> dict[str, Forecast]:
@@ -47,9 +51,7 @@ def forecasts(
     return found
 
 
-def _trial(
-    trials: Sequence[Trial], codec: str, size_px: int, loader: str
-) -> tuple[float | None, float | None, float]:
+def _trial(trials: Sequence[Trial], codec: str, size_px: int, loader: str) -> Costs:
     for trial in trials:
         if (trial.codec, trial.size_px, trial.loader) == (codec, size_px, loader) and trial.load_cpu_s_per_sample:
             spread = (trial.load_cpu_s_spread or 0.0) / trial.load_cpu_s_per_sample
