@@ -1,0 +1,223 @@
+"""Crop-addressable JPEG: write it, cut a region out of it, decode it.
+
+A baseline JPEG with restart markers is a grid of tiles that can each be decoded on their own. `encode` writes one
+tile at most 64 px wide per restart interval; `cut` copies the tiles that a region touches into a small, valid
+JPEG: the frame header gets the new size, the restart markers new numbers. No pixel is touched and no entropy
+code is read: about 20 µs in Python. Any decoder reads both.
+
+A file without such a grid (progressive, no restart markers, intervals that are not whole columns) is still
+good input: `cut` then returns it whole, with the region's place in it.
+"""
+
+import hashlib
+import io
+import re
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+from PIL import Image
+
+from feedline.pipeline.errors import DatasetError
+
+Subsampling = Literal["420", "444"]
+TILE_PX = 64
+"""Widest tile. Narrower ones cut more closely and cost bytes: one marker and a lost DC prediction each."""
+
+_RESTART = re.compile(rb"\xff[\xd0-\xd7]")
+_BASELINE = (0xC0, 0xC1)  # sequential Huffman, 8 bit; anything else is decoded whole
+_PARAMETERLESS = frozenset({0x01, *range(0xD0, 0xD8)})
+EOI = b"\xff\xd9"
+
+
+class JpegError(DatasetError):
+    """Bytes that are not a JPEG we can read, or a region that is not in it."""
+
+
+class Cut(NamedTuple):
+    """A JPEG that holds the region, and where in its pixels the region starts."""
+
+    data: bytes
+    left_px: int
+    top_px: int
+
+
+class Frame(NamedTuple):
+    """What the headers of a JPEG say."""
+
+    width_px: int
+    height_px: int
+    mcu_width_px: int
+    mcu_height_px: int
+    size_at: int
+    """Where height and width (two bytes each) stand in the file."""
+    scan_at: int
+    """Where the entropy-coded data starts; 0 when the file is not one interleaved baseline scan."""
+    interval_mcus: int
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+
+def restart_interval(width_px: int, subsampling: Subsampling = "420") -> int:
+    """MCUs per restart interval: the largest divisor of a row's MCUs that is at most 64 px wide for 4:2:0 (even 16 px
+    tiles cost only 5.5 % of the bytes); the whole row for 4:4:4, where narrow tiles would cost 18 %."""
+    if subsampling != "420":
+        return -(-width_px // 8)
+    per_row = -(-width_px // 16)
+    return max(n for n in range(1, TILE_PX // 16 + 1) if per_row % n == 0)
+
+
+def encode(image_HWC: npt.NDArray[np.uint8], quality: int = 90, subsampling: Subsampling = "420") -> bytes:
+    """RGB uint8 to a crop-addressable JPEG."""
+    return encode_image(Image.fromarray(image_HWC), quality, subsampling)
+
+
+def encode_image(image: Image.Image, quality: int = 90, subsampling: Subsampling = "420") -> bytes:
+    """A Pillow RGB image to a crop-addressable JPEG; spares the copy through an array."""
+    file = io.BytesIO()
+    image.save(
+        file,
+        "JPEG",
+        quality=quality,
+        subsampling=2 if subsampling == "420" else 0,
+        restart_marker_blocks=restart_interval(image.size[0], subsampling),
+    )
+    return file.getvalue()
+
+
+@lru_cache(maxsize=1)
+def encoder_fingerprint() -> str:
+    """SHA-256 of one fixed picture's bytes: equal here and there means equal shards from here and there."""
+    rows, columns = np.mgrid[0:80, 0:112]
+    picture = np.stack([rows * 3 + columns, rows + columns * 2, rows * columns // 40], axis=-1) % 256
+    return hashlib.sha256(encode(picture.astype(np.uint8))).hexdigest()
+
+
+# --- reading headers ----------------------------------------------------------------------------------
+
+
+def size(data: bytes) -> tuple[int, int]:
+    """(width, height) in pixels. Raises JpegError when the bytes are not a JPEG."""
+    frame = parse(data)
+    return frame.width_px, frame.height_px
+
+
+def parse(data: bytes) -> Frame:
+    """Walks the marker segments up to the scan. Raises JpegError for anything but a JPEG with a frame."""
+    if data[:2] != b"\xff\xd8":
+        raise JpegError("not a JPEG (no SOI marker)")
+    at, interval, frame = 2, 0, None
+    while at + 4 <= len(data):
+        if data[at] != 0xFF:
+            raise JpegError(f"damaged JPEG: no marker at byte {at}")
+        marker = data[at + 1]
+        if marker == 0xFF or marker in _PARAMETERLESS:  # fill byte, or a marker without a length
+            at += 1 if marker == 0xFF else 2
+            continue
+        length = int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker == 0xD9 or length < 2 or at + 2 + length > len(data):
+            break
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            frame = _frame(data, at, length, marker)
+        elif marker == 0xDD and length >= 4:
+            interval = int.from_bytes(data[at + 4 : at + 6], "big")
+        elif marker == 0xDA and frame is not None:
+            whole = frame.scan_at and data[at + 4] == data[frame.size_at + 4]  # all components in this one scan
+            return frame._replace(scan_at=at + 2 + length if whole else 0, interval_mcus=interval)
+        at += 2 + length
+    raise JpegError("damaged JPEG: it ends before its picture starts")
+
+
+def _frame(data: bytes, at: int, length: int, marker: int) -> Frame:
+    components = data[at + 9] if length >= 8 else 0
+    height, width = int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
+    if not (components and width and height) or length < 8 + 3 * components:
+        raise JpegError(f"damaged JPEG: a frame of {width}x{height} px with {components} components")
+    factors = [data[at + 11 + 3 * number] for number in range(components)]
+    across, down = (max(f >> 4 for f in factors), max(f & 15 for f in factors)) if components > 1 else (1, 1)
+    readable = marker in _BASELINE and data[at + 4] == 8
+    return Frame(width, height, 8 * across, 8 * down, at + 5, int(readable), 0)
+
+
+def is_crop_addressable(data: bytes) -> bool:
+    """Whether `cut` can leave anything out."""
+    frame = parse(data)
+    return _tiles(data, frame) is not None
+
+
+def _tiles(data: bytes, frame: Frame) -> list[int] | None:
+    """Where each tile starts, and one past the last tile's marker; None when there is no grid of tiles."""
+    per_row = -(-frame.width_px // frame.mcu_width_px)
+    if not (frame.scan_at and frame.interval_mcus) or per_row % frame.interval_mcus:
+        return None
+    rows = -(-frame.height_px // frame.mcu_height_px)
+    starts = [frame.scan_at, *(found.end() for found in _RESTART.finditer(data, frame.scan_at))]
+    if len(starts) != rows * (per_row // frame.interval_mcus):
+        return None
+    end = data.rfind(EOI)
+    if end < starts[-1]:
+        return None
+    return [*starts, end + 2]
+
+
+# --- cutting ------------------------------------------------------------------------------------------
+
+
+def cut(data: bytes, left_px: int, top_px: int, width_px: int, height_px: int, border_px: int = 0) -> Cut:
+    """The smallest run of tiles that holds the region, as a JPEG of its own.
+
+    Its pixels equal a full decode's but for the cut's outermost column and row, where the decoder has no neighbour
+    for smooth chroma upsampling; `border_px` takes that many more pixels around the region where it matters.
+    Raises JpegError when the bytes are no JPEG or the region is not inside it.
+    """
+    frame = parse(data)
+    if left_px < 0 or top_px < 0 or width_px < 1 or height_px < 1:
+        raise JpegError(f"a region of {width_px}x{height_px} px at ({left_px}, {top_px}) cannot be cut")
+    if left_px + width_px > frame.width_px or top_px + height_px > frame.height_px:
+        raise JpegError(f"a region reaches outside a JPEG of {frame.width_px}x{frame.height_px} px")
+    tiles = _tiles(data, frame)
+    if tiles is None:
+        return Cut(data, left_px, top_px)
+    tile_px, row_px = frame.interval_mcus * frame.mcu_width_px, frame.mcu_height_px
+    across = -(-frame.width_px // tile_px)
+    first_column = max(left_px - border_px, 0) // tile_px
+    end_column = min(-(-(left_px + width_px + border_px) // tile_px), across)
+    first_row = max(top_px - border_px, 0) // row_px
+    end_row = min(-(-(top_px + height_px + border_px) // row_px), -(-frame.height_px // row_px))
+    width = min(end_column * tile_px, frame.width_px) - first_column * tile_px
+    height = min(end_row * row_px, frame.height_px) - first_row * row_px
+    parts = [data[: frame.size_at], height.to_bytes(2, "big"), width.to_bytes(2, "big")]
+    parts.append(data[frame.size_at + 4 : frame.scan_at])
+    number = 0
+    for row in range(first_row, end_row):
+        for tile in range(row * across + first_column, row * across + end_column):
+            parts.append(data[tiles[tile] : tiles[tile + 1] - 2])
+            parts.append(_MARKERS[number & 7])
+            number += 1
+    parts[-1] = EOI
+    return Cut(b"".join(parts), left_px - first_column * tile_px, top_px - first_row * row_px)
+
+
+_MARKERS = [bytes((0xFF, 0xD0 + number)) for number in range(8)]
+
+
+# --- decoding -----------------------------------------------------------------------------------------
+
+
+def decode(data: bytes) -> npt.NDArray[np.uint8]:
+    """RGB pixels, HWC uint8. CMYK and other rarities go through Pillow. Raises JpegError when nothing can read it."""
+    try:
+        return simplejpeg.decode_jpeg(data, "RGB")
+    except ValueError as error:
+        return _decode_with_pillow(data, error)
+
+
+def _decode_with_pillow(data: bytes, first: Exception) -> npt.NDArray[np.uint8]:
+    try:
+        with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+            return np.array(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise JpegError(f"JPEG cannot be decoded ({first})") from error
