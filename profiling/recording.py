@@ -32,6 +32,7 @@ TrainerPart = Literal[
 ]  # fmt: skip
 """What the trainer's main thread was doing. `load` is preparing data itself (num_workers=0); `forward` is time inside
 torch between the batch and the backward pass; `python` is the script's own Python."""
+EndedBy = Literal["itself", "steps", "seconds", "error", "signal", "running"]
 LegName = Literal["normal", "cached", "loader_only", "cold"]
 
 
@@ -47,7 +48,7 @@ class Script:
     python: str = ""
     exit_status: int | None = None
     """What the script itself ended with; 128 + n for signal n; None while it runs on."""
-    ended_by: Literal["itself", "steps", "seconds", "error", "signal", "running"] = "itself"
+    ended_by: EndedBy = "itself"
     error: str | None = None
     """The last line of its traceback."""
 
@@ -296,6 +297,8 @@ class Trial:
     """Read, decode, crop and resize for training."""
     load_cpu_s_spread: float | None = None
     prepare_cpu_s_per_sample: float | None = None
+    trainer_cpu_s_per_sample: float | None = None
+    """What the trainer then does that workers did before: uint8 to float, normalise."""
     psnr_db: float | None = None
     loader: str = "feedline"
     """Which loader the cost is for: the script's own transforms, or feedline's."""

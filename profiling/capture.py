@@ -1,0 +1,365 @@
+"""The state of a profiled trainer process: which loader is being waited for, the step that is open, what it cost.
+
+Hooks (`profiling.hooks`) tell it what happens; it keeps one row a batch, a sampler thread's tallies of the main
+thread, and what the script's loaders and model look like, and writes all of it to the journal every half second.
+
+A *pass* is one iteration over one loader. A row opens when a batch is asked for and closes when the next one is
+asked for; a pass that runs to its end inside another's open row (an evaluation inside a training step) is that
+row's pause.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from feedline.profiling import describe
+from feedline.profiling.batches import batch_bytes, batch_samples
+from feedline.profiling.batches import describe as describe_batch
+from feedline.profiling.journal import Journal, Options
+from feedline.profiling.parts import part
+from feedline.profiling.paths import PathCollector
+from feedline.profiling.stacks import StackSampler, fair_switching
+from feedline.profiling.stages import Place, classify
+from feedline.profiling.tally import Tally
+
+STEP_COLUMNS = ("start", "got", "end", "samples", "bytes", "loader", "epoch", "copy", "backward", "optimizer",
+                "pause", "sync", "starved", "trained")  # fmt: skip
+EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
+TRAINER_RATE_HZ = 50.0
+
+
+class Finished(SystemExit):
+    """Raised in the script's loop when enough was seen. Not an Exception, so that `except Exception` lets it pass."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+@dataclass(eq=False)
+class Row:
+    start: float
+    got: float
+    samples: int
+    bytes: int
+    loader: int
+    epoch: int
+    end: float = 0.0
+    copy: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+    pause: float = 0.0
+    sync: float = 0.0
+    starved: float | None = None
+    trained: bool = False
+    copies: list[Any] = field(default_factory=list)
+    """CUDA event pairs around its host-to-device copies."""
+
+    def values(self) -> list[Any]:
+        times = (self.copy, self.backward, self.optimizer, self.pause, self.sync)
+        whole = (self.samples, self.bytes, self.loader, self.epoch)
+        return [self.start, self.got, self.end, *whole, *(round(one, 7) for one in times), self.starved, self.trained]
+
+
+@dataclass(eq=False)
+class Pass:
+    loader: int
+    epoch: int
+    started: float
+    in_trainer: bool
+    outer: Row | None
+    row: Row | None = None
+    batches: int = 0
+    done: bool = False
+    source: Any = None
+    """Weak reference to the loader object, for legs."""
+    inner: list["Pass"] = field(default_factory=list)
+
+
+class Capture:
+    """One per profiled process. Every public method is called from the script's own thread and must be cheap."""
+
+    def __init__(self, journal: Journal, options: Options, *, rank: int = 0) -> None:
+        self.journal = journal
+        self.options = options
+        self.rank = rank
+        self.pid = os.getpid()
+        self.active = True
+        """False once nothing more is to be seen: every hook passes straight through."""
+        self.error: str | None = None
+        self.ended_by: str | None = None
+        self.train_steps = 0
+        self.optimizer_steps = 0
+        self.asking: Pass | None = None
+        self.current: Row | None = None
+        self.director: Any = None
+        """Legs: takes over what a training loader hands out."""
+        self.lines: Any = None
+        """`--lines`: what runs the workers' line profiler."""
+        self.on_torch: Any = None
+        """Called with (hooks, torch) once torch is imported: legs withhold what writes."""
+        self.facts = describe.Facts()
+        self.events: Counter[str] = Counter()
+        self.hook_s = 0.0
+        """Time spent in `ask` and `got`: what watching a batch costs the loop."""
+        self.device: Any = None
+        """profiling.cuda.Device where there is CUDA."""
+        self._loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._about: list[dict[str, Any]] = []
+        self._epochs: Counter[int] = Counter()
+        self._open: list[Pass] = []
+        self._rows: list[Row] = []
+        self._late: list[Row] = []
+        self._any_trained = False
+        self._stop_at: int | None = None
+        self._first_step: float | None = None
+        self._thread: int | None = None
+        self._sampler: StackSampler | None = None
+        self._main: Tally | None = None
+        self._loading: dict[int, Tally] = {}
+
+    # --- what the hooks tell ------------------------------------------------------------------------------
+
+    def begin_pass(self, loader: Any, kind: str, *, in_trainer: bool | None = None) -> Pass:
+        """A loader's iterator was asked for."""
+        self.start()
+        number = self._number(loader, kind)
+        about = self._about[number]
+        if in_trainer is None:
+            in_trainer = not about.get("num_workers")
+        epoch = self._epochs[number]
+        self._epochs[number] += 1
+        one = Pass(number, epoch, time.perf_counter(), in_trainer, self.current)
+        one.source = weakref.ref(loader)
+        if one.outer is not None:
+            for other in self._open:
+                if other.row is one.outer:
+                    other.inner.append(one)
+        self._open.append(one)
+        return one
+
+    def ask(self, one: Pass) -> float:
+        """The loop asks for the next batch; raises Finished when enough was seen."""
+        now = time.perf_counter()
+        self._close_row(one, now)
+        if self._enough(now):
+            self.leave("steps" if self.options.steps else "seconds")
+            raise Finished
+        if self.device is not None:
+            self.device.step_ended()
+        self.asking = one
+        self.hook_s += time.perf_counter() - now
+        return now
+
+    def got(self, one: Pass, asked: float, batch: Any) -> None:
+        now = time.perf_counter()
+        self.asking = None
+        row = Row(asked, now, batch_samples(batch) or 0, batch_bytes(batch), one.loader, one.epoch)
+        if self.device is not None:
+            self.device.step_begins(row)
+        about = self._about[one.loader]
+        if "batch_bytes" not in about:
+            about.update(describe_batch(batch))
+        one.row = self.current = row
+        one.batches += 1
+        self.events["batch"] += 1
+        self.hook_s += time.perf_counter() - now
+
+    def end_pass(self, one: Pass) -> None:
+        """The iterator is exhausted, was dropped, or failed."""
+        now = time.perf_counter()
+        if self.asking is one:
+            self.asking = None
+        self._close_row(one, now)
+        self._finish(one, now)
+
+    def backward(self, seconds: float) -> None:
+        if self.current is not None:
+            self.current.backward += seconds
+            self.current.trained = True
+        self.events["backward"] += 1
+
+    def optimizer_step(self, seconds: float) -> None:
+        self.optimizer_steps += 1
+        if self.current is not None:
+            self.current.optimizer += seconds
+            self.current.trained = True
+        self.events["optimizer"] += 1
+
+    def pause(self, seconds: float) -> None:
+        """A checkpoint."""
+        if self.current is not None:
+            self.current.pause += seconds
+        self.events["checkpoint"] += 1
+
+    def copied(self, seconds: float) -> None:
+        if self.current is not None:
+            self.current.copy += seconds
+        self.events["copy"] += 1
+
+    def synchronised(self, seconds: float) -> None:
+        if self.current is not None:
+            self.current.sync += seconds
+        self.events["sync"] += 1
+
+    # --- passes and rows ----------------------------------------------------------------------------------
+
+    def number_of(self, loader: Any) -> int:
+        """The id of a loader that has been seen, else 0."""
+        try:
+            return self._loaders.get(loader, 0)
+        except TypeError:
+            return 0
+
+    def _number(self, loader: Any, kind: str) -> int:
+        try:
+            known = self._loaders.get(loader)
+        except TypeError:  # not hashable
+            known = None
+        if known is not None:
+            return known
+        number = len(self._about)
+        self._about.append({"id": number, "kind": kind, **describe.loader(loader)})
+        try:
+            self._loaders[loader] = number
+        except TypeError:
+            pass
+        return number
+
+    def _close_row(self, one: Pass, now: float) -> None:
+        row, one.row = one.row, None
+        if row is None:
+            return
+        for inner in one.inner:
+            if not inner.done and inner.batches >= EVAL_BATCHES:  # broken off, as in `if i == 50: break`
+                last = inner.row
+                self._close_row(inner, last.got if last else now)
+                self._finish(inner, last.got if last else now)
+        one.inner.clear()
+        row.end = now
+        if row.trained:
+            self.train_steps += 1
+            if not self._any_trained:
+                self._any_trained = True
+        if self._first_step is None:
+            self._first_step = row.got
+        if self.current is row:
+            self.current = None
+        self._rows.append(row)
+
+    def _finish(self, one: Pass, now: float) -> None:
+        if one.done:
+            return
+        one.done = True
+        if one in self._open:
+            self._open.remove(one)
+        outer = one.outer
+        if outer is not None and not outer.end:
+            outer.pause += now - one.started
+            self.current = outer
+
+    # --- stopping -----------------------------------------------------------------------------------------
+
+    def _enough(self, now: float) -> bool:
+        if not self.active or self.director is not None:
+            return False
+        steps = self.train_steps if self._any_trained else len(self._rows) + sum(self._epochs.values())
+        if self._stop_at is not None:
+            return self.train_steps >= self._stop_at
+        if self.options.steps is not None:
+            return steps >= self.options.steps
+        started = self._first_step
+        if started is None:
+            return False
+        if self.options.seconds is not None and now - started > self.options.seconds:
+            return self.facts.world_size == 1 or self._agree_on_the_end(now - started)
+        if self.options.seconds is None and self.options.steady_s and now - started > self.options.steady_s:
+            self.leave("running")
+        return False
+
+    def _agree_on_the_end(self, seconds: float) -> bool:
+        """Ranks must leave at the same step, or the others hang in their all-reduce: rank 0 names a later one."""
+        said = self.journal.read("stop")
+        if said is None and self.rank == 0:
+            said = {"step": self.train_steps + 3 + int(2 * self.train_steps / max(seconds, 1e-3))}
+            self.journal.write("stop", said)
+        self._stop_at = said["step"] if said else None
+        return False
+
+    def leave(self, ended_by: str) -> None:
+        """Nothing more is to be seen."""
+        if self.ended_by is None:
+            self.ended_by = ended_by
+        self.active = False
+        self.asking = self.current = None
+        if self._sampler is not None:
+            self._sampler.stop()
+        self.flush()
+
+    # --- the sampler's side -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if self._sampler is not None:
+            return
+        fair_switching()
+        PathCollector.active().start()
+        self._thread = threading.get_ident()
+        self._main = Tally(self._thread)
+        self.facts.look()
+        self._sampler = StackSampler(self._look, rate_hz=TRAINER_RATE_HZ)
+        self._sampler.start()
+        self.flush()
+
+    def _look(self, frames: dict[int, FrameType], seconds: float) -> None:
+        frame = frames.get(self._thread or 0)
+        asking = self.asking
+        if self._main is None or frame is None:
+            return
+        if asking is not None and asking.in_trainer:
+            self._loading.setdefault(asking.loader, Tally(self._thread)).add(classify(frame), seconds)
+            self._main.add(Place("load", "loader"), seconds)
+        else:
+            for tally in self._loading.values():
+                tally.skip()
+            name, place = part(frame)
+            if asking is not None and name not in ("unpickle", "pin"):
+                name = "wait"
+            self._main.add(Place(name, place), seconds)
+        if self._main.due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was seen since the last time. Also called at exit."""
+        if self.device is not None:
+            self.device.collect()
+        rows, self._rows = self._rows, []
+        ready = [row for row in (*self._late, *rows) if self.device is None or self.device.settled(row)]
+        self._late = [row for row in (*self._late, *rows) if row not in ready] if self.active else []
+        self.journal.append(f"steps-{self.pid}", [row.values() for row in ready])
+        if self._main is not None:
+            self.journal.append(f"main-{self.pid}", [self._main.take()])
+        for loader, tally in self._loading.items():
+            self.journal.append(f"loading-{self.pid}-{loader}", [tally.take()])
+        self.journal.write(f"trainer-{self.pid}", self.about())
+
+    def about(self) -> dict[str, Any]:
+        sampler = self._sampler
+        return {
+            "pid": self.pid,
+            "rank": self.rank,
+            "loaders": self._about,
+            "facts": self.facts.to_dict(),
+            "optimizer_steps": self.optimizer_steps,
+            "train_steps": self.train_steps,
+            "ended_by": self.ended_by,
+            "error": self.error,
+            "events": dict(self.events),
+            "hook_s": self.hook_s,
+            "sampler_cpu_s": sampler.cpu_s if sampler else 0.0,
+            "looks": sampler.looks if sampler else 0,
+            "paths": PathCollector.active().found,
+        }

@@ -1,0 +1,103 @@
+"""How processes of a profiled run tell what they saw: small JSON files in the run's folder.
+
+Every process writes only its own files, whole and by rename, so a process that is killed leaves its last complete
+word. Steps are appended, one JSON row a line: a torn last line is dropped. The folder also carries the one word that
+goes the other way: `stop`, the step at which every rank leaves.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+ENVIRONMENT = "FEEDLINE_PROFILE"
+"""Set in the profiled script's environment: the run's folder."""
+OPTIONS = "options.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the parent asks of the processes it profiles."""
+
+    steps: int | None = None
+    """Stop the script after this many training steps."""
+    seconds: float | None = None
+    """Stop the script after this long in training."""
+    steady_s: float | None = 60.0
+    """Without either: stop watching after this long, and let the script run on."""
+    mode: str = "verdict"
+    """verdict, legs or lines."""
+    window_s: float = 3.0
+    rounds: int = 3
+    legs: tuple[str, ...] = ()
+    worker_counts: tuple[int, ...] = ()
+    functions: tuple[str, ...] = ()
+    """lines: what to profile, as `function`, `Class.method` or `module:function`."""
+    scratch: str = ""
+    """legs and lines: where the script's own writes are diverted to."""
+
+
+class Journal:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def options(self) -> Options:
+        try:
+            data = json.loads((self.folder / OPTIONS).read_text())
+        except (OSError, ValueError):
+            return Options()
+        known: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in data.items()}
+        return Options(**known)
+
+    def set_options(self, options: Options) -> None:
+        self.write(OPTIONS.removesuffix(".json"), asdict(options))
+
+    def write(self, name: str, data: dict[str, Any]) -> None:
+        """Nothing happens when the folder is gone: the parent has left."""
+        part = self.folder / f".{name}.{os.getpid()}.part"
+        try:
+            part.write_text(json.dumps(data))
+            part.replace(self.folder / f"{name}.json")
+        except OSError:
+            pass
+
+    def append(self, name: str, rows: list[list[Any]]) -> None:
+        try:
+            with (self.folder / f"{name}.jsonl").open("a") as file:
+                file.write("".join(json.dumps(row) + "\n" for row in rows))
+        except OSError:
+            pass
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        return self._load(self.folder / f"{name}.json")
+
+    def all(self, prefix: str) -> Iterator[dict[str, Any]]:
+        for path in sorted(self.folder.glob(f"{prefix}*.json")):
+            data = self._load(path)
+            if data is not None:
+                yield data
+
+    def rows(self, name: str) -> list[list[Any]]:
+        try:
+            text = (self.folder / f"{name}.jsonl").read_text()
+        except OSError:
+            return []
+        return list(_whole_rows(text))
+
+    @staticmethod
+    def _load(path: Path) -> dict[str, Any] | None:
+        try:
+            data = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return None
+        return cast("dict[str, Any]", data) if isinstance(data, dict) else None
+
+
+def _whole_rows(text: str) -> Iterator[list[Any]]:
+    for line in text.splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return

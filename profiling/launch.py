@@ -1,0 +1,274 @@
+"""Run a script as its author would, watched: `python script.py args` in a process of its own, with our probe in it.
+
+The probe gets in through a `sitecustomize` module in a folder put first on PYTHONPATH, so the interpreter itself runs
+the script: `__main__`, `sys.argv`, `sys.path`, stdin and stdout are untouched, and processes the script starts
+(torchrun's ranks) are watched too. The probe's line hands over to a `sitecustomize` of the machine's own.
+
+This process meanwhile samples resources, passes signals on, and merges what the processes wrote down.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from feedline.profiling.errors import ProfilingUsageError
+from feedline.profiling.journal import ENVIRONMENT, Journal, Options
+from feedline.profiling.merge import merge
+from feedline.profiling.recording import EndedBy, Recording, Script
+from feedline.profiling.sample import ResourceSampler
+
+SITECUSTOMIZE = '''\
+"""Starts feedline's probe, then the sitecustomize that would have run without it."""
+import os, sys
+_folder = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _folder]
+_own = sys.modules.pop("sitecustomize", None)
+try:
+    import sitecustomize
+except ImportError:
+    if _own is not None:
+        sys.modules["sitecustomize"] = _own
+try:
+    from feedline.profiling.probe import start_from_environment
+    start_from_environment()
+except Exception:
+    if os.environ.get("FEEDLINE_DEBUG"):
+        raise
+'''
+LEAVE_S = 20.0  # a script that was told to stop and does not is terminated after this long
+GRACE_S = 3.0  # its workers end by themselves within this
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What to run and how to watch it."""
+
+    argv: Sequence[str]
+    """The script (or module) and its arguments."""
+    module: bool = False
+    options: Options = field(default_factory=Options)
+    silent: bool = False
+    """Standard output and error go nowhere (legs)."""
+    environment: dict[str, str] | None = None
+    """Added to the script's environment."""
+
+
+@dataclass(frozen=True)
+class Run:
+    recording: Recording
+    journal: Journal
+    status: int
+    """What the script ended with; 128 + n for signal n."""
+    stderr_tail: str = ""
+
+
+@contextmanager
+def launched(launch: Launch, report: Callable[[str], None] = lambda _: None) -> Generator[Run]:
+    """Run to the end; the journal's folder exists inside the block."""
+    command = command_line(launch.argv, module=launch.module)
+    with tempfile.TemporaryDirectory(prefix="feedline-profile-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
+        journal = Journal(folder)
+        journal.set_options(launch.options)
+        yield _run(launch, command, journal)
+
+
+def profile(launch: Launch) -> Run:
+    with launched(launch) as run:
+        return run
+
+
+def command_line(argv: Sequence[str], *, module: bool) -> list[str]:
+    """Raises ProfilingUsageError when there is nothing to run."""
+    if not argv:
+        raise ProfilingUsageError("no script: feedline profile [options] SCRIPT [ARGS…]")
+    if module:
+        return [sys.executable, "-m", *argv]
+    script = Path(argv[0])
+    if script.is_file() or (script / "__main__.py").is_file():
+        return [sys.executable, *argv]
+    program = shutil.which(argv[0])  # torchrun, accelerate: Python programs on the path
+    if program is not None and os.sep not in argv[0]:
+        with Path(program).open("rb") as file:
+            if b"python" in file.readline():
+                return [sys.executable, program, *argv[1:]]
+        raise ProfilingUsageError(f"{argv[0]} is not a Python program: name the script itself")
+    if script.is_dir():
+        raise ProfilingUsageError(f"{script} is a folder without __main__.py: name the script itself")
+    raise ProfilingUsageError(f"no script at {script} (for a module: feedline profile -m {argv[0]})")
+
+
+def _run(launch: Launch, command: list[str], journal: Journal) -> Run:
+    origin = time.perf_counter()
+    errors = journal.folder / "stderr.txt"
+    with errors.open("wb") as sink:
+        nowhere = subprocess.DEVNULL if launch.silent else None
+        child: subprocess.Popen[bytes] = subprocess.Popen(
+            command,
+            env=environment(journal.folder, launch.environment),
+            stdin=nowhere,
+            stdout=nowhere,
+            stderr=sink if launch.silent else None,
+        )
+        sampler = ResourceSampler(child.pid, origin=origin, roles=Roles(journal))
+        sampler.start()
+        try:
+            with signals_passed_on(child):
+                status, stopped = _wait(child, journal, sampler)
+        finally:
+            sampler.stop()
+            end_workers(journal, child)
+    script = _script(launch, journal, status, stopped=stopped)
+    recording = merge(journal, origin=origin, argv=launch.argv, sampler=sampler, script=script)
+    return Run(recording, journal, status, errors.read_text(errors="replace")[-2000:])
+
+
+def environment(folder: Path, more: dict[str, str] | None = None) -> dict[str, str]:
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{folder}{os.pathsep}{path}" if path else str(folder),
+        ENVIRONMENT: str(folder),
+        **(more or {}),
+    }
+
+
+def _wait(child: "subprocess.Popen[bytes]", journal: Journal, sampler: ResourceSampler) -> tuple[int, bool]:
+    """(exit status, whether we had to end it). Also ends sampling once nothing more is to be seen."""
+    left: float | None = None
+    while True:
+        try:
+            code = child.wait(timeout=0.25)
+            return (128 - code if code < 0 else code), False
+        except subprocess.TimeoutExpired:
+            pass
+        ended = [said.get("ended_by") for said in journal.all("trainer-") if said.get("loaders")]
+        if not ended or None in ended:
+            continue
+        if "running" in ended:
+            sampler.stop()
+        elif left is None:
+            left = time.monotonic()
+        elif time.monotonic() - left > LEAVE_S and ended[0] in ("steps", "seconds"):
+            _terminate(child)
+            return 0, True
+
+
+def _terminate(child: "subprocess.Popen[bytes]") -> None:
+    child.terminate()
+    try:
+        child.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+class Roles:
+    """Names of processes by id, as they introduced themselves in the journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._known: dict[str, dict[int, str]] = {}
+
+    def __call__(self) -> dict[int, str]:
+        for path in self._journal.folder.glob("*-*.json"):
+            if path.name not in self._known:
+                self._known[path.name] = self._role(path)
+        return {pid: role for found in self._known.values() for pid, role in found.items()}
+
+    def _role(self, path: Path) -> dict[int, str]:
+        said = self._journal.read(path.stem)
+        if said is None:
+            return {}
+        rank = said.get("rank", 0)
+        prefix = f"{rank}:" if rank else ""
+        if path.name.startswith("worker-"):
+            return {said["pid"]: f"worker:{prefix}{said['worker']}"}
+        return {said["pid"]: f"trainer:{rank}" if rank else "trainer"} if path.name.startswith("trainer-") else {}
+
+
+@contextmanager
+def signals_passed_on(child: "subprocess.Popen[bytes]") -> Generator[None]:
+    """Ctrl-C in a terminal reaches the script by itself; a signal sent to us alone is handed on. We outlive both."""
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and _in_foreground():
+            return
+        if child.poll() is None:
+            child.send_signal(number)
+
+    try:
+        before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: nobody sends us signals there
+        before = {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def end_workers(journal: Journal, child: "subprocess.Popen[bytes]") -> None:
+    """The script's loader workers end with it; one that hangs is killed, so that no process is left."""
+    if child.poll() is None:
+        _terminate(child)
+    workers = [found for said in journal.all("worker-") if (found := _alive(said["pid"], said["created"]))]
+    _, alive = psutil.wait_procs(workers, timeout=GRACE_S)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+    psutil.wait_procs(alive, timeout=GRACE_S)
+
+
+def _alive(pid: int, created: float) -> psutil.Process | None:
+    """The process, unless its number has passed to another one meanwhile."""
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - created) < 60 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return None
+    return process if same else None
+
+
+def _script(launch: Launch, journal: Journal, status: int, *, stopped: bool) -> Script:
+    said = list(journal.all("trainer-"))
+    ended = [one.get("ended_by") for one in said if one.get("loaders") or one.get("optimizer_steps")]
+    error = next((one["error"] for one in said if one.get("error")), None)
+    by: EndedBy = "signal" if status > 128 else "error" if status else "itself"
+    if not status or stopped:
+        by = "steps" if "steps" in ended else "seconds" if "seconds" in ended else by
+    return Script(
+        argv=list(launch.argv),
+        module=launch.module,
+        cwd=str(Path.cwd()),
+        python=sys.executable,
+        exit_status=status,
+        ended_by=by,
+        error=error,
+    )
+
+
+def with_script(recording: Recording, **changes: Any) -> Recording:
+    return replace(recording, script=replace(recording.script, **changes))

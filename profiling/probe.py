@@ -1,0 +1,117 @@
+"""The probe inside a script: started by a line in `sitecustomize` when `feedline profile` launched it, or by `watch`.
+
+from feedline.profiling.probe import watch
+
+with watch() as seen:
+    train_one_epoch()
+print(seen.recording.to_dict())
+"""
+
+import atexit
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from feedline.profiling.capture import Capture
+from feedline.profiling.hooks import Hooks
+from feedline.profiling.journal import ENVIRONMENT, Journal, Options
+
+if TYPE_CHECKING:
+    from feedline.profiling.recording import Recording
+
+_active: Capture | None = None
+
+
+def start_from_environment() -> None:
+    """Called as the interpreter starts. Does nothing where no run's folder is named or exists."""
+    folder = os.environ.get(ENVIRONMENT)
+    if not folder or not os.path.isdir(folder):  # noqa: PTH112  cheap: this runs in every interpreter of the run
+        return
+    journal = Journal(Path(folder))
+    start(journal, journal.options())
+
+
+def start(journal: Journal, options: Options) -> tuple[Capture, Hooks]:
+    global _active
+    capture = Capture(journal, options, rank=int(os.environ.get("RANK") or 0))
+    hooks = Hooks(capture)
+    if options.mode == "legs":
+        from feedline.profiling.legs import Director
+
+        Director.prepare(capture, hooks)
+    elif options.mode == "lines":
+        from feedline.profiling.lines import prepare
+
+        prepare(capture)
+    hooks.install()
+    atexit.register(_at_exit, capture, os.getpid())
+    _remember_errors(capture)
+    _active = capture
+    return capture, hooks
+
+
+def _at_exit(capture: Capture, pid: int) -> None:
+    if os.getpid() == pid:
+        if capture.ended_by is None:
+            capture.ended_by = "error" if capture.error else "itself"
+        capture.leave(capture.ended_by)
+
+
+def _remember_errors(capture: Capture) -> None:
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        text = str(error).strip().splitlines()
+        capture.error = kind.__name__ + (f": {text[0]}" if text else "")
+        previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+class Seen:
+    """What `watch` saw; `recording` is there once the block has ended."""
+
+    def __init__(self) -> None:
+        self._recording: Recording | None = None
+
+    @property
+    def recording(self) -> "Recording":
+        if self._recording is None:
+            raise RuntimeError("the recording is there once the `with watch()` block has ended")
+        return self._recording
+
+
+@contextmanager
+def watch(*, resources: bool = True) -> Generator[Seen]:
+    """Profile the training that runs in this block, in this process and the workers it starts: for notebooks, and for
+    code that cannot be launched through `feedline profile`. Loaders must be iterated inside the block.
+
+    Yields an object whose `recording` holds a `profiling.recording.Recording` after the block.
+    """
+    from feedline.profiling.merge import merge
+    from feedline.profiling.sample import ResourceSampler
+
+    if _active is not None and _active.active:
+        raise RuntimeError("already being profiled: `watch` inside `feedline profile` or inside another `watch`")
+    seen = Seen()
+    with tempfile.TemporaryDirectory(prefix="feedline-watch-") as folder:
+        journal = Journal(Path(folder))
+        origin = time.perf_counter()
+        capture, hooks = start(journal, Options(steady_s=None))
+        sampler = ResourceSampler(os.getpid()) if resources else None
+        if sampler:
+            sampler.start()
+        try:
+            yield seen
+        finally:
+            capture.leave("itself")
+            hooks.remove()
+            if sampler:
+                sampler.stop()
+            seen._recording = merge(journal, origin=origin, argv=sys.argv, sampler=sampler)

@@ -1,0 +1,233 @@
+"""Which stage of data preparation a stack belongs to: a table of rules, read from the innermost frame outwards.
+
+The first rule that matches a frame decides. Rules for libraries name a file and, where it matters, a function or the
+text of the source line; rules for a user's own code look at the line ("np.load(" reads, "imdecode(" decodes) and then
+at the function's name. PIL decodes lazily, so `ImageFile.load` is where decoding happens, whoever called it; a
+transform that triggers it is not blamed. What no rule knows is `other`, with its place named.
+
+Cost: one dictionary look-up per frame once a place has been seen.
+"""
+
+import linecache
+import re
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType, FrameType
+
+DEPTH = 80  # frames looked at; deeper stacks are cut at the outside
+
+
+@dataclass(frozen=True)
+class Rule:
+    stage: str
+    file: str
+    """Part of the file's path, with / on both sides of folders."""
+    function: str = ""
+    """Regular expression the whole function name matches; empty for any."""
+    line: str = ""
+    """Regular expression found in the source line; empty for any."""
+
+
+LIBRARY_RULES: tuple[Rule, ...] = (
+    # torch's own loader
+    Rule("idle", "/torch/utils/data/_utils/worker.py", line=r"index_queue\.get"),
+    Rule("send", "/torch/utils/data/_utils/worker.py", line=r"data_queue\.put"),
+    Rule("idle", "/torchdata/stateful_dataloader/worker.py", line=r"index_queue\.get"),
+    Rule("send", "/torchdata/stateful_dataloader/worker.py", line=r"data_queue\.put"),
+    Rule("collate", "/torch/utils/data/_utils/fetch.py", line=r"collate_fn\("),
+    Rule("collate", "/torch/utils/data/_utils/collate.py"),
+    Rule("send", "/torch/multiprocessing/reductions.py"),
+    Rule("send", "/multiprocessing/reduction.py"),
+    # Pillow: opening reads the header, loading reads the rest and decodes
+    Rule("read", "/PIL/ImageFile.py", "load", r"read\("),
+    Rule("decode", "/PIL/ImageFile.py", "load.*"),
+    Rule("read", "/PIL/Image.py", "open|_open_core|preinit|init"),
+    Rule("decode", "/PIL/Image.py", "convert|fromarray|frombuffer|frombytes|new|copy"),
+    Rule("read", "/PIL/JpegImagePlugin.py"),
+    Rule("read", "/PIL/PngImagePlugin.py"),
+    Rule("read", "/PIL/ImageFile.py"),
+    # torchvision
+    Rule("decode", "/torchvision/io/image.py", "decode_.*|read_image"),
+    Rule("read", "/torchvision/io/", "read_file|_read_.*"),
+    Rule("decode", "/torchvision/datasets/mnist.py", "__getitem__", r"fromarray"),
+    Rule("decode", "/torchvision/datasets/cifar.py", "__getitem__", r"fromarray"),
+    Rule("transform", "/torchvision/datasets/", line=r"transforms?\("),
+    Rule("transform", "/torchvision/transforms/"),
+    Rule("transform", "/torchvision/tv_tensors/"),
+    Rule("read", "/torchvision/datasets/"),
+    # other transforms
+    Rule("transform", "/albumentations/"),
+    Rule("transform", "/albucore/"),
+    Rule("transform", "/imgaug/"),
+    Rule("transform", "/kornia/"),
+    Rule("transform", "/timm/data/"),
+    Rule("transform", "/PIL/ImageOps.py"),
+    Rule("transform", "/PIL/ImageEnhance.py"),
+    Rule("transform", "/PIL/ImageFilter.py"),
+    Rule("transform", "/PIL/Image.py"),
+    # webdataset
+    Rule("read", "/webdataset/tariterators.py"),
+    Rule("read", "/webdataset/gopen.py"),
+    Rule("read", "/webdataset/cache.py"),
+    Rule("decode", "/webdataset/autodecode.py"),
+    Rule("decode", "/webdataset/filters.py", "decode"),
+    Rule("collate", "/webdataset/filters.py", "_?batched|.*collation.*|default_collation_fn"),
+    Rule("transform", "/webdataset/filters.py", "_?map.*"),
+    # files and stores
+    Rule("read", "/tarfile.py"),
+    Rule("read", "/zipfile"),
+    Rule("read", "/gzip.py"),
+    Rule("read", "/fsspec/"),
+    Rule("read", "/s3fs/"),
+    Rule("read", "/botocore/"),
+    Rule("read", "/urllib"),
+    Rule("read", "/requests/"),
+    Rule("read", "/http/client.py"),
+    Rule("read", "/ssl.py"),
+    Rule("read", "/h5py/"),
+    Rule("read", "/lmdb/"),
+    Rule("read", "/zarr/"),
+    Rule("read", "/pyarrow/"),
+    Rule("read", "/numpy/lib/_npyio_impl.py"),
+    Rule("read", "/numpy/lib/npyio.py"),
+    Rule("read", "/numpy/lib/format.py"),
+    Rule("read", "/numpy/lib/_format_impl.py"),
+    Rule("read", "/torch/serialization.py"),
+    Rule("read", "/pathlib"),
+    Rule("decode", "/simplejpeg/"),
+    Rule("decode", "/turbojpeg"),
+    Rule("decode", "/imageio/"),
+    Rule("decode", "/skimage/io/"),
+    Rule("transform", "/skimage/"),
+    Rule("transform", "/scipy/ndimage/"),
+)
+
+USER_LINES: tuple[tuple[str, str], ...] = (
+    ("decode", r"imdecode|imread\(|decode_(jpe?g|png|image)|jpeg\.decode|\.convert\(|fromarray\(|from_?buffer\("),
+    ("read", r"\bopen\(|\.read(_bytes|_text|into|lines?)?\(|np\.load\(|torch\.load\(|read_file\(|\.get_object|"
+             r"requests\.|\.fetch\(|\.download|memmap\("),
+    ("collate", r"collate\w*\("),
+    ("transform", r"(?<!def )\b\w*transforms?\w*\(|augment\w*\(|\baug\(|\.resize\(|\.crop\(|\.flip\(|normali[sz]e\("),
+)  # fmt: skip
+USER_FUNCTIONS: tuple[tuple[str, str], ...] = (
+    ("collate", r"collate|to_batch|make_batch"),
+    ("decode", r"decod|imread"),
+    ("read", r"read|fetch|download|load_bytes|load_file|open"),
+    ("transform", r"transform|augment|resize|crop|flip|jitter|blur|normali[sz]e"),
+)
+
+COMPOSERS = (
+    ("/torchvision/transforms/transforms.py", "__call__"),
+    ("/torchvision/transforms/v2/_container.py", "forward"),
+    ("/albumentations/core/composition.py", "__call__"),
+)
+"""Frames that call one transform after the other: the frame they called is the transform."""
+PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
+CALLERS = r"transforms?\(|\bt\(img\)|transform\("
+
+_USER_LINES = [(stage, re.compile(text)) for stage, text in USER_LINES]
+_USER_FUNCTIONS = [(stage, re.compile(text)) for stage, text in USER_FUNCTIONS]
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a stack was doing."""
+
+    stage: str
+    where: str
+    """file:function of the frame that decided, or of the innermost frame of the user's own."""
+    transform: str | None = None
+    """Class or function name, for stage transform."""
+
+
+def frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Innermost first."""
+    for _ in range(DEPTH):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+@lru_cache(maxsize=16384)
+def stage_of(code: CodeType, line_number: int) -> str | None:
+    """The stage of one frame by itself; None when no rule knows it."""
+    file, function = code.co_filename.replace("\\", "/"), code.co_name
+    text = linecache.getline(code.co_filename, line_number)
+    if is_library(file):
+        for rule in LIBRARY_RULES:
+            if (
+                rule.file in file
+                and _whole(rule.function, function)
+                and (not rule.line or re.search(rule.line, text))
+            ):
+                return rule.stage
+        return None
+    for stage, pattern in _USER_LINES:
+        if pattern.search(text):
+            return stage
+    return next((stage for stage, pattern in _USER_FUNCTIONS if pattern.search(function.lower())), None)
+
+
+def _whole(pattern: str, name: str) -> bool:
+    return not pattern or re.fullmatch(pattern, name) is not None
+
+
+@lru_cache(maxsize=4096)
+def is_library(file: str) -> bool:
+    """Installed packages and the standard library: everything else is the user's own code."""
+    return file.startswith((*_LIBRARIES, "<frozen")) or "/site-packages/" in file or "/dist-packages/" in file
+
+
+def classify(frame: FrameType | None) -> Place:
+    """The stage of a whole stack, given its innermost frame."""
+    own: FrameType | None = None
+    for one in frames(frame):
+        stage = stage_of(one.f_code, one.f_lineno)
+        if stage is not None:
+            name = transform_name(one) if stage == "transform" else None
+            return Place(stage, place_name(one.f_code), name)
+        if own is None and not is_library(one.f_code.co_filename):
+            own = one
+    where = own or frame
+    return Place("other", place_name(where.f_code) if where else "nowhere")
+
+
+def place_name(code: CodeType) -> str:
+    return f"{code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{code.co_name}"
+
+
+def transform_name(frame: FrameType) -> str:
+    """The transform this frame works for: what a Compose called, else the outermost transform frame around it."""
+    inner, named = None, frame
+    for one in frames(frame):
+        if _composes(one.f_code):
+            return display_name(inner) if inner else display_name(one)
+        if any(part in one.f_code.co_filename for part in PLUMBING):
+            continue
+        if stage_of(one.f_code, one.f_lineno) == "transform":
+            named = one
+        inner = one
+    return display_name(named)
+
+
+@lru_cache(maxsize=4096)
+def _composes(code: CodeType) -> bool:
+    file = code.co_filename.replace("\\", "/")
+    qualified = getattr(code, "co_qualname", code.co_name)
+    return any(file.endswith(end) and code.co_name == function for end, function in COMPOSERS) and (
+        "Compose" in qualified or "Sequential" in qualified or "albumentations" in file
+    )
+
+
+def display_name(frame: FrameType) -> str:
+    """Class of a method, name of a function."""
+    function = frame.f_code.co_name
+    if function in ("__call__", "forward", "transform", "_transform", "apply", "<lambda>"):
+        owner = frame.f_locals.get("self")
+        if owner is not None:
+            return type(owner).__name__
+    return function

@@ -1,0 +1,103 @@
+"""Sums of a sampler's looks, handed on as rows of half a second, so that a reader can choose which times count."""
+
+import threading
+import time
+from collections import defaultdict
+from types import FrameType
+from typing import Any
+
+from feedline.profiling.stages import Place
+
+ROW_S = 0.5
+COLUMNS = ("t0", "t1", "stages", "stages_cpu", "transforms", "functions", "batches", "samples", "cpu_s", "ticks")
+
+
+class Tally:
+    """What one thread of this process spent its time on. Not thread-safe: one sampler feeds it."""
+
+    def __init__(self, thread_id: int | None = None) -> None:
+        self.batches = 0
+        self.samples = 0
+        self._clock = _thread_clock(thread_id)
+        self._thread_cpu_s = self._thread_cpu()
+        self._process_cpu_s = time.process_time()
+        self._open()
+
+    def _open(self) -> None:
+        self.started = time.perf_counter()
+        self._stages: defaultdict[str, float] = defaultdict(float)
+        self._stages_cpu: defaultdict[str, float] = defaultdict(float)
+        self._transforms: defaultdict[str, float] = defaultdict(float)
+        self._functions: defaultdict[str, float] = defaultdict(float)
+        self._ticks = 0
+        self._counted = (self.batches, self.samples)
+
+    def add(self, place: Place, seconds: float) -> None:
+        cpu_s = self._thread_cpu()
+        self._stages[place.stage] += seconds
+        self._stages_cpu[place.stage] += cpu_s - self._thread_cpu_s
+        self._thread_cpu_s = cpu_s
+        if place.transform:
+            self._transforms[place.transform] += seconds
+        self._functions[f"{place.stage} {place.where}"] += seconds
+        self._ticks += 1
+
+    def skip(self) -> None:
+        """Time that is not this tally's: its CPU seconds are dropped too."""
+        self._thread_cpu_s = self._thread_cpu()
+
+    @property
+    def due(self) -> bool:
+        return time.perf_counter() - self.started > ROW_S
+
+    def take(self) -> list[Any]:
+        """The row since the last one, by `COLUMNS`."""
+        cpu_s = time.process_time()
+        row = [
+            self.started,
+            time.perf_counter(),
+            _rounded(self._stages),
+            _rounded(self._stages_cpu),
+            _rounded(self._transforms),
+            _rounded(self._functions),
+            self.batches - self._counted[0],
+            self.samples - self._counted[1],
+            round(cpu_s - self._process_cpu_s, 6),
+            self._ticks,
+        ]
+        self._process_cpu_s = cpu_s
+        self._open()
+        return row
+
+    def _thread_cpu(self) -> float:
+        return time.clock_gettime(self._clock) if self._clock is not None else 0.0
+
+
+def _thread_clock(thread_id: int | None) -> int | None:
+    """The CPU clock of another thread of this process, where the system has one (Linux)."""
+    try:
+        return time.pthread_getcpuclockid(thread_id or threading.main_thread().ident or 0)
+    except (AttributeError, OSError):
+        return None
+
+
+def _rounded(sums: dict[str, float]) -> dict[str, float]:
+    return {key: round(value, 6) for key, value in sums.items()}
+
+
+def busy_feeder(frames: dict[int, FrameType]) -> bool:
+    """Whether the queue's feeder thread of this worker is serialising a batch right now."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("QueueFeederThread") and thread.ident in frames:
+            return _serialises(frames[thread.ident])
+    return False
+
+
+def _serialises(frame: FrameType) -> bool:
+    while frame.f_back is not None:
+        if frame.f_code.co_name == "wait" and frame.f_code.co_filename.endswith("threading.py"):
+            return False
+        if frame.f_code.co_name == "_feed":
+            return True
+        frame = frame.f_back
+    return False
