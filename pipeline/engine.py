@@ -225,7 +225,7 @@ class Run:
         self._received += 1
         if reply.kind != DONE:
             self._engine.ledger.give_back(reply.slot)
-            raise (SampleError if reply.kind == BAD_SAMPLE else TransformError)(reply.sample, reply.text)
+            raise (SampleError if reply.kind == BAD_SAMPLE else TransformError)(reply.text, reply.sample)
         self._ready[reply.batch] = reply.slot
         for line in reply.text.splitlines():
             sample, _, reason = line.partition(" ")

@@ -20,20 +20,20 @@ class DatasetError(FeedlineError):
 class SampleError(DatasetError):
     """One sample that cannot be used; the loader's `on_bad` decides what follows."""
 
-    def __init__(self, sample: int, reason: str) -> None:
-        """`sample` is its number in the index; whoever knows the keys names it to the user."""
-        super().__init__(f"sample {sample}: {reason}")
-        self.sample = sample
+    def __init__(self, reason: str, sample: int = -1) -> None:
+        """`sample`: its number in the index, once somebody knows it; the loader then says its key."""
+        super().__init__(reason)
         self.reason = reason
+        self.sample = sample
 
 
 class TransformError(FeedlineError):
     """A transform of the user's that raised: a mistake in a program and not in the data, so `on_bad` is not asked."""
 
-    def __init__(self, sample: int, reason: str) -> None:
-        super().__init__(f"sample {sample}: {reason}")
-        self.sample = sample
+    def __init__(self, reason: str, sample: int = -1) -> None:
+        super().__init__(reason)
         self.reason = reason
+        self.sample = sample
 
 
 class WorkerError(FeedlineError):

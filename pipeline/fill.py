@@ -110,7 +110,7 @@ class Filler:
                 candidate = (candidate + 1) % len(self._labels_N)
             else:
                 return candidate
-        raise SampleError(sample, f"nor can any of the {_REPLACEMENTS - 1} after it be used in its place")
+        raise SampleError(f"nor can any of the {_REPLACEMENTS - 1} after it be used in its place", sample)
 
     def _one(self, sample: int, epoch: int, out_HWC: Images) -> None:
         clock = self._clock
@@ -118,8 +118,10 @@ class Filler:
         data = self._read(sample)
         try:
             self._kernel(data, out_HWC, sample, epoch, clock)
+        except SampleError as error:
+            raise SampleError(error.reason, sample) from error
         except (ValueError, RuntimeError, OSError) as error:
-            raise SampleError(sample, f"it cannot be decoded: {_first_line(error)}") from error
+            raise SampleError(f"it cannot be decoded: {_first_line(error)}", sample) from error
         if self._transform is not None:
             self._transform(out_HWC, sample, epoch)
             clock.mark(_TRANSFORM)
@@ -129,10 +131,10 @@ class Filler:
         try:
             data = self._files.read(shards[sample], offsets[sample], lengths[sample])
         except DatasetError as error:
-            raise SampleError(sample, str(error)) from error
+            raise SampleError(str(error), sample) from error
         if not self._checked[sample] and self._spec.checksums:
             if zlib.crc32(data) != crcs[sample]:
-                raise SampleError(sample, "its bytes are not those that were written (wrong CRC)")
+                raise SampleError("its bytes are not those that were written (wrong CRC)", sample)
             self._checked[sample] = 1
         self._clock.add(_BYTES, len(data))
         self._clock.mark(_READ)
@@ -143,7 +145,7 @@ class Filler:
         try:
             result = self._batch_transform(images_NHWC, labels_N)
         except Exception as error:
-            raise TransformError(PADDING, f"the batch transform raised {where_raised(error)}") from error
+            raise TransformError(f"the batch transform raised {where_raised(error)}", PADDING) from error
         if result is not None:
             images_NHWC[:], labels_N[:] = result
         self._clock.mark(_TRANSFORM)
@@ -165,7 +167,7 @@ class _SampleTransform:
             else:
                 out_HWC[:] = self._function(out_HWC)
         except Exception as error:
-            raise TransformError(sample, f"the transform raised {where_raised(error)}") from error
+            raise TransformError(f"the transform raised {where_raised(error)}", sample) from error
 
 
 def where_raised(error: BaseException) -> str:
