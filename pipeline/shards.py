@@ -223,11 +223,25 @@ def read_index(split_folder: Path) -> Index:
 
 
 def member_header(name: str, size_bytes: int) -> bytes:
-    """A member's header block(s): fixed time, owner and mode, so that equal content gives equal bytes."""
-    info = tarfile.TarInfo(name)
-    info.size = size_bytes
-    info.mode = 0o644
-    return info.tobuf(tarfile.PAX_FORMAT)  # plain ustar unless the name is long or not ASCII
+    """A member's header block(s): fixed time, owner and mode, so that equal content gives equal bytes.
+
+    The common case (a short ASCII name) is filled into a ready block, ten times as fast as `tarfile`, whose bytes
+    it gives; long and non-ASCII names go through `tarfile` itself, which adds a PAX header.
+    """
+    if len(name) > 100 or not name.isascii() or size_bytes >= 8 << 30:
+        info = tarfile.TarInfo(name)
+        info.size = size_bytes
+        info.mode = 0o644
+        return info.tobuf(tarfile.PAX_FORMAT)
+    start, size = name.encode(), b"%011o" % size_bytes
+    checksum = b"%06o\0 " % (_HEADER_SUM + sum(start) + sum(size))
+    return b"".join((start, bytes(100 - len(start)), _OWNER, size, _TIME, checksum, _HEADER_END))
+
+
+_OWNER = b"0000644\0" + b"0000000\0" * 2
+_TIME = b"\0" + b"00000000000\0"
+_HEADER_END = (b"0" + bytes(100) + b"ustar\00000").ljust(356, b"\0")
+_HEADER_SUM = sum(_OWNER) + sum(_TIME) + 8 * ord(" ") + sum(_HEADER_END)  # the checksum counts as spaces
 
 
 def padding_bytes(size_bytes: int, unit_bytes: int = BLOCK_BYTES) -> int:
