@@ -1,0 +1,133 @@
+"""Checkpoints: one file that holds everything a run needs to go on to the same numbers.
+
+The file is what `torch.save` writes (a zip whose members carry a CRC-32), made of tensors and plain values only,
+so it loads with `weights_only=True` and cannot run anything. It appears under its name whole or not at all.
+Names: `step-0000120.pt` (the last few are kept), `epoch-0005.pt` (asked for by name), `best.pt`.
+"""
+
+import io
+import random
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from feedline.pipeline.errors import FeedlineError
+from feedline.pipeline.shards import write_atomically
+
+FORMAT = "feedline-checkpoint"
+VERSION = 1
+BEST = "best.pt"
+
+State = dict[str, Any]
+
+
+class CheckpointError(FeedlineError):
+    """A checkpoint that is damaged, not ours, or of another dataset or model."""
+
+
+def to_bytes(state: State) -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, "version": VERSION, **state}, buffer)
+    return buffer.getvalue()
+
+
+def from_bytes(data: bytes, where: str) -> State:
+    """Raises CheckpointError with the reason for anything that is not a whole checkpoint of ours."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise CheckpointError(f"checkpoint {where} is damaged ({damaged} has a wrong checksum): use an older one")
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
+    except Exception as error:  # torch.load raises whatever the unpickler met
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise CheckpointError(f"checkpoint {where} cannot be read ({reason}): use an older one") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{where} is not a feedline checkpoint: give a file from a run's checkpoints/ folder")
+    if state.get("version") != VERSION:
+        raise CheckpointError(f"checkpoint {where} has version {state.get('version')}, this feedline reads {VERSION}")
+    return state
+
+
+def read(path: Path) -> State:
+    try:
+        return from_bytes(path.read_bytes(), str(path))
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:07d}.pt"
+
+
+def epoch_name(epoch: int) -> str:
+    return f"epoch-{epoch:04d}.pt"
+
+
+def save(folder: Path, data: bytes, names: Iterable[str]) -> None:
+    """The same bytes under each of `names`. Raises CheckpointError when the disk refuses."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            write_atomically(folder / name, data)
+    except OSError as error:
+        raise CheckpointError(f"cannot write a checkpoint to {folder}: {error.strerror}") from error
+
+
+def forget_old(folder: Path, keep_last: int) -> None:
+    """Removes all but the newest `keep_last` step checkpoints; the best and the named ones stay."""
+    for path in step_checkpoints(folder)[:-keep_last]:
+        path.unlink(missing_ok=True)
+
+
+def step_checkpoints(folder: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted(folder.glob("step-*.pt"))
+
+
+def newest_good(folder: Path) -> tuple[bytes, Path, list[str]] | None:
+    """The newest checkpoint that can be read, its path, and why newer ones could not; None when there is none."""
+    problems: list[str] = []
+    for path in reversed(step_checkpoints(folder)):
+        try:
+            data = path.read_bytes()
+            from_bytes(data, str(path))
+            return data, path, problems
+        except (CheckpointError, OSError) as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError(problems[0])
+    return None
+
+
+# --- random states ------------------------------------------------------------------------------------
+
+
+def random_state(device: torch.device) -> State:
+    """Of every generator a model or a user's code may draw from in this process."""
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, words, gauss_next = random.getstate()
+    state: State = {
+        "torch": torch.get_rng_state(),
+        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
+        "python": [version, list(words), gauss_next],
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(state: State, device: torch.device) -> None:
+    torch.set_rng_state(state["torch"])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, np.array(keys, np.uint32), position, has_gauss, gauss))
+    version, words, gauss_next = state["python"]
+    random.setstate((version, tuple(words), gauss_next))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

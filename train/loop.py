@@ -1,0 +1,121 @@
+"""The training loop. `fit` is all of it, top to bottom; what it calls is named after what it does.
+
+`train(TrainConfig(dataset=..., run=...))` is the door: it returns the record that `feedline train --json` writes.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.nn import functional as F
+
+from feedline.train import checkpoint
+from feedline.train.config import TrainConfig
+from feedline.train.distributed import World, joined
+from feedline.train.lines import profile
+from feedline.train.metrics import Journal, Listener, everyone, silent
+from feedline.train.models import main_output
+from feedline.train.report import Reporter
+from feedline.train.run import Run, find_checkpoint
+
+
+@profile
+def fit(run: Run, report: Reporter) -> None:
+    """Trains until the epochs are over, the target is reached or the steps are used up.
+
+    Every sample weighs the same: losses are summed and divided by the full batch, so padding and skipped samples
+    neither count nor shift the others, and N ranks give what one rank with the same global batch gives.
+    """
+    config, progress, laps = run.config, run.progress, run.laps
+    while not run.finished:
+        loader, batches_left = run.begin_epoch()
+        laps.lap("own")
+        for images_NCHW, labels_N in loader:
+            laps.lap("next")
+            batches_left -= 1
+            progress.samples += run.sizes.delivered
+            run.batches_since_step += 1
+            step_now = run.batches_since_step == config.accumulate or batches_left == 0
+
+            with run.gradients_travel(step_now):
+                with run.autocast():
+                    logits_NC = main_output(run.model(images_NCHW))
+                    loss_sum = F.cross_entropy(
+                        logits_NC, labels_N, ignore_index=-1, label_smoothing=config.label_smoothing, reduction="sum"
+                    )
+                    loss = loss_sum / (run.sizes.per_rank * config.accumulate)
+                run.scaler.scale(loss).backward()
+
+            if step_now:
+                run.set_lr()
+                if config.clip_norm is not None:
+                    run.scaler.unscale_(run.optimizer)
+                    report.grad_norm = nn.utils.clip_grad_norm_(run.module.parameters(), config.clip_norm)
+                run.scaler.step(run.optimizer)
+                run.scaler.update()
+                run.optimizer.zero_grad(set_to_none=True)
+                run.batches_since_step = 0
+                progress.step += 1
+                if run.ema is not None:
+                    run.ema.update(run.module, progress.step)
+            laps.lap("compute")
+
+            run.losses.add(loss_sum, labels_N)
+            if step_now:
+                if progress.step % config.log_every == 0:
+                    report.step()
+                laps.lap("own")
+                if config.checkpoint_every and progress.step % config.checkpoint_every == 0:
+                    run.save([checkpoint.step_name(progress.step)])
+                    laps.lap("checkpoint")
+                if run.out_of_steps:
+                    break
+            laps.lap("own")
+
+        names = report.epoch(whole=batches_left == 0)
+        laps.lap("evaluate")
+        run.save(names)
+        laps.lap("checkpoint")
+
+
+def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
+    """Trains as `config` says and returns the record (design, section 11); all ranks of a torchrun job call it.
+
+    `listeners` hear every event on rank 0. Raises a FeedlineError with one line for whatever is wrong with the
+    configuration, the dataset, a checkpoint, or the training itself (a loss that is not finite, a lost rank).
+    """
+    with joined(config) as world:
+        folder = world.from_main(run_folder(config))
+        found = find_checkpoint(config, world, folder)
+        state = checkpoint.from_bytes(found[0], found[1]) if found else None
+        from_step = int(state["progress"]["step"]) if state else 0
+        if not world.is_main:
+            return _train(config, world, folder, silent, None, found, state)
+        with Journal(folder, tensorboard=config.tensorboard, from_step=from_step) as journal:
+            return _train(config, world, folder, everyone([journal, *listeners]), journal, found, state)
+
+
+def _train(config: TrainConfig, world: World, folder: Path, tell: Listener, journal: Journal | None,
+           found: Any, state: checkpoint.State | None) -> dict[str, Any]:  # fmt: skip
+    run = Run(config, world, folder, tell)
+    try:
+        if state is not None:
+            run.restore(state, found[1])
+        with Reporter(run) as report:
+            report.start(skipped=found[2] if found else [])
+            if journal is not None and state is None:
+                report.show_model(journal)
+            if state is None and 0 in config.keep_epochs:
+                run.save([checkpoint.epoch_name(0)])
+            run.start_clock()
+            fit(run, report)
+            return report.end()
+    finally:
+        run.close()
+
+
+def run_folder(config: TrainConfig) -> Path:
+    """As asked for, else one that names the model and the time."""
+    return config.run or Path("runs") / f"{config.model}-{datetime.now():%Y%m%d-%H%M%S}"

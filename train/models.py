@@ -1,0 +1,96 @@
+"""The models to train: the small CNN of our own, and any torchvision classifier by name."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from feedline.pipeline.errors import UsageError
+
+
+class SmallCNN(nn.Module):
+    """Two 5×5 convolutions and two linear layers, no batch norm: for CIFAR-10, MNIST and 64 px ImageNet.
+
+    Works from 16 px upwards: the features are pooled to at most 6×6, so the linear layers never grow with the image.
+    """
+
+    def __init__(self, classes: int, widths: tuple[int, int] = (6, 16), hidden: int = 84) -> None:
+        super().__init__()
+        first, second = widths
+        self.features = nn.Sequential(
+            nn.Conv2d(3, first, 5, padding=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(first, second, 5, padding=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.AdaptiveAvgPool2d(6),
+        )
+        self.classifier = nn.Sequential(
+            nn.Flatten(), nn.Linear(second * 36, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, classes)
+        )
+
+    def forward(self, images_NCHW: Tensor) -> Tensor:
+        return self.classifier(self.features(images_NCHW))
+
+
+def build_model(name: str, classes: int, *, widths: tuple[int, int] = (6, 16)) -> nn.Module:
+    """A model with freshly drawn weights and `classes` outputs. Raises UsageError for a name nobody knows."""
+    if name == "small_cnn":
+        return SmallCNN(classes, widths)
+    return _from_torchvision(name, classes)
+
+
+def _from_torchvision(name: str, classes: int) -> nn.Module:
+    import torchvision.models as zoo
+
+    known = zoo.list_models(module=zoo)
+    if name not in known:
+        near = [other for other in known if name[:4] == other[:4]] or ["mobilenet_v2", "resnet18", "resnet50"]
+        raise UsageError(f"--model {name!r} is not known: try small_cnn, {', '.join(near[:6])}")
+    extra: dict[str, Any] = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    return zoo.get_model(name, weights=None, num_classes=classes, **extra)
+
+
+def main_output(output: Any) -> Tensor:
+    """The logits, also of models that return auxiliary heads while training (googlenet, inception_v3)."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weights with decay; norms, biases and other vectors without: shrinking those only fights the optimiser."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+def check_takes_size(model: nn.Module, image_size: int) -> None:
+    """Raises UsageError when the model cannot take images of this size (inception_v3 needs 75 px, for one)."""
+    mode = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, 3, image_size, image_size))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"--image-size {image_size}: the model cannot take it ({reason})") from error
+    finally:
+        model.train(mode)
+
+
+def parameter_count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def same_shapes(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> str | None:
+    """None when the two state dicts fit each other, else the first difference in words."""
+    for name in [*mine, *theirs]:
+        if name not in theirs:
+            return f"{name} is missing"
+        if name not in mine:
+            return f"{name} is unknown here"
+        if mine[name].shape != theirs[name].shape:
+            return f"{name} has shape {tuple(theirs[name].shape)}, here {tuple(mine[name].shape)}"
+    return None

@@ -1,0 +1,29 @@
+"""The learning rate as a pure function of progress: nothing to save, and the same curve for any number of ranks."""
+
+import math
+from dataclasses import dataclass
+
+from feedline.train.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Linear warm-up from 0, then a cosine to 0. Progress is counted in epochs, a fraction inside one."""
+
+    peak_lr: float
+    warmup_epochs: float
+    epochs: float
+
+    def lr(self, progress_epochs: float) -> float:
+        """The rate for the step that starts at `progress_epochs`."""
+        if progress_epochs < self.warmup_epochs:
+            return self.peak_lr * progress_epochs / self.warmup_epochs
+        span = max(self.epochs - self.warmup_epochs, 1e-9)
+        share = min((progress_epochs - self.warmup_epochs) / span, 1.0)
+        return self.peak_lr * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def build_schedule(config: TrainConfig, global_batch: int) -> Schedule:
+    scale = global_batch / config.scale_lr if config.scale_lr else 1.0
+    warmup_epochs = min(config.warmup_epochs, config.epochs / 2)
+    return Schedule(peak_lr=config.lr * scale, warmup_epochs=warmup_epochs, epochs=config.epochs)
