@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from feedline.cli import doctor, profile, train
+from feedline.cli import doctor, prepare, profile, train, verify
 from feedline.cli.common import stderr
 
 app = typer.Typer(
@@ -17,6 +17,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(doctor.doctor)
+app.command()(prepare.prepare)
+app.command()(verify.verify)
 app.command()(train.train)
 app.command(context_settings=profile.CONTEXT)(profile.profile)
 

@@ -1,0 +1,112 @@
+"""The end of a job: every receipt checked, then indexes, quarantine report and, last of all, the manifests."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from feedline.pipeline.errors import DatasetError
+from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes
+from feedline.preprocess.claim import QUARANTINE_FILE, Store, is_ours
+from feedline.preprocess.receipts import Quarantined, Receipt, index_table, receipt_name
+from feedline.preprocess.store import WORK
+from feedline.preprocess.work import QUARANTINE
+
+
+@dataclass(kw_only=True)
+class Totals:
+    """Counts over all receipts; samples are counted once, however many outputs there are."""
+
+    input_samples: int = 0
+    output_samples: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    shards: int = 0
+    reasons: Counter[str] = field(default_factory=Counter[str])
+    notes: Counter[str] = field(default_factory=Counter[str])
+
+
+def held_receipt(
+    store: Store, plan_hash: str, split: str, shard: int, planned: int, folders: Sequence[str]
+) -> Receipt | None:
+    """The receipt of a finished shard whose files are there with the right size; None when it must be done."""
+    data = store.read(f"{WORK}/{receipt_name(plan_hash, split, shard)}")
+    receipt = Receipt.from_bytes(data) if data is not None else None
+    if receipt is None or (receipt.plan_hash, receipt.planned_samples) != (plan_hash, planned):
+        return None
+    if len(receipt.outputs) != len(folders):
+        return None
+    for written, folder in zip(receipt.outputs, folders, strict=True):
+        if store.size(f"{folder}/{written.name}") != written.bytes:
+            return None
+    for bad in receipt.quarantined:
+        if store.size(f"{QUARANTINE}/{bad.file}") != bad.length:
+            return None
+    return receipt
+
+
+def totals_of(receipts: Sequence[Receipt]) -> Totals:
+    totals = Totals()
+    for receipt in receipts:
+        totals.input_samples += receipt.planned_samples
+        totals.output_samples += receipt.outputs[0].samples
+        totals.bytes_in += receipt.bytes_in
+        totals.bytes_out += sum(written.bytes for written in receipt.outputs)
+        totals.shards += len(receipt.outputs)
+        totals.reasons.update(bad.reason for bad in receipt.quarantined)
+        totals.notes.update(receipt.notes)
+    if totals.output_samples + sum(totals.reasons.values()) != totals.input_samples:
+        raise DatasetError("the receipts do not add up (in is not out + quarantined): run again with --overwrite")
+    return totals
+
+
+def commit_split(store: Store, folder: str, output: int, receipts: Sequence[Receipt]) -> list[ShardInfo]:
+    """Writes the index of one output of one split; returns its shard list for the manifest."""
+    table = index_table([receipt.rows[output] for receipt in receipts])
+    store.write(f"{folder}/{INDEX}", index_table_bytes(table))
+    written = [(receipt.outputs[output], receipt.planned_samples) for receipt in receipts]
+    infos = [
+        ShardInfo(name=one.name, samples=one.samples, planned_samples=planned, bytes=one.bytes, sha256=one.sha256)
+        for one, planned in written
+    ]
+    keep = {info.name for info in infos} | {INDEX, MANIFEST}
+    for name in store.list(folder):  # shards of an attempt that wrote other bytes, left by a kill
+        if is_ours(name) and name not in keep:
+            store.delete(f"{folder}/{name}")
+    return infos
+
+
+def commit_quarantine(store: Store, bad: Sequence[Quarantined]) -> None:
+    """`report.jsonl` beside the bytes; stale files of ours go, and nothing stays when all samples were fine."""
+    report = f"{QUARANTINE}/report.jsonl"
+    keep = {row.file for row in bad} | ({"report.jsonl"} if bad else set())
+    for name in store.list(QUARANTINE):
+        if QUARANTINE_FILE.fullmatch(name) and name not in keep:
+            store.delete(f"{QUARANTINE}/{name}")
+    if bad:
+        lines = (json.dumps(vars(row), sort_keys=True, ensure_ascii=False) for row in bad)
+        store.write(report, ("\n".join(lines) + "\n").encode())
+
+
+def publish_manifests(store: Store, manifests: Mapping[str, Manifest]) -> None:
+    """By folder. From here on the dataset exists."""
+    for folder, manifest in manifests.items():
+        store.write(f"{folder}/{MANIFEST}", manifest.to_json().encode())
+
+
+def read_quarantine(store: Store) -> list[dict[str, Any]]:
+    """The rows of `report.jsonl`; empty when nothing was quarantined. Raises DatasetError when it is damaged."""
+    text = store.read(f"{QUARANTINE}/report.jsonl") or b""
+    try:
+        return [json.loads(line) for line in text.splitlines()]
+    except ValueError as error:
+        raise DatasetError(f"{store.address}/{QUARANTINE}/report.jsonl is damaged ({error})") from error
+
+
+def read_report(store: Store, name: str) -> dict[str, Any]:
+    text = store.read(name)
+    try:
+        return dict(json.loads(text)) if text else {}
+    except ValueError:
+        return {}

@@ -1,0 +1,321 @@
+"""`prepare(PrepareConfig(...))`: index, plan, write, commit. The door; Spark itself is in `preprocess.job`.
+
+A rerun of the same plan skips what is done; a different plan in the same folder is refused; manifests come last, so a
+folder either is a whole dataset or none.
+"""
+
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from feedline.pipeline.errors import FeedlineError, UsageError
+from feedline.pipeline.shards import Manifest
+from feedline.preprocess import claim, commit, report
+from feedline.preprocess.config import PrepareConfig
+from feedline.preprocess.gather import gather
+from feedline.preprocess.job import Ran, check_java, has_context, run_on_spark
+from feedline.preprocess.plan import Plan, SplitPlan, make_plan
+from feedline.preprocess.receipts import Receipt
+from feedline.preprocess.resize import fingerprint
+from feedline.preprocess.scratch import scratch_folder
+from feedline.preprocess.sources import open_source
+from feedline.preprocess.store import WORK, LocalStore, open_store, readable
+from feedline.preprocess.work import Order, Outcome, ShardTask
+
+OnProgress = Callable[[int, int], None]
+"""(samples done, samples in all)."""
+OnNote = Callable[[str], None]
+"""One line that a user may want to read: what was chosen, and why."""
+
+DEFAULT_MAX_BAD = 0.001
+
+
+class TooManyBad(FeedlineError):
+    """More samples in quarantine than `max_bad` allows."""
+
+
+def prepare(
+    config: PrepareConfig, on_progress: OnProgress | None = None, on_note: OnNote | None = None
+) -> dict[str, Any]:
+    """Runs the job, or what is left of it; returns the report (as in OUT/report.json).
+
+    Raises FeedlineError (one line, with `exit_status`) for whatever keeps it from finishing; what is done stays and a
+    rerun resumes.
+    """
+    return Preparation(config, on_progress or (lambda *_: None), on_note or (lambda _: None)).run()
+
+
+@dataclass
+class Preparation:
+    """One run of the job."""
+
+    config: PrepareConfig
+    on_progress: OnProgress
+    on_note: OnNote
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    def run(self) -> dict[str, Any]:
+        config = self.config
+        check_java_if_needed()
+        check_apart(config)
+        open_source(config.source, **dict(config.source_options))  # a wrong path is said before anything is made
+        self.store = open_store(config.out, dict(config.storage_options))
+        with claim.locked(self.store), staging_folder(self.store) as staging:
+            started = time.monotonic()
+            columns, self.classes, self.stats = gather(config, staging, self.on_note)
+            self.seconds["index"] = time.monotonic() - started
+            self.fingerprint = fingerprint(config.outputs)
+            self.plan = make_plan(columns, config, self.classes, self.fingerprint)
+            self.seconds["plan"] = time.monotonic() - started - self.seconds["index"]
+            return self._claimed()
+
+    def _claimed(self) -> dict[str, Any]:
+        store, plan = self.store, self.plan
+        folders = [folder for split in plan.splits for folder in self._folders(split)]
+        if self.config.overwrite and not self._is_ours(folders):
+            claim.wipe(store)
+        claim.check_free(store, plan.hash, folders)
+        done = claim.finished(store, folders)
+        if done is not None and self._complete(folders, done):
+            claim.end(store)
+            self.on_note("already prepared: nothing to do")
+            return commit.read_report(store, claim.REPORT) | {"already_complete": True}
+        for split in plan.splits:
+            self.on_note(f"{split.split}: {len(split.rows_N):,} samples in {split.shards} shards ({split.reason})")
+        claim.begin(store, plan.hash, describe(self.config), folders, self.run_id)
+        return self._write()
+
+    def _folders(self, split: SplitPlan) -> list[str]:
+        return [self.config.folder(output, split.split) for output in self.config.outputs]
+
+    def _is_ours(self, folders: Sequence[str]) -> bool:
+        try:
+            claim.check_free(self.store, self.plan.hash, list(folders))
+        except UsageError:
+            return False
+        return True
+
+    def _complete(self, folders: Sequence[str], manifests: Sequence[Manifest]) -> bool:
+        """Whether every shard of the finished dataset is there with its size, and nothing is to be retried."""
+        if self.config.retry_quarantine:
+            return False
+        return all(
+            self.store.size(f"{folder}/{shard.name}") == shard.bytes
+            for folder, manifest in zip(folders, manifests, strict=True)
+            for shard in manifest.shards
+        )
+
+    # --- writing --------------------------------------------------------------------------------------
+
+    def _write(self) -> dict[str, Any]:
+        started = time.monotonic()
+        pending, samples_done = self._pending()
+        watch = Watch(self.config, self.plan, samples_done, self.on_progress)
+        ran = Ran()
+        if pending:
+            ran = run_on_spark(self.config, self._order(), pending, watch.outcomes, watch.tasks)
+        self.seconds["start"], self.seconds["run"] = ran.start_s, ran.run_s
+        commit_started = time.monotonic()
+        try:
+            said = self._commit(ran, resumed=samples_done, started=started, commit_started=commit_started)
+        except OSError as error:
+            raise readable(error, f"committing {self.store.address}") from error
+        claim.end(self.store)
+        return said
+
+    def _pending(self) -> tuple[list[ShardTask], int]:
+        """The tasks that are still to be done, and the number of samples in those that are not."""
+        mended = self._mended()
+        pending: list[ShardTask] = []
+        samples_done = 0
+        for split in self.plan.splits:
+            for shard in range(split.shards):
+                again = mended.get((split.split, shard), {})
+                if not again and self._receipt(split, shard) is not None:
+                    samples_done += split.planned(shard)
+                else:
+                    pending.append(self.plan.task(split, shard, again))
+        return pending, samples_done
+
+    def _mended(self) -> dict[tuple[str, int], dict[int, str]]:
+        """(split, shard) -> position -> file in quarantine to try again. Empty unless asked for."""
+        if not self.config.retry_quarantine:
+            return {}
+        found: dict[tuple[str, int], dict[int, str]] = {}
+        for row in commit.read_quarantine(self.store):
+            place = found.setdefault((row["split"], row["shard"]), {})
+            place[row["position"]] = f"{self.store.address}/{commit.QUARANTINE}/{row['file']}"
+        return found
+
+    def _receipt(self, split: SplitPlan, shard: int) -> Receipt | None:
+        planned = split.planned(shard)
+        return commit.held_receipt(self.store, self.plan.hash, split.split, shard, planned, self._folders(split))
+
+    def _order(self) -> Order:
+        return Order(
+            run=self.run_id,
+            plan_hash=self.plan.hash,
+            fingerprint=self.fingerprint,
+            address=self.store.address,
+            storage_options=dict(self.config.storage_options),
+            folders={split.split: self._folders(split) for split in self.plan.splits},
+            outputs=self.config.outputs,
+            max_pixels=self.config.max_pixels,
+            metadata=self.config.metadata,
+            stats=self.stats,
+        )
+
+    # --- committing -----------------------------------------------------------------------------------
+
+    def _commit(self, ran: Ran, *, resumed: int, started: float, commit_started: float) -> dict[str, Any]:
+        receipts = {split.split: self._all_receipts(split) for split in self.plan.splits}
+        every = [receipt for of_split in receipts.values() for receipt in of_split]
+        totals = commit.totals_of(every)
+        bad = [row for receipt in every for row in receipt.quarantined]
+        if len(bad) > allowed_bad(totals.input_samples, self.config):
+            raise too_many_bad(len(bad), totals.input_samples, self.config)
+        manifests: dict[str, Manifest] = {}
+        for split in self.plan.splits:
+            for number, folder in enumerate(self._folders(split)):
+                infos = commit.commit_split(self.store, folder, number, receipts[split.split])
+                manifests[folder] = self._manifest(split, number, infos)
+        commit.commit_quarantine(self.store, bad)
+        self.seconds["commit"] = time.monotonic() - commit_started
+        said = self._report(totals, ran, resumed, time.monotonic() - started)
+        self.store.write(claim.REPORT, (json.dumps(said, indent=1) + "\n").encode())
+        commit.publish_manifests(self.store, manifests)
+        return said
+
+    def _all_receipts(self, split: SplitPlan) -> list[Receipt]:
+        found = [self._receipt(split, shard) for shard in range(split.shards)]
+        missing = [number for number, receipt in enumerate(found) if receipt is None]
+        if missing:
+            raise FeedlineError(
+                f"{len(missing)} shards of {split.split} (first: {missing[0]}) left no receipt in "
+                f"{self.store.address}: do all executors see this folder? Run again to resume"
+            )
+        return [receipt for receipt in found if receipt is not None]
+
+    def _manifest(self, split: SplitPlan, number: int, infos: list[Any]) -> Manifest:
+        return Manifest(
+            split=split.split,
+            samples=sum(info.samples for info in infos),
+            classes=list(self.classes),
+            shards=infos,
+            settings=self.config.outputs[number].settings()
+            | {"max_pixels": self.config.max_pixels, "metadata": self.config.metadata, "shuffle": "keyed hash"},
+            seed=self.config.seed,
+            plan_hash=self.plan.hash,
+            versions=report.versions(),
+        )
+
+    def _report(self, totals: commit.Totals, ran: Ran, resumed: int, seconds: float) -> dict[str, Any]:
+        seconds_by = {name: round(value, 3) for name, value in self.seconds.items()} | {"all": round(seconds, 3)}
+        return {
+            "input_samples": totals.input_samples,
+            "output_samples": totals.output_samples,
+            "quarantined": sum(totals.reasons.values()),
+            "reasons": dict(sorted(totals.reasons.items())),
+            "notes": dict(sorted(totals.notes.items())),
+            "shards": totals.shards,
+            "splits": {
+                split.split: {"samples": len(split.rows_N), "shards": split.shards, "why": split.reason}
+                for split in self.plan.splits
+            },
+            "bytes_in": totals.bytes_in,
+            "bytes_out": totals.bytes_out,
+            **report.speed(ran.outcomes, self.seconds["run"]),
+            "stage_s": report.stage_seconds(ran.outcomes) | {"commit": round(self.seconds["commit"], 3)},
+            "seconds": seconds_by,
+            "plan_hash": self.plan.hash,
+            "resumed_samples": resumed,
+            "master": ran.master,
+            "parallelism": ran.parallelism,
+            "versions": report.versions(),
+        }
+
+
+class Watch:
+    """Follows the running job: progress for people, and the early end when something cannot be mended."""
+
+    def __init__(self, config: PrepareConfig, plan: Plan, samples_done: int, on_progress: OnProgress) -> None:
+        self._config, self._on_progress = config, on_progress
+        self._all = len(plan.columns)
+        self._before = samples_done
+        self._bad = self._seen = 0
+
+    def outcomes(self, fresh: Sequence[Outcome]) -> None:
+        for outcome in fresh:
+            if outcome.fatal:
+                raise FeedlineError(outcome.fatal)
+            self._bad += outcome.quarantined
+            self._seen += outcome.samples + outcome.quarantined
+        if self._bad > allowed_bad(self._all, self._config):
+            raise too_many_bad(self._bad, self._all, self._config)
+
+    def tasks(self, share: float) -> None:
+        self._on_progress(self._before + max(self._seen, int(share * (self._all - self._before))), self._all)
+
+
+def allowed_bad(samples: int, config: PrepareConfig) -> float:
+    """As asked; unasked 0.1 %, but a handful (at most one in twenty) does not end a small job."""
+    if config.max_bad is not None:
+        return config.max_bad * samples
+    return max(DEFAULT_MAX_BAD * samples, min(10.0, samples / 20))
+
+
+def too_many_bad(bad: int, samples: int, config: PrepareConfig) -> TooManyBad:
+    return TooManyBad(
+        f"{bad} of {samples} samples cannot be used, more than --max-bad "
+        f"{DEFAULT_MAX_BAD if config.max_bad is None else config.max_bad:g} allows: look at "
+        f"{config.out}/{commit.QUARANTINE}, then run again with a larger --max-bad to resume"
+    )
+
+
+def check_java_if_needed() -> None:
+    """Before any long work; not under spark-submit, nor with a running context, which have a Java already."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and not has_context():
+        check_java()
+
+
+@contextmanager
+def staging_folder(store: claim.Store) -> Generator[Path]:
+    """Where a source may unpack itself: seen by all tasks where the output is, gone when the job ends."""
+    if not isinstance(store, LocalStore):
+        with scratch_folder("staging") as folder:
+            yield folder
+        return
+    folder = store.root / WORK / claim.STAGING
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        store.delete_folder_if_empty(WORK)
+
+
+def check_apart(config: PrepareConfig) -> None:
+    """The output must not lie inside a source folder, nor hold it: it would be indexed, or wiped."""
+    if "://" in config.source or "://" in config.out:
+        return
+    source, out = Path(config.source).resolve(), Path(config.out).resolve()
+    quarantine = source == out / commit.QUARANTINE
+    if (
+        source == out
+        or (out.is_relative_to(source) and source.is_dir())
+        or (source.is_relative_to(out) and quarantine)
+    ):
+        raise UsageError(f"OUT {config.out} and SOURCE {config.source} lie in each other: choose another folder")
+
+
+def describe(config: PrepareConfig) -> str:
+    """The plan in a few words, for whoever meets it unfinished."""
+    outputs = ", ".join(output.name for output in config.outputs)
+    return f"{outputs} of {config.source}, seed {config.seed}"

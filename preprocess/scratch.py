@@ -1,0 +1,37 @@
+"""Temporary folders that do not outlive their process for long: the next job clears what a killed one left."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PREFIX = "feedline-scratch-"
+
+
+@contextmanager
+def scratch_folder(what: str) -> Generator[Path]:
+    """A fresh folder in the system's temporary folder, held by a lock that dies with this process."""
+    clear_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{what}-"))
+    held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def clear_abandoned() -> None:
+    """Removes scratch folders whose process is gone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)

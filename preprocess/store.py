@@ -1,0 +1,230 @@
+"""Where prepared files go: a local folder, or anything fsspec speaks.
+
+Both publish whole files or nothing. A folder does it with an attempt-unique name in the work folder, fsync, rename.
+An object store cannot rename (a copy is not atomic): objects appear whole, shards under a name that carries their
+content's hash, so two attempts either write the same object or never meet.
+"""
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Protocol
+
+from feedline.pipeline.errors import FeedlineError, UsageError
+from feedline.pipeline.shards import sync_folder, write_atomically
+
+WORK = ".feedline"
+"""The folder beside the splits that a running job keeps its plan, receipts and attempts in; gone when it is done."""
+
+
+class Attempt(Protocol):
+    """A file being written that nobody sees yet."""
+
+    file: BinaryIO
+
+    def publish(self, folder: str, name: str, sha256: str) -> str:
+        """Makes the file visible, durably; returns the name it got in `folder`."""
+        ...
+
+
+def open_store(where: str, options: dict[str, Any] | None = None) -> "LocalStore | ObjectStore":
+    """A `LocalStore` for paths and file:// addresses, an `ObjectStore` for every other scheme."""
+    if where.startswith("file://"):
+        where = where.removeprefix("file://")
+    if "://" in where:
+        return ObjectStore(where.rstrip("/"), options or {})
+    return LocalStore(Path(where).absolute())
+
+
+def readable(error: OSError, doing: str) -> FeedlineError:
+    """One line for what a file system refused."""
+    import errno
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FeedlineError(f"no space left while {doing}: free some, then run the same command again to resume")
+    return UsageError(f"{doing} failed: {error.strerror or error}")
+
+
+@dataclass(frozen=True)
+class LocalStore:
+    root: Path
+
+    @property
+    def address(self) -> str:
+        return str(self.root)
+
+    def prepare(self, folders: list[str]) -> None:
+        """Makes the folders. Raises UsageError when the place cannot be written."""
+        for folder in folders:
+            try:
+                (self.root / folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise readable(error, f"making the folder {self.root / folder}") from error
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise UsageError(f"{self.root} cannot be written: choose another folder or its permissions")
+
+    @contextmanager
+    def attempt(self, run: str) -> Generator["LocalAttempt"]:
+        """Fails when the run's folder is gone: a straggler of an older run must not bring anything back."""
+        path = self.root / WORK / f"attempts-{run}" / f"{uuid.uuid4().hex}.tmp"
+        with path.open("xb", buffering=1 << 20) as file:
+            try:
+                yield LocalAttempt(self.root, path, file)
+            finally:
+                path.unlink(missing_ok=True)
+
+    def write(self, name: str, data: bytes) -> None:
+        write_atomically(self.root / name, data)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.root / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self.root / name).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def list(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; folders among them end with a slash; none when it is not there."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return sorted(
+                e.name + ("/" if e.is_dir(follow_symlinks=False) else "") for e in os.scandir(self.root / folder)
+            )
+        return []
+
+    @contextmanager
+    def local_copy(self, name: str) -> Generator[Path]:
+        yield self.root / name
+
+    def delete(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+
+    def delete_tree(self, folder: str) -> None:
+        shutil.rmtree(self.root / folder, ignore_errors=True)
+
+    def delete_folder_if_empty(self, folder: str) -> None:
+        with suppress(OSError):
+            (self.root / folder).rmdir()
+
+
+@dataclass
+class LocalAttempt:
+    root: Path
+    path: Path
+    file: BinaryIO
+
+    def publish(self, folder: str, name: str, sha256: str) -> str:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.path.replace(self.root / folder / name)
+        sync_folder(self.root / folder)
+        return name
+
+
+@dataclass
+class ObjectStore:
+    address: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        import fsspec
+
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(self.address, **self.options)
+        except (ImportError, ValueError) as error:
+            raise UsageError(f"{self.address} cannot be opened: {error}") from error
+
+    def prepare(self, folders: list[str]) -> None:
+        """Object stores have no folders; writing one small object shows whether we may."""
+        name = f"{WORK}/writable"
+        try:
+            self.write(name, b"")
+            self.delete(name)
+        except (OSError, NotImplementedError) as error:
+            raise UsageError(f"{self.address} cannot be written: {error or type(error).__name__}") from error
+
+    @contextmanager
+    def attempt(self, run: str) -> Generator["ObjectAttempt"]:
+        with tempfile.TemporaryFile(prefix=f"feedline-{run}-") as file:
+            yield ObjectAttempt(self, file)
+
+    def write(self, name: str, data: bytes) -> None:
+        self._fs.pipe_file(self._path(name), data)
+        self._forget(name)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return self._fs.cat_file(self._path(name))
+        except FileNotFoundError:
+            return None
+
+    def size(self, name: str) -> int | None:
+        try:
+            return int(self._fs.info(self._path(name))["size"])
+        except FileNotFoundError:
+            return None
+
+    def list(self, folder: str) -> list[str]:
+        self._forget(folder)
+        try:
+            found = self._fs.ls(self._path(folder), detail=True)
+        except FileNotFoundError:
+            return []
+        names = (PurePosixPath(e["name"]).name + ("/" if e["type"] == "directory" else "") for e in found)
+        return sorted(name for name in names if name)
+
+    @contextmanager
+    def local_copy(self, name: str) -> Generator[Path]:
+        """A file of the same name in a temporary folder; absent there when it is absent here."""
+        with tempfile.TemporaryDirectory(prefix="feedline-copy-") as folder:
+            path = Path(folder) / PurePosixPath(name).name
+            data = self.read(name)
+            if data is not None:
+                path.write_bytes(data)
+            yield path
+
+    def delete(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(name))
+
+    def delete_tree(self, folder: str) -> None:
+        with suppress(FileNotFoundError):
+            self._fs.rm(self._path(folder), recursive=True)
+
+    def delete_folder_if_empty(self, folder: str) -> None:
+        """Nothing: a folder here is only a name's beginning."""
+
+    def upload(self, name: str, file: BinaryIO) -> None:
+        """Streams `file` from its start; the object appears when all of it has arrived."""
+        file.seek(0)
+        with self._fs.open(self._path(name), "wb", block_size=1 << 25) as target:
+            shutil.copyfileobj(file, target, 1 << 22)
+        self._forget(name)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _forget(self, name: str) -> None:
+        self._fs.invalidate_cache(self._path(name))
+
+
+@dataclass
+class ObjectAttempt:
+    store: ObjectStore
+    file: BinaryIO
+
+    def publish(self, folder: str, name: str, sha256: str) -> str:
+        stem, dot, extension = name.rpartition(".")
+        final = f"{stem}-{sha256[:16]}{dot}{extension}"
+        self.file.flush()
+        self.store.upload(f"{folder}/{final}", self.file)
+        return final
