@@ -12,8 +12,8 @@ def finite(values: Iterable[float | None]) -> list[float]:
 
 def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Between three and about `count` + 2 multiples of 1, 2 or 5 × 10^n that cover [low, high]."""
-    if not high > low:
-        high = low + (abs(low) or 1.0)
+    if not high - low > 1e-12 * max(abs(low), abs(high), 1e-200):
+        high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
     raw = (high - low) / max(count, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next((m * power for m in (1, 2, 5) if m * power >= raw * 0.999), 10 * power)

@@ -1,0 +1,199 @@
+"""Recording -> Diagnosis: what the training loop waits for, with the evidence, and what each remedy would give. Pure.
+
+The rule, in order (shares as in `measure`; a share below its threshold is no candidate, the largest candidate wins):
+
+    data      the loop is blocked on batches 10 % of the time or more; or the ceiling leg is 1.5 times as fast
+              although it hardly waits: workers and model fight for the same cores
+    copy      15 % or more in host-to-device copies
+    trainer   25 % or more in the main thread's own Python, unpickling, logging
+    compute   none of these: the model is the limit
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from feedline.profiling.measure import Measured, measure
+from feedline.profiling.predict import Prediction, Situation, situation
+from feedline.profiling.recording import STAGES, Line, Recording
+from feedline.profiling.remedies import all_predictions
+from feedline.profiling.render import units
+
+Bound = Literal["data", "copy", "compute", "trainer"]
+THRESHOLDS: dict[Bound, float] = {"data": 0.10, "copy": 0.15, "trainer": 0.25}
+STALLED = 1.5
+"""The ceiling over the measured rate from which data is to blame even if the loop hardly waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    bound: Bound | None
+    """None: no step was seen, and `headline` says so."""
+    headline: str
+    """The verdict in one short sentence."""
+    evidence: list[str]
+    """Sentences that carry it, the strongest first."""
+    measured: Measured
+    predictions: list[Prediction]
+    situation: Situation | None
+    """The model set to this run, for whoever wants to ask it more."""
+    overhead_fraction: float | None
+    lines: list[Line] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self.measured.rate.value if self.measured.rate else None
+
+    @property
+    def ceiling_samples_per_s(self) -> float | None:
+        return self.measured.ceiling.value if self.measured.ceiling else None
+
+    @property
+    def top_stage(self) -> str | None:
+        """Where the workers spend most of their busy time."""
+        busy = {name: share for name, share in self.measured.stages.items() if name not in ("idle", "other")}
+        return max(busy, key=lambda name: busy[name]) if busy and max(busy.values()) > 0 else None
+
+
+def diagnose(recording: Recording) -> Diagnosis:
+    measured = measure(recording)
+    bound = _bound(measured)
+    at = situation(recording, measured)
+    return Diagnosis(
+        bound=bound,
+        headline=_headline(measured, bound),
+        evidence=_evidence(recording, measured, bound),
+        measured=measured,
+        predictions=all_predictions(at) if at else [],
+        situation=at,
+        overhead_fraction=recording.overhead.fraction,
+        lines=sorted(recording.lines, key=lambda line: -line.seconds),
+        notes=[*measured.notes, *recording.notes],
+    )
+
+
+def record_keys(recording: Recording, diagnosis: Diagnosis) -> dict[str, Any]:
+    """The keys of a `profile` record: verdict, stages, workers, predictions, gpu, lines. JSON-ready."""
+    measured = diagnosis.measured
+    return {
+        "verdict": {
+            "bound": diagnosis.bound,
+            "headline": diagnosis.headline,
+            "evidence": diagnosis.evidence,
+            "wait_fraction": measured.wait_fraction,
+            "samples_per_s": diagnosis.samples_per_s,
+            "low": measured.rate.low if measured.rate else None,
+            "high": measured.rate.high if measured.rate else None,
+            "ceiling_samples_per_s": diagnosis.ceiling_samples_per_s,
+            "overhead_fraction": diagnosis.overhead_fraction,
+            "shares": asdict(measured.shares),
+            "steps": measured.steps,
+        },
+        "stages": measured.stages,
+        "workers": [
+            {
+                "worker": w.worker,
+                "rank": w.rank,
+                "pid": w.pid,
+                "samples": w.samples,
+                "in_trainer": w.in_trainer,
+                **stages,
+            }
+            for w, stages in measured.per_worker
+        ],
+        "predictions": [_prediction_keys(prediction) for prediction in diagnosis.predictions],
+        "gpu": [asdict(gpu) for gpu in recording.gpus],
+        "lines": [asdict(line) for line in diagnosis.lines],
+        "notes": diagnosis.notes,
+    }
+
+
+def _prediction_keys(prediction: Prediction) -> dict[str, Any]:
+    return {**asdict(prediction), "settings": dict(prediction.settings)}
+
+
+def _bound(measured: Measured) -> Bound | None:
+    if measured.rate is None:
+        return None
+    shares = asdict(measured.shares)
+    candidates: dict[Bound, float] = {n: shares[n] for n, least in THRESHOLDS.items() if shares[n] >= least}
+    if not candidates and measured.ceiling and measured.ceiling.value > STALLED * measured.rate.value:
+        return "data"
+    return max(candidates, key=lambda name: candidates[name]) if candidates else "compute"
+
+
+def _headline(measured: Measured, bound: Bound | None) -> str:
+    if bound is None:
+        return "No training step was seen."
+    shares = measured.shares
+    texts: dict[Bound, str] = {
+        "data": f"Data-bound: the model waits for data {units.percent(shares.data)} of the time.",
+        "copy": f"Copy-bound: {units.percent(shares.copy)} of the time goes into copies to the device.",
+        "trainer": f"Trainer-bound: {units.percent(shares.trainer)} of the time is the script's own Python.",
+        "compute": f"Compute-bound: the model computes {units.percent(shares.compute)} of the time.",
+    }
+    if bound == "data" and shares.data < THRESHOLDS["data"]:
+        return "Data-bound: the workers take the cores that the model needs."
+    return texts[bound]
+
+
+def _evidence(recording: Recording, measured: Measured, bound: Bound | None) -> list[str]:
+    if bound is None or measured.rate is None:
+        return ["No loader of a known kind was iterated, so there is nothing to measure a rate by."]
+    shares = measured.shares
+    said = [
+        f"Over {measured.steps:,} steps at {units.rate(measured.rate.value)}, the loop spent "
+        f"{units.percent(shares.data)} of its time waiting for the next batch, {units.percent(shares.copy)} copying, "
+        f"{units.percent(shares.trainer)} in its own Python and {units.percent(shares.compute)} computing."
+    ]
+    said += _ceiling_evidence(measured)
+    said += _worker_evidence(measured, bound)
+    said += _trainer_evidence(recording, bound)
+    return said
+
+
+def _ceiling_evidence(measured: Measured) -> list[str]:
+    if measured.ceiling is None or measured.rate is None:
+        return []
+    factor = measured.ceiling.value / measured.rate.value
+    if factor < 1.05:
+        return [f"With data for free it is no faster ({units.rate(measured.ceiling.value)})."]
+    reached = units.rate(measured.ceiling.value)
+    return [f"With data for free the same script reaches {reached}, {units.times(factor)} as much."]
+
+
+def _worker_evidence(measured: Measured, bound: Bound) -> list[str]:
+    said: list[str] = []
+    busy = {n: s for n, s in measured.stages.items() if n != "idle" and s > 0}
+    if busy:
+        top = sorted(busy, key=lambda name: -busy[name])[:2]
+        shares = " and ".join(f"{units.percent(busy[name])} in {_STAGE_WORDS[name]}" for name in top)
+        who = "The trainer prepares its batches itself" if measured.workers == 0 else "The workers spend their time"
+        idle = f"; they idle {units.percent(measured.stages['idle'])}" if measured.workers else ""
+        said.append(f"{who}: {shares}{idle}.")
+    if measured.slow_worker:
+        worker, factor = measured.slow_worker
+        said.append(
+            f"Worker {worker.worker} takes {units.times(factor)} as long per sample as the others: all wait for it."
+        )
+    if measured.slowdown > 1.25 and bound in ("data", "compute"):
+        said.append(
+            f"Cores are short: what needs one second of CPU takes the workers {measured.slowdown:.1f} s "
+            f"on {measured.cores:g} cores."
+        )
+    return said
+
+
+_WORDS = ("reading", "decoding", "transforming", "collating", "sending", "idling", "other work")
+_STAGE_WORDS: dict[str, str] = dict(zip(STAGES, _WORDS, strict=True))
+
+
+def _trainer_evidence(recording: Recording, bound: Bound) -> list[str]:
+    places: dict[str, float] = {}
+    for trainer in recording.trainers:
+        for place, seconds in trainer.functions.items():
+            places[place] = places.get(place, 0.0) + seconds
+    if bound != "trainer" or not places:
+        return []
+    top = max(places, key=lambda place: places[place])
+    return [f"Most of the main thread's own time is in {top}."]

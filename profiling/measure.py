@@ -1,0 +1,307 @@
+"""Recording -> the plain numbers that the verdict and the predictions rest on. Pure.
+
+Rates are samples per second over the time of the measured steps (warm-up, evaluation and checkpoint pauses left
+out), summed over ranks. Shares of time are of that same time and sum to 1:
+
+    data      blocked on the next batch (CUDA: the device had run dry for want of it)
+    copy      host-to-device copies the step waited for
+    trainer   the main thread's own Python, unpickling, logging, synchronising
+    compute   the rest: forward, backward, optimiser
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from feedline.profiling.recording import STAGES, LoaderSeen, Recording, Step, WorkerTime
+
+GROUPS = 10
+"""Steps are cut into this many stretches; the spread of their rates is the rate's uncertainty."""
+FEW_STEPS = 8
+"""Fewer measured steps than this give a verdict with a warning."""
+MAIN_THREAD = ("python", "logging", "checkpoint", "synchronise")
+CPU_STAGES = ("decode", "transform", "collate")
+"""Stages that need a core and nothing else: their wall over CPU time is how much the cores were fought for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """samples/s with its relative standard error."""
+
+    value: float
+    error: float
+
+    @property
+    def low(self) -> float:
+        return self.value * max(0.0, 1.0 - 2.0 * self.error)
+
+    @property
+    def high(self) -> float:
+        return self.value * (1.0 + 2.0 * self.error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    data: float = 0.0
+    copy: float = 0.0
+    trainer: float = 0.0
+    compute: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Per sample costs are of one rank; None where they could not be seen."""
+
+    rate: Rate | None
+    steps: int
+    seconds: float
+    wait_fraction: float
+    shares: Shares
+    ceiling: Rate | None
+    loader_only: dict[int, Rate]
+    """The loader's own rate by number of workers."""
+    loader: LoaderSeen | None
+    workers: int
+    ranks: int
+    cores: float
+    """Usable by all ranks and their workers together."""
+    stages: dict[str, float]
+    """Fractions over all training workers, in the order of `STAGES`, sum 1; empty when no worker was seen."""
+    per_worker: list[tuple[WorkerTime, dict[str, float]]]
+    worker_wall_s: float | None
+    """Busy wall time of a worker per sample, as recorded: fights for cores included."""
+    worker_cpu_s: float | None
+    worker_alone_s: float | None
+    """What one sample takes a worker that has a core to itself: CPU time plus time blocked on storage and pipes."""
+    stage_alone_s: dict[str, float]
+    """`worker_alone_s` by stage."""
+    trainer_cpu_s: float | None
+    step_s: float | None
+    """Main-thread time per sample outside the wait: copy, compute and Python."""
+    unpickle_s: float
+    """Main-thread time per sample unpickling batches inside the wait."""
+    copy_s: float
+    slowdown: float
+    """Wall over CPU time of the workers' CPU-only stages: 1 when nobody fights for cores."""
+    slow_worker: tuple[WorkerTime, float] | None
+    """One worker that needs far longer per sample than the others, and how many times as long."""
+    notes: list[str] = field(default_factory=list)
+
+
+def measure(recording: Recording) -> Measured:
+    loader = recording.train_loader
+    steps, notes = _steps(recording, loader)
+    seconds = _seconds(steps)
+    workers = _training_workers(recording, loader)
+    samples = sum(step.samples for step in steps)
+    rate = _rate(steps)
+    wait_fraction = sum(_waited(step) for step in steps) / seconds if seconds else 0.0
+    cores = float(recording.host.get("affinity") or recording.host.get("cores") or 1)
+    # Every worker and every thread of the trainer may want a core at once; more than that is sleep, not contention.
+    stage_alone_s, slowdown = _alone(workers, most=1.0 + (len(workers) + cores) / cores)
+    wall_s = _per_sample(sum(w.seconds - w.stages.get("idle", 0.0) for w in workers), workers)
+    cpu_s = recording.costs.worker_cpu_s or _per_sample(_sum_known([w.cpu_s for w in workers]), workers)
+    parts = _trainer_parts(recording)
+    return Measured(
+        rate=rate,
+        steps=len(steps),
+        seconds=seconds,
+        wait_fraction=min(1.0, wait_fraction),
+        shares=_shares(recording, steps, seconds, parts, workers),
+        ceiling=_leg_rate(recording, "cached"),
+        loader_only=_loader_only(recording, loader),
+        loader=loader,
+        workers=_workers_now(loader, workers),
+        ranks=max(1, recording.compute.world_size),
+        cores=cores,
+        stages=_fractions(workers),
+        per_worker=[(worker, _fractions([worker])) for worker in workers],
+        worker_wall_s=recording.costs.worker_wall_s or wall_s,
+        worker_cpu_s=cpu_s,
+        worker_alone_s=sum(stage_alone_s.values()) or recording.costs.worker_wall_s or wall_s,
+        stage_alone_s=stage_alone_s,
+        trainer_cpu_s=recording.costs.trainer_cpu_s,
+        step_s=max(0.0, seconds - sum(_waited(step) for step in steps)) / samples if samples else None,
+        unpickle_s=parts.get("unpickle", 0.0) * seconds / samples if samples else 0.0,
+        copy_s=sum(step.copy_s for step in steps) / samples if samples else 0.0,
+        slowdown=slowdown,
+        slow_worker=_slow_worker(workers),
+        notes=notes,
+    )
+
+
+def _steps(recording: Recording, loader: LoaderSeen | None) -> tuple[list[Step], list[str]]:
+    """The training steps of the training loader; failing those, the best there is, and a note of what it is."""
+    of_loader = [step for step in recording.steps if loader is None or step.loader == loader.id]
+    training = [step for step in of_loader if step.phase == "train"]
+    notes = (
+        [] if training or not of_loader else ["No training step was seen: the numbers are of a loop over a loader."]
+    )
+    chosen = training or of_loader
+    measured = [step for step in chosen if not step.warm_up]
+    if chosen and len(measured) < FEW_STEPS:
+        notes.append(f"Only {len(measured)} steps after the warm-up: let it run longer for numbers to rely on.")
+    return measured or chosen, notes
+
+
+def _seconds(steps: Sequence[Step]) -> float:
+    """Time of one rank (the mean over ranks)."""
+    ranks = {step.rank for step in steps}
+    return sum(step.duration_s - step.pause_s for step in steps) / max(len(ranks), 1)
+
+
+def _rate(steps: Sequence[Step]) -> Rate | None:
+    seconds, samples = _seconds(steps), sum(step.samples for step in steps)
+    if not seconds or not samples:
+        return None
+    return Rate(value=samples / seconds, error=_error_of_rate(steps))
+
+
+def _error_of_rate(steps: Sequence[Step]) -> float:
+    """Relative standard error from the rates of up to ten stretches of equal numbers of steps."""
+    ordered = sorted(steps, key=lambda step: step.start_s)
+    size = max(1, len(ordered) // GROUPS)
+    groups = [ordered[at : at + size] for at in range(0, len(ordered) - size + 1, size)]
+    rates = [sum(s.samples for s in group) / seconds for group in groups if (seconds := _seconds(group)) > 0]
+    return spread_error(rates)
+
+
+def spread_error(values: Sequence[float]) -> float:
+    """Relative standard error of the mean of `values`; a tenth when there are too few to tell."""
+    if len(values) < 3 or statistics.fmean(values) <= 0:
+        return 0.1
+    return statistics.stdev(values) / statistics.fmean(values) / math.sqrt(len(values))
+
+
+def _leg_rate(recording: Recording, name: str) -> Rate | None:
+    windows = [rate for leg in recording.legs if leg.name == name for rate in leg.samples_per_s if rate > 0]
+    return Rate(value=statistics.median(windows), error=spread_error(windows)) if windows else None
+
+
+def _loader_only(recording: Recording, loader: LoaderSeen | None) -> dict[int, Rate]:
+    now = loader.num_workers or 0 if loader else 0
+    by_workers: dict[int, list[float]] = {}
+    for leg in recording.legs:
+        if leg.name == "loader_only":
+            workers = now if leg.num_workers is None else leg.num_workers
+            by_workers.setdefault(workers, []).extend(rate for rate in leg.samples_per_s if rate > 0)
+    return {
+        workers: Rate(value=statistics.median(rates), error=spread_error(rates))
+        for workers, rates in sorted(by_workers.items())
+        if rates
+    }
+
+
+def _waited(step: Step) -> float:
+    """CUDA: the host may wait for a batch while the device still works, so the device's own starvation counts."""
+    return step.wait_s if step.starved_s is None else min(step.starved_s, step.duration_s)
+
+
+def _trainer_parts(recording: Recording) -> dict[str, float]:
+    """Shares of the main thread's time, the mean over ranks."""
+    total = sum(trainer.seconds for trainer in recording.trainers)
+    names = {name for trainer in recording.trainers for name in trainer.parts}
+    if not total:
+        return {}
+    return {name: sum(trainer.parts.get(name, 0.0) for trainer in recording.trainers) / total for name in names}
+
+
+def _shares(
+    recording: Recording,
+    steps: Sequence[Step],
+    seconds: float,
+    parts: dict[str, float],
+    workers: Sequence[WorkerTime],
+) -> Shares:
+    """The four shares. Unpickling inside the wait is the trainer's own when the workers have time to spare."""
+    if not seconds:
+        return Shares()
+    ranks = max(1, len({step.rank for step in steps}))
+    data = min(1.0, sum(_waited(step) for step in steps) / ranks / seconds)
+    copy = min(1.0 - data, sum(step.copy_s for step in steps) / ranks / seconds)
+    on_device = any(step.starved_s is not None for step in steps)
+    # On a GPU the main thread synchronises because it waits for the device: that is compute, not Python.
+    own = sum(parts.get(name, 0.0) for name in MAIN_THREAD if not (on_device and name == "synchronise"))
+    unpickle = min(data, parts.get("unpickle", 0.0))
+    if unpickle > 0.5 * data and _spare(workers):
+        data, own = data - unpickle, own + unpickle
+    trainer = min(1.0 - data - copy, own)
+    if on_device:
+        # Python is hidden while the device has queued work; it counts as far as the device ran dry beyond the wait.
+        dry = sum(max(0.0, (step.starved_s or 0.0) - step.wait_s) for step in steps) / ranks / seconds
+        trainer, data = min(own, dry), max(0.0, data - min(own, dry))
+    return Shares(data=data, copy=copy, trainer=trainer, compute=max(0.0, 1.0 - data - copy - trainer))
+
+
+def _spare(workers: Sequence[WorkerTime]) -> bool:
+    """Workers that mostly idle and do not spend what is left on serialising."""
+    fractions = _fractions(workers)
+    return bool(fractions) and fractions["idle"] > 0.5 and fractions["send"] < 0.2
+
+
+def _training_workers(recording: Recording, loader: LoaderSeen | None) -> list[WorkerTime]:
+    mine = [worker for worker in recording.workers if loader is None or worker.loader == loader.id]
+    return [worker for worker in mine if worker.phase == "train"] or mine
+
+
+def _workers_now(loader: LoaderSeen | None, workers: Sequence[WorkerTime]) -> int:
+    if loader is not None and loader.num_workers is not None:
+        return loader.num_workers
+    return len({worker.worker for worker in workers if not worker.in_trainer})
+
+
+def _fractions(workers: Sequence[WorkerTime]) -> dict[str, float]:
+    """Shares of the workers' wall time by stage; what is not accounted for is `other`; they sum to 1."""
+    seconds = {name: sum(worker.stages.get(name, 0.0) for worker in workers) for name in STAGES}
+    total = max(sum(worker.seconds for worker in workers), sum(seconds.values()))
+    if total <= 0:
+        return {}
+    seconds["other"] += total - sum(seconds.values())
+    return {name: value / total for name, value in seconds.items()}
+
+
+def _alone(workers: Sequence[WorkerTime], most: float) -> tuple[dict[str, float], float]:
+    """Seconds per sample by stage of a worker with a core to itself, and how far the recorded ones were from that.
+
+    A stage that only computes takes `slowdown` times its CPU time when cores are fought for. What a stage took
+    beyond that, it was blocked: on storage, a pipe, a sleep.
+    """
+    samples = sum(worker.samples for worker in workers)
+    if not samples:
+        return {}, 1.0
+    wall = {n: sum(w.stages.get(n, 0.0) for w in workers) / samples for n in STAGES if n != "idle"}
+    if not any(worker.stages_cpu_s for worker in workers):
+        return wall, 1.0
+    cpu = {n: min(wall[n], sum(w.stages_cpu_s.get(n, 0.0) for w in workers) / samples) for n in wall}
+    slowdown = min(most, _slowdown(wall, cpu))
+    return {n: cpu[n] + max(0.0, wall[n] - slowdown * cpu[n]) for n in wall}, slowdown
+
+
+def _slowdown(wall: dict[str, float], cpu: dict[str, float]) -> float:
+    """The least of the CPU stages' ratios: another may sleep on purpose. Stages too short to tell are left out."""
+    busy = sum(wall.values())
+    ratios = [wall[name] / cpu[name] for name in CPU_STAGES if wall[name] > 0.05 * busy and cpu[name] > 0]
+    return max(1.0, min(ratios, default=1.0))
+
+
+def _slow_worker(workers: Sequence[WorkerTime]) -> tuple[WorkerTime, float] | None:
+    """A worker that takes 1.6 times or more the time per sample of the median of the others."""
+    costs = [
+        (w, (w.seconds - w.stages.get("idle", 0.0)) / w.samples) for w in workers if w.samples and not w.in_trainer
+    ]
+    if len(costs) < 2:
+        return None
+    slowest, cost = max(costs, key=lambda pair: pair[1])
+    usual = statistics.median(other for worker, other in costs if worker is not slowest)
+    return (slowest, cost / usual) if usual > 0 and cost / usual >= 1.6 else None
+
+
+def _per_sample(seconds: float | None, workers: Sequence[WorkerTime]) -> float | None:
+    samples = sum(worker.samples for worker in workers)
+    return seconds / samples if seconds is not None and samples else None
+
+
+def _sum_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,235 @@
+"""What would a change give? The throughput model, set to a measured run, with one thing changed. Pure.
+
+The model is calibrated by the run itself: what it says of the present settings is scaled to what was measured, and
+the same factor is applied to the prediction, wholly when the same resource stays the limit, by its square root when
+another takes over. The interval is ±1.64 standard errors of: the measured rate, the measured ceiling, the part of the
+factor that was not applied, and the model's own error (`MODEL_ERROR`, larger without legs and for each doubling of
+the workers; `benchmarks/predictions.py` checks it).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from feedline.profiling.measure import Measured, Rate
+from feedline.profiling.recording import Recording, Trial
+from feedline.profiling.render import units
+from feedline.profiling.throughput import Throughput
+
+MODEL_ERROR = 0.05
+NO_CEILING_ERROR = 0.08
+"""Added where the ceiling was not measured by a leg but taken from the time the steps did not wait."""
+ERROR_PER_DOUBLING = 0.04
+STANDARD_ERRORS = 1.64
+NOTABLE = 0.05
+"""A gain below this share is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    remedy: str
+    samples_per_s: float
+    low: float
+    high: float
+    gain: float
+    """Factor over the measured rate."""
+    cost: str
+    why: str
+    helps: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What to change, as keywords of the loader or of `feedline prepare`."""
+    prepare_s: float | None = None
+    disk_bytes: float | None = None
+    break_even_epochs: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One remedy, before it is turned into a prediction: the model as it would be, and the words."""
+
+    remedy: str
+    then: Throughput
+    cost: str
+    why: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    trial: Trial | None = None
+    extra_error: float = 0.0
+    """Relative error beyond the model's own, e.g. of an assumed factor."""
+    may_raise_ceiling: bool = False
+    """Copies and compute: the ceiling itself moves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """A measured run and the model set to it."""
+
+    measured: Measured
+    recording: Recording
+    rate: Rate
+    now: Throughput
+
+    @property
+    def factor(self) -> float:
+        """Measured over modelled rate of the present settings."""
+        modelled = self.now.rate()
+        return self.rate.value / modelled if math.isfinite(modelled) and modelled > 0 else 1.0
+
+    @property
+    def ceiling(self) -> float:
+        """The most that better data can give: the leg's ceiling, never below what was measured."""
+        return max(self.now.limits()["compute"], self.rate.value)
+
+    @property
+    def dataset_samples(self) -> int | None:
+        return self.measured.loader.dataset_samples if self.measured.loader else None
+
+
+def situation(recording: Recording, measured: Measured) -> Situation | None:
+    """None when no rate was measured: then nothing can be predicted."""
+    now = model_of(measured)
+    if measured.rate is None or now is None:
+        return None
+    return Situation(measured=measured, recording=recording, rate=measured.rate, now=now)
+
+
+def model_of(measured: Measured) -> Throughput | None:
+    """The model with the run's own costs."""
+    if measured.rate is None or measured.step_s is None:
+        return None
+    step_s = measured.ranks / measured.ceiling.value if measured.ceiling else measured.step_s
+    worker_s = slowest_worker_s(measured)
+    if measured.workers == 0 and not worker_s:
+        # No sampler saw the preparing: what the loop waited for it is its cost.
+        worker_s = measured.wait_fraction * measured.ranks / measured.rate.value
+    return Throughput(
+        workers=measured.workers,
+        step_s=step_s,
+        worker_s=worker_s,
+        worker_cpu_s=min(measured.worker_cpu_s or 0.0, worker_s) if worker_s else 0.0,
+        trainer_cpu_s=_trainer_cpu_s(measured),
+        handover_s=measured.unpickle_s,
+        cores=_cores(measured),
+        ranks=measured.ranks,
+        contention=contention(measured, worker_s),
+    )
+
+
+def slowest_worker_s(measured: Measured) -> float:
+    """Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all."""
+    alone_s = measured.worker_alone_s or 0.0
+    return even_worker_s(measured) * measured.slow_worker[1] if measured.slow_worker else alone_s
+
+
+def even_worker_s(measured: Measured) -> float:
+    """What a sample takes the other workers, where one is slow."""
+    alone_s, count = measured.worker_alone_s or 0.0, len(measured.per_worker)
+    return alone_s * count / (count - 1 + measured.slow_worker[1]) if measured.slow_worker else alone_s
+
+
+def _trainer_cpu_s(measured: Measured) -> float:
+    """With num_workers=0 the trainer's CPU time holds the preparing too: that is counted as the worker's."""
+    whole = measured.trainer_cpu_s or 0.0
+    return max(0.0, whole - (measured.worker_cpu_s or 0.0)) if measured.workers == 0 else whole
+
+
+def _cores(measured: Measured) -> float:
+    """The cores the run could really use. Where its workers were clearly fighting for cores although the run did not
+    use them all, somebody else did."""
+    if measured.rate is None or measured.slowdown < 1.25:
+        return measured.cores
+    used = measured.rate.value * ((measured.worker_cpu_s or 0.0) + (measured.trainer_cpu_s or 0.0))
+    return min(measured.cores, max(used, 0.5 * measured.cores)) if used else measured.cores
+
+
+def contention(measured: Measured, worker_s: float) -> dict[int, float]:
+    """k by workers from the loader-only legs: their rate over that of as many workers each with a core to itself."""
+    if worker_s <= 0:
+        return {}
+    found = {w: rate.value * worker_s / (measured.ranks * w) for w, rate in measured.loader_only.items() if w > 0}
+    return {workers: min(1.2, max(0.05, k)) for workers, k in found.items()}
+
+
+def with_trial(now: Throughput, measured: Measured, trial: Trial, as_is: Trial | None) -> Throughput | None:
+    """The model with the costs of prepared samples.
+
+    feedline's loader: the trial's own cost, nothing to collate, serialise or unpickle. The script's own loader: its
+    reading, decoding and transforming shrink by the ratio of the trial to the same trial on the samples as they are.
+    """
+    if trial.load_cpu_s_per_sample is None:
+        return None
+    extra_s = trial.trainer_cpu_s_per_sample or 0.0
+    if trial.loader == "feedline":
+        cost_s = trial.load_cpu_s_per_sample
+        lighter = replace(now, worker_s=cost_s, worker_cpu_s=cost_s, handover_s=0.0, contention={})
+        busy_s = extra_s / max(1.0, now.cores / now.ranks)
+        return replace(lighter, trainer_cpu_s=now.trainer_cpu_s + extra_s, step_s=now.step_s + busy_s)
+    if as_is is None or not as_is.load_cpu_s_per_sample:
+        return None
+    ratio = trial.load_cpu_s_per_sample / as_is.load_cpu_s_per_sample
+    shrinking = sum(measured.stage_alone_s.get(name, 0.0) for name in ("read", "decode", "transform")) or now.worker_s
+    share = min(1.0, shrinking / now.worker_s) if now.worker_s else 1.0
+    scale = 1.0 - share + share * ratio
+    return replace(now, worker_s=now.worker_s * scale, worker_cpu_s=now.worker_cpu_s * scale)
+
+
+def predict(at: Situation, change: Change) -> Prediction:
+    """The rate after `change`, its interval, and whether that is worth having."""
+    then = change.then
+    same = then.binding() == at.now.binding()
+    modelled = then.rate()
+    top = math.inf if change.may_raise_ceiling else at.ceiling
+    value = min(
+        top, modelled * (at.factor if same else math.sqrt(at.factor)) if math.isfinite(modelled) else at.ceiling
+    )
+    reach = 1 + STANDARD_ERRORS * _error(at, then, same, change.extra_error)
+    gain = value / at.rate.value
+    once = _preparing(at, change.trial, value)
+    return Prediction(
+        remedy=change.remedy,
+        samples_per_s=value,
+        low=value / reach,
+        high=max(value, min(value * reach, top)),
+        gain=gain,
+        cost=_cost(change, once),
+        why=change.why,
+        helps=gain > 1.0 + max(NOTABLE, 2.0 * at.rate.error),
+        settings=dict(change.settings),
+        **once,
+    )
+
+
+def _error(at: Situation, then: Throughput, same: bool, extra: float) -> float:
+    parts = [MODEL_ERROR, at.rate.error, extra]
+    if not same:
+        parts.append(0.5 * abs(math.log(at.factor)))
+    if then.binding() == "compute":
+        parts.append(at.measured.ceiling.error if at.measured.ceiling else NO_CEILING_ERROR)
+    if then.workers and at.now.workers:
+        parts.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
+    return math.sqrt(sum(part * part for part in parts))
+
+
+def _preparing(at: Situation, trial: Trial | None, rate: float) -> dict[str, float | None]:
+    """What it costs once, and after how many epochs it is paid back."""
+    samples = at.dataset_samples
+    if trial is None or trial.codec == "as-is" or not samples:
+        return {}
+    per_sample_s = trial.prepare_cpu_s_per_sample
+    prepare_s = samples * per_sample_s / at.measured.cores if per_sample_s is not None else None
+    saved_s = samples / at.rate.value - samples / rate if rate > 0 else 0.0
+    disk = samples * trial.bytes_per_sample if trial.bytes_per_sample is not None else None
+    epochs = prepare_s / saved_s if prepare_s is not None and saved_s > 0 else None
+    return {"prepare_s": prepare_s, "disk_bytes": disk, "break_even_epochs": epochs}
+
+
+def _cost(change: Change, once: Mapping[str, float | None]) -> str:
+    """The change's own words, with figures where preparing has them."""
+    parts = [change.cost]
+    if (prepare_s := once.get("prepare_s")) is not None:
+        parts.append(f"{units.seconds(prepare_s)} on this machine")
+    if (disk := once.get("disk_bytes")) is not None:
+        parts.append(f"{units.size(disk)} of disk")
+    if change.trial is not None and change.trial.psnr_db is not None and once:
+        parts.append(f"{change.trial.psnr_db:.0f} dB PSNR")
+    return ", ".join(parts)

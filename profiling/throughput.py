@@ -1,0 +1,95 @@
+"""The throughput model: how fast a training loop runs with given costs per sample. Pure arithmetic.
+
+    rate = min(compute, workers × k(workers) / worker seconds, storage, cores / (worker + trainer CPU seconds))
+
+The limits of one rank, times the ranks. With `num_workers=0` the trainer prepares each batch itself and nothing
+overlaps: 1 / (worker seconds + step seconds). Two limits that nearly tie cost each other a little (queues run empty
+by chance), so the minimum is a soft one: the p-norm with p = 12 takes 5.6 % off at an exact tie, and is never above
+the hard minimum.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SHARPNESS = 12.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    workers: int
+    """Of each rank; 0: the trainer prepares the batches itself."""
+    step_s: float
+    """Main-thread seconds per sample when data is free: copies, compute, the script's Python."""
+    worker_s: float
+    """Seconds one worker with a core to itself takes per sample, blocked time included."""
+    worker_cpu_s: float = 0.0
+    """CPU seconds thereof."""
+    trainer_cpu_s: float = 0.0
+    """CPU seconds of the trainer per sample, all its threads."""
+    handover_s: float = 0.0
+    """Main-thread seconds per sample to unpickle or pin what a worker sent."""
+    cores: float = 1.0
+    """Of the whole machine."""
+    ranks: int = 1
+    storage_samples_per_s: float | None = None
+    """What the storage delivers to all ranks together."""
+    contention: Mapping[int, float] = field(default_factory=dict)
+    """k by number of workers, measured: 1 where workers do not slow each other down."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.ranks < 1 or min(self.step_s, self.worker_s) < 0 or self.cores <= 0:
+            raise ValueError(f"costs, workers and cores must not be negative: {self}")
+
+    def limits(self) -> dict[str, float]:
+        """samples/s of all ranks that each resource allows; what costs nothing sets no limit."""
+        busy_s = self.step_s + self.handover_s
+        limits = {"compute": _per_second(self.ranks, busy_s)}
+        if self.workers == 0:
+            limits["trainer prepares"] = _per_second(self.ranks, busy_s + self.worker_s)
+        else:
+            limits["workers"] = _per_second(self.ranks * self.workers * self.k(self.workers), self.worker_s)
+        limits["cores"] = _per_second(self.cores, self.worker_cpu_s + self.trainer_cpu_s)
+        if self.storage_samples_per_s is not None:
+            limits["storage"] = self.storage_samples_per_s
+        return limits
+
+    def rate(self) -> float:
+        """samples/s of all ranks; infinite when nothing costs anything."""
+        if self.workers == 0:
+            # The stages follow each other: they add up, and nothing competes for the minimum but cores and storage.
+            others = {name: value for name, value in self.limits().items() if name != "compute"}
+            return soft_minimum(list(others.values()))
+        return soft_minimum(list(self.limits().values()))
+
+    def binding(self) -> str:
+        """The name of the lowest limit."""
+        limits = self.limits()
+        return min(limits, key=lambda name: limits[name])
+
+    def k(self, workers: int) -> float:
+        """Contention: measured, interpolated between measured counts, and held beyond them."""
+        if not self.contention:
+            return 1.0
+        known = sorted(self.contention)
+        above = next((one for one in known if one >= workers), known[-1])
+        below = next((one for one in reversed(known) if one <= workers), known[0])
+        if above == below:
+            return self.contention[above]
+        share = (workers - below) / (above - below)
+        return self.contention[below] + share * (self.contention[above] - self.contention[below])
+
+
+def soft_minimum(values: list[float], sharpness: float = SHARPNESS) -> float:
+    """(sum of v^-p)^(-1/p): at most the minimum, and close to it unless others are near."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return math.inf
+    least = min(finite)
+    if least <= 0:
+        return 0.0
+    return least * sum((least / value) ** sharpness for value in finite) ** (-1.0 / sharpness)
+
+
+def _per_second(count: float, seconds: float) -> float:
+    return count / seconds if seconds > 0 else math.inf

@@ -1,0 +1,166 @@
+"""Synthetic runs with known answers get the right verdict, evidence and top remedy; fractions sum to one."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.profiling.diagnose import diagnose, record_keys
+from feedline.profiling.recording import STAGES, Compute, Recording, Script, Trial
+from tests.profiling.recordings import made, rich
+
+SMALL = {"read": 0.0, "decode": 0.0001, "transform": 0.0001, "collate": 0.0, "send": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("costs", "bound"),
+    [
+        ({"wait_s": 0.06, "compute_s": 0.03}, "data"),
+        ({"wait_s": 0.06, "compute_s": 0.03, "workers": 0}, "data"),
+        ({"wait_s": 0.001, "compute_s": 0.1, "stages": SMALL}, "compute"),
+        ({"wait_s": 0.001, "compute_s": 0.02, "python_s": 0.08, "stages": SMALL}, "trainer"),
+        ({"wait_s": 0.001, "compute_s": 0.04, "copy_s": 0.04, "device": "cuda:0", "starved_s": 0.0}, "copy"),
+        ({"wait_s": 0.09, "unpickle_s": 0.085, "compute_s": 0.02, "stages": SMALL}, "trainer"),
+        ({"wait_s": 0.08, "compute_s": 0.02, "device": "cuda:0", "starved_s": 0.001, "stages": SMALL}, "compute"),
+        ({"wait_s": 0.001, "compute_s": 0.1, "ceiling": 1000.0}, "data"),
+    ],
+)
+def test_the_verdict(costs: dict[str, Any], bound: str) -> None:
+    assert diagnose(made(**costs)).bound == bound
+
+
+def test_serialising_is_the_data_side_when_workers_send() -> None:
+    heavy = {"read": 0.0, "decode": 0.0001, "transform": 0.0, "collate": 0.0, "send": 0.0015}
+    found = diagnose(made(wait_s=0.09, unpickle_s=0.06, compute_s=0.02, workers=1, stages=heavy))
+    assert found.bound == "data"
+    assert found.top_stage == "send"
+    assert found.predictions[0].remedy in ("cheaper send", "uint8 batches")
+
+
+def test_rate_wait_and_ceiling() -> None:
+    found = diagnose(made(wait_s=0.06, compute_s=0.02, batch=32, ceiling=1600.0))
+    assert found.samples_per_s == pytest.approx(400.0)
+    assert found.measured.wait_fraction == pytest.approx(0.75)
+    assert found.ceiling_samples_per_s == pytest.approx(1600.0)
+    assert diagnose(made()).ceiling_samples_per_s is None
+    assert any("1,600 samples/s" in sentence for sentence in found.evidence)
+
+
+@pytest.mark.parametrize("stage", ["read", "decode", "transform", "collate", "send"])
+def test_the_top_stage_is_found_and_its_remedy_leads(stage: str) -> None:
+    stages = {"read": 0.0002, "decode": 0.0003, "transform": 0.0002, "collate": 0.0001, "send": 0.0001}
+    cpu = {name: value for name, value in stages.items() if name != "read"}
+    stages[stage] = 0.004
+    cpu[stage] = 0.0 if stage == "read" else 0.004
+    seen = made(wait_s=0.13, compute_s=0.01, workers=1, cores=2, stages=stages, stages_cpu=cpu, ceiling=3200.0)
+    found = diagnose(seen)
+    assert found.bound == "data"
+    assert found.top_stage == stage
+    leading = {
+        "read": ("cache in RAM", "faster storage", "num_workers"),
+        "transform": ("cheaper transform RandomResizedCrop", "num_workers"),
+        "collate": ("cheaper collate", "uint8"),
+        "send": ("cheaper send", "uint8"),
+    }
+    assert found.predictions[0].remedy.startswith(leading.get(stage, (f"cheaper {stage}",)))
+
+
+def test_one_slow_worker_is_named_and_mending_it_leads() -> None:
+    found = diagnose(made(wait_s=0.1, compute_s=0.01, workers=4, slow=6.0, cores=4, ceiling=3200.0))
+    assert found.measured.slow_worker is not None and found.measured.slow_worker[0].worker == 0
+    assert any("Worker 0 takes 6× as long" in sentence for sentence in found.evidence)
+    assert found.predictions[0].remedy == "mend worker 0"
+
+
+def test_main_thread_bound_names_the_place() -> None:
+    found = diagnose(made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL))
+    assert found.predictions[0].remedy == "less Python in the training loop"
+    assert "train.py:log:12" in found.predictions[0].why
+    assert found.predictions[0].samples_per_s == pytest.approx(32 / 0.021, rel=0.12)
+
+
+def test_data_remedies_do_not_help_a_compute_bound_script_and_say_why() -> None:
+    found = diagnose(made(wait_s=0.001, compute_s=0.1, stages=SMALL, ceiling=322.0))
+    data = [
+        p for p in found.predictions if p.remedy.startswith(("num_workers", "prefetch", "cache", "faster", "pin"))
+    ]
+    assert data and not any(prediction.helps for prediction in data)
+    assert all("will not help, because" in prediction.why for prediction in data)
+
+
+def test_ten_of_ten_under_noise() -> None:
+    """The waits of a busy machine scatter; the verdict does not."""
+    for seed in range(10):
+        wait = 0.05 * (1 + 0.4 * ((seed * 7) % 10 - 5) / 5)
+        assert diagnose(made(wait_s=wait, compute_s=0.03)).bound == "data"
+
+
+def test_nothing_seen() -> None:
+    found = diagnose(Recording(script=Script(argv=["x.py"])))
+    assert found.bound is None and found.predictions == []
+    assert "No training step was seen" in found.headline
+    keys = record_keys(Recording(script=Script(argv=["x.py"])), found)
+    assert keys["verdict"]["samples_per_s"] is None
+
+
+def test_a_loop_without_training_is_measured_and_said() -> None:
+    seen = made()
+    seen = replace(seen, steps=[replace(step, phase="other") for step in seen.steps])
+    found = diagnose(seen)
+    assert found.bound == "data"
+    assert any("No training step" in note for note in found.notes)
+
+
+def test_ranks_add_up() -> None:
+    one = made(compute=Compute(device="cpu", world_size=2))
+    twice = replace(one, steps=[replace(step, rank=rank) for step in one.steps for rank in (0, 1)])
+    assert diagnose(twice).samples_per_s == pytest.approx(2 * (diagnose(made()).samples_per_s or 0))
+
+
+@given(
+    st.dictionaries(st.sampled_from(STAGES), st.floats(0, 1), min_size=1),
+    st.floats(0, 1),
+    st.floats(1e-4, 1),
+    st.floats(0, 1),
+    st.integers(0, 8),
+)
+def test_fractions_sum_to_one(
+    stages: dict[str, float], wait: float, compute: float, copy: float, workers: int
+) -> None:
+    seen = made(wait_s=wait, compute_s=compute, copy_s=copy, workers=workers, stages=stages or None, steps=12)
+    found = diagnose(seen)
+    shares = found.measured.shares
+    assert shares.data + shares.copy + shares.trainer + shares.compute == pytest.approx(1.0)
+    assert min(shares.data, shares.copy, shares.trainer, shares.compute) >= 0
+    assert not found.measured.stages or sum(found.measured.stages.values()) == pytest.approx(1.0)
+    for _, fractions in found.measured.per_worker:
+        assert not fractions or sum(fractions.values()) == pytest.approx(1.0)
+
+
+def test_the_record_has_the_promised_keys() -> None:
+    seen = rich()
+    keys = record_keys(seen, diagnose(seen))
+    promised = {"bound", "wait_fraction", "samples_per_s", "ceiling_samples_per_s", "overhead_fraction"}
+    assert promised <= set(keys["verdict"])
+    assert set(keys["stages"]) == set(STAGES)
+    assert sum(keys["stages"].values()) == pytest.approx(1.0)
+    assert all(set(STAGES) <= set(worker) for worker in keys["workers"])
+    for prediction in keys["predictions"]:
+        assert {"remedy", "samples_per_s", "low", "high", "cost", "why"} <= set(prediction)
+        assert prediction["low"] <= prediction["samples_per_s"] <= prediction["high"]
+    assert keys["lines"][0]["seconds"] == 3.6
+
+
+def test_break_even_and_disk_of_a_prepared_set() -> None:
+    trial = Trial(
+        codec="jpeg", size_px=256, samples=200, bytes_per_sample=27_000.0, load_cpu_s_per_sample=0.0003,
+        prepare_cpu_s_per_sample=0.004,
+    )  # fmt: skip
+    found = diagnose(made(cores=4, ceiling=3000.0, trials=[trial], dataset_samples=100_000))
+    best = next(p for p in found.predictions if "256 px jpeg" in p.remedy)
+    assert best.prepare_s == pytest.approx(100.0)
+    assert best.disk_bytes == pytest.approx(2.7e9)
+    now, then = 100_000 / (found.samples_per_s or 1), 100_000 / best.samples_per_s
+    assert best.break_even_epochs == pytest.approx(100.0 / (now - then))
