@@ -1,0 +1,369 @@
+"""ILSVRC 2012 where it lies: the train tar of class tars, the val tar, the devkit; each also unpacked one level.
+
+Nothing is extracted. The outer train tar's headers say where each class tar lies (a thousand reads), tasks walk some
+class tars each, and every image is (path, absolute offset, length). Labels are ranks of sorted wnids; val truth goes
+ID -> wnid -> rank by alphabetical file name (`preprocess.devkit`).
+
+    train   ILSVRC2012_img_train.tar | folder of n########.tar | folder of class folders
+    val     ILSVRC2012_img_val.tar   | flat folder of images   | folder of class folders
+    devkit  ILSVRC2012_devkit_t12.tar.gz | its folder          (or a ground-truth file)
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.pipeline.errors import UsageError
+from feedline.preprocess.devkit import Devkit, Truth, class_entry, class_id, labels_of_words, read_devkit, read_truth
+from feedline.preprocess.source_folder import FolderTask, class_folders, has_images
+from feedline.preprocess.sources import (
+    Classes,
+    Found,
+    IndexTask,
+    Part,
+    Source,
+    SourceError,
+    SourceOptions,
+    is_address,
+    is_image,
+    joined,
+    name_in_class,
+)
+from feedline.preprocess.tar_headers import Member, TarError, local_reader, walk
+
+CLASS_TARS_PER_TASK = 16
+WNID_TAR = re.compile(r"n\d{8}\.tar")
+
+Form = Literal["archive", "class tars", "class folders", "flat"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One split of the dataset, in the form it is in."""
+
+    form: Form
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassTar:
+    """A range of a file that is a tar of one class's images."""
+
+    name: str
+    label: int
+    path: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarTask:
+    """Walks tars' headers. `ClassTar.name` "" is a tar without a class."""
+
+    split: str
+    tars: list[ClassTar]
+
+    def run(self) -> Part:
+        names: list[str] = []
+        columns: list[tuple[int, int, int, int]] = []
+        paths = list(dict.fromkeys(tar.path for tar in self.tars))
+        for tar in self.tars:
+            for member in images_in(tar):
+                names.append(name_in_class(tar.name, member.name) if tar.name else member.name)
+                columns.append((tar.label, paths.index(tar.path), member.offset, member.length))
+        table = np.array(columns, np.int64).reshape(-1, 4)
+        return Part(
+            split=self.split,
+            names=names,
+            labels_N=table[:, 0].astype(np.int32),
+            paths=paths,
+            path_N=table[:, 1].astype(np.int32),
+            offsets_N=table[:, 2].copy(),
+            lengths_N=table[:, 3].copy(),
+        )
+
+
+def images_in(tar: ClassTar) -> list[Member]:
+    """Every regular file but hidden ones: a name is not trusted to say what is an image."""
+    where = f"{tar.path}: {tar.name}.tar" if tar.name and not tar.path.endswith(f"/{tar.name}.tar") else tar.path
+    with local_reader(tar.path) as (read, size):
+        if tar.offset + tar.length > size:
+            raise TarError(f"{where} is cut short: the file ends at byte {size}: copy or download it again")
+        found = walk(read, tar.offset, tar.offset + tar.length, where)
+        return [member for member in found if not member.name.rpartition("/")[2].startswith(".")]
+
+
+@dataclass(kw_only=True)
+class IlsvrcSource(Source):
+    where: str
+    train: Place | None
+    val: Place | None
+    devkit: Devkit | None
+    truth: Truth | None
+    allow_missing: bool = False
+    class_tars: list[ClassTar] = field(default_factory=list[ClassTar])
+    classes: Classes = field(default_factory=list[dict[str, object]])
+    kind = "ilsvrc"
+
+    def __post_init__(self) -> None:
+        names = self._train_names()
+        if self.devkit is not None:
+            self.classes = self.devkit.classes
+            self._check_classes(names)
+        else:
+            self.classes = [class_entry(name) for name in names or self._val_names()]
+
+    def tasks(self) -> Sequence[IndexTask]:
+        return [*self._train_tasks(), *self._val_tasks()]
+
+    def finish(self, parts: Sequence[Part]) -> Found:
+        self._check_images(parts)
+        labels = [self._val_labels(part) if self._wants_truth(part) else part.labels_N for part in parts]
+        return Found(columns=joined(parts, labels), classes=self.classes)
+
+    # --- classes --------------------------------------------------------------------------------------
+
+    def _train_names(self) -> list[str]:
+        """Sorted names of train's classes; also finds the class tars."""
+        if self.train is None:
+            return []
+        if self.train.form == "class folders":
+            return class_folders(Path(self.train.path))
+        self.class_tars = tars_of_archive(self.train.path) if self.train.form == "archive" else tars_of_folder(
+            self.train.path
+        )  # fmt: skip
+        return [tar.name for tar in self.class_tars]
+
+    def _val_names(self) -> list[str]:
+        if self.val is not None and self.val.form == "class folders":
+            return class_folders(Path(self.val.path))
+        return sorted(set(self.truth.in_order)) if self.truth is not None else []
+
+    def _check_classes(self, train: Sequence[str]) -> None:
+        known = [class_id(entry) for entry in self.classes]
+        strange = sorted(set(train) - set(known))
+        where = self.devkit.where if self.devkit is not None else ""
+        if strange:
+            raise SourceError(f"{self._train_path}: class {strange[0]} is none of the {len(known)} of {where}")
+        missing = sorted(set(known) - set(train))
+        if missing and self.train is not None and not self.allow_missing:
+            tars = "class tars" if self.train.form != "class folders" else "class folders"
+            raise SourceError(
+                f"{self._train_path} lacks {len(missing)} of {len(known)} {tars} (first: {missing[0]}): "
+                "complete it, or allow it with --source-option missing_classes=allow"
+            )
+
+    @property
+    def _train_path(self) -> str:
+        return self.train.path if self.train is not None else self.where
+
+    @property
+    def _label_of_name(self) -> dict[str, int]:
+        return {class_id(entry): label for label, entry in enumerate(self.classes)}
+
+    # --- tasks ----------------------------------------------------------------------------------------
+
+    def _train_tasks(self) -> list[IndexTask]:
+        if self.train is None:
+            return []
+        labels = self._label_of_name
+        if self.train.form == "class folders":
+            return list(FolderTask.of_classes("train", Path(self.train.path), labels))
+        tars = [replace(tar, label=labels[tar.name]) for tar in self.class_tars]
+        return [
+            TarTask(split="train", tars=tars[start : start + CLASS_TARS_PER_TASK])
+            for start in range(0, len(tars), CLASS_TARS_PER_TASK)
+        ]
+
+    def _val_tasks(self) -> list[IndexTask]:
+        if self.val is None:
+            return []
+        if self.val.form == "class folders":
+            return list(FolderTask.of_classes("val", Path(self.val.path), self._label_of_name))
+        if self.val.form == "flat":
+            return [FolderTask.flat("val", Path(self.val.path))]
+        whole = ClassTar(name="", label=-1, path=self.val.path, offset=0, length=Path(self.val.path).stat().st_size)
+        return [TarTask(split="val", tars=[whole])]
+
+    # --- finishing ------------------------------------------------------------------------------------
+
+    def _check_images(self, parts: Sequence[Part]) -> None:
+        held = np.zeros(len(self.classes), np.int64)
+        for part in parts:
+            if part.split == "train":
+                np.add.at(held, part.labels_N, 1)
+        empty = np.flatnonzero(held == 0)
+        if self.train is not None and len(empty) and not self.allow_missing:
+            raise SourceError(
+                f"{self._train_path}: class {class_id(self.classes[int(empty[0])])} has no image: "
+                "complete it, or allow it with --source-option missing_classes=allow"
+            )
+        if self.val is not None and not any(len(part) for part in parts if part.split == "val"):
+            raise SourceError(f"{self.val.path} holds no image")
+
+    def _wants_truth(self, part: Part) -> bool:
+        return part.split == "val" and self.val is not None and self.val.form != "class folders"
+
+    def _val_labels(self, part: Part) -> npt.NDArray[np.int32]:
+        if self.truth is None:
+            raise SourceError(f"{self.where}: val has no ground truth")
+        ids = self.devkit.label_of_id if self.devkit is not None else None
+        return labels_of_words(self.truth.words(part.names), self.truth, self.classes, ids)
+
+
+def tars_of_archive(path: str) -> list[ClassTar]:
+    """The class tars in the outer tar, sorted by name, from its headers alone. Raises TarError."""
+    with local_reader(path) as (read, size):
+        members = [member for member in walk(read, 0, size, path) if member.name.endswith(".tar")]
+    if not members:
+        raise SourceError(f"{path} holds no class tars: give ILSVRC2012_img_train.tar as downloaded")
+    tars = [
+        ClassTar(
+            name=member.name.rpartition("/")[2].removesuffix(".tar"),
+            label=-1,
+            path=path,
+            offset=member.offset,
+            length=member.length,
+        )
+        for member in members
+    ]
+    return checked_once(tars, path)
+
+
+def tars_of_folder(path: str) -> list[ClassTar]:
+    tars = [
+        ClassTar(
+            name=entry.name.removesuffix(".tar"), label=-1, path=entry.path, offset=0, length=entry.stat().st_size
+        )
+        for entry in os.scandir(path)
+        if entry.name.endswith(".tar") and not entry.name.startswith(".")
+    ]
+    return checked_once(tars, path)
+
+
+def checked_once(tars: list[ClassTar], path: str) -> list[ClassTar]:
+    ordered = sorted(tars, key=lambda tar: tar.name)
+    twice = next((a.name for a, b in itertools.pairwise(ordered) if a.name == b.name), None)
+    if twice is not None:
+        raise SourceError(f"{path} holds class tar {twice}.tar twice")
+    return ordered
+
+
+# --- recognising --------------------------------------------------------------------------------------
+
+
+def recognise(path: str, options: SourceOptions) -> Source | None:
+    """An ILSVRC archive, a folder with some, or a flat folder of images with a devkit or ground truth."""
+    if is_address(path):
+        return None
+    where = Path(path)
+    train, val = places(where)
+    kit = find_devkit(where, options)
+    archives = any(place is not None and place.form in ("archive", "class tars") for place in (train, val))
+    flat = val is not None and val.form == "flat"
+    told = kit is not None or options.ground_truth is not None
+    if (train is None and val is None) or not (archives or (flat and told) or (kit is not None)):
+        return None
+    train = train if options.wants("train") else None
+    val = val if options.wants("val") else None
+    devkit = read_devkit(kit) if kit is not None else None
+    return IlsvrcSource(
+        where=path,
+        train=train,
+        val=val,
+        devkit=devkit,
+        truth=find_truth(where, val, devkit, options),
+        allow_missing=options.missing_classes == "allow",
+    )
+
+
+def find_truth(where: Path, val: Place | None, devkit: Devkit | None, options: SourceOptions) -> Truth | None:
+    """Raises UsageError when val needs one and there is none."""
+    if options.ground_truth is not None:
+        return Truth.parse(read_truth(options.ground_truth), options.ground_truth)
+    if devkit is not None and devkit.truth is not None:
+        return Truth.parse(devkit.truth, devkit.where)
+    if val is not None and val.form != "class folders":
+        raise UsageError(
+            f"{val.path} has no ground truth: put ILSVRC2012_devkit_t12.tar.gz beside it, give --source-option "
+            "devkit=… or ground_truth=…, or take --source-option splits=train"
+        )
+    return None
+
+
+def places(where: Path) -> tuple[Place | None, Place | None]:
+    """(train, val), as far as they are recognised."""
+    if where.is_file():
+        return (archive_of(where, "train"), archive_of(where, "val")) if where.suffix == ".tar" else (None, None)
+    if any(WNID_TAR.fullmatch(entry.name) for entry in os.scandir(where)):
+        return Place(form="class tars", path=str(where)), None
+    train, val = split_place(where, "train"), split_place(where, "val")
+    if train is None and val is None and has_images(where):
+        val = Place(form="flat", path=str(where))
+    return train, val
+
+
+def split_place(where: Path, split: str) -> Place | None:
+    """The tar or folder of a split; the official name first, an unpacked folder before nothing."""
+    named = sorted(
+        (entry for entry in where.iterdir() if re.search(rf"(^|_){split}(\.tar)?$", entry.name.lower())),
+        key=lambda entry: (not entry.name.startswith("ILSVRC2012_img_"), entry.is_dir(), entry.name),
+    )
+    found = [place for place in (place_of(entry, split) for entry in named) if place is not None]
+    return found[0] if found else None
+
+
+def place_of(entry: Path, split: str) -> Place | None:
+    if entry.is_file():
+        return archive_of(entry, split) if entry.suffix == ".tar" else None
+    if split == "train" and any(child.suffix == ".tar" for child in entry.iterdir()):
+        inner = [child for child in entry.iterdir() if child.suffix == ".tar"]
+        return (
+            Place(form="class tars", path=str(entry)) if all(WNID_TAR.fullmatch(tar.name) for tar in inner) else None
+        )
+    if class_folders(entry):
+        return Place(form="class folders", path=str(entry))
+    return Place(form="flat", path=str(entry)) if split == "val" and has_images(entry) else None
+
+
+def archive_of(path: Path, split: str) -> Place | None:
+    """A train tar begins with a tar, a val tar with an image; anything else is not ours."""
+    first = first_member(path)
+    if first is None:
+        return None
+    name = first.name.rpartition("/")[2]
+    if split == "train":
+        return Place(form="archive", path=str(path)) if name.endswith(".tar") else None
+    val = is_image(name) and (name.startswith("ILSVRC2012_val_") or path.name.lower().startswith("ilsvrc"))
+    return Place(form="archive", path=str(path)) if val else None
+
+
+def first_member(path: Path) -> Member | None:
+    try:
+        with local_reader(str(path)) as (read, _):
+            return next(walk(read, 0, 1 << 62, str(path)), None)
+    except TarError:
+        return None
+
+
+def find_devkit(where: Path, options: SourceOptions) -> Path | None:
+    if options.devkit is not None:
+        if not Path(options.devkit).exists():
+            raise UsageError(f"devkit {options.devkit} does not exist")
+        return Path(options.devkit)
+    if not where.is_dir():
+        return None
+    named = [
+        entry
+        for entry in where.iterdir()
+        if "devkit" in entry.name.lower() and (entry.is_dir() or entry.name.endswith((".tar.gz", ".tgz", ".tar")))
+    ]
+    ranked = sorted(named, key=lambda entry: ("t12" not in entry.name, entry.is_dir(), entry.name))
+    return ranked[0] if ranked else None
