@@ -63,29 +63,42 @@ class Done:
 def reusable(step: Step, folder: Path) -> Done | None:
     """What an earlier run of the same step left; None when it must run."""
     try:
-        kept = json.loads((folder / f"{step.name}.json").read_text())
-    except (OSError, ValueError):
+        kept = json.loads(kept_file(step, folder).read_text())
+        record = json.loads(record_file(step, folder).read_text()) if kept["record"] else {}
+    except (OSError, ValueError, KeyError):
         return None
     if kept.get("identity") != identity(step) or not all(path.exists() for path in step.products):
         return None
-    return Done(record=kept["record"], seconds=kept["seconds"], reused=True, text=kept["text"])
+    return Done(record=record, seconds=kept["seconds"], reused=True, text=kept["text"])
 
 
 def run(step: Step, folder: Path, *, keep_text: bool = False) -> Done:
-    """Run it, with progress and complaints going where ours go. Raises CommandError, KeyboardInterrupt."""
+    """Run it, with progress and complaints going where ours go; its record is `folder/NAME.json`.
+
+    Raises CommandError, KeyboardInterrupt; then no record says that it was done.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    result = folder / f".{step.name}.record"
+    result = record_file(step, folder)
+    kept_file(step, folder).unlink(missing_ok=True)
     result.unlink(missing_ok=True)
     started = time.monotonic()
     status, text = call(command_line(step, result), keep_text=keep_text)
     seconds = time.monotonic() - started
     if status:
         raise CommandError(f"`{step.shown}` ended with status {status}")
+    kept = {"identity": identity(step), "seconds": seconds, "record": result.exists(), "text": text}
+    write_atomically(kept_file(step, folder), json.dumps(kept).encode())
     record = json.loads(result.read_text()) if result.exists() else {}
-    result.unlink(missing_ok=True)
-    kept = {"identity": identity(step), "seconds": seconds, "record": record, "text": text}
-    write_atomically(folder / f"{step.name}.json", json.dumps(kept).encode())
     return Done(record=record, seconds=seconds, reused=False, text=text)
+
+
+def record_file(step: Step, folder: Path) -> Path:
+    return folder / f"{step.name}.json"
+
+
+def kept_file(step: Step, folder: Path) -> Path:
+    """Says that the record is whole and what it is of."""
+    return folder / f".{step.name}.kept"
 
 
 def command_line(step: Step, result: Path) -> list[str]:

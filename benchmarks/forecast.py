@@ -1,20 +1,17 @@
 """What each rung of the ladder will give, said before it is climbed.
 
 From the profile of the script as it is (what one sample costs a worker and the trainer, the ceiling) and from trials
-on a few hundred of its own samples (what loading one would cost from other shards), through the throughput model of
-`profiling.throughput`. Nothing in here has seen a rung run.
+on a few hundred of its own samples (what loading one would cost from other shards), through the same model that
+predicts remedies (`profiling.predict`). Nothing in here has seen a rung run.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from feedline.profiling.measure import Measured
-from feedline.profiling.recording import Trial
+from feedline.profiling.measure import measure
+from feedline.profiling.predict import Change, Prediction, Situation, predict, situation, with_trial
+from feedline.profiling.recording import Recording, Trial
 from feedline.profiling.throughput import Throughput
-
-MODEL_ERROR = 0.10
-"""What the model itself is trusted to, one standard error; trials and legs add their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,49 +23,38 @@ class Forecast:
     """What it will be bound by."""
 
 
-Costs = tuple[float | None, float | None, float]
-"""Wall and CPU seconds of one sample in a worker with a core to itself, and the relative error of both."""
-
-
-def forecasts(
-    measured: Measured, trials: Sequence[Trial], *, workers: int, size_px: int, raw_px: int
-) -> dict[str, Forecast]:
+def forecasts(recording: Recording, *, workers: int, size_px: int, raw_px: int) -> dict[str, Forecast]:
     """By rung key (`benchmarks.ladder.rungs_of`); a rung whose costs were not tried is left out."""
-    found: dict[str, Forecast] = {}
-    if measured.rate is not None:
-        found["as-is"] = Forecast(
-            samples_per_s=measured.rate.value, low=measured.rate.low, high=measured.rate.high, why="as profiled"
-        )
-    costs: dict[str, Costs] = {
-        "workers": (measured.worker_alone_s, measured.worker_cpu_s, 0.0),
-        "shards": _trial(trials, "jpeg", size_px, "script"),
-        "loader": _trial(trials, "jpeg", size_px, "feedline"),
-        "raw": _trial(trials, "raw", raw_px, "feedline"),
+    at = situation(recording, measure(recording))
+    if at is None:
+        return {}
+    now = replace(at.now, workers=workers, contention={})
+    then: dict[str, Throughput | None] = {
+        "workers": now,
+        "shards": _with(at, now, recording.trials, "jpeg", size_px, "script"),
+        "loader": _with(at, now, recording.trials, "jpeg", size_px, "feedline"),
+        "raw": _with(at, now, recording.trials, "raw", raw_px, "feedline"),
     }
-    for key, (wall_s, cpu_s, error) in costs.items():
-        if wall_s is not None and measured.step_s is not None:
-            found[key] = _forecast(measured, workers, wall_s, cpu_s or wall_s, error)
-    return found
+    said = {key: _forecast(_predict(at, key, model), model) for key, model in then.items() if model}
+    rate = at.rate
+    return {"as-is": Forecast(samples_per_s=rate.value, low=rate.low, high=rate.high, why="as profiled"), **said}
 
 
-def _trial(trials: Sequence[Trial], codec: str, size_px: int, loader: str) -> Costs:
+def _with(
+    at: Situation, now: Throughput, trials: Sequence[Trial], codec: str, size_px: int, loader: str
+) -> Throughput | None:
+    as_is = next((one for one in trials if one.codec == "as-is"), None)
     for trial in trials:
-        if (trial.codec, trial.size_px, trial.loader) == (codec, size_px, loader) and trial.load_cpu_s_per_sample:
-            spread = (trial.load_cpu_s_spread or 0.0) / trial.load_cpu_s_per_sample
-            return trial.load_cpu_s_per_sample, trial.load_cpu_s_per_sample, spread
-    return None, None, 0.0
+        if (trial.codec, trial.size_px, trial.loader) == (codec, size_px, loader):
+            return with_trial(now, at.measured, trial, as_is)
+    return None
 
 
-def _forecast(measured: Measured, workers: int, wall_s: float, cpu_s: float, error: float) -> Forecast:
-    step_s = 1.0 / measured.ceiling.value if measured.ceiling else measured.step_s or 0.0
-    model = Throughput(
-        workers=workers,
-        step_s=step_s,
-        worker_s=wall_s,
-        worker_cpu_s=cpu_s,
-        trainer_cpu_s=measured.trainer_cpu_s or step_s,
-        cores=measured.cores,
-    )
-    rate = model.rate()
-    spread = 2 * math.hypot(MODEL_ERROR, error, measured.ceiling.error if measured.ceiling else 0.0)
-    return Forecast(samples_per_s=rate, low=rate * (1 - spread), high=rate * (1 + spread), why=model.binding())
+def _predict(at: Situation, key: str, model: Throughput) -> Prediction:
+    return predict(at, Change(remedy=key, then=model, cost="", why=""))
+
+
+def _forecast(prediction: Prediction, model: Throughput) -> Forecast:
+    bound = {"compute": "the model", "workers": "the workers", "cores": "the cores", "storage": "the storage"}
+    why = f"bound by {bound.get(model.binding(), model.binding())}"
+    return Forecast(samples_per_s=prediction.samples_per_s, low=prediction.low, high=prediction.high, why=why)

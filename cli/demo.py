@@ -1,0 +1,58 @@
+"""`feedline demo`: the whole story on a synthetic ImageNet; ends with the ladder and one report."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feedline.cli.common import JsonFile, Record, console
+
+if TYPE_CHECKING:
+    from feedline.benchmarks.commands import Done
+    from feedline.benchmarks.story import Chapter
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where everything goes; a second run reuses what is valid.")] = Path(
+        "demo-out"
+    ),
+    images: Annotated[int | None, typer.Option(help="Training photos to synthesise (4,000).")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The same in about two minutes, less exact.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Synthesise an ImageNet, profile the first script everybody writes, prepare, verify, train, climb the ladder.
+
+    Example: feedline demo --out demo-out
+    """
+    from feedline.benchmarks.story import StoryConfig, tell
+    from feedline.benchmarks.story_page import story_page
+    from feedline.cli.ladder import show
+    from feedline.pipeline.shards import write_atomically
+
+    record, started = Record("demo"), time.monotonic()
+    base = StoryConfig.quick(out=out) if quick else StoryConfig(out=out)
+    config = base if images is None else replace(base, images=images)
+    story = tell(config, _begin, _end)
+    report = out / "report.html"
+    write_atomically(report, story_page(story).encode())
+    console.rule("[bold]The ladder", align="left")
+    show(story.record("ladder"))
+    console.print(f"\nall of it in {time.monotonic() - started:.0f} s")
+    console.print(f"report: {report.resolve()}", markup=False, soft_wrap=True)
+    steps = {name: {"seconds": done.seconds, "reused": done.reused} for name, done in story.done.items()}
+    record.write(json_file, {"ladder": story.record("ladder"), "report": str(report), "steps": steps})
+
+
+def _begin(number: int, count: int, chapter: "Chapter") -> None:
+    console.print()
+    console.rule(f"[bold]{number}/{count}  {chapter.title}", align="left", style="dim")
+    console.print(f"$ {chapter.step.shown}", markup=False, soft_wrap=True, style="dim")
+
+
+def _end(chapter: "Chapter", done: "Done") -> None:
+    if chapter.keep_text and done.text:
+        console.print(done.text, markup=False)
+    words = "kept from an earlier run" if done.reused else f"{done.seconds:.0f} s"
+    console.print(words, style="dim")

@@ -1,0 +1,78 @@
+"""`feedline ladder`: one script, climbed from as it is to where its data is as good as free."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feedline.cli.common import JsonFile, Record, console, progress, stderr
+
+CONTEXT = {"allow_interspersed_args": False}
+"""Options end at the script's name: what follows is the script's own."""
+BAR_CELLS = 30
+
+
+def ladder(
+    source: Annotated[Path, typer.Argument(help="The raw images that the script trains on.")],
+    script: Annotated[
+        list[str] | None, typer.Argument(metavar="[SCRIPT ARGS…]", help="Your training script; else an example.")
+    ] = None,
+    num_workers: Annotated[int | None, typer.Option(min=1, help="Workers from the second rung on.")] = None,
+    size: Annotated[int, typer.Option(min=16, help="Short side of the prepared JPEG shards, px.")] = 256,
+    rounds: Annotated[int, typer.Option(min=2, help="Windows per rung, interleaved.")] = 3,
+    window: Annotated[float, typer.Option(min=0.2, help="Seconds measured per window.")] = 3.0,
+    work: Annotated[Path, typer.Option(help="Where shards and records are kept.")] = Path("ladder-out"),
+    profiled: Annotated[Path | None, typer.Option(help="A record of `feedline profile --legs` of it.")] = None,
+    prepared: Annotated[Path | None, typer.Option(help="An already prepared folder.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the ladder as a page.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Profile a script, predict what each remedy gives, apply it, measure it: up to the ceiling.
+
+    Example: feedline ladder /data/photos train.py --data /data/photos --epochs 1
+    """
+    from feedline.benchmarks.ascent import AscentConfig, ascend
+
+    record = Record("ladder")
+    config = AscentConfig(
+        source=source, argv=script or [], work=work, profiled=profiled, prepared=prepared, num_workers=num_workers,
+        size_px=size, rounds=rounds, window_s=window,
+    )  # fmt: skip
+    with progress("ladder", "windows") as advance:
+        found = ascend(config, lambda line: stderr.print(line, markup=False, soft_wrap=True), advance)
+    show(found)
+    if html is not None:
+        write_page(html, found)
+    record.write(json_file, found)
+
+
+def show(record: Mapping[str, Any]) -> None:
+    """The rungs as a table and the sentence they make."""
+    from rich.table import Table
+
+    from feedline.benchmarks.ladder_page import HEADERS, rows, story
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("rung", no_wrap=True)
+    table.add_column("", no_wrap=True, width=BAR_CELLS)
+    for name in HEADERS[1:]:
+        table.add_column(name, justify="right")
+    rates = [*(rung["samples_per_s"] for rung in record["rungs"]), record["ceiling_samples_per_s"]]
+    for rate, (name, *cells) in zip(rates, rows(record), strict=True):
+        table.add_row(name, bar(rate / max(rates)), *cells)
+    console.print(table)
+    console.print(story(record), markup=False)
+
+
+def bar(share: float) -> str:
+    eighths = round(share * BAR_CELLS * 8)
+    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+
+
+def write_page(path: Path, record: Mapping[str, Any]) -> None:
+    from feedline.benchmarks.ladder_page import ladder_section
+    from feedline.pipeline.shards import write_atomically
+    from feedline.profiling.render.page import page
+
+    write_atomically(path, page("The ladder", ladder_section(record)).encode())
