@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from feedline.cli import doctor, prepare, profile, train, verify
+from feedline.cli import demo, doctor, ladder, prepare, profile, train, verify
 from feedline.cli.common import stderr
 
 app = typer.Typer(
@@ -21,6 +21,8 @@ app.command()(prepare.prepare)
 app.command()(verify.verify)
 app.command()(train.train)
 app.command(context_settings=profile.CONTEXT)(profile.profile)
+app.command()(demo.demo)
+app.command(context_settings=ladder.CONTEXT)(ladder.ladder)
 
 
 @app.callback()
