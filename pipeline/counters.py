@@ -63,11 +63,12 @@ _NOW = FIELD["now_ns"]
 
 def describe(row: npt.NDArray[np.int64]) -> dict[str, Any]:
     """One worker's row in plain JSON: `seconds` per stage (with `other`, their sum is `alive_s`), and the counts."""
-    alive_ns = int(row[FIELD["now_ns"]] - row[FIELD["started_ns"]])
+    row = row.copy()  # the worker goes on writing
     seconds = {stage: int(row[FIELD[stage]]) / 1e9 for stage in STAGES}
-    seconds["other"] = max(0.0, alive_ns / 1e9 - sum(seconds.values()))
+    alive_s = int(row[FIELD["now_ns"]] - row[FIELD["started_ns"]]) / 1e9
+    seconds["other"] = max(0.0, alive_s - sum(seconds.values()))
     counts = {name: int(row[FIELD[name]]) for name in ("pid", "samples", "batches", "bytes_read", "bad_samples")}
-    return {**counts, "alive_s": alive_ns / 1e9, "seconds": seconds}
+    return {**counts, "alive_s": sum(seconds.values()), "seconds": seconds}
 
 
 def fractions(workers: list[dict[str, Any]]) -> dict[str, float]:

@@ -128,10 +128,11 @@ class WorkerCrew:
         return bool(self._poll.poll(0))
 
     def receive(self) -> Reply:
-        """The next reply. Raises WorkerError when a worker has died, after all replies that came before."""
+        """The next reply. Raises WorkerError as soon as a worker has died, even if others could go on: whoever
+        kills one (a memory limit, usually) will do it again."""
         while True:
-            ready = [descriptor for descriptor, _ in self._poll.poll()]
-            if self._ours.fileno() in ready and (data := self._ours.recv(MAX_BYTES)):
+            ready = {descriptor for descriptor, _ in self._poll.poll()}
+            if ready.isdisjoint(self._watches) and (data := self._ours.recv(MAX_BYTES)):
                 return Reply.unpack(data)
             self._bury_one()
 

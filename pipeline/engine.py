@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from feedline.pipeline.errors import SampleError, TransformError, WorkerError
 from feedline.pipeline.fill import Filler, FillSpec
 from feedline.pipeline.memory import Columns, SharedMemory
 from feedline.pipeline.messages import BAD_SAMPLE, BROKEN, DONE, GIVEN_UP, Reply, Task
+from feedline.pipeline.order import EpochPlan
 from feedline.pipeline.slots import Fence, Images, Ledger, SlotLayout
 from feedline.pipeline.worker import perform
 
@@ -60,13 +61,6 @@ class HostBatch:
     """Shows a slot, or is a copy of one."""
     labels_N: npt.NDArray[np.int64]
     number: int
-
-
-class Plan(Protocol):
-    """One epoch on this rank: which samples make up which batch."""
-
-    def __len__(self) -> int: ...
-    def batch(self, number: int) -> npt.NDArray[np.int64]: ...
 
 
 class Engine:
@@ -164,8 +158,8 @@ class Engine:
 class Run:
     """Batches `first` to the end of a plan. Iterate it once; a newer run of the same engine ends it."""
 
-    def __init__(self, engine: Engine, plan: Plan, epoch: int, px: int, waits: Waits) -> None:
-        self._engine, self._plan, self._epoch, self._px, self.waits = engine, plan, epoch, px, waits
+    def __init__(self, engine: Engine, plan: EpochPlan, epoch: int, px: int, waits: Waits) -> None:
+        self._engine, self.plan, self._epoch, self._px, self.waits = engine, plan, epoch, px, waits
         self._number = engine.next_run()
         self._batches = len(plan)
         self._sent = self._received = self._shown = 0
@@ -206,7 +200,7 @@ class Run:
                 self._lacked_slot_since = self._lacked_slot_since or time.perf_counter()
                 return
             self._note_slot()
-            samples_N = self._plan.batch(self._sent)
+            samples_N = self.plan.batch(self._sent)
             engine.layout.samples_N(engine.view, slot, len(samples_N))[:] = samples_N
             engine.submit(Task(self._number, self._sent, slot, len(samples_N), self._epoch, self._px))
             self._sent += 1

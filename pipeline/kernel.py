@@ -56,22 +56,3 @@ def _crop(rng: np.random.Generator, width: int, height: int) -> tuple[int, int, 
         if 0 < w <= width and 0 < h <= height:
             return int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1)), w, h
     return 0, 0, width, height
-
-
-class EpochPlan:
-    def __init__(self, samples: int, *, seed: int, epoch: int, batch_size: int, world_size: int, rank: int,
-                 policy: str, shuffle: bool, start: int) -> None:  # fmt: skip
-        whole = np.random.default_rng((seed, epoch)).permutation(samples) if shuffle else np.arange(samples)
-        rest = whole[start:].astype(np.int64)
-        step = batch_size * world_size
-        if policy == "drop":
-            rest = rest[: len(rest) // step * step]
-        elif missing := -len(rest) % step:
-            rest = np.concatenate([rest, np.full(missing, -1) if policy == "pad" else np.resize(whole, missing)])
-        self._rows = rest.reshape(-1, world_size, batch_size)[:, rank]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def batch(self, number: int) -> npt.NDArray[np.int64]:
-        return self._rows[number]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from feedline.pipeline import counters, courier
@@ -37,8 +38,9 @@ from feedline.pipeline.device import (
 from feedline.pipeline.engine import Engine, Run, Waits
 from feedline.pipeline.errors import DatasetError, FeedlineError, SampleError, TransformError, UsageError, WorkerError
 from feedline.pipeline.fill import FillSpec
-from feedline.pipeline.kernel import Augment, EpochPlan
+from feedline.pipeline.kernel import Augment
 from feedline.pipeline.memory import Columns, SharedMemory
+from feedline.pipeline.order import EpochPlan, Policy, class_balanced, subset
 from feedline.pipeline.shards import Index, Manifest, manifest_hash, read_index, read_manifest
 from feedline.pipeline.slots import SlotLayout
 
@@ -76,11 +78,17 @@ class LoaderConfig:
     std: tuple[float, float, float] = IMAGENET_STD
     shuffle: bool | None = None
     """None: as `train` says."""
-    policy: Literal["drop", "pad", "wrap"] | None = None
+    policy: Policy | None = None
     """What becomes of an uneven end. None: drop in training, pad (label −1) in evaluation."""
     rank: int | None = None
     world_size: int | None = None
     """None: from the process group, else from RANK and WORLD_SIZE, else 0 of 1."""
+    subset: int | None = None
+    """Only this many of the samples, the same in every epoch; chosen by the seed."""
+    class_balanced: bool = False
+    """Every class as often as the largest: small ones repeat."""
+    window_shards: int = 0
+    """0: full random order. n: shards in random order, mixed within n of them, for storage that wants few open."""
     on_bad: Literal["raise", "skip", "replace"] = "raise"
     """A sample that cannot be read, is not what was written, or cannot be decoded."""
     checksums: bool = True
@@ -126,9 +134,11 @@ class Loader:
         self._manifest_hash = manifest_hash(self.folder)
         self._names = _SampleNames(self.folder, self.manifest)
         self._columns, self._columns_layout = _share_index(read_index(self.folder))
+        shared = Columns.unpack(self._columns.view, self._columns_layout)
+        self._labels_N, self._shards_N = shared["label"], shared["shard"]
         self._image_size = config.image_size
         self._waits = Waits()
-        self._epoch = self._delivered = self._start = 0
+        self._epoch = self._delivered = 0
         self._resumed = self._begun = False
         self._run: Run | None = None
         self._engines: list[Engine] = []  # none or one; a list, so that the finaliser can share it
@@ -185,10 +195,9 @@ class Loader:
             self._epoch += self._begun  # the last epoch was left in the middle: this is another one
             self._delivered = 0
         self._resumed, self._begun = False, True
-        self._start = self._delivered
         delivery = self._ready_device()
         engine = self._ready_engine()
-        plan = self._plan(self._epoch, self._start)
+        plan = self._plan(self._epoch, self._delivered)
         self._run = Run(engine, plan, self._epoch, self._image_size, self._waits)
         return _Batches(self, self._run, delivery.begin() if delivery else show_on_host)
 
@@ -228,7 +237,7 @@ class Loader:
     def _plan(self, epoch: int, delivered: int) -> EpochPlan:
         config = self.config
         return EpochPlan(
-            self.manifest.samples,
+            samples=self.manifest.samples,
             seed=config.seed,
             epoch=epoch,
             batch_size=config.batch_size,
@@ -237,7 +246,16 @@ class Loader:
             policy=config.policy or ("drop" if config.train else "pad"),
             shuffle=config.train if config.shuffle is None else config.shuffle,
             start=delivered,
+            chosen=self._chosen(epoch),
+            shards_N=self._shards_N if config.window_shards else None,
+            window_shards=config.window_shards,
         )
+
+    def _chosen(self, epoch: int) -> npt.NDArray[np.int64] | None:
+        config = self.config
+        if config.class_balanced:
+            return class_balanced(self._labels_N, config.seed, epoch)
+        return subset(self.manifest.samples, config.subset, config.seed) if config.subset is not None else None
 
     def _ready_engine(self) -> Engine:
         """The workers that are there, or new ones if there are none or the images have outgrown the slots."""
@@ -308,7 +326,7 @@ class Loader:
         except TransformError as error:
             where = f"{self._names.where(error.sample)}: " if error.sample >= 0 else ""
             raise FeedlineError(f"{where}{error.reason}") from error
-        self._delivered = self._start + (number + 1) * self.config.batch_size * self.world_size
+        self._delivered = run.plan.delivered(number + 1)
         return images, labels_N
 
     def _end_epoch(self) -> None:

@@ -1,0 +1,67 @@
+"""A tiny prepared split, written through the format's own writer."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feedline.pipeline import jpeg, shards
+
+MakeSplit = Callable[..., Path]
+
+
+def write_split(folder: Path, samples: int, shard_count: int, *, px: int = 40, codec: shards.Codec = "jpeg") -> Path:
+    """Sample n has label n, key `s0000n`, and a picture whose mean grey level is about 40 + n % 180."""
+    folder.mkdir(parents=True)
+    rows: list[shards.SampleRow] = []
+    infos: list[shards.ShardInfo] = []
+    for number, size in enumerate(shards.balanced_sizes(samples, shard_count)):
+        name = shards.shard_name("train", number)
+        with (folder / name).open("wb") as file, shards.ShardWriter(file, number) as writer:
+            for sample in range(len(rows), len(rows) + size):
+                data, extension = _picture(sample, px, codec)
+                writer.add(f"s{sample:05d}", data, extension, label=sample, width=px + 8, height=px)
+        rows += writer.rows
+        infos.append(
+            shards.ShardInfo(name=name, samples=size, planned_samples=size, bytes=writer.bytes, sha256=writer.sha256)
+        )
+    shards.write_atomically(folder / shards.INDEX, shards.index_bytes(rows))
+    manifest = shards.Manifest(
+        split="train",
+        samples=samples,
+        classes=[{"name": str(label)} for label in range(samples)],
+        shards=infos,
+        settings={"codec": codec, "size_px": px, "resize": "shortest"},
+        seed=0,
+        plan_hash="0" * 64,
+    )
+    shards.write_atomically(folder / shards.MANIFEST, manifest.to_json().encode())
+    return folder
+
+
+def _picture(sample: int, px: int, codec: str) -> tuple[bytes, str]:
+    rng = np.random.default_rng(sample)
+    width = px if codec == "raw" else px + 8
+    image_HWC = np.clip(40 + sample % 180 + rng.normal(0, 8, (px, width, 3)), 0, 255).astype(np.uint8)
+    if codec == "raw":
+        import io
+
+        file = io.BytesIO()
+        np.save(file, image_HWC)
+        return file.getvalue(), "npy"
+    return jpeg.encode(image_HWC, quality=95), "jpg"
+
+
+@pytest.fixture
+def make_split(tmp_path: Path) -> MakeSplit:
+    def make(samples: int = 60, shard_count: int = 3, name: str = "train", **options: object) -> Path:
+        return write_split(tmp_path / name, samples, shard_count, **options)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 samples in 3 shards; tests that damage a dataset make their own."""
+    return write_split(tmp_path_factory.mktemp("prepared") / "train", 60, 3)
