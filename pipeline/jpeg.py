@@ -11,7 +11,6 @@ good input: `cut` then returns it whole, with the region's place in it.
 
 import hashlib
 import io
-import re
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -26,7 +25,6 @@ Subsampling = Literal["420", "444"]
 TILE_PX = 64
 """Widest tile. Narrower ones cut more closely and cost bytes: one marker and a lost DC prediction each."""
 
-_RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 _BASELINE = (0xC0, 0xC1)  # sequential Huffman, 8 bit; anything else is decoded whole
 _PARAMETERLESS = frozenset({0x01, *range(0xD0, 0xD8)})
 EOI = b"\xff\xd9"
@@ -154,13 +152,14 @@ def _tiles(data: bytes, frame: Frame) -> list[int] | None:
     if not (frame.scan_at and frame.interval_mcus) or per_row % frame.interval_mcus:
         return None
     rows = -(-frame.height_px // frame.mcu_height_px)
-    starts = [frame.scan_at, *(found.end() for found in _RESTART.finditer(data, frame.scan_at))]
-    if len(starts) != rows * (per_row // frame.interval_mcus):
+    scan = np.frombuffer(data, np.uint8, offset=frame.scan_at)
+    marks = np.flatnonzero(scan[:-1] == 0xFF)  # half the time of a regular expression
+    marks = marks[(scan[marks + 1] & 0xF8) == 0xD0]
+    if len(marks) + 1 != rows * (per_row // frame.interval_mcus):
         return None
     end = data.rfind(EOI)
-    if end < starts[-1]:
-        return None
-    return [*starts, end + 2]
+    starts = [frame.scan_at, *(marks + (frame.scan_at + 2)).tolist()]
+    return [*starts, end + 2] if end >= starts[-1] else None
 
 
 # --- cutting ------------------------------------------------------------------------------------------
@@ -189,19 +188,18 @@ def cut(data: bytes, left_px: int, top_px: int, width_px: int, height_px: int, b
     end_row = min(-(-(top_px + height_px + border_px) // row_px), -(-frame.height_px // row_px))
     width = min(end_column * tile_px, frame.width_px) - first_column * tile_px
     height = min(end_row * row_px, frame.height_px) - first_row * row_px
-    parts = [data[: frame.size_at], height.to_bytes(2, "big"), width.to_bytes(2, "big")]
-    parts.append(data[frame.size_at + 4 : frame.scan_at])
+    out = bytearray(data[: frame.scan_at])
+    out[frame.size_at : frame.size_at + 4] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
     number = 0
-    for row in range(first_row, end_row):
-        for tile in range(row * across + first_column, row * across + end_column):
-            parts.append(data[tiles[tile] : tiles[tile + 1] - 2])
-            parts.append(_MARKERS[number & 7])
+    for row in range(first_row * across, end_row * across, across):
+        begin = tiles[row + first_column]
+        shift = len(out) - begin - 1
+        out += data[begin : tiles[row + end_column]]  # a row's tiles lie side by side, each with the marker behind it
+        for end in tiles[row + first_column + 1 : row + end_column + 1]:
+            out[end + shift] = 0xD0 | number & 7
             number += 1
-    parts[-1] = EOI
-    return Cut(b"".join(parts), left_px - first_column * tile_px, top_px - first_row * row_px)
-
-
-_MARKERS = [bytes((0xFF, 0xD0 + number)) for number in range(8)]
+    out[-2:] = EOI
+    return Cut(bytes(out), left_px - first_column * tile_px, top_px - first_row * row_px)
 
 
 # --- decoding -----------------------------------------------------------------------------------------
