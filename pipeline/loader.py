@@ -144,8 +144,7 @@ class Loader:
         self._engines: list[Engine] = []  # none or one; a list, so that the finaliser can share it
         self._retired: list[dict[str, Any]] = []
         self._on_device: OnDevice | None = None
-        self.close = weakref.finalize(self, _close, self._engines)
-        """Ends the workers; so does the loader's own end. Iterating again starts new ones."""
+        weakref.finalize(self, _close, self._engines)
         live_loaders.add(self)
 
     def __len__(self) -> int:
@@ -229,6 +228,11 @@ class Loader:
             "stages": counters.fractions(workers),
             "bad": [{"key": self._names.key(sample), "reason": reason} for sample, reason in waits.bad],
         }
+
+    def close(self) -> None:
+        """Ends the workers; so do the loader's own end and the interpreter's. Iterating again starts new ones."""
+        self._run = None
+        self._retire_engine()
 
     @property
     def worker_pids(self) -> list[int]:

@@ -1,0 +1,150 @@
+"""However a script ends, its loader's workers end with it and nothing is left: real scripts, real signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+SCRIPT = """
+import sys, time
+from feedline.pipeline.loader import Loader
+loader = Loader(sys.argv[1], batch_size=8, image_size=16, num_workers=2, seed=1, rank=0, world_size=1)
+iterator = iter(loader)
+for _ in range(int(sys.argv[2])):
+    next(iterator)
+print(*loader.worker_pids, flush=True)
+{then}
+"""
+FOREVER = "while True:\n    for batch in loader:\n        time.sleep(0.001)"
+
+
+@pytest.fixture
+def start(split: Path, tmp_path: Path) -> Iterator[object]:
+    """Starts SCRIPT and waits until its workers work; gives the process and their pids."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(then: str, batches: int = 1) -> tuple[subprocess.Popen[str], list[int]]:
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT.format(then=then))
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(split), str(batches)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == 2, process.communicate()[1]
+        return process, pids
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def all_gone(pids: list[int], within_s: float = 20.0) -> bool:
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(processes, timeout=within_s)
+    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def shared_memory_files() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "feedline" in name}  # noqa: PTH208
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_trainer_ends_its_workers(start, end: signal.Signals) -> None:  # type: ignore[no-untyped-def]
+    before = shared_memory_files()
+    process, pids = start(FOREVER)
+    process.send_signal(end)
+    _, errors = process.communicate()
+    assert all_gone(pids)
+    assert shared_memory_files() == before
+    assert process.returncode != 0
+    if end == signal.SIGINT:
+        assert errors.count("Traceback") == 1, "the trainer's own KeyboardInterrupt and nobody else's"
+
+
+def test_ctrl_c_in_a_terminal_reaches_everybody_and_only_the_trainer_speaks(start) -> None:  # type: ignore[no-untyped-def]
+    process, pids = start(FOREVER)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate()
+    assert all_gone(pids)
+    assert errors.count("KeyboardInterrupt") == 1
+
+
+@pytest.mark.parametrize("then", ["", "sys.exit(3)", "raise ValueError('mine')", "import os; os._exit(4)"])
+def test_leaving_in_the_middle_of_an_epoch_leaves_nothing(start, then: str) -> None:  # type: ignore[no-untyped-def]
+    process, pids = start(then)
+    _, errors = process.communicate()
+    assert all_gone(pids)
+    assert process.returncode == {"": 0, "sys.exit(3)": 3, "import os; os._exit(4)": 4}.get(then, 1)
+    assert ("mine" in errors) == ("mine" in then)
+
+
+def test_a_loader_started_from_a_thread_outlives_the_thread(start) -> None:  # type: ignore[no-untyped-def]
+    """The kernel would kill a worker with the *thread* that started it: the trainer must not ask for that there."""
+    then = """
+import threading
+second = Loader(sys.argv[1], batch_size=8, image_size=16, num_workers=1, rank=0, world_size=1)
+iterators = []
+thread = threading.Thread(target=lambda: iterators.append(iter(second)))
+thread.start(); thread.join()
+assert len(list(iterators[0])) == 7
+"""
+    process, _ = start(then)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+
+
+def test_a_fork_of_the_trainer_does_not_end_its_workers(start) -> None:  # type: ignore[no-untyped-def]
+    then = """
+import os, gc
+child = os.fork()
+if not child:
+    del iterator, loader
+    gc.collect()
+    os._exit(0)
+os.waitpid(child, 0)
+assert len(list(iterator)) == 6
+"""
+    process, pids = start(then)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert all_gone(pids)
+
+
+def test_starts_and_ends_at_random_moments_leave_the_process_table_as_it_was(split: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(then=FOREVER))
+    before = shared_memory_files()
+    for number in range(4):
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(split), "1"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        watched = psutil.Process(process.pid)
+        while not watched.children() and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.15 * number)  # somewhere between a worker's first instruction and the epoch's middle
+        os.killpg(process.pid, signal.SIGINT if number % 2 else signal.SIGTERM) if number else process.kill()
+        process.wait()
+        assert all_gone(_in_session(process.pid))
+    assert shared_memory_files() == before
+
+
+def _in_session(session: int) -> list[int]:
+    pids: list[int] = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session:
+                pids.append(process.pid)
+        except OSError:
+            pass  # it has ended since
+    return pids
