@@ -1,0 +1,344 @@
+"""What if the samples were prepared? A few hundred of the user's own, decoded, resized, re-encoded, and loaded again.
+
+For every form (256 px JPEG, 64 px raw, the files as they are, …): bytes per sample, the CPU time to prepare one, what
+it loses (PSNR of the re-encoded against the resized pixels), and the CPU time to load one for training, twice: with
+feedline's loader, from real shards in a temporary folder, and with the usual PIL transforms, as the script's own
+loader would. Rounds visit all forms in turn, so that a busy moment hits none alone; the median of the rounds counts.
+
+The result is a list of plain `Trial`s for `profiling.predict`. Costs about ten seconds of one core.
+"""
+
+import io
+import math
+import statistics
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from feedline.pipeline import jpeg, shards
+from feedline.pipeline.errors import FeedlineError
+from feedline.preprocess.resize import BadImage, Kernel, Output, Prepared, rgb_array
+from feedline.profiling.recording import Recording, Trial
+
+FORMS = (
+    Output(codec="keep"),
+    Output(codec="jpeg", size_px=256),
+    Output(codec="jpeg", size_px=160),
+    Output(codec="planes", size_px=256),
+    Output(codec="raw", size_px=64, resize="square"),
+)
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIfConfig:
+    forms: tuple[Output, ...] = FORMS
+    samples: int = 200
+    """At most; spread evenly over the files that were seen."""
+    image_size_px: int = 224
+    """Side of what the training loop gets."""
+    rounds: int = 3
+    script_loader: bool = True
+    """Also with the usual PIL transforms."""
+    on_cpu: bool = True
+    """The model runs on the CPU: making floats of uint8 batches then costs the trainer CPU time."""
+
+
+def what_if(recording: Recording, **options: Any) -> list[Trial]:
+    """Trials on the samples a recording names, at the size its training loop asks for; [] where there are none."""
+    seen = WhatIfConfig(image_size_px=image_size(recording) or 224, on_cpu=recording.compute.device == "cpu")
+    return trials(recording.sample_paths, replace(seen, **options))
+
+
+def image_size(recording: Recording) -> int | None:
+    """Side of the images in the training loader's batches, NCHW or NHWC."""
+    loader = recording.train_loader
+    shapes = [shape for shape in (loader.batch_shapes if loader else []) if len(shape) == 4]
+    if not shapes:
+        return None
+    _, first, middle, last = shapes[0]
+    return middle if first in (1, 3) else min(first, middle) if last in (1, 3) else None
+
+
+def trials(paths: Sequence[str | Path], config: WhatIfConfig | None = None) -> list[Trial]:
+    """One trial per form and loader. Files that are no images (nor tars of images) are passed over."""
+    config = config or WhatIfConfig()
+    originals = [data for data in samples_of(paths, config.samples) if _usable(data)]
+    if not originals:
+        return []
+    with tempfile.TemporaryDirectory(prefix="feedline-whatif-") as folder:
+        forms = [_prepare(originals, form, Path(folder)) for form in config.forms]
+        loads = [load for form in forms for load in _loaders(form, config)]
+        costs = _rounds(loads, config.rounds)
+    extra_s = normalising_cpu_s(config.image_size_px) if config.on_cpu else 0.0
+    return [_trial(load, costs[index], extra_s) for index, load in enumerate(loads) if costs[index]]
+
+
+# --- the samples --------------------------------------------------------------------------------------
+
+
+def samples_of(paths: Sequence[str | Path], most: int) -> Iterator[bytes]:
+    """The bytes of up to `most` images, from image files and from tars, evenly over the paths."""
+    files = [Path(path) for path in dict.fromkeys(map(str, paths))]
+    images = [path for path in files if path.suffix.lower() in IMAGES]
+    tars = [path for path in files if path.suffix.lower() == ".tar"]
+    yield from _read_files(images, most)
+    if not images and tars:
+        for path in tars:
+            yield from _read_tar(path, -(-most // len(tars)))
+
+
+def _read_files(images: Sequence[Path], most: int) -> Iterator[bytes]:
+    step = max(1, len(images) // most)
+    for path in images[::step][:most]:
+        try:
+            yield path.read_bytes()
+        except OSError:
+            continue  # gone since the script ran
+
+
+def _read_tar(path: Path, most: int) -> Iterator[bytes]:
+    try:
+        with tarfile.open(path, "r|") as archive:
+            taken = 0
+            for member in archive:
+                if taken < most and member.isfile() and member.name.lower().endswith(IMAGES):
+                    file = archive.extractfile(member)
+                    yield file.read() if file else b""
+                    taken += 1
+                if taken >= most:
+                    return
+    except (OSError, tarfile.TarError):
+        return
+
+
+def _usable(data: bytes) -> bool:
+    try:
+        Kernel((Output(codec="jpeg", size_px=64),))(data)
+    except BadImage:
+        return False
+    return True
+
+
+# --- preparing ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """One form of all samples, in memory and as a split on disk."""
+
+    output: Output
+    members: list[Prepared]
+    split: Path
+    prepare_cpu_s: float
+    psnr_db: float | None
+
+    @property
+    def bytes_per_sample(self) -> float:
+        return sum(len(member.data) for member in self.members) / len(self.members)
+
+
+def _prepare(originals: Sequence[bytes], output: Output, folder: Path) -> Form:
+    kernel = Kernel((output,))
+    started = time.thread_time()
+    members = [kernel(data)[0] for data in originals]
+    cpu_s = (time.thread_time() - started) / len(originals)
+    split = folder / output.name / "train"
+    write_split(split, members, output)
+    lossy = output.codec in ("jpeg", "planes")
+    psnr = _psnr(originals, members, output) if lossy else None
+    return Form(output=output, members=members, split=split, prepare_cpu_s=cpu_s, psnr_db=psnr)
+
+
+def write_split(split: Path, members: Sequence[Prepared], output: Output) -> None:
+    """A whole small dataset in the real format, one shard, so that the real loader reads it."""
+    split.mkdir(parents=True)
+    name = shards.shard_name("train", 0)
+    with (split / name).open("wb") as file, shards.ShardWriter(file, 0) as writer:
+        for number, one in enumerate(members):
+            size = {"width": one.width, "height": one.height}
+            writer.add(f"{number:06d}", one.data, one.extension, label=0, **size)
+    count = len(members)
+    info = shards.ShardInfo(name=name, samples=count, planned_samples=count, bytes=writer.bytes, sha256=writer.sha256)
+    shards.write_atomically(split / shards.INDEX, shards.index_bytes(writer.rows))
+    manifest = shards.Manifest(
+        split="train", samples=count, classes=[{"name": "all"}], shards=[info], settings=output.settings(), seed=0,
+        plan_hash="0" * 64,
+    )  # fmt: skip
+    shards.write_atomically(split / shards.MANIFEST, manifest.to_json().encode())
+
+
+def _psnr(originals: Sequence[bytes], members: Sequence[Prepared], output: Output, most: int = 24) -> float | None:
+    """Median over some of the samples: how far the stored pixels are from the resized ones."""
+    exact = Kernel((replace(output, codec="raw"),))
+    found: list[float] = []
+    for data, member in list(zip(originals, members, strict=True))[:most]:
+        wanted = np.load(io.BytesIO(exact(data)[0].data))
+        stored = _pixels(member)[: wanted.shape[0], : wanted.shape[1]]
+        error = float(np.mean((wanted[: stored.shape[0], : stored.shape[1]].astype(float) - stored) ** 2))
+        if error > 0:
+            found.append(10 * math.log10(255**2 / error))
+    return statistics.median(found) if found else None
+
+
+def _pixels(member: Prepared) -> npt.NDArray[np.uint8]:
+    """Decoded to RGB HWC."""
+    if member.extension != "npy":
+        return rgb_array(Image.open(io.BytesIO(member.data)).convert("RGB"))
+    array = np.load(io.BytesIO(member.data))
+    if array.ndim == 3:
+        return array
+    import cv2
+
+    return np.asarray(cv2.cvtColor(array, cv2.COLOR_YUV2RGB_I420), np.uint8)
+
+
+# --- loading ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """One way to load one form: calling `run` loads every sample once."""
+
+    form: Form
+    loader: str
+    run: Callable[[], int]
+    """Returns how many samples were loaded."""
+
+
+def _loaders(form: Form, config: WhatIfConfig) -> list[Load]:
+    loads = [Load(form=form, loader="feedline", run=_with_feedline(form, config.image_size_px))]
+    if config.script_loader and form.output.codec != "planes":
+        loads.append(Load(form=form, loader="script", run=_with_pil(form, config.image_size_px)))
+    return loads
+
+
+def _with_feedline(form: Form, size_px: int) -> Callable[[], int]:
+    """An epoch of the real loader in this process. Its errors come out of the call."""
+
+    def run() -> int:
+        from feedline.pipeline.loader import Loader
+
+        loader = Loader(form.split, batch_size=min(32, len(form.members)), image_size=size_px, num_workers=0, seed=1)
+        try:
+            return sum(len(labels_N) for _, labels_N in loader)
+        finally:
+            close = getattr(loader, "close", None)
+            if close:
+                close()
+
+    return run
+
+
+def _with_pil(form: Form, size_px: int) -> Callable[[], int]:
+    transform = usual_transform(size_px)
+
+    def run() -> int:
+        for member in form.members:
+            if member.extension == "npy":
+                image = Image.fromarray(np.load(io.BytesIO(member.data)))
+            else:
+                image = Image.open(io.BytesIO(member.data)).convert("RGB")
+            transform(image)
+        return len(form.members)
+
+    return run
+
+
+def usual_transform(size_px: int) -> Callable[[Image.Image], Any]:
+    """RandomResizedCrop, flip, float, normalised: torchvision's own where it is installed, else the same by hand."""
+    try:
+        from torchvision import transforms
+    except ImportError:
+        return _by_hand(size_px)
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(size_px),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
+
+
+def _by_hand(size_px: int) -> Callable[[Image.Image], Any]:
+    rng = np.random.default_rng(0)
+    mean_HWC, std_HWC = np.array(MEAN, np.float32), np.array(STD, np.float32)
+
+    def transform(image: Image.Image) -> npt.NDArray[np.float32]:
+        width, height = image.size
+        side = math.sqrt(rng.uniform(0.08, 1.0))
+        w, h = width * side, height * side
+        left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
+        small = image.resize((size_px, size_px), Image.Resampling.BILINEAR, box=(left, top, left + w, top + h))
+        pixels_HWC = np.asarray(small, np.float32) / 255
+        return np.ascontiguousarray(((pixels_HWC - mean_HWC) / std_HWC).transpose(2, 0, 1), np.float32)
+
+    return transform
+
+
+# --- timing -------------------------------------------------------------------------------------------
+
+
+def _rounds(loads: Sequence[Load], rounds: int) -> list[list[float]]:
+    """CPU seconds per sample, by load and round; [] for a load that cannot be done. One warm-up round is left out."""
+    costs: list[list[float]] = [[] for _ in loads]
+    impossible: set[int] = set()
+    for turn in range(rounds + 1):
+        for index, load in enumerate(loads):
+            if index in impossible:
+                continue
+            started = time.process_time()
+            try:
+                samples = load.run()
+            except FeedlineError:
+                impossible.add(index)
+                costs[index] = []
+                continue
+            if turn and samples:
+                costs[index].append((time.process_time() - started) / samples)
+    return costs
+
+
+def _trial(load: Load, costs: Sequence[float], extra_s: float) -> Trial:
+    form, output = load.form, load.form.output
+    kept = output.codec == "keep"
+    return Trial(
+        codec="as-is" if kept else output.codec,
+        size_px=None if kept else output.size_px,
+        samples=len(form.members),
+        bytes_per_sample=form.bytes_per_sample,
+        load_cpu_s_per_sample=statistics.median(costs),
+        load_cpu_s_spread=statistics.stdev(costs) if len(costs) > 1 else None,
+        prepare_cpu_s_per_sample=None if kept else form.prepare_cpu_s,
+        trainer_cpu_s_per_sample=extra_s if load.loader == "feedline" else None,
+        psnr_db=form.psnr_db,
+        loader=load.loader,
+        note=f"encoder {jpeg.encoder_fingerprint()[:12]}" if output.codec == "jpeg" else "",
+    )
+
+
+def normalising_cpu_s(size_px: int, batch: int = 64, repeats: int = 15) -> float:
+    """CPU seconds per sample to make normalised floats of a uint8 batch on the CPU, as the loader does there."""
+    import torch
+
+    from feedline.pipeline.device import Normaliser
+
+    normalise = Normaliser(torch.device("cpu"), torch.float32, MEAN, STD)
+    images_NHWC = torch.zeros((batch, size_px, size_px, 3), dtype=torch.uint8)
+    normalise(images_NHWC)
+    found: list[float] = []
+    for _ in range(repeats):
+        started = time.process_time()
+        normalise(images_NHWC)
+        found.append((time.process_time() - started) / batch)
+    return statistics.median(found)
