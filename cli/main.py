@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from feedline.cli import demo, doctor, ladder, prepare, profile, train, verify
+from feedline.cli import demo, doctor, ladder, prepare, profile, slurm, train, verify
 from feedline.cli.common import stderr
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app.command()(doctor.doctor)
 app.command()(prepare.prepare)
 app.command()(verify.verify)
 app.command()(train.train)
+app.command(context_settings=slurm.CONTEXT)(slurm.slurm)
 app.command(context_settings=profile.CONTEXT)(profile.profile)
 app.command()(demo.demo)
 app.command(context_settings=ladder.CONTEXT)(ladder.ladder)

@@ -86,7 +86,9 @@ def joined(config: TrainConfig) -> Generator[World]:
         if not is_lost_rank(error):
             raise
         rank = os.environ["RANK"]
-        raise RankLost(f"rank {rank} stops: another rank ended or cannot be reached ({first_line(error)})") from error
+        raise RankLost(
+            f"another rank ended or cannot be reached (seen by rank {rank}: {first_line(error)})"
+        ) from error
     finally:
         if mine and dist.is_initialized():
             dist.destroy_process_group()

@@ -71,7 +71,7 @@ def complain(error: FeedlineError) -> None:
     """One line, from the first rank that has this to say."""
     from feedline.train.distributed import is_first_to_say
 
-    if is_first_to_say(str(error)):
+    if is_first_to_say(str(error).partition(" (")[0]):
         print(f"feedline: {error}", file=sys.stderr, flush=True)
 
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
 
-SCALARS = {
+SCALARS: dict[str, tuple[str, ...]] = {
     "step": ("loss", "lr", "samples_per_s", "wait_fraction", "own_fraction", "grad_norm", "gpu_memory_bytes"),
     "epoch": ("train_loss", "top1", "top5", "val_loss", "epoch_samples_per_s"),
-    "resources": ("cpu_cores", "memory_bytes", "gpu_utilization"),
+    "resources": ("cpu_cores", "memory_bytes"),
 }
 _SHOWN_IMAGES = 16
 
@@ -39,7 +39,8 @@ class Journal:
         if self._board is None:
             return
         kind = event["event"]
-        for name in SCALARS.get(kind, ()):
+        names = [*SCALARS.get(kind, ()), *(name for name in event if name.startswith("gpu_"))]
+        for name in dict.fromkeys(names):
             if isinstance(value := event.get(name), int | float):
                 self._board.add_scalar(f"{kind}/{name}", value, event["step"])
 

@@ -79,6 +79,12 @@ def field_docs() -> dict[str, str]:
     return docs
 
 
+def unknown_options(words: list[str]) -> list[str]:
+    """Of a training command line, the options that nobody knows."""
+    known = {f"--{prefix}{option(one.name)}" for one in fields(TrainConfig) for prefix in ("", "no-")}
+    return [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
+
+
 def _parameter(name: str, one: Any) -> inspect.Parameter:
     hint = get_type_hints(TrainConfig)[name]
     text = field_docs()[name]

@@ -14,7 +14,7 @@ from feedline.train import checkpoint, data
 from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.metrics import Journal, memory_in_use_bytes
 from feedline.train.models import parameter_count
-from feedline.train.resources import ResourceSampler
+from feedline.train.resources import Resources
 from feedline.train.run import Run, plain
 
 
@@ -29,7 +29,8 @@ class Reporter:
         self.run = run
         self.grad_norm: Tensor | None = None
         self.evaluation: Evaluation | None = None
-        self._resources = ResourceSampler()
+        self._resources = Resources()
+        self._wall_started_s = time.monotonic()
         self._first = self._seen = Seen.of(run)
 
     def __enter__(self) -> "Reporter":
@@ -153,7 +154,7 @@ class Reporter:
         progress.logged_loss_sum, progress.logged_loss_samples = progress.loss_sum, progress.loss_samples
         if not math.isfinite(loss):
             raise TrainingError(
-                f"the loss became {loss} in the {self.run.config.log_every} steps before step {progress.step}: "
+                f"the loss became {loss} by step {progress.step} (epoch {progress.epoch + 1}): "
                 f"lower --lr (now {self.run.schedule.peak_lr:g}), lengthen --warmup-epochs or set --clip-norm"
             )
         return loss
@@ -236,7 +237,7 @@ class Reporter:
         """As `seff` has it: CPU time of all ranks and their workers, of the cores they had times the wall time."""
         world = self.run.world
         cores = usable_cores() / world.local_world_size
-        mine = torch.tensor([self._resources.cpu_s(), cores * self._resources.wall_s(),
+        mine = torch.tensor([self._resources.cpu_s(), cores * (time.monotonic() - self._wall_started_s),
                              self._resources.peak_memory_bytes()], dtype=torch.float64)  # fmt: skip
         cpu_s, core_s, memory_bytes = world.sum(mine).tolist()
         return {
@@ -245,6 +246,7 @@ class Reporter:
             "cpu_efficiency": cpu_s / max(core_s, 1e-9),
             "peak_memory_bytes": int(memory_bytes),
             "gpu_memory_bytes": memory_in_use_bytes(world.device),
+            "gpus": self._resources.gpus() if world.device.type == "cuda" else [],
         }
 
     def _tell(self, event: str, **facts: Any) -> None:
@@ -252,8 +254,8 @@ class Reporter:
             self.run.tell({"event": event, **facts})
 
     def _tell_resources(self) -> None:
-        for sample in self._resources.drain():
-            self._tell("resources", step=self.run.progress.step, **asdict(sample))
+        for row in self._resources.drain():
+            self._tell("resources", step=self.run.progress.step, **row)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,78 +1,80 @@
-"""CPU and memory of this process and all it started, once a second, for the run's plots and its final summary."""
+"""CPU, memory and GPU of this rank and its workers over time: `profiling.sample`'s series, read as rows.
+
+CPU seconds for the efficiency are counted apart, exactly: a sampler misses what ended between two of its looks.
+"""
 
 import os
 import resource
-import threading
-import time
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
+from feedline.profiling.sample import ResourceSampler
 
-@dataclass(frozen=True, kw_only=True)
-class ResourceSample:
-    at_s: float
-    """Since the sampler started."""
-    cpu_cores: float
-    """Cores' worth of CPU time per second since the last sample."""
-    memory_bytes: int
-    """Resident memory of the process tree; pages that processes share are counted once each."""
+PERIOD_S = 1.0
+_OURS = {"cpu_cores": "cpu_cores", "rss_bytes": "memory_bytes"}
+"""Series of our processes, summed over them, and what a row calls them."""
 
 
-class ResourceSampler:
-    """`with` it; a thread of its own that costs about a millisecond per second."""
+class Resources:
+    """`with` it; a thread of its own that costs a few milliseconds per second."""
 
-    def __init__(self, every_s: float = 1.0) -> None:
-        self._every_s = every_s
-        self._samples: list[ResourceSample] = []
-        self._taken = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="resources", daemon=True)
-        self._me = psutil.Process(os.getpid())
-        self._started_s = time.monotonic()
+    def __init__(self) -> None:
+        self._sampler = ResourceSampler(os.getpid(), period_s=PERIOD_S)
+        self._me = psutil.Process()
         self._first_cpu_s = tree_cpu_s(self._me)
+        self._told: dict[tuple[str, str], int] = {}
 
-    def __enter__(self) -> "ResourceSampler":
-        self._thread.start()
+    def __enter__(self) -> "Resources":
+        self._sampler.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=5)
+        self._sampler.stop()
 
-    @property
-    def samples(self) -> list[ResourceSample]:
-        return list(self._samples)
-
-    def drain(self) -> list[ResourceSample]:
-        """The samples since the last call."""
-        fresh = self._samples[self._taken :]
-        self._taken += len(fresh)
-        return fresh
+    def drain(self) -> list[dict[str, Any]]:
+        """The rows since the last call: at_s, cpu_cores, memory_bytes, and gpu_… as the mean over the GPUs."""
+        rows: dict[float, dict[str, list[float]]] = {}
+        for series in self._sampler.series.all():
+            key = (series.name, series.scope)
+            known = min(len(series.t_s), len(series.values))  # the thread may be adding to them
+            for at in range(self._told.get(key, 0), known):
+                name, value = column(series.name, series.scope), series.values[at]
+                if name and value is not None:
+                    rows.setdefault(series.t_s[at], {}).setdefault(name, []).append(value)
+            self._told[key] = known
+        return [
+            {"at_s": at_s} | {name: merged(name, row[name]) for name in row} for at_s, row in sorted(rows.items())
+        ]
 
     def cpu_s(self) -> float:
-        """CPU seconds of the process tree since the sampler was made, ended children included."""
+        """CPU seconds of the process tree since this was made, ended children included."""
         return max(0.0, tree_cpu_s(self._me) - self._first_cpu_s)
 
-    def wall_s(self) -> float:
-        return time.monotonic() - self._started_s
-
     def peak_memory_bytes(self) -> int:
-        return max((sample.memory_bytes for sample in self._samples), default=tree_memory_bytes(self._me))
+        """Resident, summed over the processes (pages they share count in each)."""
+        sums: dict[float, float] = {}
+        for series in self._sampler.series.all():
+            if series.name == "rss_bytes":
+                for at_s, value in zip(series.t_s, series.values, strict=False):
+                    sums[at_s] = sums.get(at_s, 0.0) + (value or 0.0)
+        return int(max(sums.values(), default=self._me.memory_info().rss))
 
-    def _watch(self) -> None:
-        last_s, last_cpu_s = time.monotonic(), self._first_cpu_s
-        while not self._stop.wait(self._every_s):
-            now_s, cpu_s = time.monotonic(), tree_cpu_s(self._me)
-            self._samples.append(
-                ResourceSample(
-                    at_s=round(now_s - self._started_s, 3),
-                    cpu_cores=round(max(0.0, cpu_s - last_cpu_s) / (now_s - last_s), 3),
-                    memory_bytes=tree_memory_bytes(self._me),
-                )
-            )
-            last_s, last_cpu_s = now_s, cpu_s
+    def gpus(self) -> list[dict[str, Any]]:
+        """What each GPU averaged, as `feedline profile` has it; empty where there is none."""
+        return [vars(gpu) for gpu in self._sampler.gpus]
+
+
+def column(name: str, scope: str) -> str | None:
+    """What a row calls a series; None for one it leaves out."""
+    if scope.startswith("gpu:"):
+        return f"gpu_{name}"
+    return None if scope == "host" else _OURS.get(name)
+
+
+def merged(name: str, values: list[float]) -> float:
+    return sum(values) / len(values) if name.startswith("gpu_") else sum(values)
 
 
 def tree_cpu_s(me: psutil.Process) -> float:
@@ -82,12 +84,4 @@ def tree_cpu_s(me: psutil.Process) -> float:
         with suppress(psutil.Error):
             times = child.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
-    return total
-
-
-def tree_memory_bytes(me: psutil.Process) -> int:
-    total = 0
-    for process in [me, *me.children(recursive=True)]:
-        with suppress(psutil.Error):
-            total += process.memory_info().rss
     return total

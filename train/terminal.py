@@ -44,13 +44,23 @@ def summary(event: Event) -> str:
     ]
     if event.get("gpu_memory_bytes"):
         lines.append(f"{'GPU memory, peak':<22}{event['gpu_memory_bytes'] / 2**20:,.0f} MiB")
-    if event.get("gpu_utilization") is not None:
-        lines.append(f"{'GPU utilization':<22}{event['gpu_utilization']:.1%} of the time with a kernel running")
+    lines += [gpu_line(gpu) for gpu in event.get("gpus", [])]
     if event["best_top1"] is not None:
         lines.append(f"{'best top-1':<22}{event['best_top1']:.2%}")
     if event["time_to_target_s"] is not None:
         lines.append(f"{'time to target':<22}{event['time_to_target_s']:.1f} s")
     return "\n".join([*lines, f"{'run folder':<22}{event['run']}"])
+
+
+def gpu_line(gpu: dict[str, Any]) -> str:
+    """Each number with its meaning: `utilization` is not how busy the GPU is."""
+    known = {
+        "SM active": gpu.get("sm_active"),
+        "SM occupancy": gpu.get("sm_occupancy"),
+        "time with a kernel running": gpu.get("utilization"),
+    }
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in known.items() if share is not None)
+    return f"{'GPU ' + str(gpu.get('index') or 0):<22}{gpu.get('name') or gpu['uuid']}: {shares or 'no figures'}"
 
 
 def class_table(classes: list[dict[str, Any]], most: int = 20) -> str:
