@@ -7,7 +7,7 @@ climbs; the prepared shards are a dataset like any other and stay useful.
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 from feedline.benchmarks import commands
 from feedline.benchmarks.forecast import Forecast, forecasts
 from feedline.benchmarks.ladder import LadderConfig, Progress, climb
-from feedline.benchmarks.trials import with_trials
+from feedline.benchmarks.whatif import image_size, what_if
 from feedline.pipeline.errors import DatasetError, UsageError
 from feedline.pipeline.shards import prepared_splits, read_manifest, write_atomically
+from feedline.preprocess.resize import Output
 from feedline.profiling.host import usable_cores
 from feedline.profiling.recording import Recording
 
@@ -53,9 +54,9 @@ class AscentConfig:
 def ascend(config: AscentConfig, say: Say, advance: Progress) -> dict[str, Any]:
     """The record of `feedline ladder`. Raises UsageError, MeasureError, CommandError."""
     check(config)
-    recording = with_trials(profile(config, say), size_px=config.size_px, raw_px=None)
-    raw_px = output_px(recording)
-    recording = with_trials(recording, size_px=config.size_px, raw_px=raw_px)
+    recording = profile(config, say)
+    raw_px = image_size(recording)
+    recording = with_trials(recording, config.size_px, raw_px)
     workers = usable_cores() if config.num_workers is None else config.num_workers
     foretold = forecasts(recording, workers=workers, size_px=config.size_px, raw_px=raw_px or 0)
     keep_forecasts(config, foretold)
@@ -128,14 +129,15 @@ def find_train(folder: Path, codec: str, size_px: int | None = None) -> Path:
     raise DatasetError(f"{folder} has no train split of {size}{codec} shards: prepare one with --output SIZE:{codec}")
 
 
-def output_px(recording: Recording) -> int | None:
-    """Side of the square images that the script's loader hands over; None when they are not square."""
-    loader = recording.train_loader
-    for shape in loader.batch_shapes if loader else []:
-        if len(shape) == 4:
-            *_, height, width = shape if shape[1] in (1, 3) else (shape[0], shape[3], shape[1], shape[2])
-            return width if height == width else None
-    return None
+def with_trials(recording: Recording, size_px: int, raw_px: int | None) -> Recording:
+    """The recording with what loading its own samples would cost from the shards that will be climbed on."""
+    forms = [Output(codec="keep"), Output(codec="jpeg", size_px=size_px)]
+    if raw_px:
+        forms.append(Output(codec="raw", size_px=raw_px, resize="square"))
+    tried = {(trial.codec, trial.size_px, trial.loader) for trial in recording.trials}
+    if {("jpeg", size_px, "feedline"), ("raw", raw_px, "feedline"), ("as-is", None, "script")} <= tried:
+        return recording
+    return replace(recording, trials=what_if(recording, forms=tuple(forms)))
 
 
 def keep_forecasts(config: AscentConfig, foretold: dict[str, Forecast]) -> None:

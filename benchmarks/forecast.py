@@ -43,7 +43,7 @@ def forecasts(recording: Recording, *, workers: int, size_px: int, raw_px: int) 
 def _with(
     at: Situation, now: Throughput, trials: Sequence[Trial], codec: str, size_px: int, loader: str
 ) -> Throughput | None:
-    as_is = next((one for one in trials if one.codec == "as-is"), None)
+    as_is = next((one for one in trials if (one.codec, one.loader) == ("as-is", loader)), None)
     for trial in trials:
         if (trial.codec, trial.size_px, trial.loader) == (codec, size_px, loader):
             return with_trial(now, at.measured, trial, as_is)

@@ -1,4 +1,4 @@
-"""A finished comparison in plain words, and as the record's `cells`. Pure; claims nothing its intervals do not show."""
+"""A finished comparison in plain words, and as the record's `cells`. Pure; claims only what its intervals show."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -70,9 +70,7 @@ def nothing_shown(results: Results, cells: Sequence[Cell], best: Cell) -> str:
     names = " and ".join(results.config.grid.name(cell) for cell in cells) if len(cells) < 4 else "all settings"
     if all(found.outcome == "same" for found in others):
         return f"No difference: {names} are within ±{reach(others)} of each other."
-    return (
-        f"No difference could be shown between {names}: what there is lies within ±{reach(others)}, the noise here."
-    )
+    return f"No difference could be shown between {names}: it is within ±{reach(others)}, the noise here."
 
 
 def reach(found: Sequence[Comparison]) -> str:
