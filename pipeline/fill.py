@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline import courier
+from feedline.pipeline.augment import Augment, make_kernel
 from feedline.pipeline.counters import FIELD, Clock
 from feedline.pipeline.errors import DatasetError, SampleError, TransformError
 from feedline.pipeline.files import Files, LocalFiles
-from feedline.pipeline.kernel import Augment, make_kernel
 
 Images = npt.NDArray[np.uint8]
 PADDING = -1
@@ -36,7 +36,8 @@ class FillSpec:
 
     folder: str
     shards: list[str]
-    codec: str
+    codec: Any
+    """The manifest's."""
     seed: int
     augment: dict[str, Any]
     """The fields of `augment.Augment`."""
@@ -118,8 +119,8 @@ class Filler:
         data = self._read(sample)
         try:
             self._kernel(data, out_HWC, sample, epoch, clock)
-        except SampleError as error:
-            raise SampleError(error.reason, sample) from error
+        except DatasetError as error:
+            raise SampleError(str(error), sample) from error
         except (ValueError, RuntimeError, OSError) as error:
             raise SampleError(f"it cannot be decoded: {_first_line(error)}", sample) from error
         if self._transform is not None:

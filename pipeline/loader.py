@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from feedline.pipeline import counters, courier
+from feedline.pipeline.augment import Augment
 from feedline.pipeline.crew import usable_cores
 from feedline.pipeline.device import (
     IMAGENET_MEAN,
@@ -38,7 +39,6 @@ from feedline.pipeline.device import (
 from feedline.pipeline.engine import Engine, Run, Waits
 from feedline.pipeline.errors import DatasetError, FeedlineError, SampleError, TransformError, UsageError, WorkerError
 from feedline.pipeline.fill import FillSpec
-from feedline.pipeline.kernel import Augment
 from feedline.pipeline.memory import Columns, SharedMemory
 from feedline.pipeline.order import EpochPlan, Policy, class_balanced, subset
 from feedline.pipeline.shards import Index, Manifest, manifest_hash, read_index, read_manifest
