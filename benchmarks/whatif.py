@@ -11,10 +11,10 @@ The result is a list of plain `Trial`s for `profiling.predict`. Costs about ten 
 import io
 import math
 import statistics
-import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from feedline.pipeline import jpeg, shards
+from feedline.benchmarks.whatif_forms import Form, is_usable, prepare_form, samples_of
+from feedline.pipeline import jpeg
 from feedline.pipeline.errors import FeedlineError
-from feedline.preprocess.resize import BadImage, Kernel, Output, Prepared, rgb_array
+from feedline.preprocess.resize import Output
 from feedline.profiling.recording import Recording, Trial
 
 FORMS = (
@@ -35,7 +36,6 @@ FORMS = (
     Output(codec="planes", size_px=256),
     Output(codec="raw", size_px=64, resize="square"),
 )
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -72,134 +72,16 @@ def image_size(recording: Recording) -> int | None:
 def trials(paths: Sequence[str | Path], config: WhatIfConfig | None = None) -> list[Trial]:
     """One trial per form and loader. Files that are no images (nor tars of images) are passed over."""
     config = config or WhatIfConfig()
-    originals = [data for data in samples_of(paths, config.samples) if _usable(data)]
+    originals = [data for data in samples_of(paths, config.samples) if is_usable(data)]
     if not originals:
         return []
     with tempfile.TemporaryDirectory(prefix="feedline-whatif-") as folder:
-        forms = [_prepare(originals, form, Path(folder)) for form in config.forms]
-        loads = [load for form in forms for load in _loaders(form, config)]
-        costs = _rounds(loads, config.rounds)
+        forms = [prepare_form(originals, form, Path(folder)) for form in config.forms]
+        with ExitStack() as stack:
+            loads = [load for form in forms for load in _loaders(form, config, stack)]
+            costs = _rounds(loads, config.rounds)
     extra_s = normalising_cpu_s(config.image_size_px) if config.on_cpu else 0.0
     return [_trial(load, costs[index], extra_s) for index, load in enumerate(loads) if costs[index]]
-
-
-# --- the samples --------------------------------------------------------------------------------------
-
-
-def samples_of(paths: Sequence[str | Path], most: int) -> Iterator[bytes]:
-    """The bytes of up to `most` images, from image files and from tars, evenly over the paths."""
-    files = [Path(path) for path in dict.fromkeys(map(str, paths))]
-    images = [path for path in files if path.suffix.lower() in IMAGES]
-    tars = [path for path in files if path.suffix.lower() == ".tar"]
-    yield from _read_files(images, most)
-    if not images and tars:
-        for path in tars:
-            yield from _read_tar(path, -(-most // len(tars)))
-
-
-def _read_files(images: Sequence[Path], most: int) -> Iterator[bytes]:
-    step = max(1, len(images) // most)
-    for path in images[::step][:most]:
-        try:
-            yield path.read_bytes()
-        except OSError:
-            continue  # gone since the script ran
-
-
-def _read_tar(path: Path, most: int) -> Iterator[bytes]:
-    try:
-        with tarfile.open(path, "r|") as archive:
-            taken = 0
-            for member in archive:
-                if taken < most and member.isfile() and member.name.lower().endswith(IMAGES):
-                    file = archive.extractfile(member)
-                    yield file.read() if file else b""
-                    taken += 1
-                if taken >= most:
-                    return
-    except (OSError, tarfile.TarError):
-        return
-
-
-def _usable(data: bytes) -> bool:
-    try:
-        Kernel((Output(codec="jpeg", size_px=64),))(data)
-    except BadImage:
-        return False
-    return True
-
-
-# --- preparing ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """One form of all samples, in memory and as a split on disk."""
-
-    output: Output
-    members: list[Prepared]
-    split: Path
-    prepare_cpu_s: float
-    psnr_db: float | None
-
-    @property
-    def bytes_per_sample(self) -> float:
-        return sum(len(member.data) for member in self.members) / len(self.members)
-
-
-def _prepare(originals: Sequence[bytes], output: Output, folder: Path) -> Form:
-    kernel = Kernel((output,))
-    started = time.thread_time()
-    members = [kernel(data)[0] for data in originals]
-    cpu_s = (time.thread_time() - started) / len(originals)
-    split = folder / output.name / "train"
-    write_split(split, members, output)
-    lossy = output.codec in ("jpeg", "planes")
-    psnr = _psnr(originals, members, output) if lossy else None
-    return Form(output=output, members=members, split=split, prepare_cpu_s=cpu_s, psnr_db=psnr)
-
-
-def write_split(split: Path, members: Sequence[Prepared], output: Output) -> None:
-    """A whole small dataset in the real format, one shard, so that the real loader reads it."""
-    split.mkdir(parents=True)
-    name = shards.shard_name("train", 0)
-    with (split / name).open("wb") as file, shards.ShardWriter(file, 0) as writer:
-        for number, one in enumerate(members):
-            size = {"width": one.width, "height": one.height}
-            writer.add(f"{number:06d}", one.data, one.extension, label=0, **size)
-    count = len(members)
-    info = shards.ShardInfo(name=name, samples=count, planned_samples=count, bytes=writer.bytes, sha256=writer.sha256)
-    shards.write_atomically(split / shards.INDEX, shards.index_bytes(writer.rows))
-    manifest = shards.Manifest(
-        split="train", samples=count, classes=[{"name": "all"}], shards=[info], settings=output.settings(), seed=0,
-        plan_hash="0" * 64,
-    )  # fmt: skip
-    shards.write_atomically(split / shards.MANIFEST, manifest.to_json().encode())
-
-
-def _psnr(originals: Sequence[bytes], members: Sequence[Prepared], output: Output, most: int = 24) -> float | None:
-    """Median over some of the samples: how far the stored pixels are from the resized ones."""
-    exact = Kernel((replace(output, codec="raw"),))
-    found: list[float] = []
-    for data, member in list(zip(originals, members, strict=True))[:most]:
-        wanted = np.load(io.BytesIO(exact(data)[0].data))
-        stored = _pixels(member)[: wanted.shape[0], : wanted.shape[1]]
-        error = float(np.mean((wanted[: stored.shape[0], : stored.shape[1]].astype(float) - stored) ** 2))
-        if error > 0:
-            found.append(10 * math.log10(255**2 / error))
-    return statistics.median(found) if found else None
-
-
-def _pixels(member: Prepared) -> npt.NDArray[np.uint8]:
-    """Decoded to RGB HWC."""
-    if member.extension != "npy":
-        return rgb_array(Image.open(io.BytesIO(member.data)).convert("RGB"))
-    array = np.load(io.BytesIO(member.data))
-    if array.ndim == 3:
-        return array
-    import cv2
-
-    return np.asarray(cv2.cvtColor(array, cv2.COLOR_YUV2RGB_I420), np.uint8)
 
 
 # --- loading ------------------------------------------------------------------------------------------
@@ -215,28 +97,20 @@ class Load:
     """Returns how many samples were loaded."""
 
 
-def _loaders(form: Form, config: WhatIfConfig) -> list[Load]:
-    loads = [Load(form=form, loader="feedline", run=_with_feedline(form, config.image_size_px))]
+def _loaders(form: Form, config: WhatIfConfig, stack: ExitStack) -> list[Load]:
+    loads = [Load(form=form, loader="feedline", run=_with_feedline(form, config.image_size_px, stack))]
     if config.script_loader and form.output.codec != "planes":
         loads.append(Load(form=form, loader="script", run=_with_pil(form, config.image_size_px)))
     return loads
 
 
-def _with_feedline(form: Form, size_px: int) -> Callable[[], int]:
-    """An epoch of the real loader in this process. Its errors come out of the call."""
+def _with_feedline(form: Form, size_px: int, stack: ExitStack) -> Callable[[], int]:
+    """Epochs of the real loader in this process; `stack` closes it. A form it cannot read fails in the call."""
+    from feedline.pipeline.loader import Loader
 
-    def run() -> int:
-        from feedline.pipeline.loader import Loader
-
-        loader = Loader(form.split, batch_size=min(32, len(form.members)), image_size=size_px, num_workers=0, seed=1)
-        try:
-            return sum(len(labels_N) for _, labels_N in loader)
-        finally:
-            close = getattr(loader, "close", None)
-            if close:
-                close()
-
-    return run
+    loader = Loader(form.split, batch_size=min(32, len(form.members)), image_size=size_px, num_workers=0, seed=1)
+    stack.callback(loader.close)
+    return lambda: sum(len(labels_N) for _, labels_N in loader)
 
 
 def _with_pil(form: Form, size_px: int) -> Callable[[], int]:
@@ -297,16 +171,25 @@ def _rounds(loads: Sequence[Load], rounds: int) -> list[list[float]]:
         for index, load in enumerate(loads):
             if index in impossible:
                 continue
-            started = time.process_time()
             try:
-                samples = load.run()
+                cost = _cpu_s_per_sample(load)
             except FeedlineError:
                 impossible.add(index)
                 costs[index] = []
                 continue
-            if turn and samples:
-                costs[index].append((time.process_time() - started) / samples)
+            if turn:
+                costs[index].append(cost)
     return costs
+
+
+def _cpu_s_per_sample(load: Load, least_s: float = 0.1) -> float:
+    """Over whole passes, as many as fill `least_s`: a pass over small raw samples is too short for the clock."""
+    samples, started = 0, time.process_time()
+    while True:
+        samples += load.run()
+        seconds = time.process_time() - started
+        if seconds >= least_s or not samples:
+            return seconds / max(samples, 1)
 
 
 def _trial(load: Load, costs: Sequence[float], extra_s: float) -> Trial:
@@ -327,18 +210,27 @@ def _trial(load: Load, costs: Sequence[float], extra_s: float) -> Trial:
     )
 
 
-def normalising_cpu_s(size_px: int, batch: int = 64, repeats: int = 15) -> float:
-    """CPU seconds per sample to make normalised floats of a uint8 batch on the CPU, as the loader does there."""
+def normalising_cpu_s(size_px: int, batch: int = 32, repeats: int = 15) -> float:
+    """CPU seconds per sample to make normalised floats of a uint8 batch on the CPU, as the loader does there.
+
+    On one thread: idle threads of a pool spin, and their spinning is no work.
+    """
     import torch
 
     from feedline.pipeline.device import Normaliser
 
     normalise = Normaliser(torch.device("cpu"), torch.float32, MEAN, STD)
     images_NHWC = torch.zeros((batch, size_px, size_px, 3), dtype=torch.uint8)
-    normalise(images_NHWC)
-    found: list[float] = []
-    for _ in range(repeats):
-        started = time.process_time()
-        normalise(images_NHWC)
-        found.append((time.process_time() - started) / batch)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = [_once_s(normalise, images_NHWC) / batch for _ in range(repeats)]
+    finally:
+        torch.set_num_threads(threads)
     return statistics.median(found)
+
+
+def _once_s(work: Callable[[Any], Any], argument: Any) -> float:
+    started = time.thread_time()
+    work(argument)
+    return time.thread_time() - started
