@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from feedline.cli import demo, doctor, ladder, prepare, profile, slurm, train, verify
+from feedline.cli import demo, doctor, ladder, prepare, profile, slurm, synth, train, verify
 from feedline.cli.common import stderr
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(doctor.doctor)
+app.command()(synth.synth)
 app.command()(prepare.prepare)
 app.command()(verify.verify)
 app.command()(train.train)

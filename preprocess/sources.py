@@ -2,7 +2,7 @@
 
 One seam. A source lists *tasks*, small picklable objects that each walk a piece of it (some inner tars, some folders)
 and give a `Part`; they may run anywhere, in any order. `finish` puts the parts together in the tasks' order: labels,
-classes, keys. A source whose bytes cannot be addressed first unpacks itself into staging tars and becomes one of those.
+classes, keys. A source whose bytes cannot be addressed unpacks itself into staging tars, and goes on as those.
 
     source = open_source("/data/imagenet")
     if source.needs_staging:
@@ -149,7 +149,7 @@ def open_source(path: str, **options: Any) -> Source:
             return source
     raise UsageError(
         f"{path} is not {f'a {said.kind} source' if said.kind else 'a source of a known kind'}: give a folder "
-        "with the ILSVRC archives, class folders of images, WebDataset tars or Parquet files, or torchvision:NAME:ROOT"
+        "with the ILSVRC archives, class folders, WebDataset tars or Parquet files, or torchvision:NAME:ROOT"
     )
 
 

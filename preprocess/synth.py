@@ -1,0 +1,198 @@
+"""A synthetic ImageNet: `synth(SynthConfig(...))`.
+
+Pictures are drawn in parallel and stream straight into their place: into tars of tars whose outer header is patched
+when the inner tar is done, or into class folders. Everything is made in a hidden folder beside the result and appears
+with one rename; the same settings give the same bytes for any number of processes.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from feedline.pipeline.errors import FeedlineError, UsageError
+from feedline.pipeline.shards import BLOCK_BYTES, RECORD_BYTES, member_header, padding_bytes
+from feedline.preprocess.synth_devkit import devkit_bytes
+from feedline.preprocess.synth_plan import SynthConfig, SynthPlan
+from feedline.preprocess.synth_worker import pictures
+
+STAMP = "synth.json"
+TRAIN_TAR = "ILSVRC2012_img_train.tar"
+VAL_TAR = "ILSVRC2012_img_val.tar"
+DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+
+OnProgress = Callable[[int, int], None]
+
+
+def synth(config: SynthConfig, on_progress: OnProgress | None = None) -> dict[str, Any]:
+    """Makes the dataset at `config.out`, or finds that it is there already; returns what it is (as in synth.json).
+
+    Raises UsageError when something else is there.
+    """
+    out = Path(config.out)
+    already = present(out, config)
+    if already is not None:
+        return already | {"already_complete": True}
+    plan = SynthPlan(config)
+    with hidden_folder(out) as folder:
+        written = Writing(plan, folder, on_progress or (lambda *_: None))
+        written.run()
+        said = describe(plan, written.bytes)
+        (folder / STAMP).write_text(json.dumps(said, indent=1) + "\n")
+        publish(folder, out)
+    return said
+
+
+def describe(plan: SynthPlan, size_bytes: int) -> dict[str, Any]:
+    return {
+        "settings": plan.config.settings(),
+        "train_samples": sum(plan.train_sizes),
+        "val_samples": len(plan.val),
+        "bytes": size_bytes,
+        "wnids": [synset.wnid for synset in plan.synsets],
+        "oddities": {file.name: file.picture.oddity for file in plan.files if file.picture.oddity},
+    }
+
+
+def present(out: Path, config: SynthConfig) -> dict[str, Any] | None:
+    """The stamp, if this very dataset is there; None if nothing is. Raises UsageError otherwise."""
+    if out.is_dir():
+        if not any(out.iterdir()):
+            return None
+        with suppress(OSError, ValueError):
+            said = json.loads((out / STAMP).read_text())
+            if said.get("settings") == config.settings():
+                return said
+            raise UsageError(f"{out} holds another synthetic dataset: choose another folder, or remove it")
+    elif not out.exists():
+        return None
+    raise UsageError(f"{out} holds something else: choose another folder")
+
+
+@contextmanager
+def hidden_folder(out: Path) -> Generator[Path]:
+    """A fresh folder beside `out`, gone on the way out unless it was published; one process at a time."""
+    folder = out.absolute().with_name(f".{out.name}.synth")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{folder.parent} cannot be written: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"another `feedline synth` is writing {out}: wait for it") from error
+        clear(folder)  # what a killed run left
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise FeedlineError(f"{out} cannot be written: {error.strerror or error}") from error
+    finally:
+        os.close(held)
+
+
+def clear(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def publish(folder: Path, out: Path) -> None:
+    try:
+        folder.rename(out)  # over nothing, or an empty folder
+    except OSError as error:
+        raise UsageError(f"{out} cannot become the dataset ({error.strerror}): choose another folder") from error
+
+
+class Writing:
+    """The stream of pictures into files."""
+
+    def __init__(self, plan: SynthPlan, folder: Path, on_progress: OnProgress) -> None:
+        self.bytes = 0
+        self._plan, self._folder, self._on_progress = plan, folder, on_progress
+        self._done = 0
+
+    def run(self) -> None:
+        with closing(pictures(self._plan)) as stream:  # pyright: ignore[reportArgumentType] - it is a generator
+            self._stream = stream
+            if self._plan.config.layout == "ilsvrc":
+                self._archives()
+            else:
+                self._folders()
+
+    def _next(self) -> bytes:
+        data = next(self._stream)
+        self._done += 1
+        self.bytes += len(data)
+        self._on_progress(self._done, len(self._plan.files))
+        return data
+
+    def _archives(self) -> None:
+        with tar_file(self._folder / TRAIN_TAR) as tar:
+            for label, files in self._plan.train:
+                with tar.inner(f"{self._plan.synsets[label].wnid}.tar"):
+                    for file in files:
+                        tar.add(file.name, self._next())
+        with tar_file(self._folder / VAL_TAR) as tar:
+            for file in self._plan.val:
+                tar.add(file.name, self._next())
+        (self._folder / DEVKIT).write_bytes(devkit_bytes(self._plan))
+
+    def _folders(self) -> None:
+        for _, files in self._plan.train:
+            for file in files:
+                self._write("train", file.picture.label, file.name)
+        for file in self._plan.val:
+            self._write("val", file.picture.label, file.name)
+
+    def _write(self, split: str, label: int, name: str) -> None:
+        folder = self._folder / split / self._plan.synsets[label].wnid
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(self._next())
+
+
+class TarFile:
+    """Writes a tar, also tars inside it whose size is known only afterwards."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def add(self, name: str, data: bytes) -> None:
+        self._file.write(member_header(name, len(data)))
+        self._file.write(data)
+        self._file.write(bytes(padding_bytes(len(data))))
+
+    @contextmanager
+    def inner(self, name: str) -> Generator[None]:
+        header_at = self._file.tell()
+        self._file.write(member_header(name, 0))
+        start = self._file.tell()
+        yield
+        self.end(start)
+        end = self._file.tell()
+        self._file.seek(header_at)
+        self._file.write(member_header(name, end - start))
+        self._file.seek(end)
+
+    def end(self, start: int) -> None:
+        marks = 2 * BLOCK_BYTES
+        length = self._file.tell() - start + marks
+        self._file.write(bytes(marks + padding_bytes(length, RECORD_BYTES)))
+
+
+@contextmanager
+def tar_file(path: Path) -> Generator[TarFile]:
+    with path.open("wb", buffering=1 << 20) as file:
+        tar = TarFile(file)
+        yield tar
+        tar.end(0)
