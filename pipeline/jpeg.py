@@ -165,14 +165,24 @@ def _tiles(data: bytes, frame: Frame) -> list[int] | None:
 # --- cutting ------------------------------------------------------------------------------------------
 
 
-def cut(data: bytes, left_px: int, top_px: int, width_px: int, height_px: int, border_px: int = 0) -> Cut:
+def cut(
+    data: bytes,
+    left_px: int,
+    top_px: int,
+    width_px: int,
+    height_px: int,
+    *,
+    border_px: int = 0,
+    frame: Frame | None = None,
+) -> Cut:
     """The smallest run of tiles that holds the region, as a JPEG of its own.
 
     Its pixels equal a full decode's but for the cut's outermost column and row, where the decoder has no neighbour
     for smooth chroma upsampling; `border_px` takes that many more pixels around the region where it matters.
+    `frame` is what `parse` says of the file, for who has asked already.
     Raises JpegError when the bytes are no JPEG or the region is not inside it.
     """
-    frame = parse(data)
+    frame = frame or parse(data)
     if left_px < 0 or top_px < 0 or width_px < 1 or height_px < 1:
         raise JpegError(f"a region of {width_px}x{height_px} px at ({left_px}, {top_px}) cannot be cut")
     if left_px + width_px > frame.width_px or top_px + height_px > frame.height_px:
