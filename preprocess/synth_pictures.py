@@ -1,7 +1,7 @@
 """One synthetic picture: a real photograph, cropped, warped, re-coloured, with grain, and a textured shape on it.
 
 The photographs ship inside scikit-image and scikit-learn. Which one is used says nothing of the class. The class is a
-texture (stripes, checks, rings …) in a shape, at a pitch that survives scaling to 64 px. It is multiplied in with mean
+texture (stripes, checks, rings …) in a shape, at a pitch that survives scaling to 64 px, multiplied in with mean
 zero, random sign and phase, so that neither a channel's mean nor a pixel template gives it away. All of a picture
 follows from (seed, split, class, number); about 5 ms on one core at 500×375.
 """

@@ -1,0 +1,34 @@
+"""Fixtures for all rooms: tiny raw datasets, drawn once per test process in a fraction of a second."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TINY: dict[str, Any] = {"images": 48, "classes": 4, "long_side_px": 64, "val_fraction": 0.25, "seed": 3}
+
+
+def draw(folder: Path, **changes: Any) -> Path:
+    from feedline.preprocess.synth import synth
+    from feedline.preprocess.synth_plan import SynthConfig
+
+    synth(SynthConfig(out=str(folder), num_workers=0, **(TINY | changes)))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_ilsvrc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The three ILSVRC archives: 4 classes, 36 train and 12 val images of 64×48 px or so. Do not write into it."""
+    return draw(tmp_path_factory.mktemp("raw") / "ilsvrc")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same images as train/ and val/ of class folders. Do not write into it."""
+    return draw(tmp_path_factory.mktemp("raw") / "folder", layout="folder")
+
+
+@pytest.fixture(scope="session")
+def odd_ilsvrc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `tiny_ilsvrc` but with every oddity; `synth.json` in it names them. Do not write into it."""
+    return draw(tmp_path_factory.mktemp("raw") / "odd", oddities=True)
