@@ -1,36 +1,129 @@
 """`feedline profile`: why is this training script slow, proved, and what each remedy would give."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from feedline.cli.common import JsonFile, Record, console, stderr
 
+if TYPE_CHECKING:
+    from feedline.profiling.diagnose import Diagnosis
+    from feedline.profiling.recording import Recording
+
 CONTEXT = {"allow_interspersed_args": False}
 """Options end at the script's name: what follows is the script's own, `--help` included."""
 
 
+Script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS…]", help="The script and its own arguments.")]
+IsModule = Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Stop the script after so many training steps.")]
+Seconds = Annotated[float | None, typer.Option(min=0, help="Stop it after so long in training.")]
+Legs = Annotated[bool, typer.Option("--legs", help="Measure the ceiling (cached batches) and the loader alone.")]
+Cold = Annotated[bool, typer.Option("--cold", help="A leg with the files dropped from the page cache.")]
+Lines = Annotated[bool, typer.Option("--lines", help="Time lines, in the trainer and in every worker.")]
+LinesOf = Annotated[
+    list[str] | None, typer.Option(metavar="FUNC", help="--lines of name, Class.name, module:name too.")
+]
+Trials = Annotated[bool, typer.Option(help="Try other sizes and codecs on some of the script's own samples.")]
+HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one HTML file.")]
+TraceFile = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write a timeline for Perfetto.")]
+FailIf = Annotated[str | None, typer.Option(metavar="EXPR", help='Exit 1 if it holds: "wait>10%", "bound==data".')]
+
+
 def profile(
-    script: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS…]", help="The script and its own arguments.")],
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="Stop the script after so many training steps.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Stop it after so long in training.")] = None,
-    legs: Annotated[bool, typer.Option("--legs", help="Also measure the ceiling and the loader alone.")] = False,
+    script: Script,
+    module: IsModule = False,
+    steps: Steps = None,
+    seconds: Seconds = None,
+    legs: Legs = False,
+    cold: Cold = False,
+    lines: Lines = False,
+    lines_of: LinesOf = None,
+    trials: Trials = True,
+    html: HtmlFile = None,
+    trace: TraceFile = None,
     json_file: JsonFile = None,
+    fail_if: FailIf = None,
 ) -> None:
-    """Run an unmodified training script and say what it waits for.
+    """Run an unmodified training script and say what it waits for, and what each remedy would give.
 
-    Example: feedline profile --steps 200 --legs --json run.json train.py --epochs 1
+    Options end at the script's name. The script runs to its end unless --steps or --seconds stop it; --legs and
+    --lines run it again, shortly, with its writes held back. The exit status is the script's own.
+
+    Example: feedline profile --steps 200 --legs --html report.html train.py --epochs 1
     """
-    from feedline.profiling.journal import Options
-    from feedline.profiling.launch import Launch
-    from feedline.profiling.launch import profile as run_profiled
+    from feedline.profiling.condition import parse
+    from feedline.profiling.diagnose import diagnose, record_keys
+    from feedline.profiling.study import StudyConfig, chosen_legs, study
 
+    condition = parse(fail_if) if fail_if else None
+    for path in (json_file, html, trace):
+        check_writable(path)
     record = Record("profile")
-    run = run_profiled(Launch(argv=script, module=module, options=Options(steps=steps, seconds=seconds)))
-    recording = run.recording
-    record.write(json_file, {"recording": recording.to_dict()})
-    console.print(f"{len(recording.steps)} steps", markup=False)
-    if run.status:
-        stderr.print(f"feedline: the script ended with status {run.status}", markup=False)
-        raise typer.Exit(run.status)
+    config = StudyConfig(
+        argv=script,
+        module=module,
+        steps=steps,
+        seconds=seconds,
+        legs=chosen_legs(legs, cold),
+        lines=lines or bool(lines_of),
+        functions=tuple(lines_of or ()),
+    )
+    done = study(config, say)
+    recording = with_trials(done.recording) if trials else done.recording
+    diagnosis = diagnose(recording)
+    keys = record_keys(recording, diagnosis)
+    record.write(json_file, {**keys, "recording": recording.to_dict()})
+    show(recording, diagnosis, html, trace)
+    for path in (json_file, html, trace):
+        if path is not None:
+            say(f"wrote {path}")
+    if done.status:
+        say(how_it_ended(recording))
+        raise typer.Exit(done.status)
+    if condition is not None:
+        holds, found = condition.check(keys["verdict"])
+        if holds:
+            say(f"--fail-if {condition.text}: {found}")
+            raise typer.Exit(1)
+
+
+def say(line: str) -> None:
+    stderr.print(f"feedline: {line}", markup=False, soft_wrap=True)
+
+
+def check_writable(path: Path | None) -> None:
+    """Before the script runs for an hour. Raises ProfilingUsageError."""
+    from feedline.profiling.errors import ProfilingUsageError
+
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ProfilingUsageError(f"cannot write {path}: no folder {path.absolute().parent}")
+
+
+def how_it_ended(recording: "Recording") -> str:
+    script = recording.script
+    why = f" ({script.error})" if script.error else ""
+    return f"{script.argv[0]} ended with status {script.exit_status}{why} after {len(recording.steps)} batches"
+
+
+def with_trials(recording: "Recording") -> "Recording":
+    """What the script's own samples would cost at other sizes and codecs, where that room is installed."""
+    from dataclasses import replace
+
+    try:
+        from feedline.benchmarks.whatif import what_if
+    except ImportError:  # no image libraries here: the other predictions stand
+        return recording
+    if recording.sample_paths:
+        say("trials: some of the script's own samples at other sizes and codecs")
+    try:
+        return replace(recording, trials=what_if(recording))
+    except Exception as error:  # files that have changed or vanished meanwhile must not cost the verdict
+        return replace(recording, notes=[*recording.notes, f"no trials: {type(error).__name__}: {error}"])
+
+
+def show(recording: "Recording", diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> None:
+    console.print(diagnosis.headline, markup=False, soft_wrap=True)
+    for line in diagnosis.evidence:
+        console.print(f"  {line}", markup=False, soft_wrap=True)

@@ -100,8 +100,10 @@ class Capture:
         """Legs: takes over what a training loader hands out."""
         self.lines: Any = None
         """`--lines`: what runs the workers' line profiler."""
-        self.on_torch: Any = None
-        """Called with (hooks, torch) once torch is imported: legs withhold what writes."""
+        self.line_watch: Any = None
+        """And the trainer's: profiling.lines.LineWatch."""
+        self.withhold: Any = None
+        """Legs and lines: profiling.withhold.Withhold."""
         self.facts = describe.Facts()
         self.events: Counter[str] = Counter()
         self.hook_s = 0.0
@@ -140,6 +142,8 @@ class Capture:
                 if other.row is one.outer:
                     other.inner.append(one)
         self._open.append(one)
+        if self.line_watch is not None:
+            self.line_watch.start()
         return one
 
     def ask(self, one: Pass) -> float:
@@ -298,6 +302,8 @@ class Capture:
         self.asking = self.current = None
         if self._sampler is not None:
             self._sampler.stop()
+        if self.line_watch is not None:
+            self.line_watch.stop()
         self.flush()
 
     # --- the sampler's side -------------------------------------------------------------------------------
@@ -345,6 +351,8 @@ class Capture:
         for loader, tally in self._loading.items():
             self.journal.append(f"loading-{self.pid}-{loader}", [tally.take()])
         self.journal.write(f"trainer-{self.pid}", self.about())
+        if self.line_watch is not None and self.active:
+            self.line_watch.dump_sometimes()
 
     def about(self) -> dict[str, Any]:
         sampler = self._sampler

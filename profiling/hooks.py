@@ -10,7 +10,8 @@ import importlib.machinery
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,8 @@ class Hooks:
 
     def install(self) -> None:
         """Patch what is loaded already, and the rest as it is imported."""
+        if self.capture.withhold is not None:
+            self.capture.withhold.hook(self)
         for name, patch in self.targets.items():
             module = sys.modules.get(name)
             if module is not None and not _loading(module):
@@ -50,6 +53,15 @@ class Hooks:
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
+
+    @contextmanager
+    def unwatched(self) -> Generator[None]:
+        """Iterators made in here belong to us, not to the script."""
+        self._inside_iter += 1
+        try:
+            yield
+        finally:
+            self._inside_iter -= 1
 
     def _forked(self) -> None:
         # A worker or a child of the script's own: what it iterates over is not the training loop.
@@ -92,11 +104,8 @@ class Hooks:
             if not self._watching:
                 return original(loader)
             one = self.capture.begin_pass(loader, kind)
-            self._inside_iter += 1
-            try:
+            with self.unwatched():
                 iterator = original(loader)
-            finally:
-                self._inside_iter -= 1
             try:
                 setattr(iterator, PASS, one)
             except AttributeError:  # a subclass that returns a generator: it calls us again from inside
@@ -129,7 +138,8 @@ class Hooks:
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
             loop = home._worker_loop
-            if not capture.active:
+            # In a legs pass only rates count: its workers run unsampled.
+            if not capture.active or capture.director is not None:
                 return original(iterator, loader, *args, **kwargs)
             home._worker_loop = WorkerEntry(
                 loop,
@@ -181,7 +191,8 @@ class Hooks:
     def _torch(self, torch: Any) -> None:
         capture = self.capture
         self.replace(torch.autograd, "backward", lambda original: self._timed(original, capture.backward))
-        save = self._timed(torch.save, capture.pause)
+        save = torch.save if capture.withhold is None else capture.withhold.torch_save(torch.save)
+        save = self._timed(save, capture.pause)
         self.replace(torch, "save", lambda _: save)
         self.replace(torch.serialization, "save", lambda _: save)
         self._optimizers(sys.modules.get("torch.optim.optimizer"))
@@ -191,8 +202,6 @@ class Hooks:
 
             capture.device = Device(torch)
             capture.device.install(self)
-        if capture.on_torch is not None:
-            capture.on_torch(self, torch)
 
     def _timed(self, original: Any, tell: Callable[[float], None]) -> Any:
         capture = self.capture

@@ -29,9 +29,17 @@ class Options:
     """Without either: stop watching after this long, and let the script run on."""
     mode: str = "verdict"
     """verdict, legs or lines."""
-    window_s: float = 3.0
+    window_s: float = 2.0
+    window_steps: int = 0
+    """legs of several ranks: windows by steps, so that all ranks turn together."""
     rounds: int = 3
+    limit_s: float = 120.0
+    """legs: no new round after this long."""
+    loader: int = 0
+    """legs: the training loader's number."""
     legs: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    """legs: data files seen in the verdict pass, for the cold leg."""
     worker_counts: tuple[int, ...] = ()
     functions: tuple[str, ...] = ()
     """lines: what to profile, as `function`, `Class.method` or `module:function`."""

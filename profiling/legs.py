@@ -1,0 +1,380 @@
+"""Differential legs: what the training loop's rate is when data is free, and the loader's when nobody else works.
+
+One fresh process of the same script, in which the training loader's iterator is directed: windows of normal running,
+of cached batches handed out again and again (the ceiling), and of draining the loader with the script standing still
+(the loader alone, at several numbers of workers), in an order that turns from round to round so that drift cancels.
+The loop is held inside its epoch: a loader that runs out starts again. At the end `Finished` is raised in the loop.
+What the script writes meanwhile goes elsewhere (`profiling.withhold`).
+
+After a window in which the loop did not draw from the loader its queue is full, so a window that does starts with as
+many batches as could be queued left out.
+"""
+
+import copy
+import os
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from feedline.profiling.batches import batch_bytes, batch_samples, tensors
+from feedline.profiling.capture import Capture, Finished, Pass
+from feedline.profiling.pagecache import drop
+from feedline.profiling.withhold import Withhold
+
+if TYPE_CHECKING:
+    from feedline.profiling.hooks import Hooks
+
+KEPT_BATCHES = 4
+KEPT_BYTES = 512 << 20
+SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds the last step's work
+LEAST_STEPS = 4  # of a window, however long they take
+
+
+@dataclass
+class Window:
+    """One leg, once."""
+
+    leg: str
+    num_workers: int | None = None
+    """loader_only: with so many workers; None for the script's own loader."""
+    skip: int = 0
+    """Batches still to be left out."""
+    started: float = 0.0
+    samples: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    worker_cpu_s: float | None = None
+    note: str = ""
+
+    def to_list(self) -> list[Any]:
+        return [self.leg, self.num_workers, self.samples, self.seconds, self.worker_cpu_s, self.note]
+
+
+@dataclass
+class _Cache:
+    batches: list[Any] = field(default_factory=list)
+    pristine: list[Any] = field(default_factory=list)
+    versions: list[list[int]] = field(default_factory=list)
+    turn: int = 0
+
+    def keep(self, batch: Any) -> None:
+        size = sum(map(batch_bytes, self.batches))
+        if len(self.batches) < KEPT_BATCHES and size + batch_bytes(batch) <= KEPT_BYTES:
+            self.batches.append(batch)
+            self.pristine.append(copy.deepcopy(batch))
+            self.versions.append(_versions(batch))
+
+    def next(self) -> Any:
+        """The next kept batch; one that the script has changed in place is restored first."""
+        self.turn = (self.turn + 1) % len(self.batches)
+        batch = self.batches[self.turn]
+        if _versions(batch) != self.versions[self.turn]:
+            batch = self.batches[self.turn] = copy.deepcopy(self.pristine[self.turn])
+            self.versions[self.turn] = _versions(batch)
+        return batch
+
+
+def _versions(batch: Any) -> list[int]:
+    return [getattr(tensor, "_version", 0) for tensor in tensors(batch)]
+
+
+class Director:
+    """Decides what the training loader's `next` gives. Other loaders run as they are."""
+
+    def __init__(self, capture: Capture, hooks: "Hooks") -> None:
+        options = capture.options
+        self._capture = capture
+        self._hooks = hooks
+        self._window_s = options.window_s
+        self._window_steps = options.window_steps
+        self._plan = list(plan(options.legs, options.worker_counts, options.rounds))
+        self._done: list[Window] = []
+        self._window: Window | None = None
+        self._cache = _Cache()
+        self._next: Callable[[], Any] | None = None
+        self._deadline: float | None = None
+        self._trained_batches = 0
+
+    @classmethod
+    def prepare(cls, capture: Capture, hooks: "Hooks") -> None:
+        """Set a script up for its legs, before anything of it runs."""
+        withhold = Withhold(Path(capture.options.scratch), capture.journal)
+        withhold.install()
+        capture.withhold = withhold
+        capture.director = cls(capture, hooks)
+
+    # --- called for every batch of every loader -----------------------------------------------------------
+
+    def next(self, one: Pass, original: Callable[[], Any]) -> Any:
+        if one.loader != self._capture.options.loader:
+            return original()
+        if self._next is None:
+            batch = original()
+            self._trained_batches += 1
+            if self._trained_batches <= self._queue_length(one) + SETTLE_STEPS:
+                return batch
+            self._take_over(one, original)
+            return batch
+        return self._direct(one)
+
+    def _take_over(self, one: Pass, original: Callable[[], Any]) -> None:
+        self._next = original
+        self._deadline = time.perf_counter() + self._capture.options.limit_s
+        self._turn(one)
+
+    def _direct(self, one: Pass) -> Any:
+        while True:
+            window = self._window
+            if window is None:
+                self._leave()
+            elif window.leg == "loader_only":
+                self._drain(one, window)
+                self._turn(one)
+            elif self._over(window):
+                self._turn(one)
+            else:
+                return self._hand_out(one, window)
+
+    def _hand_out(self, one: Pass, window: Window) -> Any:
+        if window.skip:
+            window.skip -= 1
+            window.started = 0.0
+        elif not window.started:
+            window.started = time.perf_counter()
+        batch = self._cache.next() if window.leg == "cached" else self._draw(one)
+        if window.leg == "normal":
+            self._cache.keep(batch)
+        if window.started:
+            window.samples += batch_samples(batch) or 0
+            window.steps += 1
+        return batch
+
+    def _over(self, window: Window) -> bool:
+        if not window.started:
+            return False
+        seconds = time.perf_counter() - window.started
+        enough = (
+            window.steps >= self._window_steps
+            if self._window_steps
+            else seconds >= self._window_s and window.steps >= LEAST_STEPS
+        )
+        if enough:
+            window.seconds = seconds
+        return enough
+
+    def _turn(self, one: Pass) -> None:
+        """The next window of the plan."""
+        if self._window is not None and self._window.seconds:
+            self._done.append(self._window)
+            self._write()
+        late = self._deadline is not None and time.perf_counter() > self._deadline and not self._window_steps
+        if not self._plan or (late and self._covered()):
+            self._window = None
+            return
+        window = self._plan.pop(0)
+        if window.leg == "cached" and not self._cache.batches:
+            self._cache.keep(self._draw(one))
+        if window.leg == "cold":
+            window.note = drop(self._files(one))
+        window.skip = SETTLE_STEPS if window.leg == "cached" else self._queue_length(one) + 1
+        self._window = window
+
+    def _covered(self) -> bool:
+        """Whether every leg of the plan has been run once."""
+        return {window.leg for window in self._plan} <= {window.leg for window in self._done}
+
+    # --- the loader ---------------------------------------------------------------------------------------
+
+    def _draw(self, one: Pass) -> Any:
+        """A batch of the script's own loader, from its beginning again when it has run out."""
+        draw = self._next
+        assert draw is not None
+        try:
+            return draw()
+        except StopIteration:
+            stopped = time.perf_counter()
+            loader = _target(one)
+            if loader is None:
+                self._leave("its loader was gone before the legs were done")
+            with self._hooks.unwatched():
+                self._next = draw = iter(loader).__next__
+            batch = draw()
+            self._leave_out(batch, time.perf_counter() - stopped)
+            return batch
+
+    def _leave_out(self, batch: Any, seconds: float) -> None:
+        """A pass's start and first batch are warm-up, as in the verdict."""
+        if self._window is not None and self._window.started:
+            self._window.started += seconds
+            self._window.samples -= batch_samples(batch) or 0
+
+    def _queue_length(self, one: Pass) -> int:
+        loader = _target(one)
+        workers = getattr(loader, "num_workers", 0) or 0
+        return workers * (getattr(loader, "prefetch_factor", None) or 2)
+
+    def _drain(self, one: Pass, window: Window) -> None:
+        if window.num_workers is None:
+            self._drain_from(lambda: self._draw(one), window, self._queue_length(one) + 1)
+            return
+        loader = with_workers(_target(one), window.num_workers)
+        if loader is None:
+            return
+        with self._hooks.unwatched():
+            again = Endless(loader)
+            skip = window.num_workers * (getattr(loader, "prefetch_factor", None) or 2) + window.num_workers
+            self._drain_from(again.__next__, window, skip)
+            again.close()
+
+    def _drain_from(self, draw: Callable[[], Any], window: Window, skip: int) -> None:
+        for _ in range(skip):
+            draw()
+        window.started = time.perf_counter()
+        cpu_s = children_cpu_seconds()
+        while window.seconds < self._window_s or window.steps < LEAST_STEPS:
+            window.samples += batch_samples(draw()) or 0
+            window.steps += 1
+            window.seconds = time.perf_counter() - window.started
+        after_s = children_cpu_seconds()
+        window.worker_cpu_s = after_s - cpu_s if after_s > cpu_s else None
+
+    def _files(self, one: Pass) -> list[str]:
+        listed = dataset_files(getattr(_target(one), "dataset", None))
+        return list(dict.fromkeys([*listed, *self._capture.options.paths]))
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        self._capture.journal.write(
+            f"legs-{os.getpid()}", {"rank": self._capture.rank, "windows": [one.to_list() for one in self._done]}
+        )
+
+    def _leave(self, why: str = "") -> NoReturn:
+        self._write()
+        self._capture.error = why or None
+        self._capture.leave("steps")
+        raise Finished
+
+
+def plan(legs: tuple[str, ...], worker_counts: tuple[int, ...], rounds: int) -> Iterator[Window]:
+    """Every leg once a round, the order turned by one each time."""
+    once: list[tuple[str, int | None]] = []
+    for leg in legs:
+        once += [(leg, None)] if leg != "loader_only" else [(leg, None), *((leg, count) for count in worker_counts)]
+    for turn in range(rounds):
+        for position in range(len(once)):
+            leg, count = once[(position + turn) % len(once)]
+            if turn and leg == "cold":
+                continue  # after the first time the files read are warm again: dropping them is slow and adds little
+            yield Window(leg, count)
+
+
+def _target(one: Pass) -> Any:
+    source = one.source
+    return source() if isinstance(source, weakref.ref) else source
+
+
+class Endless:
+    """Batches of a loader for ever."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self.iterator: Any = iter(loader)
+
+    def __next__(self) -> Any:
+        try:
+            return next(self.iterator)
+        except StopIteration:
+            self.iterator = iter(self._loader)
+            return next(self.iterator)
+
+    def close(self) -> None:
+        shutdown = getattr(self.iterator, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+        self.iterator = None
+
+
+def with_workers(loader: Any, count: int) -> Any:
+    """A loader like a script's own with another number of workers; None where that cannot be made."""
+    import torch.utils.data as data
+
+    if not isinstance(loader, data.DataLoader):
+        return None
+    wanted: dict[str, Any] = {
+        name: getattr(loader, name) for name in ("collate_fn", "pin_memory", "worker_init_fn", "generator", "timeout")
+    }
+    if isinstance(loader.dataset, data.IterableDataset):
+        wanted["batch_size"] = loader.batch_size
+        wanted |= {} if loader.batch_size is None else {"drop_last": loader.drop_last}
+    elif loader.batch_sampler is not None:
+        wanted["batch_sampler"] = loader.batch_sampler
+    else:
+        wanted |= {"batch_size": None, "sampler": loader.sampler}
+    if count:
+        wanted["multiprocessing_context"] = loader.multiprocessing_context
+        wanted |= {"prefetch_factor": loader.prefetch_factor} if loader.prefetch_factor else {}
+    try:
+        return data.DataLoader(loader.dataset, num_workers=count, **wanted)
+    except (TypeError, ValueError):
+        return None
+
+
+def children_cpu_seconds() -> float:
+    """CPU time of all descendants of this process, those that have ended included."""
+    ticks, queue = 0, [os.getpid()]
+    while queue:
+        pid = queue.pop()
+        try:
+            parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            tasks = list(Path(f"/proc/{pid}/task").iterdir())
+            queue += [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        except OSError:
+            continue
+        own = 0 if pid == os.getpid() else int(parts[11]) + int(parts[12])
+        ticks += own + int(parts[13]) + int(parts[14])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def dataset_files(dataset: Any) -> list[str]:
+    """Paths a dataset lists itself: torchvision's `samples`, and the usual names for a list of paths."""
+    from feedline.profiling.describe import innermost
+
+    held = vars(innermost(dataset)) if hasattr(innermost(dataset), "__dict__") else {}
+    for name in ("samples", "imgs", "files", "paths", "image_paths", "img_paths", "filenames", "images", "urls"):
+        members = held.get(name)
+        if isinstance(members, list | tuple) and members:
+            first = [one[0] if isinstance(one, list | tuple) and one else one for one in members]
+            found = [str(one) for one in first if isinstance(one, str | os.PathLike)]
+            if found and Path(found[0]).is_file():
+                return found
+    return []
+
+
+def summarise(windows: list[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
+    """Windows of all ranks, (rank, `Window.to_list`) -> keys of `recording.Leg`; ranks' rates add up."""
+    ranks = len({rank for rank, _ in windows}) or 1
+    legs: dict[tuple[str, int | None], dict[int, list[list[Any]]]] = {}
+    for rank, window in windows:
+        legs.setdefault((window[0], window[1]), {}).setdefault(rank, []).append(window)
+    found: list[dict[str, Any]] = []
+    for (name, num_workers), by_rank in legs.items():
+        turns = min(len(members) for members in by_rank.values()) if len(by_rank) == ranks else 0
+        columns = [[members[turn] for members in by_rank.values()] for turn in range(turns)]
+        cpu = [one[4] / one[2] for column in columns for one in column if one[4] is not None and one[2]]
+        notes = Counter(one[5] for column in columns for one in column if one[5])
+        found.append(
+            {
+                "name": name,
+                "num_workers": num_workers,
+                "samples_per_s": [sum(one[2] / one[3] for one in column if one[3]) for column in columns],
+                "window_s": [max(one[3] for one in column) for column in columns],
+                "worker_cpu_s_per_sample": sum(cpu) / len(cpu) if cpu else None,
+                "note": "; ".join(notes),
+            }
+        )
+    return found

@@ -1,0 +1,62 @@
+"""Drop files from the page cache, without root, and check whether that worked."""
+
+import errno
+import os
+import random
+import time
+from collections.abc import Sequence
+
+BUDGET_S = 10.0
+CHECKED = 64
+
+
+def drop(paths: Sequence[str]) -> str:
+    """Ask the kernel to forget these files' pages; says in words what came of it."""
+    if not paths:
+        return "the dataset's files are not known: the page cache was left alone"
+    deadline = time.monotonic() + BUDGET_S
+    dropped: list[str] = []
+    for path in paths:
+        if time.monotonic() > deadline:
+            break
+        try:
+            forget(path)
+        except OSError:
+            continue
+        dropped.append(path)
+    checked = random.Random(0).sample(dropped, min(CHECKED, len(dropped)))
+    known = [found for path in checked if (found := is_cached(path)) is not None]
+    share = f"{len(dropped):,} of {len(paths):,} files"
+    if not known:
+        return f"dropping {share} from the page cache was asked for; whether it worked cannot be told here"
+    warm = sum(known)
+    if warm == 0:
+        return f"{share} dropped from the page cache (checked {len(known)})"
+    return f"dropping the page cache did not work: {warm} of {len(known)} files checked are still in memory"
+
+
+def forget(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fdatasync(handle)  # pages that are not on the disk yet cannot be dropped
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
+
+
+def is_cached(path: str) -> bool | None:
+    """Whether a file's first page is in memory; None where the system cannot tell without reading it."""
+    flag = getattr(os, "RWF_NOWAIT", None)
+    if flag is None:
+        return None
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        os.preadv(handle, [bytearray(1)], 0, flag)
+        return True
+    except OSError as error:
+        return False if error.errno == errno.EAGAIN else None
+    finally:
+        os.close(handle)

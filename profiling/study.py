@@ -1,0 +1,140 @@
+"""One `feedline profile`: the verdict pass, and where asked the legs and the line pass, as one Recording."""
+
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from feedline.profiling.host import usable_cores
+from feedline.profiling.journal import Options
+from feedline.profiling.launch import Launch, Run, launched
+from feedline.profiling.legs import summarise
+from feedline.profiling.recording import Leg, LegName, Recording
+from feedline.profiling.withhold import TRACKERS, remove_empty_folders
+
+LEGS: tuple[LegName, ...] = ("normal", "cached", "loader_only")
+
+
+def chosen_legs(legs: bool, cold: bool) -> tuple[LegName, ...]:
+    return (LEGS if legs else ()) + (("cold",) if cold else ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    argv: Sequence[str]
+    """The script (or module) and its arguments."""
+    module: bool = False
+    steps: int | None = None
+    """Stop the script after so many training steps; it runs to its end without this and `seconds`."""
+    seconds: float | None = None
+    """Stop it after so long in training."""
+    legs: tuple[LegName, ...] = ()
+    window_s: float = 2.0
+    """Length of one leg's window."""
+    rounds: int = 3
+    """How often every leg is measured."""
+    lines: bool = False
+    functions: tuple[str, ...] = ()
+    """For `lines`: `function`, `Class.method` or `module:function`; beside the script's own."""
+    line_steps: int = 30
+    """Steps of the line pass."""
+
+
+@dataclass(frozen=True)
+class Study:
+    recording: Recording
+    status: int
+    """The script's own exit status in the verdict pass."""
+
+
+Say = Callable[[str], None]
+
+
+def study(config: StudyConfig, say: Say = lambda _: None) -> Study:
+    """Runs the script once for the verdict, and again for the legs and for the lines where asked."""
+    options = Options(steps=config.steps, seconds=config.seconds)
+    with launched(Launch(argv=config.argv, module=config.module, options=options)) as run:
+        recording, status = run.recording, run.status
+    failed = recording.script.ended_by in ("error", "signal")
+    if config.legs and not failed:
+        recording = with_legs(config, recording, say)
+    if config.lines and not failed:
+        recording = with_lines(config, recording, say)
+    return Study(recording, status)
+
+
+def with_legs(config: StudyConfig, recording: Recording, say: Say = lambda _: None) -> Recording:
+    """The recording with its legs measured by a second run of the script."""
+    loader = recording.train_loader
+    if loader is None:
+        return noted(recording, "no legs: no loader was seen")
+    say("legs: running the script again, its writes held back")
+    ranks = recording.compute.world_size
+    mine = [step for step in recording.measured() if step.rank == 0] or list(recording.steps)
+    mean_step_s = sum(step.duration_s for step in mine) / len(mine) if mine else 0.1
+    options = Options(
+        mode="legs",
+        legs=config.legs,
+        window_s=config.window_s,
+        window_steps=max(4, round(config.window_s / mean_step_s)) if ranks > 1 else 0,
+        rounds=config.rounds,
+        loader=loader.id,
+        worker_counts=tuple(worker_counts(loader.num_workers)) if loader.kind in ("torch", "torchdata") else (),
+        paths=tuple(recording.sample_paths),
+    )
+    with rerun(config, options) as run:
+        windows = [(said["rank"], window) for said in run.journal.all("legs-") for window in said["windows"]]
+        why = _why_none(run)
+    legs = [Leg(**found) for found in summarise(windows)]
+    if not legs:
+        return noted(recording, f"no legs: {why}")
+    return replace(recording, legs=legs)
+
+
+def _why_none(run: Run) -> str:
+    script = run.recording.script
+    if script.error:
+        return f"run again, the script ended with {script.error}"
+    last = run.stderr_tail.strip().splitlines()
+    if run.status:
+        return f"run again, the script ended with status {run.status}" + (f" ({last[-1]})" if last else "")
+    return "run again, the script ended before its training loop had warmed up"
+
+
+def worker_counts(current: int | None) -> list[int]:
+    """1, 2, 4 … up to the usable cores, without the script's own number."""
+    cores = usable_cores()
+    counts = {cores, *(2**power for power in range(8) if 2**power <= cores)}
+    return sorted(counts - {current or 0})[-4:]
+
+
+def with_lines(config: StudyConfig, recording: Recording, say: Say = lambda _: None) -> Recording:
+    from feedline.profiling.lines import collect
+
+    say("lines: running the script again under line_profiler")
+    options = Options(mode="lines", steps=config.line_steps, functions=config.functions)
+    with rerun(config, options) as run:
+        lines = collect(run.journal)
+    if not lines:
+        return noted(recording, "no lines: none of the chosen functions ran (name one with --lines-of)")
+    return replace(recording, lines=lines)
+
+
+@contextmanager
+def rerun(config: StudyConfig, options: Options) -> Generator[Run]:
+    """A silent second run whose writes end in a scratch folder that goes away with it."""
+    with tempfile.TemporaryDirectory(prefix="feedline-held-back-", ignore_cleanup_errors=True) as scratch:
+        launch = Launch(
+            argv=config.argv,
+            module=config.module,
+            options=replace(options, scratch=scratch),
+            silent=True,
+            environment={**TRACKERS, "MLFLOW_TRACKING_URI": f"file:{scratch}/mlflow"},
+        )
+        with launched(launch) as run:
+            remove_empty_folders(run.journal)
+            yield run
+
+
+def noted(recording: Recording, note: str) -> Recording:
+    return replace(recording, notes=[*recording.notes, note])
