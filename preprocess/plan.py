@@ -200,12 +200,13 @@ def plan_hash(
         "metadata": config.metadata,
         "classes": list(classes),
         "encoder": fingerprint,
-        "troubles": {str(row): why for row, why in sorted(columns.troubles.items())},
     }
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
-    digest.update("\0".join(columns.keys).encode("utf-8", "surrogateescape"))
     for split in splits:
-        digest.update(json.dumps([split.split, split.starts]).encode())
-        for column in (split.rows_N, columns.labels_N[split.rows_N], columns.lengths_N[split.rows_N]):
+        rows = split.rows_N.tolist()
+        troubles = {columns.keys[row]: columns.troubles[row] for row in rows if row in columns.troubles}
+        digest.update(json.dumps([split.split, split.starts, troubles]).encode())
+        digest.update("\0".join([columns.keys[row] for row in rows]).encode("utf-8", "surrogateescape"))
+        for column in (columns.labels_N[split.rows_N], columns.lengths_N[split.rows_N]):
             digest.update(np.ascontiguousarray(column, np.int64).tobytes())
     return digest.hexdigest()

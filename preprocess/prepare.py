@@ -34,6 +34,11 @@ OnProgress = Callable[[int, int], None]
 OnNote = Callable[[str], None]
 """One line that a user may want to read: what was chosen, and why."""
 
+Runner = Callable[
+    [PrepareConfig, Order, Sequence[ShardTask], Callable[[list[Outcome]], None], Callable[[float], None]], Ran
+]
+"""Runs tasks, reports outcomes and the share of tasks done."""
+
 DEFAULT_MAX_BAD = 0.001
 
 
@@ -42,14 +47,17 @@ class TooManyBad(FeedlineError):
 
 
 def prepare(
-    config: PrepareConfig, on_progress: OnProgress | None = None, on_note: OnNote | None = None
+    config: PrepareConfig,
+    on_progress: OnProgress | None = None,
+    on_note: OnNote | None = None,
+    runner: Runner = run_on_spark,
 ) -> dict[str, Any]:
     """Runs the job, or what is left of it; returns the report (as in OUT/report.json).
 
     Raises FeedlineError (one line, with `exit_status`) for whatever keeps it from finishing; what is done stays and a
-    rerun resumes.
+    rerun resumes. `runner` runs the tasks: Spark, or whatever a test puts in its place.
     """
-    return Preparation(config, on_progress or (lambda *_: None), on_note or (lambda _: None)).run()
+    return Preparation(config, on_progress or (lambda *_: None), on_note or (lambda _: None), runner).run()
 
 
 @dataclass
@@ -59,12 +67,14 @@ class Preparation:
     config: PrepareConfig
     on_progress: OnProgress
     on_note: OnNote
+    runner: Runner
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def run(self) -> dict[str, Any]:
         config = self.config
-        check_java_if_needed()
+        if self.runner is run_on_spark:
+            check_java_if_needed()
         check_apart(config)
         open_source(config.source, **dict(config.source_options))  # a wrong path is said before anything is made
         self.store = open_store(config.out, dict(config.storage_options))
@@ -121,7 +131,7 @@ class Preparation:
         watch = Watch(self.config, self.plan, samples_done, self.on_progress)
         ran = Ran()
         if pending:
-            ran = run_on_spark(self.config, self._order(), pending, watch.outcomes, watch.tasks)
+            ran = self.runner(self.config, self._order(), pending, watch.outcomes, watch.tasks)
         self.seconds["start"], self.seconds["run"] = ran.start_s, ran.run_s
         commit_started = time.monotonic()
         try:

@@ -72,7 +72,7 @@ def verify(
     store = open_store(out, storage_options)
     problems: list[Problem] = []
     splits = [found for folder in folders_of(store) if (found := load(store, folder, problems)) is not None]
-    if not splits and not problems:
+    if not any(store.size(f"{folder}/{MANIFEST}" if folder else MANIFEST) for folder in folders_of(store)):
         raise DatasetError(no_dataset(store))
     for split in splits:
         problems += manifest_problems(split) + index_problems(split) + stray_problems(store, split)
@@ -394,6 +394,8 @@ def jpeg_trouble(data: bytes, manifest: Manifest, width: int, height: int) -> st
     trouble = size_trouble(pixels_HWC.shape[1], pixels_HWC.shape[0], width, height)
     if trouble or not manifest.settings.get("crop_addressable", False):
         return trouble
+    if not jpeg.is_crop_addressable(data):
+        return "is not crop-addressable: it has no restart tiles"
     left, top, across, down = width // 3, height // 3, max(width // 3, 1), max(height // 3, 1)
     small, left_px, top_px = jpeg.cut(data, left, top, across, down)
     part_HWC = simplejpeg.decode_jpeg(small, "RGB")[top_px : top_px + down, left_px : left_px + across]

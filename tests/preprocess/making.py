@@ -1,0 +1,59 @@
+"""One small folder of photographs with oddities, and a way to run a prepare job without Spark."""
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from feedline.preprocess.config import PrepareConfig
+from feedline.preprocess.job import Ran
+from feedline.preprocess.work import Order, Outcome, ShardTask, write_shard
+
+CLASSES = ("apple", "bear", "cup")
+PER_CLASS = 16
+
+
+def photo(seed: int, width: int = 120, height: int = 90) -> Image.Image:
+    """Smooth enough to be like a photograph, different for every seed."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def saved(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **({"quality": 95} if kind == "JPEG" else {}), **options)
+    return file.getvalue()
+
+
+def write_images(folder: Path, per_class: int = PER_CLASS, oddities: bool = True) -> Path:
+    for label, name in enumerate(CLASSES):
+        (folder / name).mkdir(parents=True)
+        for number in range(per_class):
+            image = photo(100 * label + number, 100 + 7 * number % 60, 80 + 5 * number % 40)
+            (folder / name / f"{name}_{number}.JPEG").write_bytes(saved(image))
+    if oddities:
+        (folder / "apple" / "cmyk.JPEG").write_bytes(saved(photo(1).convert("CMYK")))
+        (folder / "bear" / "really_png.JPEG").write_bytes(saved(photo(2).convert("RGBA"), "PNG"))
+        (folder / "bear" / "cut.JPEG").write_bytes(saved(photo(3))[:900])
+        (folder / "cup" / "empty.JPEG").write_bytes(b"")
+        (folder / "cup" / "with space é.JPEG").write_bytes(saved(photo(4).convert("L")))
+    return folder
+
+
+def run_here(
+    config: PrepareConfig,
+    order: Order,
+    tasks: Sequence[ShardTask],
+    on_outcomes: Callable[[list[Outcome]], None],
+    on_tasks: Callable[[float], None],
+) -> Ran:
+    """The tasks one after another in this process."""
+    ran = Ran(master="none")
+    for number, task in enumerate(tasks):
+        outcome = write_shard(order, task)
+        ran.outcomes.append(outcome)
+        on_outcomes([outcome])
+        on_tasks((number + 1) / len(tasks))
+    return ran

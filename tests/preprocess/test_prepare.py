@@ -1,0 +1,357 @@
+"""The job without Spark: whole or nothing, resumed, refused, quarantined; the same bytes whatever happened."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedline.pipeline.errors import FeedlineError, UsageError
+from feedline.pipeline.shards import read_index, read_manifest
+from feedline.preprocess import prepare as door
+from feedline.preprocess.config import PrepareConfig, parse_output
+from feedline.preprocess.job import Ran
+from feedline.preprocess.verify import verify
+from feedline.preprocess.work import ShardJob
+from tests.preprocess.making import CLASSES, PER_CLASS, photo, run_here, saved, write_images
+
+
+def prepare(source: Path, out: Path | str, **said: Any) -> dict[str, Any]:
+    said = {"max_bad": 0.2, "shards": 4} | said
+    runner = said.pop("runner", run_here)
+    return door.prepare(PrepareConfig(source=str(source), out=str(out), **said), runner=runner)
+
+
+def digests(out: Path) -> dict[str, str]:
+    """Every file but report.json, by relative name."""
+    files = (path for path in sorted(out.rglob("*")) if path.is_file() and path.name != "report.json")
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+class Killed(BaseException):
+    """As if the process had died here."""
+
+
+def dies_after(count: int) -> Any:
+    def runner(config: Any, order: Any, tasks: Sequence[Any], on_outcomes: Any, on_tasks: Any) -> Ran:
+        run_here(config, order, tasks[:count], on_outcomes, on_tasks)
+        raise Killed
+
+    return runner
+
+
+def test_a_folder_becomes_a_dataset_that_others_read(images: Path, tmp_path: Path) -> None:
+    report = prepare(images, tmp_path / "out")
+    assert report["input_samples"] == 3 * PER_CLASS + 5
+    assert report["output_samples"] == 3 * PER_CLASS + 3
+    assert report["quarantined"] == 2
+    assert report["reasons"] == {"empty": 1, "truncated": 1}
+    assert {"cmyk": 1, "grey": 1, "png image": 1}.items() <= report["notes"].items()
+    assert set(report["stage_s"]) >= {"read", "decode", "resize", "encode", "write", "commit"}
+    manifest = read_manifest(tmp_path / "out" / "train")
+    assert [entry["name"] for entry in manifest.classes] == list(CLASSES)
+    assert [shard.planned_samples for shard in manifest.shards] == [14, 13, 13, 13]
+    assert names(tmp_path / "out") == ["quarantine", "report.json", "train"]
+    index = read_index(tmp_path / "out" / "train")
+    with tarfile.open(tmp_path / "out" / "train" / manifest.shards[0].name) as tar:
+        members = tar.getnames()
+    assert members[:2] == [f"{index.keys[0]}.jpg", f"{index.keys[0]}.cls"]
+    assert verify(str(tmp_path / "out"), full=True)["ok"]
+
+
+def test_labels_are_those_of_the_folders(images: Path, tmp_path: Path) -> None:
+    prepare(images, tmp_path / "out")
+    index = read_index(tmp_path / "out" / "train")
+    assert len(index) > 0
+    for key, label in zip(index.keys, index.labels_N.tolist(), strict=True):
+        assert CLASSES[label] in key
+
+
+def test_stock_webdataset_reads_it(clean_images: Path, tmp_path: Path) -> None:
+    import webdataset
+
+    prepare(clean_images, tmp_path / "out", shards=2)
+    for how in ("pil", "torchrgb8"):
+        urls = str(tmp_path / "out" / "train" / "train-{000000..000001}.tar")
+        samples = list(webdataset.WebDataset(urls, shardshuffle=False).decode(how).to_tuple("jpg", "cls"))
+        assert len(samples) == 3 * PER_CLASS
+        assert {label for _, label in samples} == {0, 1, 2}
+
+
+def test_the_bytes_do_not_depend_on_interruptions(images: Path, tmp_path: Path) -> None:
+    prepare(images, tmp_path / "calm")
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "stormy", runner=dies_after(1))
+    with pytest.raises(FeedlineError, match="unfinished prepare"):
+        verify(str(tmp_path / "stormy"))
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "stormy", runner=dies_after(2))
+    report = prepare(images, tmp_path / "stormy")
+    assert report["resumed_samples"] == 14 + 13 + 13
+    assert digests(tmp_path / "calm") == digests(tmp_path / "stormy")
+
+
+def test_a_death_while_writing_leaves_nothing_behind(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(images, tmp_path / "calm")
+    whole = ShardJob._publish
+    calls: list[int] = []
+
+    def dies_before_publishing(self: ShardJob, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            (Path(self.order.address) / "train" / ".manifest.json.77.tmp").write_text("half")
+            raise Killed
+        whole(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardJob, "_publish", dies_before_publishing)
+        with pytest.raises(Killed):
+            prepare(images, tmp_path / "out")
+    left = tmp_path / "out" / ".feedline" / "attempts-dead"
+    left.mkdir()
+    (left / "half.tmp").write_bytes(b"x")
+    prepare(images, tmp_path / "out")
+    assert digests(tmp_path / "calm") == digests(tmp_path / "out")
+
+
+def test_a_death_between_the_manifests_is_mended(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = tuple(parse_output(text) for text in ("64:jpeg", "32:raw"))
+    prepare(images, tmp_path / "calm", outputs=outputs)
+    whole = door.commit.publish_manifests
+
+    def dies_after_one(store: Any, manifests: dict[str, Any]) -> None:
+        whole(store, dict(list(manifests.items())[:1]))
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(door.commit, "publish_manifests", dies_after_one)
+        with pytest.raises(Killed):
+            prepare(images, tmp_path / "out", outputs=outputs)
+    assert not verify(str(tmp_path / "out"))["ok"]
+    prepare(images, tmp_path / "out", outputs=outputs)
+    assert digests(tmp_path / "calm") == digests(tmp_path / "out")
+
+
+def test_a_rerun_of_a_finished_job_does_nothing(images: Path, tmp_path: Path) -> None:
+    first = prepare(images, tmp_path / "out")
+    again = prepare(images, tmp_path / "out", runner=dies_after(0))
+    assert again["already_complete"]
+    assert again["output_samples"] == first["output_samples"]
+
+
+def test_a_lost_shard_comes_back(images: Path, tmp_path: Path) -> None:
+    prepare(images, tmp_path / "out")
+    before = digests(tmp_path / "out")
+    (tmp_path / "out" / "train" / "train-000002.tar").unlink()
+    prepare(images, tmp_path / "out")
+    assert digests(tmp_path / "out") == before
+
+
+def test_another_plan_is_refused_and_overwrite_takes_only_ours(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(images, out)
+    before = digests(out)
+    with pytest.raises(UsageError, match="another plan"):
+        prepare(images, out, seed=1)
+    assert digests(out) == before
+    (out / "notes.txt").write_text("mine")
+    prepare(images, out, seed=1, overwrite=True, shards=2)
+    prepare(images, tmp_path / "fresh", seed=1, shards=2)
+    assert (out / "notes.txt").read_text() == "mine"
+    (out / "notes.txt").unlink()
+    assert digests(out) == digests(tmp_path / "fresh")
+
+
+def test_an_unfinished_other_plan_is_refused(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", runner=dies_after(1))
+    with pytest.raises(UsageError, match="unfinished run of another plan"):
+        prepare(images, tmp_path / "out", seed=1)
+    prepare(images, tmp_path / "out", seed=1, overwrite=True)
+    prepare(images, tmp_path / "fresh", seed=1)
+    assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
+
+
+def test_files_of_others_are_never_touched(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    (tmp_path / "out" / "train" / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="not feedline's"):
+            prepare(images, tmp_path / "out", overwrite=overwrite)
+    assert (tmp_path / "out" / "train" / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_second_job_is_refused_while_the_first_runs(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    held = os.open(tmp_path / "out", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(UsageError, match="another prepare is running"):
+        prepare(images, tmp_path / "out")
+    os.close(held)
+    prepare(images, tmp_path / "out")
+
+
+def test_output_and_source_must_lie_apart(images: Path, tmp_path: Path) -> None:
+    for out in (images, images / "out"):
+        with pytest.raises(UsageError, match="lie in each other"):
+            prepare(images, out)
+
+
+@pytest.mark.parametrize("where", ["file/out", "/proc/feedline/out"])
+def test_an_output_that_cannot_be_written_is_one_line(images: Path, tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError) as caught:
+        prepare(images, tmp_path / where)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_is_one_line_and_resumes(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.fsync
+    calls: list[int] = []
+
+    def full(descriptor: int) -> None:
+        calls.append(1)
+        if len(calls) > 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(FeedlineError, match="no space left") as caught:
+            prepare(images, tmp_path / "out")
+    assert caught.value.exit_status == 1
+    assert not list((tmp_path / "out").rglob("manifest.json"))
+    prepare(images, tmp_path / "out")
+    prepare(images, tmp_path / "fresh")
+    assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
+
+
+# --- quarantine ---------------------------------------------------------------------------------------
+
+
+def test_quarantine_keeps_the_bytes_and_the_reason(images: Path, tmp_path: Path) -> None:
+    prepare(images, tmp_path / "out")
+    lines = (tmp_path / "out" / "quarantine" / "report.jsonl").read_text().splitlines()
+    rows = {row["reason"]: row for row in map(json.loads, lines)}
+    cut = rows["truncated"]
+    assert cut["source"] == str(images / "bear" / "cut.JPEG")
+    assert (tmp_path / "out" / "quarantine" / cut["file"]).read_bytes() == (images / "bear" / "cut.JPEG").read_bytes()
+    assert rows["empty"]["length"] == 0
+
+
+def test_too_many_bad_samples_are_an_error_that_resumes(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(door.TooManyBad, match="--max-bad"):
+        prepare(images, tmp_path / "out", max_bad=0.001)
+    assert not list((tmp_path / "out").rglob("manifest.json"))
+    report = prepare(images, tmp_path / "out", max_bad=0.1)
+    assert report["quarantined"] == 2
+
+
+def test_mended_files_go_to_their_places(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(images, out)
+    rows = [json.loads(line) for line in (out / "quarantine" / "report.jsonl").read_text().splitlines()]
+    cut = next(row for row in rows if row["reason"] == "truncated")
+    (out / "quarantine" / cut["file"]).write_bytes(saved(photo(3)))
+    report = prepare(images, out, retry_quarantine=True)
+    assert report["reasons"] == {"empty": 1}
+    assert report["output_samples"] == 3 * PER_CLASS + 4
+    assert cut["key"] in read_index(out / "train").keys
+    assert verify(str(out), full=True)["ok"]
+    assert len(names(out / "quarantine")) == 2
+
+
+def test_nothing_bad_leaves_no_quarantine(clean_images: Path, tmp_path: Path) -> None:
+    prepare(clean_images, tmp_path / "out")
+    assert names(tmp_path / "out") == ["report.json", "train"]
+
+
+# --- forms --------------------------------------------------------------------------------------------
+
+
+def test_several_outputs_from_one_decode(images: Path, tmp_path: Path) -> None:
+    outputs = tuple(parse_output(text) for text in ("64:jpeg", "32:raw:square", "48:planes", "keep"))
+    report = prepare(images, tmp_path / "out", outputs=outputs, val_fraction=0.25)
+    folders = sorted(str(path.parent.relative_to(tmp_path / "out")) for path in tmp_path.rglob("manifest.json"))
+    assert folders == sorted(f"{form}/{split}" for form in ("64-jpeg", "32-raw", "48-planes", "keep")
+                             for split in ("train", "val"))  # fmt: skip
+    assert report["output_samples"] == 3 * PER_CLASS + 3
+    assert verify(str(tmp_path / "out"), full=True)["ok"]
+    alone = tmp_path / "alone"
+    prepare(images, alone, outputs=outputs[:1], val_fraction=0.25)
+    assert {name.removeprefix("64-jpeg/"): digest for name, digest in digests(tmp_path / "out").items()
+            if name.startswith("64-jpeg") and name.endswith(".tar")} == {
+        name: digest for name, digest in digests(alone).items() if name.endswith(".tar")}  # fmt: skip
+
+
+def test_metadata_says_where_a_sample_came_from(clean_images: Path, tmp_path: Path) -> None:
+    prepare(clean_images, tmp_path / "out", metadata=True, shards=1)
+    with tarfile.open(tmp_path / "out" / "train" / "train-000000.tar") as tar:
+        member = tar.extractfile(tar.getmembers()[2])
+        assert member is not None
+        assert json.load(member)["source"].startswith(str(clean_images))
+    assert verify(str(tmp_path / "out"), full=True)["ok"]
+
+
+def test_an_object_store_gets_hashed_names_and_no_renames(images: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    out = f"memory://{tmp_path.name}"
+    with pytest.raises(Killed):
+        prepare(images, out, runner=dies_after(2))
+    report = prepare(images, out)
+    assert report["resumed_samples"] == 27
+    objects = [path.rpartition("/")[2] for path in fsspec.filesystem("memory").find(out)]
+    shards = sorted(name for name in objects if name.endswith(".tar"))
+    assert len(shards) == 4
+    assert all(len(name) == len("train-000000-0123456789abcdef.tar") for name in shards)
+    assert not [name for name in objects if name.endswith(".receipt")]
+    assert verify(out, full=True)["ok"]
+    prepare(images, tmp_path / "local")
+    local = read_manifest(tmp_path / "local" / "train")
+    assert sorted(shard.sha256[:16] for shard in local.shards) == sorted(name[13:29] for name in shards)
+
+
+def test_a_source_that_changes_is_said(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "in", per_class=4, oddities=False)
+
+    def changes(config: Any, order: Any, tasks: Sequence[Any], *rest: Any) -> Ran:
+        victim = source / "bear" / "bear_1.JPEG"
+        victim.write_bytes(victim.read_bytes() + b"more")
+        return run_here(config, order, tasks, *rest)
+
+    with pytest.raises(FeedlineError, match="changed while it was read"):
+        prepare(source, tmp_path / "out", runner=changes, shards=1)
+
+
+def test_a_source_file_that_vanishes_is_said(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "in", per_class=4, oddities=False)
+
+    def vanishes(config: Any, order: Any, tasks: Sequence[Any], *rest: Any) -> Ran:
+        (source / "bear" / "bear_1.JPEG").unlink()
+        return run_here(config, order, tasks, *rest)
+
+    with pytest.raises(FeedlineError, match="cannot be read any more"):
+        prepare(source, tmp_path / "out", runner=vanishes, shards=1)
+
+
+def test_an_executor_with_another_encoder_is_refused(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedline.preprocess.work.own_fingerprint", lambda outputs: "0" * 64)
+    with pytest.raises(FeedlineError, match="encodes differently"):
+        prepare(images, tmp_path / "out")

@@ -1,0 +1,239 @@
+"""Every promise has a way to be broken, and each is noticed and named."""
+
+import hashlib
+import io
+import json
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from feedline.pipeline.errors import DatasetError
+from feedline.pipeline.shards import Index, read_index, read_manifest
+from feedline.preprocess import prepare as door
+from feedline.preprocess.config import PrepareConfig, parse_output
+from feedline.preprocess.verify import verify
+from tests.preprocess.making import photo, run_here, saved
+
+FORMS = ("64:jpeg", "32:raw:square", "48:planes", "keep")
+
+
+@pytest.fixture(scope="module")
+def prepared(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    outputs = tuple(parse_output(text) for text in FORMS)
+    config = PrepareConfig(source=str(images), out=str(out), outputs=outputs, shards=3, max_bad=0.2)
+    door.prepare(config, runner=run_here)
+    return out
+
+
+def sample_at(index: Index, shard: int, position: int, size: int) -> set[str]:
+    """The keys that may be blamed for a byte: the sample it lies in or behind, or the next one's header."""
+    rows = [row for row in range(len(index)) if index.shards_N[row] == shard]
+    starts = [int(index.offsets_N[row]) for row in rows]
+    before = sum(start <= position for start in starts)
+    return {index.keys[rows[n]] for n in (before - 1, before) if 0 <= n < len(rows)}
+
+
+def changed(path: Path, position: int, how: Callable[[int], int]) -> bytes:
+    data = bytearray(path.read_bytes())
+    data[position] = how(data[position])
+    before = path.read_bytes()
+    path.write_bytes(data)
+    return before
+
+
+def test_what_was_prepared_is_fine(prepared: Path) -> None:
+    for full in (False, True):
+        said = verify(str(prepared), full=full)
+        assert said["ok"], said["problems"]
+        assert said["checked_samples"] == (4 * 51 if full else 4 * 3 * 4)
+    assert verify(str(prepared / "64-jpeg" / "train"), full=True)["ok"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_changed_byte_names_shard_and_sample(prepared: Path, data: Any) -> None:
+    form = data.draw(st.sampled_from(["64-jpeg", "32-raw", "48-planes", "keep"]))
+    shard = data.draw(st.integers(0, 2))
+    folder = prepared / form / "train"
+    path = folder / f"train-{shard:06d}.tar"
+    size = path.stat().st_size
+    position = data.draw(
+        st.one_of(st.integers(0, size - 1), st.integers(0, 2048), st.integers(size - 3000, size - 1))
+    )
+    before = changed(path, position, lambda byte: byte ^ data.draw(st.integers(1, 255)))
+    try:
+        said = verify(str(prepared), full=True)
+    finally:
+        path.write_bytes(before)
+    assert not said["ok"]
+    assert {problem["shard"] for problem in said["problems"]} == {f"{form}/train/{path.name}"}
+    named = {problem["key"] for problem in said["problems"]}
+    assert named & sample_at(read_index(folder), shard, position, size), (position, said["problems"])
+
+
+@pytest.mark.parametrize("where", ["header", "image", "padding", "label header", "label", "end"])
+def test_each_region_of_a_tar_is_covered_also_without_full(prepared: Path, where: str) -> None:
+    folder = prepared / "64-jpeg" / "train"
+    path = folder / "train-000001.tar"
+    index = read_index(folder)
+    row = next(row for row in range(len(index)) if index.shards_N[row] == 1 and index.lengths_N[row] % 512)
+    start, length = int(index.offsets_N[row]), int(index.lengths_N[row])
+    label = start + length + -length % 512
+    position = {"header": start - 500, "image": start + length // 2, "padding": start + length,
+                "label header": label + 3, "label": label + 512, "end": path.stat().st_size - 1}[where]  # fmt: skip
+    before = changed(path, position, lambda byte: byte ^ 1)
+    try:
+        said = verify(str(prepared))
+    finally:
+        path.write_bytes(before)
+    assert not said["ok"]
+    expected = (
+        index.keys[max(r for r in range(len(index)) if index.shards_N[r] == 1)] if where == "end" else index.keys[row]
+    )
+    assert (f"64-jpeg/train/{path.name}", expected) in {(p["shard"], p["key"]) for p in said["problems"]}
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "gone", "swapped"])
+def test_shards_that_are_not_whole(prepared: Path, change: str) -> None:
+    path = prepared / "64-jpeg" / "train" / "train-000001.tar"
+    before = path.read_bytes()
+    if change == "gone":
+        path.unlink()
+    elif change == "swapped":
+        path.write_bytes(path.with_name("train-000000.tar").read_bytes())
+    else:
+        path.write_bytes(before[:-5000] if change == "cut" else before + b"\0" * 10240)
+    try:
+        said = verify(str(prepared))
+    finally:
+        path.write_bytes(before)
+    assert not said["ok"]
+    assert said["problems"][0]["shard"] == "64-jpeg/train/train-000001.tar"
+
+
+def edited_manifest(prepared: Path, edit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    path = prepared / "64-jpeg" / "train" / "manifest.json"
+    before = path.read_text()
+    fields = json.loads(before)
+    edit(fields)
+    path.write_text(json.dumps(fields))
+    try:
+        return verify(str(prepared))
+    finally:
+        path.write_text(before)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda fields: fields.update(samples=7),
+        lambda fields: fields["shards"].pop(),
+        lambda fields: fields["shards"][0].update(planned_samples=40),
+        lambda fields: fields["shards"][1].update(sha256="0" * 64),
+        lambda fields: fields["classes"].pop(),
+        lambda fields: fields.update(plan_hash="0" * 64),
+        lambda fields: fields.pop("seed"),
+        lambda fields: fields["shards"][0].update(name="../train-000000.tar"),
+    ],
+)
+def test_a_manifest_that_is_not_true(prepared: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    assert not edited_manifest(prepared, edit)["ok"]
+
+
+def test_an_index_with_other_labels_is_noticed(prepared: Path) -> None:
+    path = prepared / "64-jpeg" / "train" / "index.parquet"
+    before = path.read_bytes()
+    table = pq.read_table(path)
+    labels = table["label"].to_pylist()
+    labels[3] = (labels[3] + 1) % 3
+    table = table.set_column(1, table.schema.field("label"), pa.array(labels, pa.int32()))
+    pq.write_table(table, path)
+    try:
+        said = verify(str(prepared), full=True)
+    finally:
+        path.write_bytes(before)
+    keys = read_index(path.parent).keys
+    assert any(problem["key"] == keys[3] and "label" in problem["what"] for problem in said["problems"])
+
+
+def test_quarantine_must_account_for_every_missing_sample(prepared: Path) -> None:
+    report = prepared / "quarantine" / "report.jsonl"
+    before = report.read_text()
+    report.write_text("".join(before.splitlines(keepends=True)[1:]))
+    try:
+        assert not verify(str(prepared))["ok"]
+    finally:
+        report.write_text(before)
+    file = prepared / "quarantine" / json.loads(before.splitlines()[1])["file"]
+    content = file.read_bytes()
+    file.unlink()
+    try:
+        assert not verify(str(prepared))["ok"]
+    finally:
+        file.write_bytes(content)
+
+
+def test_strays_are_noticed(prepared: Path) -> None:
+    stray = prepared / "64-jpeg" / "train" / "train-000099.tar"
+    stray.write_bytes(b"")
+    try:
+        said = verify(str(prepared))
+    finally:
+        stray.unlink()
+    assert [problem["shard"] for problem in said["problems"]] == ["64-jpeg/train/train-000099.tar"]
+
+
+def test_a_jpeg_that_is_not_crop_addressable_breaks_a_promise(prepared: Path) -> None:
+    """Swapped for an ordinary JPEG of the same picture with every checksum put right."""
+    folder = prepared / "64-jpeg" / "train"
+    manifest, index = read_manifest(folder), read_index(folder)
+    path = folder / manifest.shards[0].name
+    before = {name: (folder / name).read_bytes() for name in (path.name, "manifest.json", "index.parquet")}
+    start, length = int(index.offsets_N[0]), int(index.lengths_N[0])
+    data = bytearray(before[path.name])
+    file = io.BytesIO()
+    Image.open(io.BytesIO(bytes(data[start : start + length]))).save(file, "JPEG", quality=20)
+    data[start : start + length] = file.getvalue().ljust(length, b"\0")
+    path.write_bytes(data)
+    fields = json.loads(before["manifest.json"])
+    fields["shards"][0]["sha256"] = hashlib.sha256(data).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(fields))
+    table = pq.read_table(folder / "index.parquet")
+    sums = table["crc32"].to_pylist()
+    sums[0] = zlib.crc32(bytes(data[start : start + length]))
+    table = table.set_column(7, table.schema.field("crc32"), pa.array(sums, pa.uint32()))
+    pq.write_table(table, folder / "index.parquet")
+    try:
+        said = verify(str(prepared), full=True)
+    finally:
+        for name, content in before.items():
+            (folder / name).write_bytes(content)
+    assert any("crop-addressable" in problem["what"] for problem in said["problems"])
+
+
+def test_no_dataset_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="not a prepared dataset"):
+        verify(str(tmp_path))
+
+
+def test_keys_with_long_names_are_covered_too(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    (source / ("class " + "x" * 90)).mkdir(parents=True)
+    for name in ("y" * 120, "é" * 30, "short"):
+        (source / ("class " + "x" * 90) / f"{name}.jpg").write_bytes(saved(photo(5)))
+    config = PrepareConfig(source=str(source), out=str(tmp_path / "out"), shards=1, metadata=True)
+    door.prepare(config, runner=run_here)
+    said = verify(str(tmp_path / "out"), full=True)
+    assert said["ok"], said["problems"]
+    with tarfile.open(tmp_path / "out" / "train" / "train-000000.tar") as tar:
+        assert len(tar.getnames()) == 9
