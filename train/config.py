@@ -43,8 +43,8 @@ class TrainConfig:
     progressive: tuple[tuple[int, int], ...] = ()
     """Image size by epoch, as EPOCH:SIZE,EPOCH:SIZE…: from that epoch on."""
 
-    lr: float = 0.05
-    """Peak learning rate."""
+    lr: float | None = None
+    """Peak learning rate; default: 0.1 (small_cnn: 0.05) per 256 samples of the global batch."""
     scale_lr: int | None = None
     """Take --lr as meant for this global batch and scale it linearly to the real one."""
     momentum: float = 0.9
@@ -125,8 +125,8 @@ class TrainConfig:
         self._check_at_least(1, "global_batch", "threads", "scale_lr", "eval_batch_size", "steps")
         self._check_at_least(0, "num_workers", "warmup_epochs", "eval_every", "checkpoint_every", "keep_last")
         self._check_at_least(0, "weight_decay", "momentum")
-        self._check_above_zero("lr", "clip_norm", "timeout_s", "eval_ratio")
-        self._check_share("label_smoothing", "ema_decay", "target_top1")
+        self._check_above_zero("lr", "clip_norm", "timeout_s")
+        self._check_share("label_smoothing", "ema_decay", "target_top1", "eval_ratio")
         self._check_at_least(8, "image_size")
         self._check_lists()
 

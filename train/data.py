@@ -139,7 +139,12 @@ def worker_count(config: TrainConfig, world: World) -> int:
 
 def train_loader(config: TrainConfig, world: World, sizes: BatchSizes, dtype: torch.dtype) -> Loader:
     """Normalised images in channels_last on the device, in the epoch plan's order."""
-    augment = Augment(train=config.augment, scale=config.crop_scale, flip=0.5 if config.flip else 0.0)
+    augment = Augment(
+        train=config.augment,
+        scale=config.crop_scale,
+        flip=0.5 if config.flip else 0.0,
+        crop_fraction=config.eval_ratio,
+    )
     return Loader(
         config.dataset / "train",
         batch_size=sizes.per_rank,
@@ -161,6 +166,7 @@ def val_loader(config: TrainConfig, world: World, sizes: BatchSizes, dtype: torc
         batch_size=config.eval_batch_size or sizes.per_rank,
         image_size=config.image_size,
         train=False,
+        augment=Augment(train=False, crop_fraction=config.eval_ratio),
         policy="pad",
         num_workers=worker_count(config, world),
         persistent_workers=False,

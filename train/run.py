@@ -69,7 +69,7 @@ class Run:
         self.ema = Ema(self.module, config.ema_decay) if config.ema_decay else None
         self.optimizer = torch.optim.SGD(
             parameter_groups(self.module, config.weight_decay),
-            lr=config.lr,
+            lr=self.schedule.peak_lr,
             momentum=config.momentum,
             nesterov=config.momentum > 0,
         )

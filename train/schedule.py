@@ -5,6 +5,11 @@ from dataclasses import dataclass
 
 from feedline.train.config import TrainConfig
 
+LR_BATCH = 256
+USUAL_LR = 0.1
+DEFAULT_LR = {"small_cnn": 0.05}
+"""Per LR_BATCH samples. Without batch norm the usual rate kills the small CNN's rectifiers within an epoch."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -24,6 +29,10 @@ class Schedule:
 
 
 def build_schedule(config: TrainConfig, global_batch: int) -> Schedule:
-    scale = global_batch / config.scale_lr if config.scale_lr else 1.0
+    """The configured peak, or the default for the model scaled to the global batch (linear rule)."""
+    lr, meant_for = config.lr, config.scale_lr
+    if lr is None:
+        lr, meant_for = DEFAULT_LR.get(config.model, USUAL_LR), LR_BATCH
+    scale = global_batch / meant_for if meant_for else 1.0
     warmup_epochs = min(config.warmup_epochs, config.epochs / 2)
-    return Schedule(peak_lr=config.lr * scale, warmup_epochs=warmup_epochs, epochs=config.epochs)
+    return Schedule(peak_lr=lr * scale, warmup_epochs=warmup_epochs, epochs=config.epochs)

@@ -106,7 +106,7 @@ def _body(config: SlurmConfig) -> list[str]:
         "",
         "# One torchrun agent per node; the first node is where they meet. The port follows the job's number, so",
         "# that jobs sharing a node do not meet each other.",
-        'head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        'head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)',
         "port=$((20000 + SLURM_JOB_ID % 20000))",
         'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun has not inherited it since Slurm 22.05',
         "",
