@@ -187,6 +187,8 @@ def like(loader: Any, settings: dict[str, Any]) -> Any:
 
     kind: Any = ours.Loader
     options = {name: settings[name] for name in ("num_workers", "prefetch_factor") if settings.get(name) is not None}
+    if not hasattr(kind, "like"):
+        return kind(settings["split"], batch_size=loader.batch_size, image_size=64, device="cpu", **options)
     return kind.like(loader, settings["split"], **options)
 
 

@@ -1,0 +1,88 @@
+"""Shards for every cell of a comparison: found in the prepared folder, or prepared on demand and kept.
+
+A variant is kept under the hash of what it was made with; `prepare` itself then decides by the plan's hash whether
+what lies there is what was asked for, and finishes what a kill left half done.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from feedline.benchmarks import commands
+from feedline.benchmarks.ascent import Say
+from feedline.benchmarks.grid import Cell
+from feedline.pipeline.errors import UsageError
+from feedline.pipeline.shards import Manifest, prepared_splits, read_manifest
+
+OPTIONS = {"size": "--size", "codec": "--codec", "quality": "--quality", "shard_size": "--shard-size",
+           "shards": "--shards"}  # fmt: skip
+SETTING = {"size": "size_px", "codec": "codec", "quality": "quality"}
+"""What a manifest calls them; the other options do not show in a manifest's settings and are always prepared."""
+
+
+def splits_of(cells: list[Cell], dataset: Path, work: Path, say: Say) -> dict[str, Path]:
+    """The train split of every cell, by its key. Raises UsageError, CommandError."""
+    if not dataset.exists():
+        raise UsageError(f"{dataset} does not exist: give a prepared folder, or raw images to prepare from")
+    found: dict[str, Path] = {}
+    made: dict[str, Path] = {}
+    for cell in cells:
+        asked = cell.shards()
+        name = json.dumps(asked, sort_keys=True, default=str)
+        if name not in made:
+            made[name] = find(dataset, asked) or prepare_variant(dataset, asked, work, say)
+        found[cell.key] = made[name]
+    return found
+
+
+def find(dataset: Path, asked: Mapping[str, Any]) -> Path | None:
+    """A prepared train split that is what was asked for."""
+    if {"shard_size", "shards"} & set(asked):
+        return None
+    for split in prepared_splits(dataset):
+        manifest = read_manifest(split)
+        if manifest.split == "train" and fits(manifest, asked):
+            return split
+    return None
+
+
+def fits(manifest: Manifest, asked: Mapping[str, Any]) -> bool:
+    return all(manifest.settings.get(SETTING[name]) == value for name, value in asked.items())
+
+
+def prepare_variant(dataset: Path, asked: Mapping[str, Any], work: Path, say: Say) -> Path:
+    """From the raw images, or from the largest prepared shards where there are no others."""
+    source = source_of(dataset)
+    name = variant_name(source, asked)
+    out = work / "variants" / name
+    options = [word for key, value in asked.items() for word in (OPTIONS[key], str(value))]
+    if asked.get("codec") == "raw":
+        options += ["--resize", "square"]  # rows of equal length: what raw shards are for
+    step = commands.Step(
+        name=f"prepare-{name}", argv=["prepare", str(source), str(out), *options], products=[out / "train"]
+    )
+    if commands.reusable(step, work / "records") is None:
+        say(f"$ {step.shown}")
+        commands.run(step, work / "records", keep_text=True)
+    return out / "train"
+
+
+def source_of(dataset: Path) -> Path:
+    splits = [split for split in prepared_splits(dataset) if read_manifest(split).split == "train"]
+    if not splits:
+        return dataset
+    best = max(splits, key=lambda split: (read_manifest(split).codec != "raw", _px(read_manifest(split))))
+    return best.parent
+
+
+def _px(manifest: Manifest) -> int:
+    return int(manifest.settings.get("size_px") or 1 << 20)
+
+
+def variant_name(source: Path, asked: Mapping[str, Any]) -> str:
+    """Readable, and different for different things."""
+    said = json.dumps([str(source.resolve()), dict(asked)], sort_keys=True, default=str)
+    words = "-".join(str(value).replace("/", "_") for value in asked.values())
+    return f"{words}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
