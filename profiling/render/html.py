@@ -1,0 +1,273 @@
+"""A recording and its diagnosis as one self-contained HTML page, verdict first. Pure: returns the document."""
+
+from collections.abc import Sequence
+
+from feedline.profiling.diagnose import Diagnosis
+from feedline.profiling.predict import Prediction
+from feedline.profiling.recording import Gpu, Line, Recording, WorkerTime
+from feedline.profiling.render import charts, page, units
+from feedline.profiling.render.charts import Bar, Stack
+from feedline.profiling.render.html_time import resources, timeline
+from feedline.profiling.render.markup import Markup, join, tag
+from feedline.profiling.versus import Versus
+
+STAGE_HUES = {
+    "read": "c5", "decode": "c1", "transform": "c3", "collate": "c2", "send": "c4", "idle": "c8", "other": "c6",
+}  # fmt: skip
+SHARE_HUES = {"data": "c4", "copy": "c6", "trainer": "c2", "compute": "c3"}
+MOST_REMEDIES = 12
+MOST_WORKERS = 16
+MOST_LINES = 40
+
+
+def report(recording: Recording, diagnosis: Diagnosis) -> Markup:
+    """The whole page of one recording."""
+    script = " ".join(recording.script.argv)
+    return page.page(
+        script or "recording",
+        verdict(diagnosis),
+        *sections(recording, diagnosis),
+        kicker="feedline profile",
+        subtitle=f"recorded {recording.started} · {units.seconds(recording.seconds)} observed",
+        footer=f"feedline {recording.feedline} · this page is one file and fetches nothing",
+    )
+
+
+def sections(recording: Recording, diagnosis: Diagnosis) -> list[Markup]:
+    """Everything below the verdict, for pages that put a recording among other things."""
+    parts = [
+        _remedies(diagnosis),
+        _attribution(diagnosis),
+        timeline(recording),
+        resources(recording),
+        _gpus(recording.gpus, recording.gpu_note),
+        _legs(recording),
+        line_tables(diagnosis.lines),
+        _about(recording, diagnosis),
+    ]
+    return [part for part in parts if part]
+
+
+def verdict(diagnosis: Diagnosis) -> Markup:
+    measured = diagnosis.measured
+    ceiling = units.rate(diagnosis.ceiling_samples_per_s) if measured.ceiling else "not measured"
+    figures = [
+        ("now", units.rate(diagnosis.samples_per_s)),
+        ("ceiling, data for free", ceiling),
+        ("waiting for data", units.percent(measured.wait_fraction)),
+        ("cost of profiling", units.percent(diagnosis.overhead_fraction)),
+    ]
+    tone = {"data": "bad", "copy": "bad", "trainer": "bad", "compute": "good"}.get(diagnosis.bound or "", "main")
+    return page.verdict(diagnosis.headline, evidence=" ".join(diagnosis.evidence), tone=tone, figures=figures)
+
+
+def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Versus]) -> Markup:
+    """The page of two or more recordings: the statement first, then rates and shares side by side."""
+    rows = [
+        Bar(label=name, value=one.samples_per_s, low=one.measured.rate.low if one.measured.rate else None,
+            high=one.measured.rate.high if one.measured.rate else None, note=one.headline)
+        for name, one in recordings
+    ]  # fmt: skip
+    first, words = versus[0], [one.statement for one in versus]
+    tone = "main" if first.ratio is None or (first.low or 0) <= 1 <= (first.high or 0) else "good"
+    if first.high is not None and first.high < 1:
+        tone = "bad"
+    said = [tag("p", f"{', '.join(one.changes)}.".capitalize()) for one in versus if one.changes]
+    return page.page(
+        " and ".join(name for name, _ in recordings),
+        page.verdict(words[0], evidence=join(*[tag("span", text, " ") for text in words[1:]]), tone=tone),
+        page.section("Rates", charts.bars(rows, title="Measured throughput"), *said),
+        page.section("The step", _share_chart([(name, one) for name, one in recordings])),
+        kicker="feedline report",
+    )
+
+
+# --- remedies -----------------------------------------------------------------------------------------
+
+
+def _remedies(diagnosis: Diagnosis) -> Markup | None:
+    if not diagnosis.predictions or diagnosis.measured.rate is None:
+        return None
+    helpful = [one for one in diagnosis.predictions if one.helps][:MOST_REMEDIES]
+    vain = [one for one in diagnosis.predictions if not one.helps]
+    now = Bar(label="as it is now", value=diagnosis.samples_per_s, low=diagnosis.measured.rate.low,
+              high=diagnosis.measured.rate.high, tone="muted")  # fmt: skip
+    ceiling = diagnosis.ceiling_samples_per_s
+    chart = charts.bars(
+        [*(_remedy_bar(one) for one in helpful), now],
+        title="Predicted throughput",
+        reference=("ceiling", ceiling) if ceiling else None,
+        value_name="predicted",
+    )
+    lede = (
+        "Predicted from this run, ranked; whiskers are the error bar. Check one by applying it and profiling again."
+    )
+    nothing = page.prose("Nothing that can be predicted would make this run notably faster.")
+    return page.section("What would help", chart if helpful else nothing, _vain(vain), lede=lede)
+
+
+def _remedy_bar(one: Prediction) -> Bar:
+    epochs = one.break_even_epochs
+    paid = f" Paid back after {units.number(epochs, 2)} epochs." if epochs is not None else ""
+    words = f"{units.times(one.gain)} — {one.why}. Cost: {one.cost}.{paid}"
+    return Bar(label=one.remedy, value=one.samples_per_s, low=one.low, high=one.high, note=words)
+
+
+def _vain(vain: Sequence[Prediction]) -> Markup | None:
+    if not vain:
+        return None
+    rows = [[one.remedy, units.times(one.gain), _why_not(one)] for one in vain]
+    return join(tag("h3", "What would not"), page.table(["remedy", "gain", "why"], rows, numeric=[1]))
+
+
+def _why_not(one: Prediction) -> str:
+    return one.why if "will not help" in one.why else f"little or no gain: {one.why}"
+
+
+# --- attribution --------------------------------------------------------------------------------------
+
+
+def _attribution(diagnosis: Diagnosis) -> Markup | None:
+    if diagnosis.measured.rate is None:
+        return None
+    loop = _share_chart([("the training loop", diagnosis)])
+    stages = _stage_chart(diagnosis) if diagnosis.measured.stages else None
+    transforms = _transform_chart(diagnosis.measured.per_worker)
+    return page.section("Where the time goes", loop, stages, transforms, lede="Each row is somebody's whole time.")
+
+
+def _share_chart(rows: Sequence[tuple[str, Diagnosis]]) -> Markup:
+    stacks: list[Stack] = []
+    for name, one in rows:
+        shares = one.measured.shares
+        parts = {"data": shares.data, "copy": shares.copy, "trainer": shares.trainer, "compute": shares.compute}
+        stacks.append(Stack(label=name, parts=parts, note=units.rate(one.samples_per_s)))
+    return charts.stacked(stacks, title="The step", hues=SHARE_HUES, unit="share of the loop's time",
+                          note="data: blocked on the next batch; trainer: the main thread's own Python.")  # fmt: skip
+
+
+def _stage_chart(diagnosis: Diagnosis) -> Markup:
+    measured = diagnosis.measured
+    everyone = "in the trainer itself" if measured.workers == 0 else "all workers"
+    stacks = [Stack(label=everyone, parts=measured.stages)]
+    workers = [pair for pair in measured.per_worker if not pair[0].in_trainer]
+    if len(workers) > 1:
+        stacks += [
+            Stack(label=_worker_name(worker), parts=stages, note=f"{worker.samples:,} samples")
+            for worker, stages in workers[:MOST_WORKERS]
+        ]
+    more = f"{len(workers) - MOST_WORKERS} more workers are in the record." if len(workers) > MOST_WORKERS else ""
+    return charts.stacked(stacks, title="Preparing batches", hues=STAGE_HUES, unit="share of worker time", note=more)
+
+
+def _worker_name(worker: WorkerTime) -> str:
+    rank = f"rank {worker.rank}, " if worker.rank else ""
+    killed = ", killed" if worker.ended == "killed" else ""
+    return f"{rank}worker {worker.worker}{killed}"
+
+
+def _transform_chart(per_worker: Sequence[tuple[WorkerTime, dict[str, float]]]) -> Markup | None:
+    totals: dict[str, float] = {}
+    samples = sum(worker.samples for worker, _ in per_worker)
+    for worker, _ in per_worker:
+        for name, seconds in worker.transforms.items():
+            totals[name] = totals.get(name, 0.0) + seconds
+    if len(totals) < 2 or not samples:
+        return None
+    ranked = sorted(totals, key=lambda name: -totals[name])[:10]
+    rows = [Bar(label=name, value=1e3 * totals[name] / samples) for name in ranked]
+    return charts.bars(rows, title="By transform", unit="ms per sample", value_name="time")
+
+
+# --- legs, GPUs, lines, about -------------------------------------------------------------------------
+
+
+def _legs(recording: Recording) -> Markup | None:
+    if not recording.legs:
+        return None
+    names = {"normal": "as it is", "cached": "cached batches: the ceiling", "loader_only": "the loader alone",
+             "cold": "cold page cache"}  # fmt: skip
+    rows: list[Bar] = []
+    for leg in recording.legs:
+        rates = sorted(leg.samples_per_s)
+        workers = f", {leg.num_workers} workers" if leg.num_workers is not None else ""
+        middle = rates[len(rates) // 2] if rates else None
+        rows.append(Bar(label=names[leg.name] + workers, value=middle, low=rates[0] if rates else None,
+                        high=rates[-1] if rates else None, note=leg.note))  # fmt: skip
+    lede = "The same script run again with one thing taken away, in short windows that take turns."
+    return page.section("The proof", charts.bars(rows, title="Legs: median and range of the windows"), lede=lede)
+
+
+_GPU_FIELDS = (
+    ("SM active", "sm_active"), ("SM occupancy", "sm_occupancy"), ("tensor active", "tensor_active"),
+    ("DRAM active", "dram_active"), ("utilisation", "utilization"),
+)  # fmt: skip
+
+
+def _gpus(gpus: Sequence[Gpu], note: str) -> Markup | None:
+    if not gpus:
+        return page.section("GPU", page.prose(note)) if note else None
+    rows: list[Sequence[object]] = []
+    for gpu in gpus:
+        name = gpu.name or gpu.uuid
+        rows += [[name, what, units.percent(getattr(gpu, field)), _source(gpu, field)] for what, field in _GPU_FIELDS]
+        memory = f"{units.size(gpu.memory_used_bytes)} of {units.size(gpu.memory_total_bytes)}"
+        rows.append([name, "memory", memory, _source(gpu, "memory_used_bytes")])
+        rows.append([name, "power", units.rate(gpu.power_w, "W"), _source(gpu, "power_w")])
+        if gpu.throttle_reasons:
+            rows.append([name, "throttled by", ", ".join(gpu.throttle_reasons), gpu.source])
+    lede = (
+        "Means over the training steps. Utilisation only says that some kernel ran: one busy thread gives 100 %. "
+        "SM active is the share of time the multiprocessors had work."
+    )
+    return page.section("GPU", page.table(["GPU", "", "", "source"], rows, numeric=[2]), lede=note or lede)
+
+
+def _source(gpu: Gpu, field: str) -> str:
+    return gpu.unavailable.get(field) or gpu.sources.get(field) or gpu.source
+
+
+def line_tables(lines: Sequence[Line]) -> Markup | None:
+    """One table per function, the function that took most first, its hottest line marked."""
+    groups: dict[tuple[str, str, str], list[Line]] = {}
+    for line in lines:
+        groups.setdefault((line.file, line.function, line.where), []).append(line)
+    if not groups:
+        return None
+    ranked = sorted(groups.items(), key=lambda item: -sum(line.seconds for line in item[1]))
+    tables = [_function_table(name, sorted(body, key=lambda line: line.line)[:MOST_LINES]) for name, body in ranked]
+    return page.section("Line by line", *tables, lede="A second pass with line_profiler; shares are of the function.")
+
+
+def _function_table(name: tuple[str, str, str], body: Sequence[Line]) -> Markup:
+    file, function, where = name
+    rows = [_line_row(line) for line in body]
+    hottest = max(range(len(body)), key=lambda index: body[index].seconds)
+    whole = units.seconds(sum(line.seconds for line in body))
+    who = "" if where == "trainer" else f", {where}"
+    return page.table(["line", "hits", "time", "share", "source"], rows, numeric=[0, 1, 2, 3], emphasised=[hottest],
+                      caption=f"{function} in {file}{who}: {whole}")  # fmt: skip
+
+
+def _line_row(line: Line) -> list[object]:
+    share, seconds = units.percent(line.fraction), units.seconds(line.seconds)
+    return [line.line, f"{line.hits:,}", seconds, share, tag("code", line.source)]
+
+
+def _about(recording: Recording, diagnosis: Diagnosis) -> Markup:
+    host, loader = recording.host, recording.train_loader
+    facts: dict[str, object] = {
+        "processor": host.get("cpu", units.UNKNOWN),
+        "usable cores": host.get("affinity", units.UNKNOWN),
+        "memory": units.size(host.get("memory_bytes")),
+        "device": recording.compute.device,
+        "model": recording.compute.model or units.UNKNOWN,
+        "steps measured": f"{diagnosis.measured.steps:,}",
+        "warm-up left out": f"{recording.warm_up.steps} steps: {recording.warm_up.rule}",
+        "python": recording.script.python or host.get("python", units.UNKNOWN),
+    }
+    if loader is not None:
+        facts["loader"] = f"{loader.kind}, num_workers={loader.num_workers}, batch_size={loader.batch_size}"
+    notes = [tag("p", note) for note in diagnosis.notes]
+    versions = ", ".join(f"{name} {number}" for name, number in (host.get("versions") or {}).items())
+    return page.section("About this recording", page.facts(facts), *notes, page.prose(versions) if versions else None)

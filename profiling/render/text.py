@@ -1,0 +1,170 @@
+"""A recording and its diagnosis as plain text for a terminal. Pure: returns a string, prints nothing, uses no colour.
+
+Lines keep within `width`; bars are drawn with block characters, so it reads the same in a log file.
+"""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from feedline.profiling.diagnose import Diagnosis
+from feedline.profiling.predict import Prediction
+from feedline.profiling.recording import Gpu, Line, Recording
+from feedline.profiling.render import units
+
+BAR_COLUMNS = 30
+BLOCKS = " ▏▎▍▌▋▊▉█"
+MOST_LINES = 12
+MOST_WORKERS = 8
+
+
+def text(recording: Recording, diagnosis: Diagnosis, *, width: int = 88) -> str:
+    """The whole report: verdict, evidence, shares, stages, remedies, what will not help, GPUs, lines, notes."""
+    parts = [
+        [diagnosis.headline],
+        _paragraphs(diagnosis.evidence, width),
+        _figures(diagnosis),
+        _shares(diagnosis),
+        _stages(diagnosis),
+        _remedies(diagnosis, width),
+        _in_vain(diagnosis, width),
+        _gpus(recording.gpus, recording.gpu_note),
+        line_table(diagnosis.lines, width=width),
+        _notes(diagnosis.notes, width),
+    ]
+    return "\n".join(line.rstrip() for part in parts if part for line in (*part, "")).rstrip() + "\n"
+
+
+def bar(fraction: float, columns: int = BAR_COLUMNS) -> str:
+    """Eighths of a column: 0.5 of 4 -> "██  "."""
+    eighths = round(min(1.0, max(0.0, fraction)) * columns * 8)
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + (BLOCKS[rest] if rest else "")).ljust(columns)
+
+
+def _paragraphs(sentences: Iterable[str], width: int) -> list[str]:
+    return [line for sentence in sentences for line in textwrap.wrap(sentence, width - 2, initial_indent="  ",
+                                                                     subsequent_indent="  ")]  # fmt: skip
+
+
+def _figures(diagnosis: Diagnosis) -> list[str]:
+    measured = diagnosis.measured
+    if measured.rate is None:
+        return []
+    interval = units.spread(measured.rate.low, measured.rate.high)
+    ceiling = units.rate(diagnosis.ceiling_samples_per_s) if measured.ceiling else "not measured (run with --legs)"
+    return [
+        f"  {'now':<12}{units.rate(measured.rate.value)}  ({interval})",
+        f"  {'ceiling':<12}{ceiling}",
+        f"  {'waiting':<12}{units.percent(measured.wait_fraction)}",
+        f"  {'profiling':<12}cost {units.percent(diagnosis.overhead_fraction)} of the run",
+    ]
+
+
+def _shares(diagnosis: Diagnosis) -> list[str]:
+    shares = diagnosis.measured.shares
+    if diagnosis.measured.rate is None:
+        return []
+    rows = [("data", shares.data), ("copy", shares.copy), ("trainer", shares.trainer), ("compute", shares.compute)]
+    return ["THE STEP", *(f"  {name:<12}{bar(share)} {units.percent(share):>6}" for name, share in rows)]
+
+
+def _stages(diagnosis: Diagnosis) -> list[str]:
+    stages = diagnosis.measured.stages
+    if not stages:
+        return []
+    who = "THE WORKERS" if diagnosis.measured.workers else "PREPARING IN THE TRAINER"
+    rows = [f"  {name:<12}{bar(share)} {units.percent(share):>6}" for name, share in stages.items()]
+    return [who, *rows, *_per_worker(diagnosis)]
+
+
+def _per_worker(diagnosis: Diagnosis) -> list[str]:
+    workers = [one for one in diagnosis.measured.per_worker if not one[0].in_trainer]
+    if len(workers) < 2:
+        return []
+    names = list(diagnosis.measured.stages)
+    rows = ["", "  " + "worker".ljust(10) + "".join(name.rjust(11) for name in names)]
+    for worker, stages in workers[:MOST_WORKERS]:
+        label = f"{worker.worker}" if worker.rank == 0 else f"{worker.rank}/{worker.worker}"
+        rows.append("  " + label.ljust(10) + "".join(units.percent(stages.get(name)).rjust(11) for name in names))
+    if len(workers) > MOST_WORKERS:
+        rows.append(f"  … and {len(workers) - MOST_WORKERS} more")
+    return rows
+
+
+def _remedies(diagnosis: Diagnosis, width: int) -> list[str]:
+    helpful = [prediction for prediction in diagnosis.predictions if prediction.helps]
+    if not diagnosis.predictions:
+        return []
+    if not helpful:
+        return ["WHAT WOULD HELP", "  Nothing we can predict: see below for what was considered."]
+    return ["WHAT WOULD HELP (predicted samples/s)", *(line for one in helpful for line in _remedy(one, width))]
+
+
+def _remedy(prediction: Prediction, width: int) -> list[str]:
+    gain = units.times(prediction.gain)
+    rate = f"{units.number(prediction.samples_per_s):>8}  ({units.spread(prediction.low, prediction.high)})"
+    lines = [f"  {gain:>6}  {rate:<28}{prediction.remedy}"]
+    epochs = prediction.break_even_epochs
+    paid = f"; paid back after {units.number(epochs, 2)} epochs" if epochs is not None else ""
+    lines += textwrap.wrap(f"{prediction.why}. Cost: {prediction.cost}{paid}.", width - 10, initial_indent=" " * 10,
+                           subsequent_indent=" " * 10)  # fmt: skip
+    return lines
+
+
+def _in_vain(diagnosis: Diagnosis, width: int) -> list[str]:
+    vain = [prediction for prediction in diagnosis.predictions if not prediction.helps]
+    if not vain:
+        return []
+    wrapped = [
+        line
+        for one in vain
+        for line in textwrap.wrap(
+            f"{one.remedy}: {_why_not(one)} ({units.times(one.gain)})", width - 2, initial_indent="  ",
+            subsequent_indent="    ",
+        )
+    ]  # fmt: skip
+    return ["WHAT WOULD NOT", *wrapped]
+
+
+def _why_not(prediction: Prediction) -> str:
+    if "will not help" in prediction.why:
+        return prediction.why
+    return f"little or no gain: {prediction.why}"
+
+
+def _gpus(gpus: Sequence[Gpu], note: str) -> list[str]:
+    if not gpus:
+        return [f"GPU: {note}"] if note else []
+    rows = ["GPUS"]
+    for gpu in gpus:
+        values = [
+            ("SM active", units.percent(gpu.sm_active)),
+            ("SM occupancy", units.percent(gpu.sm_occupancy)),
+            ("tensor active", units.percent(gpu.tensor_active)),
+            ("utilisation (a kernel ran)", units.percent(gpu.utilization)),
+            ("memory", f"{units.size(gpu.memory_used_bytes)} of {units.size(gpu.memory_total_bytes)}"),
+        ]
+        rows.append(f"  {gpu.name or gpu.uuid} (source: {gpu.source})")
+        rows += [f"    {name:<28}{value}" for name, value in values]
+    return rows
+
+
+def line_table(lines: Sequence[Line], *, width: int = 88, most: int = MOST_LINES) -> list[str]:
+    """The lines that took most, hottest first."""
+    if not lines:
+        return []
+    hottest = sorted(lines, key=lambda line: -line.seconds)[:most]
+    rows = ["LINES", f"  {'time':>9} {'share':>6} {'hits':>9}  {'line':<24}source"]
+    for line in hottest:
+        place = f"{line.file.rsplit('/', 1)[-1]}:{line.line}"
+        source = line.source.strip()
+        room = max(10, width - 54)
+        shown = source if len(source) <= room else source[: room - 1] + "…"
+        where = "" if line.where == "trainer" else f" [{line.where}]"
+        rows.append(f"  {units.seconds(line.seconds):>9} {units.percent(line.fraction):>6} {line.hits:>9,}  "
+                    f"{place + where:<24}{shown}")  # fmt: skip
+    return rows
+
+
+def _notes(notes: Sequence[str], width: int) -> list[str]:
+    return ["NOTES", *_paragraphs((f"· {note}" for note in notes), width)] if notes else []
