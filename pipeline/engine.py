@@ -19,7 +19,7 @@ from feedline.pipeline.errors import SampleError, TransformError, WorkerError
 from feedline.pipeline.fill import Filler, FillSpec
 from feedline.pipeline.memory import Columns, SharedMemory
 from feedline.pipeline.messages import BAD_SAMPLE, BROKEN, DONE, GIVEN_UP, Reply, Task
-from feedline.pipeline.order import EpochPlan
+from feedline.pipeline.order import PADDING, EpochPlan
 from feedline.pipeline.slots import Fence, Images, Ledger, SlotLayout
 from feedline.pipeline.worker import perform
 
@@ -156,14 +156,18 @@ class Engine:
 
 
 class Run:
-    """Batches `first` to the end of a plan. Iterate it once; a newer run of the same engine ends it."""
+    """The batches of a plan, in order. Iterate it once; a newer run of the same engine ends it."""
 
-    def __init__(self, engine: Engine, plan: EpochPlan, epoch: int, px: int, waits: Waits) -> None:
+    def __init__(
+        self, engine: Engine, plan: EpochPlan, epoch: int, px: int, waits: Waits, *, trim: bool = False
+    ) -> None:
+        """`trim`: padding is left out, so that the last batch is shorter."""
         self._engine, self.plan, self._epoch, self._px, self.waits = engine, plan, epoch, px, waits
         self._number = engine.next_run()
         self._batches = len(plan)
         self._sent = self._received = self._shown = 0
         self._ready: dict[int, int] = {}
+        self._trim = trim
         self._lacked_slot_since: float | None = None
         self._send_tasks()
 
@@ -201,6 +205,8 @@ class Run:
                 return
             self._note_slot()
             samples_N = self.plan.batch(self._sent)
+            if self._trim:
+                samples_N = samples_N[samples_N != PADDING]
             engine.layout.samples_N(engine.view, slot, len(samples_N))[:] = samples_N
             engine.submit(Task(self._number, self._sent, slot, len(samples_N), self._epoch, self._px))
             self._sent += 1

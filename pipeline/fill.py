@@ -18,10 +18,9 @@ from feedline.pipeline.augment import Augment, make_kernel
 from feedline.pipeline.counters import FIELD, Clock
 from feedline.pipeline.errors import DatasetError, SampleError, TransformError
 from feedline.pipeline.files import Files, LocalFiles
+from feedline.pipeline.order import PADDING
 
 Images = npt.NDArray[np.uint8]
-PADDING = -1
-"""As a sample number: there is no sample here. As a label: leave it out of losses and metrics."""
 _TRANSFORM_STREAM = 1
 """Keeps the user's random numbers apart from those of the crop."""
 _SAMPLE, _BYTES = FIELD["sample"], FIELD["bytes_read"]

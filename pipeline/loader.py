@@ -80,6 +80,8 @@ class LoaderConfig:
     """None: as `train` says."""
     policy: Policy | None = None
     """What becomes of an uneven end. None: drop in training, pad (label −1) in evaluation."""
+    short_last_batch: bool = False
+    """With `pad`: the padding is cut off again, as a DataLoader without drop_last has it; it may be empty."""
     rank: int | None = None
     world_size: int | None = None
     """None: from the process group, else from RANK and WORLD_SIZE, else 0 of 1."""
@@ -147,6 +149,16 @@ class Loader:
         weakref.finalize(self, _close, self._engines)
         live_loaders.add(self)
 
+    @classmethod
+    def like(cls, dataloader: Any, split: str | Path, **options: Any) -> "Loader":
+        """A loader with the batch size, workers, order and torchvision transforms of a torch DataLoader.
+
+        `options` win over what is taken from it. Raises UsageError for what cannot be carried over.
+        """
+        from feedline.pipeline.like import options_like  # it needs torch.utils.data; nobody else here does
+
+        return cls(split, **(options_like(dataloader, read_manifest(Path(split)).classes) | options))
+
     def __len__(self) -> int:
         """Batches per whole epoch on this rank; after a resume the rest of the first epoch is shorter."""
         return len(self._plan(self._epoch, 0))
@@ -197,7 +209,7 @@ class Loader:
         delivery = self._ready_device()
         engine = self._ready_engine()
         plan = self._plan(self._epoch, self._delivered)
-        self._run = Run(engine, plan, self._epoch, self._image_size, self._waits)
+        self._run = Run(engine, plan, self._epoch, self._image_size, self._waits, trim=self.config.short_last_batch)
         return _Batches(self, self._run, delivery.begin() if delivery else show_on_host)
 
     def stats(self) -> dict[str, Any]:

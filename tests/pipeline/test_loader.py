@@ -72,6 +72,15 @@ def test_length_is_the_number_of_batches_on_this_rank(split: Path) -> None:
     assert len(Loader(split, **SMALL | {"rank": 2, "world_size": 3})) == 2
 
 
+def test_padding_can_be_cut_off_again(split: Path) -> None:
+    options = SMALL | {"policy": "pad", "short_last_batch": True, "num_workers": 1}
+    assert [len(labels_N) for _, labels_N in Loader(split, **options)] == [*[8] * 7, 4]
+    last = [list(Loader(split, **options | {"rank": rank, "world_size": 2}))[-1] for rank in range(2)]
+    assert [(len(images_NHWC), len(labels_N)) for images_NHWC, labels_N in last] == [(8, 8), (4, 4)]
+    third = list(Loader(split, **options | {"rank": 2, "world_size": 3, "batch_size": 19}))
+    assert [len(labels_N) for _, labels_N in third] == [19, 0]
+
+
 def test_ranks_share_the_epoch_without_overlap(split: Path) -> None:
     parts = [labels(Loader(split, **SMALL | {"rank": rank, "world_size": 3, "batch_size": 4})) for rank in range(3)]
     assert {len(part) for part in parts} == {20}
