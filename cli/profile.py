@@ -53,7 +53,7 @@ def profile(
 
     Example: feedline profile --steps 200 --legs --html report.html train.py --epochs 1
     """
-    from feedline.profiling.condition import parse
+    from feedline.profiling.condition import check, parse
     from feedline.profiling.diagnose import diagnose, record_keys
     from feedline.profiling.study import StudyConfig, chosen_legs, study
 
@@ -83,10 +83,7 @@ def profile(
         say(how_it_ended(recording))
         raise typer.Exit(done.status)
     if condition is not None:
-        holds, found = condition.check(keys["verdict"])
-        if holds:
-            say(f"--fail-if {condition.text}: {found}")
-            raise typer.Exit(1)
+        check(condition, recording, diagnosis)
 
 
 def say(line: str) -> None:
@@ -124,6 +121,24 @@ def with_trials(recording: "Recording") -> "Recording":
 
 
 def show(recording: "Recording", diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> None:
-    console.print(diagnosis.headline, markup=False, soft_wrap=True)
-    for line in diagnosis.evidence:
-        console.print(f"  {line}", markup=False, soft_wrap=True)
+    import json
+
+    from feedline.profiling.render.html import report
+    from feedline.profiling.render.text import text
+    from feedline.profiling.render.trace import trace as timeline
+
+    console.print(text(recording, diagnosis, width=min(console.width, 120)), markup=False, soft_wrap=True)
+    if html is not None:
+        write(html, str(report(recording, diagnosis)))
+    if trace is not None:
+        write(trace, json.dumps(timeline(recording)))
+
+
+def write(path: Path, text: str) -> None:
+    """Raises ProfilingUsageError."""
+    from feedline.profiling.errors import ProfilingUsageError
+
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ProfilingUsageError(f"cannot write {path}: {error.strerror}") from error

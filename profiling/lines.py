@@ -231,6 +231,7 @@ def run_main_padded(watch: LineWatch) -> None:
         exec(padded, namespace if namespace is not None else sys.modules["__main__"].__dict__)
         raise SystemExit(0)
 
+    hear.__cantrace__ = True  # type: ignore[attr-defined]  the interpreter keeps tracing off in other hooks
     sys.addaudithook(hear)
 
 

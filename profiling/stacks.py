@@ -1,8 +1,8 @@
 """A thread that looks at other threads' Python stacks at a low, irregular rate, and accounts for its own cost.
 
 Each look stands for the time since the one before, so a run's looks sum to its wall time. Intervals vary around the
-mean so that they cannot fall into step with the loop that is watched. The rate halves whenever the sampler's own CPU
-time exceeds its budget.
+mean so that they cannot fall into step with the loop that is watched. They are chosen so that what a look costs
+lately stays within a budget of CPU time: a look is dear while the rules still meet new code, and cheap afterwards.
 
 A Python thread must take the interpreter lock to look, and a thread that runs Python gives it up only after the
 switch interval (5 ms by default): by then it may be elsewhere, and code that never releases the lock would be blamed
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 
 SWITCH_INTERVAL_S = 5e-4
+LONGEST_S = 0.05
 Look = Callable[[dict[int, FrameType], float], None]
 
 
@@ -32,7 +33,7 @@ class StackSampler(threading.Thread):
         self.cpu_s = 0.0
         self.looks = 0
         self._look = look
-        self._period_s = 1.0 / rate_hz
+        self._shortest_s = 1.0 / rate_hz
         self._budget = budget
         self._running = True
 
@@ -41,13 +42,13 @@ class StackSampler(threading.Thread):
 
     def run(self) -> None:
         draw = random.Random(self.native_id).uniform  # not the global one: it is the script's
-        started = last = time.perf_counter()
+        last = time.perf_counter()
+        cost_s = 0.0
         while self._running:
-            time.sleep(self._period_s * draw(0.5, 1.5))
+            time.sleep(min(max(self._shortest_s, cost_s / self._budget), LONGEST_S) * draw(0.5, 1.5))
             now = time.perf_counter()
             self._look(sys._current_frames(), now - last)
             last = now
             self.looks += 1
-            self.cpu_s = time.thread_time()
-            if self.cpu_s > self._budget * (now - started) and now - started > 1.0:
-                self._period_s = min(self._period_s * 1.1, 0.2)
+            spent_s, self.cpu_s = self.cpu_s, time.thread_time()
+            cost_s += 0.1 * (self.cpu_s - spent_s - cost_s)
