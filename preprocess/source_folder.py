@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from feedline.pipeline.errors import UsageError
+from feedline.preprocess.devkit import class_entry
+from feedline.preprocess.places import SPLIT_NAMES
 from feedline.preprocess.sources import (
     Found,
     IndexTask,
@@ -26,15 +28,6 @@ from feedline.preprocess.sources import (
 )
 
 CLASSES_PER_TASK = 16
-SPLIT_FOLDERS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-}
-"""Folder name (in lower case) -> split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,16 +122,16 @@ class FolderSource(Source):
         columns = joined(parts)
         if not len(columns):
             raise SourceError(f"{self.where}: its class folders hold no image")
-        return Found(columns=columns, classes=[{"name": name} for name in self.classes])
+        return Found(columns=columns, classes=[class_entry(name) for name in self.classes])
 
 
 def recognise(path: str, options: SourceOptions) -> Source | None:
-    if is_address(path) or not Path(path).is_dir():
-        return None
     where = Path(path)
+    if is_address(path) or not where.is_dir():
+        return None
     splits: dict[str, str] = {}
     for name in class_folders(where):
-        split = SPLIT_FOLDERS.get(name.lower())
+        split = SPLIT_NAMES.get(name.lower())
         if split is not None and class_folders(where / name):
             if split in splits:
                 raise UsageError(f"{where} has two folders for {split}: {Path(splits[split]).name} and {name}")
@@ -148,6 +141,8 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
             split: splits[split] for split in ("train", "val", "test") if split in splits and options.wants(split)
         }
         return FolderSource(where=path, splits=wanted)
+    if has_packed(where):
+        return None
     if has_images(where):
         if any(class_folders(where)):
             return None
@@ -166,6 +161,14 @@ def class_folders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         raise UsageError(f"{folder} cannot be read: {error.strerror}") from error
+
+
+def has_packed(folder: Path) -> bool:
+    """Whether tars or Parquet files lie there, as hubs have them: then images beside them are no dataset."""
+    folders = [folder, *(folder / name for name in class_folders(folder) if name.lower() in (*SPLIT_NAMES, "data"))]
+    return any(
+        entry.name.endswith((".tar", ".parquet", ".tar.gz", ".tgz")) for one in folders for entry in os.scandir(one)
+    )
 
 
 def has_images(folder: Path) -> bool:

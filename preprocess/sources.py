@@ -26,9 +26,10 @@ import numpy.typing as npt
 
 from feedline.pipeline.errors import FeedlineError, UsageError
 from feedline.pipeline.shards import safe_key
+from feedline.preprocess.places import is_pattern
 from feedline.preprocess.plan import Columns
 
-KINDS = ("torchvision", "ilsvrc", "parquet", "shards", "folder")
+KINDS = ("torchvision", "ilsvrc", "folder", "parquet", "shards")
 """Modules `feedline.preprocess.source_*`, asked in this order."""
 IMAGE_EXTENSIONS = frozenset({".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 """Which files are taken for images; what they really are is found from their bytes."""
@@ -91,7 +92,9 @@ class Part:
     troubles: dict[int, str] = field(default_factory=dict[int, str])
     """Row -> why it cannot be used whatever its bytes are."""
     said_labels: list[str] | None = None
-    """Labels in words, where the source has words."""
+    """Labels as the source writes them, where only `finish` can number them; "" is none."""
+    passed_over: dict[str, int] = field(default_factory=dict[str, int])
+    """What was there and is no sample: what, how many."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -141,7 +144,7 @@ def open_source(path: str, **options: Any) -> Source:
     """
     said = parse_options(options)
     path = path.removeprefix("file://")
-    if not is_address(path):
+    if not is_address(path) and not is_pattern(path):
         check_exists(path)
     for kind in KINDS if said.kind is None else (said.kind,):
         source = import_module(f"feedline.preprocess.source_{kind}").recognise(path, said)
@@ -179,6 +182,14 @@ def check_exists(path: str) -> None:
 
 
 # --- putting parts together ---------------------------------------------------------------------------
+
+
+def notes_of(parts: Sequence[Part]) -> list[str]:
+    counts: dict[str, int] = {}
+    for part in parts:
+        for what, count in part.passed_over.items():
+            counts[what] = counts.get(what, 0) + count
+    return [f"passed over: {count} {what}" for what, count in sorted(counts.items())]
 
 
 def joined(parts: Sequence[Part], labels: Sequence[npt.NDArray[np.int32]] | None = None) -> Columns:

@@ -12,10 +12,10 @@ import shutil
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from feedline.pipeline.errors import FeedlineError, UsageError
-from feedline.pipeline.shards import BLOCK_BYTES, RECORD_BYTES, member_header, padding_bytes
+from feedline.preprocess.plain_tar import tar_file
 from feedline.preprocess.synth_devkit import devkit_bytes
 from feedline.preprocess.synth_plan import SynthConfig, SynthPlan
 from feedline.preprocess.synth_worker import pictures
@@ -159,40 +159,3 @@ class Writing:
         folder = self._folder / split / self._plan.synsets[label].wnid
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(self._next())
-
-
-class TarFile:
-    """Writes a tar, also tars inside it whose size is known only afterwards."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def add(self, name: str, data: bytes) -> None:
-        self._file.write(member_header(name, len(data)))
-        self._file.write(data)
-        self._file.write(bytes(padding_bytes(len(data))))
-
-    @contextmanager
-    def inner(self, name: str) -> Generator[None]:
-        header_at = self._file.tell()
-        self._file.write(member_header(name, 0))
-        start = self._file.tell()
-        yield
-        self.end(start)
-        end = self._file.tell()
-        self._file.seek(header_at)
-        self._file.write(member_header(name, end - start))
-        self._file.seek(end)
-
-    def end(self, start: int) -> None:
-        marks = 2 * BLOCK_BYTES
-        length = self._file.tell() - start + marks
-        self._file.write(bytes(marks + padding_bytes(length, RECORD_BYTES)))
-
-
-@contextmanager
-def tar_file(path: Path) -> Generator[TarFile]:
-    with path.open("wb", buffering=1 << 20) as file:
-        tar = TarFile(file)
-        yield tar
-        tar.end(0)

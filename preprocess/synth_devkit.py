@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from feedline.pipeline.shards import BLOCK_BYTES, RECORD_BYTES, member_header, padding_bytes
+from feedline.preprocess.plain_tar import TarWriter
 from feedline.preprocess.synth_plan import Synset, SynthPlan, identifiers_by_name
 
 FOLDER = "ILSVRC2012_devkit_t12"
@@ -36,10 +36,10 @@ def devkit_bytes(plan: SynthPlan) -> bytes:
         f"{FOLDER}/data/ILSVRC2012_validation_ground_truth.txt": truth.encode(),
     }
     packed = io.BytesIO()
+    tar = TarWriter(packed)
     for name, data in members.items():
-        packed.write(member_header(name, len(data)) + data + bytes(padding_bytes(len(data))))
-    end = 2 * BLOCK_BYTES
-    packed.write(bytes(end + padding_bytes(packed.tell() + end, RECORD_BYTES)))
+        tar.add(name, data)
+    tar.end(0)
     return gzip.compress(packed.getvalue(), mtime=0)
 
 
