@@ -186,18 +186,20 @@ def spark_context(config: PrepareConfig) -> Generator[Any]:
 
         yield SparkContext._active_spark_context
         return
-    under_submit = "PYSPARK_GATEWAY_PORT" in os.environ
-    if not under_submit:
-        check_java()
     with scratch_folder("spark") as scratch, quiet_py4j():
-        master = config.master or (None if under_submit else "local[*]")
+        master = config.master or (None if under_submit() else "local[*]")
         conf = settings(master, scratch, config.spark)
         with environment(master), output_to(scratch / "jvm.log"):
             context = start(conf)
         try:
             yield context
         finally:
-            stop(context, keep_jvm=under_submit)
+            stop(context, keep_jvm=under_submit())
+
+
+def under_submit() -> bool:
+    """Whether spark-submit started us: then there is a JVM, and master and settings are the user's."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def has_context() -> bool:
@@ -229,16 +231,15 @@ def settings(master: str | None, scratch: Path, extra: Mapping[str, str]) -> dic
     log_settings = scratch / "log4j2.properties"
     log_settings.write_text(QUIET_LOG.format(log=scratch / "spark.log"))
     java = f"-Dlog4j2.configurationFile=file:{log_settings} -Djava.io.tmpdir={scratch} -XX:-UsePerfData"
-    conf = {
-        "spark.app.name": "feedline prepare",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.task.maxFailures": str(TASK_ATTEMPTS),
-        "spark.python.worker.reuse": "true",
-        "spark.driver.extraJavaOptions": java,
-    }
+    conf = {"spark.app.name": "feedline prepare", "spark.ui.showConsoleProgress": "false"}
     for name, value in ONE_THREAD.items():
         conf[f"spark.executorEnv.{name}"] = value
+    if not under_submit():  # there, these are the user's
+        conf |= {
+            "spark.ui.enabled": "false",
+            "spark.task.maxFailures": str(TASK_ATTEMPTS),
+            "spark.driver.extraJavaOptions": java,
+        }
     if master is not None:
         conf["spark.master"] = with_retries(master)
         if is_local(master):

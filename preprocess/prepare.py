@@ -5,7 +5,6 @@ folder either is a whole dataset or none.
 """
 
 import json
-import os
 import shutil
 import time
 import uuid
@@ -20,7 +19,7 @@ from feedline.pipeline.shards import Manifest
 from feedline.preprocess import claim, commit, report
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.gather import gather
-from feedline.preprocess.job import Ran, check_java, has_context, run_on_spark
+from feedline.preprocess.job import Ran, check_java, has_context, run_on_spark, under_submit
 from feedline.preprocess.plan import Plan, SplitPlan, make_plan
 from feedline.preprocess.receipts import Receipt
 from feedline.preprocess.resize import fingerprint
@@ -292,7 +291,7 @@ def too_many_bad(bad: int, samples: int, config: PrepareConfig) -> TooManyBad:
 
 def check_java_if_needed() -> None:
     """Before any long work; not under spark-submit, nor with a running context, which have a Java already."""
-    if "PYSPARK_GATEWAY_PORT" not in os.environ and not has_context():
+    if not under_submit() and not has_context():
         check_java()
 
 

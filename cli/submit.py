@@ -1,0 +1,13 @@
+"""For spark-submit, which wants a file: `spark-submit --master … cli/submit.py prepare SOURCE OUT`.
+
+The same job as `feedline prepare`, with Spark's settings from spark-submit.
+"""
+
+import sys
+
+if __name__ == "__main__":
+    # A script's own folder comes first on the path, and this one has files named like standard modules.
+    del sys.path[0]
+    from feedline.cli.main import run
+
+    run()
