@@ -49,6 +49,7 @@ def test_raw_shards_give_arrays(make_split: MakeSplit) -> None:
     assert image_HWC.flags.writeable
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_stock_shards_stream_every_sample_once_over_workers_and_ranks(
     split: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
