@@ -1,0 +1,53 @@
+"""FFCV on its own format; `mode` in the spec: jpg (quality 90) or raw pixels. Threads, page cache, random order."""
+
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ffcv.fields import IntField, RGBImageField
+from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
+from ffcv.loader import Loader, OrderOption
+from ffcv.transforms import RandomHorizontalFlip, ToTensor
+from ffcv.writer import DatasetWriter
+from peer_protocol import Spec, image_files, serve
+from PIL import Image
+
+loaders: list[Any] = []
+
+
+class Pictures:
+    def __init__(self, spec: Spec) -> None:
+        self.files = image_files(spec)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        path, label = self.files[number]
+        return Image.open(path).convert("RGB"), label
+
+
+def prepare(spec: Spec) -> None:
+    fields = {"image": RGBImageField(write_mode=spec["mode"], jpeg_quality=90), "label": IntField()}
+    DatasetWriter(str(Path(spec["work"]) / "data.beton"), fields, num_workers=2).from_indexed_dataset(Pictures(spec))
+
+
+def batches(spec: Spec) -> Any:
+    if not loaders:
+        px = spec["px"]
+        pipelines = {
+            "image": [RandomResizedCropRGBImageDecoder((px, px)), RandomHorizontalFlip(), ToTensor()],
+            "label": [IntDecoder(), ToTensor()],
+        }
+        loaders.append(
+            Loader(str(Path(spec["work"]) / "data.beton"), batch_size=spec["batch_size"], num_workers=spec["workers"],
+                   order=OrderOption.RANDOM, os_cache=True, drop_last=True, pipelines=pipelines)
+        )  # fmt: skip
+    return (images for images, _ in loaders[0])
+
+
+if __name__ == "__main__":
+    np.random.seed(0)
+    serve(batches, prepare)

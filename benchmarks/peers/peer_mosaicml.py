@@ -1,0 +1,45 @@
+"""MosaicML Streaming on its own MDS shards of JPEG bytes; PIL transforms in DataLoader workers."""
+
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false
+from pathlib import Path
+from typing import Any
+
+from peer_protocol import Spec, image_files, serve
+from streaming import MDSWriter, StreamingDataset
+from torch.utils.data import DataLoader
+from torchvision import transforms
+
+loaders: list[Any] = []
+
+
+def prepare(spec: Spec) -> None:
+    with MDSWriter(out=str(Path(spec["work"]) / "mds"), columns={"image": "jpeg", "label": "int"}) as writer:
+        for path, label in image_files(spec):
+            from PIL import Image
+
+            writer.write({"image": Image.open(path), "label": label})
+
+
+class Pictures(StreamingDataset):
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(local=str(Path(spec["work"]) / "mds"), shuffle=True, batch_size=spec["batch_size"])
+        self.steps = transforms.Compose(
+            [transforms.RandomResizedCrop(spec["px"]), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.steps(super().__getitem__(index)["image"].convert("RGB"))
+
+
+def batches(spec: Spec) -> Any:
+    if not loaders:
+        loaders.append(
+            DataLoader(Pictures(spec), spec["batch_size"], num_workers=spec["workers"], drop_last=True,
+                       persistent_workers=spec["workers"] > 0)
+        )  # fmt: skip
+    return iter(loaders[0])
+
+
+if __name__ == "__main__":
+    serve(batches, prepare)
