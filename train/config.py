@@ -73,7 +73,7 @@ class TrainConfig:
     threads: int | None = None
     """CPU threads of this rank's model; default: the cores, shared by the ranks of this host."""
     deterministic: bool = False
-    """Refuse operations that are not reproducible bit by bit."""
+    """Refuse operations that are not reproducible bit by bit (on CUDA: warn about them)."""
     timeout_s: float = 300.0
     """How long ranks wait for each other before they give up."""
 

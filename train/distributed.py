@@ -73,6 +73,7 @@ def joined(config: TrainConfig) -> Generator[World]:
     """
     device = pick_device(config.device)
     set_threads(config)
+    torch.use_deterministic_algorithms(config.deterministic, warn_only=device.type == "cuda")
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield World(rank=0, world_size=1, local_rank=0, local_world_size=1, device=device)
         return

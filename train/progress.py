@@ -53,17 +53,19 @@ class LossSum:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._sum_2 = torch.zeros(2, dtype=torch.float64, device=world.device)
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
+        self._samples = torch.zeros((), dtype=torch.int64, device=world.device)
 
     def add(self, loss_sum: Tensor, labels_N: Tensor) -> None:
         """`loss_sum` over the samples whose label is not −1."""
-        self._sum_2[0] += loss_sum.detach()
-        self._sum_2[1] += (labels_N >= 0).sum()
+        self._loss_sum += loss_sum.detach()
+        self._samples += (labels_N >= 0).sum()
 
     def collect(self, progress: Progress) -> None:
         """Moves what has been added up so far, on all ranks, to `progress`. Every rank must call it."""
-        loss_sum, samples = self._world.sum(self._sum_2).tolist()
-        self._sum_2.zero_()
+        loss_sum, samples = self._world.sum(torch.stack([self._loss_sum, self._samples.double()])).tolist()
+        self._loss_sum.zero_()
+        self._samples.zero_()
         progress.loss_sum += loss_sum
         progress.loss_samples += int(samples)
         progress.trained_samples += int(samples)
