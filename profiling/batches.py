@@ -1,24 +1,35 @@
 """What a batch looks like from outside, whatever its structure: sample count, bytes, types. Imports no torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 DEPTH = 6  # of nesting looked into
-WIDTH = 64  # members of one container looked at
+NODES = 128  # members looked at in all: a batch may hold lists of a million floats
 
 
-def tensors(batch: Any, depth: int = DEPTH) -> Iterator[Any]:
-    """Every tensor or array in a batch, in order: anything with a shape, a dtype and a length."""
-    if hasattr(batch, "shape") and hasattr(batch, "dtype"):
-        yield batch
-    elif depth and isinstance(batch, Mapping):
-        for _, value in zip(range(WIDTH), batch.values(), strict=False):
-            yield from tensors(value, depth - 1)
-    elif depth and isinstance(batch, list | tuple):
-        for value in batch[:WIDTH]:
-            yield from tensors(value, depth - 1)
-    elif depth and hasattr(batch, "__dict__") and hasattr(batch, "__getitem__"):
-        yield from tensors(list(vars(batch).values()), depth - 1)
+def tensors(batch: Any) -> list[Any]:
+    """The tensors and arrays in a batch, in order: anything with a shape and a dtype. Large structures are cut."""
+    found: list[Any] = []
+    pending: list[tuple[Any, int]] = [(batch, DEPTH)]
+    for _ in range(NODES):
+        if not pending:
+            break
+        one, depth = pending.pop()
+        if hasattr(one, "shape") and hasattr(one, "dtype"):
+            found.append(one)
+        elif depth:
+            pending += [(member, depth - 1) for member in reversed(_members(one))]
+    return found
+
+
+def _members(one: Any) -> list[Any]:
+    if isinstance(one, Mapping):
+        return [value for _, value in zip(range(NODES), one.values(), strict=False)]
+    if isinstance(one, list | tuple):
+        return list(one[:NODES])
+    if hasattr(one, "__dict__") and hasattr(one, "__getitem__"):
+        return list(vars(one).values())
+    return []
 
 
 def batch_samples(batch: Any) -> int | None:
@@ -52,7 +63,7 @@ def batch_bytes(batch: Any) -> int:
 
 def describe(batch: Any) -> dict[str, Any]:
     """Keys of `recording.LoaderSeen`: dtypes, shapes, bytes, device, pinned."""
-    found = list(tensors(batch))
+    found = tensors(batch)
     first = found[0] if found else None
     return {
         "batch_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in found][:16],

@@ -31,6 +31,7 @@ STEP_COLUMNS = ("start", "got", "end", "samples", "bytes", "loader", "epoch", "c
                 "pause", "sync", "starved", "trained")  # fmt: skip
 EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
 TRAINER_RATE_HZ = 50.0
+SAY_S = 2.0  # how often the facts are written again; rows are written as they come
 
 
 class Finished(SystemExit):
@@ -120,6 +121,7 @@ class Capture:
         self._stop_at: int | None = None
         self._first_step: float | None = None
         self._thread: int | None = None
+        self._said = float("-inf")
         self._sampler: StackSampler | None = None
         self._main: Tally | None = None
         self._loading: dict[int, Tally] = {}
@@ -350,7 +352,10 @@ class Capture:
             self.journal.append(f"main-{self.pid}", [self._main.take()])
         for loader, tally in self._loading.items():
             self.journal.append(f"loading-{self.pid}-{loader}", [tally.take()])
-        self.journal.write(f"trainer-{self.pid}", self.about())
+        now = time.perf_counter()
+        if not self.active or now - self._said > SAY_S:
+            self._said = now
+            self.journal.write(f"trainer-{self.pid}", self.about())
         if self.line_watch is not None and self.active:
             self.line_watch.dump_sometimes()
 

@@ -5,7 +5,6 @@ inside measured training steps, so that start-up, evaluation and checkpoints are
 """
 
 import sys
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
@@ -15,24 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feedline.profiling.capture import STEP_COLUMNS
+from feedline.profiling.costs import costs, overhead
 from feedline.profiling.host import describe_host
 from feedline.profiling.journal import Journal
 from feedline.profiling.recording import (
     STAGES,
     Compute,
-    Costs,
     LoaderSeen,
-    Overhead,
     Phase,
     Recording,
     Script,
-    Series,
     Step,
     TrainerTime,
     WarmUp,
     WorkerTime,
 )
-from feedline.profiling.tally import COLUMNS
+from feedline.profiling.windows import RowSum, Windows
 
 if TYPE_CHECKING:
     from feedline.profiling.sample import ResourceSampler
@@ -41,8 +38,6 @@ WARM_UP_RULE = (
     "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader and the first batch of "
     "every later pass, at most a quarter of the pass"
 )
-MAIN_PARTS = ("python", "unpickle", "logging", "pin", "other")
-TOP_FUNCTIONS = 12
 
 
 def merge(
@@ -86,10 +81,10 @@ def merge(
         gpus=sampler.gpus if sampler else [],
         gpu_note=sampler.gpu_note if sampler else "no GPU numbers: resources were not sampled",
         sample_paths=_paths(journal, trainers),
-        overhead=_overhead(journal, trainers, sampler, seconds),
+        overhead=overhead(journal, trainers, sampler, seconds),
         notes=_notes(journal, trainers, steps, loaders),
     )
-    return replace(recording, costs=_costs(recording))
+    return replace(recording, costs=costs(recording))
 
 
 def _feedline_version() -> str:
@@ -203,67 +198,7 @@ def warm_up_steps(loader: dict[str, Any], epoch: int, batches: int) -> int:
     return min(wanted, max(1, batches // 4))
 
 
-class Windows:
-    """The measured training time of one rank: where workers' and trainers' rows count."""
-
-    def __init__(self, steps: Iterable[Step]) -> None:
-        self._spans: list[tuple[float, float]] = []
-        for step in steps:
-            paused = step.pause_s > 0.1 * step.duration_s
-            if step.phase != "train" or step.warm_up or paused:
-                continue
-            start, end = step.start_s, step.start_s + step.duration_s
-            if self._spans and start - self._spans[-1][1] < 1e-3:
-                self._spans[-1] = (self._spans[-1][0], end)
-            else:
-                self._spans.append((start, end))
-        self._starts = [start for start, _ in self._spans]
-
-    @property
-    def seconds(self) -> float:
-        return sum(end - start for start, end in self._spans)
-
-    def share(self, start: float, end: float) -> float:
-        """Of [start, end]; 1 when nothing was measured, so that a very short run still says something."""
-        if not self._spans:
-            return 1.0
-        covered = 0.0
-        for first, last in self._spans[max(0, bisect_right(self._starts, start) - 1) :]:
-            if first >= end:
-                break
-            covered += max(0.0, min(end, last) - max(start, first))
-        return covered / (end - start) if end > start else 0.0
-
-
 # --- workers and trainers -----------------------------------------------------------------------------
-
-
-class _Sum:
-    """Rows of `tally.COLUMNS`, weighted."""
-
-    def __init__(self, rows: list[list[Any]], windows: Windows, origin: float) -> None:
-        self.sums: dict[str, dict[str, float]] = {
-            name: defaultdict(float) for name in ("stages", "stages_cpu", "transforms", "functions")
-        }
-        self.numbers: dict[str, float] = defaultdict(float)
-        for values in rows:
-            row: dict[str, Any] = dict(zip(COLUMNS, values, strict=False))
-            share = windows.share(row["t0"] - origin, row["t1"] - origin)
-            if share <= 0:
-                continue
-            for name, into in self.sums.items():
-                for key, value in row[name].items():
-                    into[key] += share * value
-            for name in ("batches", "samples", "cpu_s", "ticks"):
-                self.numbers[name] += share * row[name]
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.sums["stages"].values())
-
-    def top_functions(self) -> dict[str, float]:
-        ranked = sorted(self.sums["functions"].items(), key=lambda item: -item[1])
-        return dict(ranked[:TOP_FUNCTIONS])
 
 
 def _workers(
@@ -285,7 +220,7 @@ def _worker(
     journal: Journal, said: dict[str, Any], phases: Phases, windows: dict[int, Windows], origin: float
 ) -> WorkerTime:
     rank = said.get("rank", 0)
-    total = _Sum(journal.rows(f"worker-{said['pid']}"), windows.get(rank, Windows(())), origin)
+    total = RowSum(journal.rows(f"worker-{said['pid']}"), windows.get(rank, Windows(())), origin)
     return replace(
         _worker_time(total, phase=_loader_phase(phases, said["loader"])),
         worker=said["worker"],
@@ -304,14 +239,14 @@ def _in_trainer(
         rows = journal.rows(f"loading-{said['pid']}-{about['id']}")
         if not rows:
             continue
-        total = _Sum(rows, windows, origin)
+        total = RowSum(rows, windows, origin)
         total.numbers["cpu_s"] = sum(total.sums["stages_cpu"].values())  # the process's other time is not loading
         one = _worker_time(total, phase=_loader_phase(phases, about["id"]))
         found.append(replace(one, rank=said["rank"], loader=about["id"], pid=said["pid"], in_trainer=True))
     return found
 
 
-def _worker_time(total: _Sum, *, phase: Phase) -> WorkerTime:
+def _worker_time(total: RowSum, *, phase: Phase) -> WorkerTime:
     stages = dict.fromkeys(map(str, STAGES), 0.0) | total.sums["stages"]
     return WorkerTime(
         worker=0,
@@ -329,7 +264,7 @@ def _worker_time(total: _Sum, *, phase: Phase) -> WorkerTime:
 
 
 def _trainer_time(journal: Journal, said: dict[str, Any], windows: Windows, origin: float) -> TrainerTime:
-    total = _Sum(journal.rows(f"main-{said['pid']}"), windows, origin)
+    total = RowSum(journal.rows(f"main-{said['pid']}"), windows, origin)
     return TrainerTime(
         rank=said["rank"],
         pid=said["pid"],
@@ -342,76 +277,7 @@ def _trainer_time(journal: Journal, said: dict[str, Any], windows: Windows, orig
     )
 
 
-# --- costs, overhead, notes ---------------------------------------------------------------------------
-
-
-def _costs(recording: Recording) -> Costs:
-    """Per training sample over all ranks."""
-    loader = recording.train_loader
-    measured = [one for one in recording.measured() if loader is None or one.loader == loader.id]
-    samples = sum(step.samples for step in measured)
-    if not samples:
-        return Costs()
-    workers = [one for one in recording.workers if loader is not None and one.loader == loader.id]
-    loading_cpu_s = sum(one.cpu_s or 0.0 for one in workers if one.in_trainer)
-    prepared = sum(one.samples for one in workers) or samples
-    trainer_cpu_s = sum(one.cpu_s or 0.0 for one in recording.trainers) - loading_cpu_s
-    main_s = sum(one.parts.get(name, 0.0) for one in recording.trainers for name in MAIN_PARTS)
-    busy_s = sum(one.seconds - one.stages.get("idle", 0.0) for one in workers)
-    scopes = tuple({f"worker:{one.worker}" if not one.in_trainer else "trainer" for one in workers})
-    return Costs(
-        worker_cpu_s=sum(one.cpu_s or 0.0 for one in workers) / prepared if workers else None,
-        worker_wall_s=busy_s / prepared if workers else None,
-        trainer_cpu_s=max(0.0, trainer_cpu_s) / samples,
-        trainer_main_s=main_s / samples,
-        read_bytes=_rate_per_sample(recording, "read_bytes_per_s", scopes, measured, samples),
-        disk_bytes=_rate_per_sample(recording, "disk_read_bytes_per_s", scopes, measured, samples),
-        batch_bytes=sum(step.bytes or 0 for step in measured) / samples,
-    )
-
-
-def _rate_per_sample(
-    recording: Recording, name: str, scopes: Sequence[str], measured: list[Step], samples: int
-) -> float | None:
-    """Bytes per sample, from a rate sampled while the measured steps ran."""
-    start, end = measured[0].start_s, measured[-1].start_s + measured[-1].duration_s
-    rates = [
-        _mean(series, start, end) for series in recording.series if series.name == name and series.scope in scopes
-    ]
-    known = [rate for rate in rates if rate is not None]
-    seconds = sum(step.duration_s - step.pause_s for step in measured) / max(1, recording.compute.world_size)
-    return sum(known) * seconds / samples if known else None
-
-
-def _mean(series: Series, start: float, end: float) -> float | None:
-    inside = [
-        value for t, value in zip(series.t_s, series.values, strict=True) if value is not None and start <= t <= end
-    ]
-    return sum(inside) / len(inside) if inside else None
-
-
-def _overhead(
-    journal: Journal, trainers: list[dict[str, Any]], sampler: "ResourceSampler | None", seconds: float
-) -> Overhead:
-    events: dict[str, int] = defaultdict(int)
-    for said in trainers:
-        for name, count in said.get("events", {}).items():
-            events[name] += count
-    hook_s = sum(said.get("hook_s", 0.0) for said in trainers)
-    stacks_s = sum(said.get("sampler_cpu_s", 0.0) for said in trainers)
-    workers = list(journal.all("worker-"))
-    worker_cpu_s = sum(said.get("sampler_cpu_s", 0.0) for said in workers)
-    worker_s = sum(row[1] - row[0] for said in workers for row in journal.rows(f"worker-{said['pid']}"))
-    resources_s = sampler.cpu_s if sampler else 0.0
-    shares = [(hook_s + stacks_s + resources_s) / (seconds * max(1, len(trainers)))] if seconds else []
-    shares += [worker_cpu_s / worker_s] if worker_s else []
-    return Overhead(
-        seconds=seconds,
-        events=dict(events),
-        event_cost_s={"batch": hook_s / events["batch"]} if events.get("batch") else {},
-        sampler_cpu_s={"trainer": stacks_s, "workers": worker_cpu_s, "resources": resources_s},
-        fraction=max(shares) if shares else None,
-    )
+# --- paths and notes ------------------------------------------------------------------------------------
 
 
 def _paths(journal: Journal, trainers: list[dict[str, Any]]) -> list[str]:

@@ -33,6 +33,10 @@ THROTTLE_REASONS = {
 }
 
 
+FROM_ENVIRONMENT = "CUDA_VISIBLE_DEVICES"
+"""Of `visible`: read it from the environment; None is all GPUs, as when the variable is not set."""
+
+
 def load_nvml() -> Any:
     """The module, initialised; raises anything at all where there is no NVML or no GPU."""
     import pynvml
@@ -44,10 +48,10 @@ def load_nvml() -> Any:
 class GpuSampler:
     """The GPUs the script may use. Never raises."""
 
-    def __init__(self, load: Callable[[], Any] = load_nvml, *, visible: str | None = None) -> None:
+    def __init__(self, load: Callable[[], Any] = load_nvml, *, visible: str | None = FROM_ENVIRONMENT) -> None:
         self.note = ""
         self._load = load
-        self._visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+        self._visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible == FROM_ENVIRONMENT else visible
         self._nvml: Any = None
         self._devices: list[_Device] = []
 

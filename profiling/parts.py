@@ -4,12 +4,11 @@ Innermost frame first. Library frames decide by file, a user's own frames by the
 knows passes the question outwards. Standard-library frames are charged to whoever called them.
 """
 
-import linecache
 import re
 from functools import lru_cache
 from types import CodeType, FrameType
 
-from feedline.profiling.stages import Rule, frames, is_library, place_name
+from feedline.profiling.stages import Rule, frames, is_library, place_name, source_line
 
 LIBRARY_RULES: tuple[Rule, ...] = (
     Rule("unpickle", "/torch/multiprocessing/reductions.py"),
@@ -71,7 +70,7 @@ def is_ours(file: str) -> bool:
 def part_of(code: CodeType, line_number: int) -> str | None:
     """The part one frame tells by itself; None when it passes the question on."""
     file = code.co_filename.replace("\\", "/")
-    text = linecache.getline(code.co_filename, line_number)
+    text = source_line(code.co_filename, line_number)
     if is_library(file):
         for rule in LIBRARY_RULES:
             if (

@@ -1,16 +1,16 @@
-"""What a process tree and its machine use, twice a second: CPU, memory, faults, disk, network, pressure, GPUs.
+"""What a process tree and its machine use, sampled: CPU, memory, faults, disk, network, pressure, GPUs.
 
-Read from /proc through psutil and from the cgroup, by a thread of the watching process. Rates are differences between
-two readings over the time between them. What a system does not offer is left out, never 0.
+Once or twice a second, from /proc, psutil and the cgroup, by a thread of the watching process. Rates are differences
+between two readings over the time between them. What a system does not offer is left out, never 0.
 """
 
+import os
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -19,6 +19,9 @@ from feedline.profiling.nvml import GpuSampler
 from feedline.profiling.recording import Gpu, Series
 
 PERIOD_S = 0.5
+SHORT_LOOKS = 40  # after these the period doubles
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TREE_S = 2.0  # how often new children are looked for; known ones are read every time
 SKIPPED_DISKS = ("loop", "ram", "zram", "dm-", "md")
 
@@ -70,13 +73,15 @@ class ResourceSampler(threading.Thread):
         """`roles` names processes (trainer, worker:0 …) by id; the root is the trainer where it says nothing."""
         super().__init__(name="feedline-resources", daemon=True)
         self.cpu_s = 0.0
+        self.looks = 0
         self.series = SeriesSet(time.perf_counter() if origin is None else origin)
         self._pid = pid
         self._period_s = period_s
         self._roles = roles or dict
         self._gpus = GpuSampler() if gpus is None else gpus
         self._rates = Rates()
-        self._known: dict[int, psutil.Process] = {}
+        self._known: set[int] = set()
+        self._named: dict[int, str] = {}
         self._looked = float("-inf")
         self._stop_asked = threading.Event()
 
@@ -97,39 +102,36 @@ class ResourceSampler(threading.Thread):
         self._gpus.start()
         while not self._stop_asked.wait(self._period_s):
             self.look()
+            self.looks += 1
             self.cpu_s = time.thread_time()
+            if self.looks == SHORT_LOOKS:
+                self._period_s *= 2
         self._gpus.stop()
 
     def look(self) -> None:
         """One reading of everything."""
         now = time.perf_counter()
-        processes = list(self._processes(now))
-        self._read_processes(processes, now)
+        self._read_processes(now)
         self._read_machine(now)
-        self._gpus.look(self.series, now, {pid for pid, _ in processes})
+        self._gpus.look(self.series, now, self._known)
 
     # --- processes ----------------------------------------------------------------------------------------
 
-    def _processes(self, now: float) -> Iterator[tuple[int, psutil.Process]]:
+    def _processes(self, now: float) -> set[int]:
         if now - self._looked > TREE_S or not self._known:
             self._looked = now
-            for pid in tree(self._pid):
-                if pid not in self._known:
-                    try:
-                        self._known[pid] = psutil.Process(pid)
-                    except psutil.Error:
-                        continue
-        yield from list(self._known.items())
+            self._known |= set(tree(self._pid))
+            self._named = self._roles()
+        return self._known
 
-    def _read_processes(self, processes: list[tuple[int, psutil.Process]], now: float) -> None:
-        roles = self._roles()
+    def _read_processes(self, now: float) -> None:
         sums: dict[tuple[str, str, str, str], float] = {}
-        for pid, process in processes:
-            scope = roles.get(pid) or ("trainer" if pid == self._pid else "other")
+        for pid in list(self._processes(now)):
+            scope = self._named.get(pid) or ("trainer" if pid == self._pid else "other")
             try:
-                found = self._read_process(pid, process, now)
-            except (psutil.Error, OSError):
-                self._known.pop(pid, None)
+                found = self._read_process(pid, now)
+            except (OSError, IndexError):
+                self._known.discard(pid)
                 continue
             for (name, unit, source), value in found.items():
                 key = (name, unit, scope, source)
@@ -137,26 +139,23 @@ class ResourceSampler(threading.Thread):
         for (name, unit, scope, source), value in sums.items():
             self.series.add(name, unit, scope, source, now, value)
 
-    def _read_process(self, pid: int, process: psutil.Process, now: float) -> dict[tuple[str, str, str], float]:
-        with process.oneshot():
-            cpu = process.cpu_times()
-            memory = process.memory_info()
-            switches = process.num_ctx_switches()
+    def _read_process(self, pid: int, now: float) -> dict[tuple[str, str, str], float]:
+        """Raises OSError when the process is gone."""
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        status = Path(f"/proc/{pid}/status").read_text()
         counters = {
-            ("cpu_cores", "cores", "/proc/PID/stat"): cpu.user + cpu.system,
-            ("switches_voluntary_per_s", "1/s", "/proc/PID/status"): switches.voluntary,
-            ("switches_forced_per_s", "1/s", "/proc/PID/status"): switches.involuntary,
+            ("cpu_cores", "cores", "/proc/PID/stat"): (int(stat[11]) + int(stat[12])) / TICKS_PER_S,
+            ("major_faults_per_s", "1/s", "/proc/PID/stat"): int(stat[9]),
+            ("switches_voluntary_per_s", "1/s", "/proc/PID/status"): _field(status, "\nvoluntary_ctxt_switches:"),
+            ("switches_forced_per_s", "1/s", "/proc/PID/status"): _field(status, "nonvoluntary_ctxt_switches:"),
         }
-        faults = major_faults(pid)
-        if faults is not None:
-            counters["major_faults_per_s", "1/s", "/proc/PID/stat"] = faults
-        io = _io(process)
-        if io is not None:
-            counters["read_bytes_per_s", "B/s", "/proc/PID/io rchar"] = io[0]
-            counters["disk_read_bytes_per_s", "B/s", "/proc/PID/io read_bytes"] = io[1]
+        io = read_text(f"/proc/{pid}/io")  # another user's process does not tell
+        if io:
+            counters["read_bytes_per_s", "B/s", "/proc/PID/io rchar"] = _field(io, "rchar:")
+            counters["disk_read_bytes_per_s", "B/s", "/proc/PID/io read_bytes"] = _field(io, "read_bytes:")
         rates = {key: self._rates(f"{pid} {key[0]}", now, value) for key, value in counters.items()}
         found = {key: value for key, value in rates.items() if value is not None}
-        found["rss_bytes", "B", "/proc/PID/statm"] = float(memory.rss)
+        found["rss_bytes", "B", "/proc/PID/stat"] = float(int(stat[21]) * PAGE_BYTES)
         return found
 
     # --- the machine --------------------------------------------------------------------------------------
@@ -217,18 +216,9 @@ def _tree_by_psutil(root: int) -> list[int]:
         return []
 
 
-def major_faults(pid: int) -> int | None:
-    text = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return int(text[9]) if len(text) > 9 else None
-
-
-def _io(process: psutil.Process) -> tuple[float, float] | None:
-    """(bytes asked for, bytes that came from a device); another user's process does not tell."""
-    try:
-        counters: Any = process.io_counters()
-    except (psutil.Error, AttributeError, OSError):
-        return None
-    return float(getattr(counters, "read_chars", counters.read_bytes)), float(counters.read_bytes)
+def _field(text: str, name: str) -> int:
+    """The number after a field's name in a /proc file; 0 when it is not there."""
+    return int(text.partition(name)[2].split(maxsplit=1)[0]) if name in text else 0
 
 
 def disk_bytes() -> tuple[float, float] | None:

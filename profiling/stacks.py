@@ -32,6 +32,7 @@ class StackSampler(threading.Thread):
         super().__init__(name="feedline-sampler", daemon=True)
         self.cpu_s = 0.0
         self.looks = 0
+        self.failed = 0
         self._look = look
         self._shortest_s = 1.0 / rate_hz
         self._budget = budget
@@ -47,7 +48,10 @@ class StackSampler(threading.Thread):
         while self._running:
             time.sleep(min(max(self._shortest_s, cost_s / self._budget), LONGEST_S) * draw(0.5, 1.5))
             now = time.perf_counter()
-            self._look(sys._current_frames(), now - last)
+            try:
+                self._look(sys._current_frames(), now - last)
+            except Exception:  # a stack nobody foresaw must not end the watch, nor be heard in the script
+                self.failed += 1
             last = now
             self.looks += 1
             spent_s, self.cpu_s = self.cpu_s, time.thread_time()

@@ -8,7 +8,6 @@ transform that triggers it is not blamed. What no rule knows is `other`, with it
 Cost: one dictionary look-up per frame once a place has been seen.
 """
 
-import linecache
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -44,7 +43,9 @@ LIBRARY_RULES: tuple[Rule, ...] = (
     Rule("read", "/PIL/ImageFile.py", "load", r"read\("),
     Rule("decode", "/PIL/ImageFile.py", "load.*"),
     Rule("read", "/PIL/Image.py", "open|_open_core|preinit|init"),
-    Rule("decode", "/PIL/Image.py", "convert|fromarray|frombuffer|frombytes|new|copy"),
+    Rule(
+        "decode", "/PIL/Image.py", "convert|from(array|buffer|bytes)|_?new|__init__|copy|load|_getdecoder|im"
+    ),
     Rule("read", "/PIL/JpegImagePlugin.py"),
     Rule("read", "/PIL/PngImagePlugin.py"),
     Rule("read", "/PIL/ImageFile.py"),
@@ -109,7 +110,8 @@ USER_LINES: tuple[tuple[str, str], ...] = (
     ("read", r"\bopen\(|\.read(_bytes|_text|into|lines?)?\(|np\.load\(|torch\.load\(|read_file\(|\.get_object|"
              r"requests\.|\.fetch\(|\.download|memmap\("),
     ("collate", r"collate\w*\("),
-    ("transform", r"(?<!def )\b\w*transforms?\w*\(|augment\w*\(|\baug\(|\.resize\(|\.crop\(|\.flip\(|normali[sz]e\("),
+    ("transform", r"(?<!def )\b\w*transforms?\w*\(|augment\w*\(|\baug\(|\.resize\(|\.crop\(|\.flip\(|normali[sz]e\(|"
+                  r"from_numpy\(|np\.(as)?array\(|\.astype\(|\.permute\(|\btorch\.(as_)?tensor\("),
 )  # fmt: skip
 USER_FUNCTIONS: tuple[tuple[str, str], ...] = (
     ("collate", r"collate|to_batch|make_batch"),
@@ -125,7 +127,6 @@ COMPOSERS = (
 )
 """Frames that call one transform after the other: the frame they called is the transform."""
 PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
-CALLERS = r"transforms?\(|\bt\(img\)|transform\("
 
 _USER_LINES = [(stage, re.compile(text)) for stage, text in USER_LINES]
 _USER_FUNCTIONS = [(stage, re.compile(text)) for stage, text in USER_FUNCTIONS]
@@ -152,11 +153,27 @@ def frames(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+@lru_cache(maxsize=1024)
+def _source(file: str) -> list[str]:
+    # Not linecache: other threads use it meanwhile, and libraries put their own entries there.
+    try:
+        with open(file, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123  cheap: inside the script
+            return lines.readlines()
+    except OSError:
+        return []
+
+
+def source_line(file: str, number: int) -> str:
+    """Empty where there is no source."""
+    lines = _source(file)
+    return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
 @lru_cache(maxsize=16384)
 def stage_of(code: CodeType, line_number: int) -> str | None:
     """The stage of one frame by itself; None when no rule knows it."""
     file, function = code.co_filename.replace("\\", "/"), code.co_name
-    text = linecache.getline(code.co_filename, line_number)
+    text = source_line(code.co_filename, line_number)
     if is_library(file):
         for rule in LIBRARY_RULES:
             if (
@@ -185,11 +202,14 @@ def is_library(file: str) -> bool:
 def classify(frame: FrameType | None) -> Place:
     """The stage of a whole stack, given its innermost frame."""
     own: FrameType | None = None
+    inner: FrameType | None = None
     for one in frames(frame):
         stage = stage_of(one.f_code, one.f_lineno)
         if stage is not None:
-            name = transform_name(one) if stage == "transform" else None
+            name = transform_name(one, inner) if stage == "transform" else None
             return Place(stage, place_name(one.f_code), name)
+        if not _is_plumbing(one.f_code.co_filename):
+            inner = one
         if own is None and not is_library(one.f_code.co_filename):
             own = one
     where = own or frame
@@ -200,18 +220,26 @@ def place_name(code: CodeType) -> str:
     return f"{code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{code.co_name}"
 
 
-def transform_name(frame: FrameType) -> str:
-    """The transform this frame works for: what a Compose called, else the outermost transform frame around it."""
-    inner, named = None, frame
+def transform_name(frame: FrameType, called: FrameType | None) -> str:
+    """Which transform a frame of stage transform works for: what a Compose called; else, in the user's own code, what
+    the frame called; else the outermost transform frame around it."""
+    inner, named = called, frame
+    if not is_library(frame.f_code.co_filename) and not _composes(frame.f_code):
+        return display_name(called or frame)
     for one in frames(frame):
         if _composes(one.f_code):
-            return display_name(inner) if inner else display_name(one)
-        if any(part in one.f_code.co_filename for part in PLUMBING):
+            return display_name(inner or one)
+        if _is_plumbing(one.f_code.co_filename):
             continue
-        if stage_of(one.f_code, one.f_lineno) == "transform":
+        if stage_of(one.f_code, one.f_lineno) == "transform" and is_library(one.f_code.co_filename):
             named = one
         inner = one
     return display_name(named)
+
+
+@lru_cache(maxsize=4096)
+def _is_plumbing(file: str) -> bool:
+    return any(part in file for part in PLUMBING)
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""Sums of a sampler's looks, handed on as rows of half a second, so that a reader can choose which times count."""
+"""Sums of a sampler's looks, handed on as short rows, so that a reader can choose which times count."""
 
 import threading
 import time
@@ -9,6 +9,9 @@ from typing import Any
 from feedline.profiling.stages import Place
 
 ROW_S = 0.5
+LONG_ROW_S = 1.0
+"""A row is written in about a millisecond; after `SHORT_ROWS` the picture is fine enough without so many."""
+SHORT_ROWS = 30
 COLUMNS = ("t0", "t1", "stages", "stages_cpu", "transforms", "functions", "batches", "samples", "cpu_s", "ticks")
 
 
@@ -18,6 +21,7 @@ class Tally:
     def __init__(self, thread_id: int | None = None) -> None:
         self.batches = 0
         self.samples = 0
+        self._rows = 0
         self._clock = _thread_clock(thread_id)
         self._thread_cpu_s = self._thread_cpu()
         self._process_cpu_s = time.process_time()
@@ -48,7 +52,7 @@ class Tally:
 
     @property
     def due(self) -> bool:
-        return time.perf_counter() - self.started > ROW_S
+        return time.perf_counter() - self.started > (ROW_S if self._rows < SHORT_ROWS else LONG_ROW_S)
 
     def take(self) -> list[Any]:
         """The row since the last one, by `COLUMNS`."""
@@ -66,6 +70,7 @@ class Tally:
             self._ticks,
         ]
         self._process_cpu_s = cpu_s
+        self._rows += 1
         self._open()
         return row
 
@@ -85,19 +90,37 @@ def _rounded(sums: dict[str, float]) -> dict[str, float]:
     return {key: round(value, 6) for key, value in sums.items()}
 
 
-def busy_feeder(frames: dict[int, FrameType]) -> bool:
-    """Whether the queue's feeder thread of this worker is serialising a batch right now."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("QueueFeederThread") and thread.ident in frames:
-            return _serialises(frames[thread.ident])
-    return False
+class Feeder:
+    """The thread of this worker's queue that serialises batches and hands them over.
+
+    It works when it is past its wait for a batch and uses the CPU; blocked on a full pipe, it waits for the trainer.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._clock: int | None = None
+        self._cpu_s = 0.0
+
+    def works(self, frames: dict[int, FrameType], seconds: float) -> bool:
+        """Whether it has mostly been serialising during the last `seconds`."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = next((one for one in threading.enumerate() if one.name.startswith("QueueFeeder")), None)
+            if self._thread is None:
+                return False
+            self._clock = _thread_clock(self._thread.ident)
+        cpu_s = time.clock_gettime(self._clock) if self._clock is not None else self._cpu_s + seconds
+        used_s, self._cpu_s = cpu_s - self._cpu_s, cpu_s
+        frame = frames.get(self._thread.ident or 0)
+        return frame is not None and _serialises(frame) and used_s > 0.25 * seconds
 
 
 def _serialises(frame: FrameType) -> bool:
-    while frame.f_back is not None:
-        if frame.f_code.co_name == "wait" and frame.f_code.co_filename.endswith("threading.py"):
-            return False
-        if frame.f_code.co_name == "_feed":
+    """Not waiting for something to do."""
+    one: FrameType | None = frame
+    while one is not None:
+        if one.f_code.co_name == "_feed":
             return True
-        frame = frame.f_back
+        if one.f_code.co_name == "wait" and one.f_code.co_filename.endswith("threading.py"):
+            return False
+        one = one.f_back
     return False

@@ -19,8 +19,9 @@ from feedline.profiling.journal import Journal
 from feedline.profiling.paths import PathCollector
 from feedline.profiling.stacks import StackSampler, fair_switching
 from feedline.profiling.stages import Place, classify
-from feedline.profiling.tally import Tally, busy_feeder
+from feedline.profiling.tally import Feeder, Tally
 
+SAY_S = 3.0
 WORKER_ID = 10  # position of worker_id among the arguments of torch's _worker_loop, since 1.2
 
 
@@ -86,6 +87,7 @@ class WorkerWatch:
     def __init__(self, journal: Journal, *, worker: int, loader: int, rank: int) -> None:
         fair_switching()
         self.tally = Tally()
+        self._feeder = Feeder()
         self._journal = journal
         self._name = f"worker-{os.getpid()}"
         self._main = threading.main_thread().ident or 0
@@ -101,12 +103,14 @@ class WorkerWatch:
 
     def _look(self, frames: dict[int, FrameType], seconds: float) -> None:
         place = classify(frames.get(self._main))
-        if place.stage == "idle" and busy_feeder(frames):
+        feeding = self._feeder.works(frames, seconds)
+        if place.stage == "idle" and feeding:
             place = Place("send", "queues.py:_feed")
         self.tally.add(place, seconds)
         if self.tally.due:
             self._journal.append(self._name, [self.tally.take()])
-            self._say(ended=False)
+            if time.perf_counter() - self._said > SAY_S:
+                self._say(ended=False)
 
     def _leave(self) -> None:
         self._sampler.stop()
@@ -114,5 +118,6 @@ class WorkerWatch:
         self._say(ended=True)
 
     def _say(self, *, ended: bool) -> None:
+        self._said = time.perf_counter()
         said = {"ended": ended, "sampler_cpu_s": self._sampler.cpu_s, "looks": self._sampler.looks}
         self._journal.write(self._name, {**self._about, **said, "paths": self._paths.found})

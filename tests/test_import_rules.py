@@ -19,7 +19,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 }
 ONE_HOME = {
     "pyspark": {"preprocess/job.py"},
-    "pynvml": {"profiling/sample.py"},
+    "pynvml": {"profiling/nvml.py"},
     "line_profiler": {"profiling/lines.py"},
 }
 TORCH_FREE = ("preprocess", "pipeline/shards.py", "pipeline/jpeg.py", "pipeline/worker.py", "pipeline/augment.py",

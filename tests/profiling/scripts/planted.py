@@ -1,0 +1,134 @@
+"""One small image-training script with one planted cost, as `PLANT` on the command line:
+
+decode, read, collate, slow_worker, serialise, compute, main_thread, transform, none
+"""
+
+import argparse
+import io
+import json
+import time
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data.dataloader import default_collate
+
+
+def spin(seconds):
+    """Use a core for that long."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+class Jitter:
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __call__(self, image):
+        spin(self.seconds)
+        return image
+
+
+class Pictures(Dataset):
+    def __init__(self, plant, samples, cost, folder):
+        self.plant, self.samples, self.cost, self.folder = plant, samples, cost, folder
+        self.boxes = [[i / 7 for i in range(8000)] for _ in range(12)]
+        self.transform = Jitter(cost if plant == "transform" else 0.0)
+
+    def __len__(self):
+        return self.samples
+
+    def read_bytes(self, index):
+        with open(f"{self.folder}/{index % 8}.jpg", "rb") as file:
+            data = file.read()
+        if self.plant == "read":
+            time.sleep(self.cost)
+        return data
+
+    def decode(self, data):
+        image = Image.open(data).convert("RGB")
+        if self.plant == "decode":
+            spin(self.cost)
+        return image
+
+    def __getitem__(self, index):
+        data = self.read_bytes(index)
+        image = self.decode(io.BytesIO(data))
+        image = self.transform(image)
+        if self.plant == "slow_worker" and get_worker_info() is not None and get_worker_info().id == 0:
+            image = self.resize_twice(image)
+        array = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255).permute(2, 0, 1)
+        if self.plant == "serialise":
+            return array, index % 10, [row[:] for row in self.boxes]
+        return array, index % 10
+
+    def resize_twice(self, image):
+        spin(self.cost)
+        return image
+
+
+def slow_collate(samples):
+    spin(slow_collate.cost * len(samples))
+    return default_collate(samples)
+
+
+def keep_lists(samples):
+    images, labels, extra = zip(*samples)
+    return torch.stack(images), torch.tensor(labels), list(extra)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("plant")
+    parser.add_argument("folder")
+    parser.add_argument("--cost-ms", type=float, default=3.0)
+    parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--start-method", default=None)
+    args = parser.parse_args()
+    cost = args.cost_ms / 1e3
+    torch.set_num_threads(1)
+    dataset = Pictures(args.plant, args.samples, cost, args.folder)
+    slow_collate.cost = cost
+    collate = {"collate": slow_collate, "serialise": keep_lists}.get(args.plant)
+    loader = DataLoader(
+        dataset,
+        batch_size=args.batch_size,
+        num_workers=args.workers,
+        collate_fn=collate,
+        multiprocessing_context=args.start_method,
+    )
+    width = 96 if args.plant == "compute" else 4
+    model = nn.Sequential(
+        nn.Conv2d(3, width, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    criterion = nn.CrossEntropyLoss()
+    history = []
+    for batch in loader:
+        images, labels = batch[0], batch[1]
+        optimizer.zero_grad()
+        if args.plant == "compute":
+            for _ in range(4):
+                criterion(model(images), labels).backward()
+        loss = criterion(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        if args.plant == "main_thread":
+            history = summarise(history, float(loss), cost * len(images))
+
+
+def summarise(history, loss, seconds):
+    """What bookkeeping in the loop looks like."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        history = json.loads(json.dumps([*history, loss]))[-50:]
+    return history
+
+
+if __name__ == "__main__":
+    main()
