@@ -2,10 +2,11 @@
 
 import os
 import sys
+from typing import Any
 
 import typer
 
-from feedline.cli import demo, doctor, ladder, prepare, profile, slurm, synth, train, verify
+from feedline.cli import demo, doctor, ladder, prepare, profile, report, slurm, synth, train, verify
 from feedline.cli.common import stderr
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app.command()(verify.verify)
 app.command()(train.train)
 app.command(context_settings=slurm.CONTEXT)(slurm.slurm)
 app.command(context_settings=profile.CONTEXT)(profile.profile)
+app.command()(report.report)
 app.command()(demo.demo)
 app.command(context_settings=ladder.CONTEXT)(ladder.ladder)
 
@@ -36,13 +38,32 @@ def _global_options(debug: bool = typer.Option(False, "--debug", help="Show trac
 def run() -> None:
     """Errors of ours end as one line and their exit status; anything else is a bug and keeps its traceback."""
     try:
-        app()
-    except KeyboardInterrupt:
+        status = app(standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
         stderr.print("interrupted")
         sys.exit(130)
     except Exception as error:
-        status = getattr(error, "exit_status", None)
-        if status is None or os.environ.get("FEEDLINE_DEBUG"):
-            raise
-        stderr.print(f"feedline: {error}", markup=False, soft_wrap=True)
-        sys.exit(status)
+        sys.exit(explain(error))
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def explain(error: Exception) -> int:
+    """Says in one line what is wrong; returns the exit status. Raises what is not ours, and all with --debug."""
+    if isinstance(error, WrongUse):
+        return explain_usage(error)
+    status = getattr(error, "exit_status", None)
+    if status is None or os.environ.get("FEEDLINE_DEBUG"):
+        raise error
+    stderr.print(f"feedline: {error}", markup=False, soft_wrap=True)
+    return status
+
+
+WrongUse = typer.BadParameter.__mro__[1]  # the usage error of the click that Typer carries; it exports only a child
+
+
+def explain_usage(error: Any) -> int:
+    verb = error.ctx.command_path if error.ctx else "feedline"
+    text = error.format_message().strip()
+    if text:  # none where there were no words at all: Typer has shown the help
+        stderr.print(f"{verb}: {text} (see {verb} --help)", markup=False, soft_wrap=True)
+    return 2

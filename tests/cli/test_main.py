@@ -31,8 +31,12 @@ def test_every_verb_has_help_with_an_example() -> None:
         assert "xample" in done.stdout, f"{verb} --help has no example"
 
 
-def test_an_unknown_verb_is_wrong_use() -> None:
-    assert feedline("prepair").returncode == 2
+@pytest.mark.parametrize("words", [("prepair",), ("verify", "--no-such-option", "x"), ("prepare",)])
+def test_wrong_use_is_one_line_with_the_way_to_the_help(words: tuple[str, ...]) -> None:
+    done = feedline(*words)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "--help" in done.stderr
 
 
 @pytest.mark.parametrize("words", [("verify", "no/such/folder"), ("inspect", "no/such/folder")])
