@@ -25,6 +25,7 @@ from feedline.preprocess.sources import (
     is_image,
     joined,
     name_in_class,
+    notes_of,
 )
 
 CLASSES_PER_TASK = 16
@@ -67,8 +68,9 @@ class FolderTask:
         labels: list[int] = []
         paths: list[str] = []
         lengths: list[int] = []
+        others: list[str] = []
         for folder in self.folders:
-            for name, path, length in sorted(images_under(folder.path, self.max_depth)):
+            for name, path, length in sorted(images_under(folder.path, self.max_depth, others)):
                 names.append(name_in_class(folder.name, name) if folder.name else name)
                 labels.append(folder.label)
                 paths.append(path)
@@ -81,19 +83,29 @@ class FolderTask:
             path_N=np.arange(len(paths), dtype=np.int32),
             offsets_N=np.zeros(len(paths), np.int64),
             lengths_N=np.array(lengths, np.int64),
+            passed_over={"files without an image's extension": len(others)} if others else {},
         )
 
 
-def images_under(folder: str, max_depth: int, beneath: str = "") -> Iterator[tuple[str, str, int]]:
-    """(name relative to the folder, path, size) of every image; hidden files and other files are passed over."""
+def images_under(
+    folder: str, max_depth: int, others: list[str] | None = None, beneath: str = ""
+) -> Iterator[tuple[str, str, int]]:
+    """(name relative to the folder, path, size) of every image; `others` gets the names of other files, hidden apart.
+
+    Linked files are followed, linked folders are not: they may lead back.
+    """
     try:
         for entry in os.scandir(folder):
             name = f"{beneath}{entry.name}"
-            if entry.is_dir() and not entry.name.startswith("."):
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
                 if max_depth > 1:
-                    yield from images_under(entry.path, max_depth - 1, f"{name}/")
+                    yield from images_under(entry.path, max_depth - 1, others, f"{name}/")
             elif is_image(entry.name):
                 yield name, entry.path, entry.stat().st_size
+            elif others is not None:
+                others.append(name)
     except OSError as error:
         raise SourceError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
 
@@ -122,7 +134,11 @@ class FolderSource(Source):
         columns = joined(parts)
         if not len(columns):
             raise SourceError(f"{self.where}: its class folders hold no image")
-        return Found(columns=columns, classes=[class_entry(name) for name in self.classes])
+        held = set(columns.labels_N[columns.splits_N == 0].tolist())
+        empty = [name for label, name in enumerate(self.classes) if label not in held]
+        notes = [f"no {columns.split_names[0]} image: {len(empty)} classes (first: {empty[0]})"] if empty else []
+        classes = [class_entry(name) for name in self.classes]
+        return Found(columns=columns, classes=classes, notes=[*notes, *notes_of(parts)])
 
 
 def recognise(path: str, options: SourceOptions) -> Source | None:

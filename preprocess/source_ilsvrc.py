@@ -35,6 +35,7 @@ from feedline.preprocess.sources import (
     is_image,
     joined,
     name_in_class,
+    notes_of,
 )
 from feedline.preprocess.tar_headers import Member, TarError, local_reader, walk
 
@@ -126,7 +127,7 @@ class IlsvrcSource(Source):
     def finish(self, parts: Sequence[Part]) -> Found:
         self._check_images(parts)
         labels = [self._val_labels(part) if self._wants_truth(part) else part.labels_N for part in parts]
-        return Found(columns=joined(parts, labels), classes=self.classes)
+        return Found(columns=joined(parts, labels), classes=self.classes, notes=notes_of(parts))
 
     # --- classes --------------------------------------------------------------------------------------
 
