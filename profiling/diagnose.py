@@ -141,10 +141,12 @@ def _evidence(recording: Recording, measured: Measured, bound: Bound | None) -> 
     if bound is None or measured.rate is None:
         return ["No loader of a known kind was iterated, so there is nothing to measure a rate by."]
     shares = measured.shares
+    words = (("waiting for the next batch", shares.data), ("copying", shares.copy),
+             ("in its own Python", shares.trainer), ("computing", shares.compute))  # fmt: skip
+    parts = [f"{units.percent(share)} {word}" for word, share in words if share >= 0.005]
+    told = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
     said = [
-        f"Over {measured.steps:,} steps at {units.rate(measured.rate.value)}, the loop spent "
-        f"{units.percent(shares.data)} of its time waiting for the next batch, {units.percent(shares.copy)} copying, "
-        f"{units.percent(shares.trainer)} in its own Python and {units.percent(shares.compute)} computing."
+        f"Over {units.count(measured.steps, 'step')} at {units.rate(measured.rate.value)}, the loop spent {told}."
     ]
     said += _ceiling_evidence(measured)
     said += _worker_evidence(measured, bound)

@@ -12,7 +12,7 @@ out), summed over ranks. Shares of time are of that same time and sum to 1:
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from feedline.profiling.recording import STAGES, LoaderSeen, Recording, Step, WorkerTime
 
@@ -242,7 +242,35 @@ def _spare(workers: Sequence[WorkerTime]) -> bool:
 
 def _training_workers(recording: Recording, loader: LoaderSeen | None) -> list[WorkerTime]:
     mine = [worker for worker in recording.workers if loader is None or worker.loader == loader.id]
-    return [worker for worker in mine if worker.phase == "train"] or mine
+    training = [worker for worker in mine if worker.phase == "train"] or mine
+    groups: dict[tuple[int, int, bool], list[WorkerTime]] = {}
+    for worker in training:
+        groups.setdefault((worker.rank, worker.worker, worker.in_trainer), []).append(worker)
+    return [_merged(group) for _, group in sorted(groups.items())]
+
+
+def _merged(group: Sequence[WorkerTime]) -> WorkerTime:
+    """One worker number over its processes: without persistent_workers every epoch starts new ones."""
+    if len(group) == 1:
+        return group[0]
+    return replace(
+        group[-1],
+        seconds=sum(one.seconds for one in group),
+        cpu_s=_sum_known([one.cpu_s for one in group]),
+        stages=_sums([one.stages for one in group]),
+        stages_cpu_s=_sums([one.stages_cpu_s for one in group]),
+        transforms=_sums([one.transforms for one in group]),
+        functions=_sums([one.functions for one in group]),
+        batches=sum(one.batches for one in group),
+        samples=sum(one.samples for one in group),
+        ticks=sum(one.ticks for one in group),
+        ended="killed" if any(one.ended == "killed" for one in group) else group[-1].ended,
+    )
+
+
+def _sums(tables: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {name: sum(table.get(name, 0.0) for table in tables) for name in names}
 
 
 def _workers_now(loader: LoaderSeen | None, workers: Sequence[WorkerTime]) -> int:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from feedline.profiling.diagnose import Diagnosis
 from feedline.profiling.predict import Prediction
-from feedline.profiling.recording import Gpu, Line, Recording, WorkerTime
+from feedline.profiling.recording import Gpu, Recording, WorkerTime
 from feedline.profiling.render import charts, page, units
 from feedline.profiling.render.charts import Bar, Stack
+from feedline.profiling.render.html_lines import line_tables
 from feedline.profiling.render.html_time import resources, timeline
 from feedline.profiling.render.markup import Markup, join, tag
 from feedline.profiling.versus import Versus
@@ -17,7 +18,6 @@ STAGE_HUES = {
 SHARE_HUES = {"data": "c4", "copy": "c6", "trainer": "c2", "compute": "c3"}
 MOST_REMEDIES = 12
 MOST_WORKERS = 16
-MOST_LINES = 40
 
 
 def report(recording: Recording, diagnosis: Diagnosis) -> Markup:
@@ -190,7 +190,7 @@ def _legs(recording: Recording) -> Markup | None:
     rows: list[Bar] = []
     for leg in recording.legs:
         rates = sorted(leg.samples_per_s)
-        workers = f", {leg.num_workers} workers" if leg.num_workers is not None else ""
+        workers = f", {units.count(leg.num_workers, 'worker')}" if leg.num_workers is not None else ""
         middle = rates[len(rates) // 2] if rates else None
         rows.append(Bar(label=names[leg.name] + workers, value=middle, low=rates[0] if rates else None,
                         high=rates[-1] if rates else None, note=leg.note))  # fmt: skip
@@ -207,51 +207,31 @@ _GPU_FIELDS = (
 def _gpus(gpus: Sequence[Gpu], note: str) -> Markup | None:
     if not gpus:
         return page.section("GPU", page.prose(note)) if note else None
-    rows: list[Sequence[object]] = []
-    for gpu in gpus:
-        name = gpu.name or gpu.uuid
-        rows += [[name, what, units.percent(getattr(gpu, field)), _source(gpu, field)] for what, field in _GPU_FIELDS]
-        memory = f"{units.size(gpu.memory_used_bytes)} of {units.size(gpu.memory_total_bytes)}"
-        rows.append([name, "memory", memory, _source(gpu, "memory_used_bytes")])
-        rows.append([name, "power", units.rate(gpu.power_w, "W"), _source(gpu, "power_w")])
-        if gpu.throttle_reasons:
-            rows.append([name, "throttled by", ", ".join(gpu.throttle_reasons), gpu.source])
     lede = (
         "Means over the training steps. Utilisation only says that some kernel ran: one busy thread gives 100 %. "
         "SM active is the share of time the multiprocessors had work."
     )
-    return page.section("GPU", page.table(["GPU", "", "", "source"], rows, numeric=[2]), lede=note or lede)
+    tables = [
+        page.table(["", "", "source"], _gpu_rows(gpu), numeric=[1], caption=f"{gpu.name or ''} {gpu.uuid}".strip())
+        for gpu in gpus
+    ]
+    return page.section("GPU", *tables, page.prose(note) if note else None, lede=lede)
+
+
+def _gpu_rows(gpu: Gpu) -> list[list[str]]:
+    rows = [[what, units.percent(getattr(gpu, field)), _source(gpu, field)] for what, field in _GPU_FIELDS]
+    memory = units.part_of(gpu.memory_used_bytes, gpu.memory_total_bytes)
+    rows.append(["memory", memory, _source(gpu, "memory_used_bytes")])
+    rows.append(["power", units.rate(gpu.power_w, "W"), _source(gpu, "power_w")])
+    if gpu.throttle_reasons:
+        rows.append(["throttled by", ", ".join(gpu.throttle_reasons), gpu.source])
+    return rows
 
 
 def _source(gpu: Gpu, field: str) -> str:
-    return gpu.unavailable.get(field) or gpu.sources.get(field) or gpu.source
-
-
-def line_tables(lines: Sequence[Line]) -> Markup | None:
-    """One table per function, the function that took most first, its hottest line marked."""
-    groups: dict[tuple[str, str, str], list[Line]] = {}
-    for line in lines:
-        groups.setdefault((line.file, line.function, line.where), []).append(line)
-    if not groups:
-        return None
-    ranked = sorted(groups.items(), key=lambda item: -sum(line.seconds for line in item[1]))
-    tables = [_function_table(name, sorted(body, key=lambda line: line.line)[:MOST_LINES]) for name, body in ranked]
-    return page.section("Line by line", *tables, lede="A second pass with line_profiler; shares are of the function.")
-
-
-def _function_table(name: tuple[str, str, str], body: Sequence[Line]) -> Markup:
-    file, function, where = name
-    rows = [_line_row(line) for line in body]
-    hottest = max(range(len(body)), key=lambda index: body[index].seconds)
-    whole = units.seconds(sum(line.seconds for line in body))
-    who = "" if where == "trainer" else f", {where}"
-    return page.table(["line", "hits", "time", "share", "source"], rows, numeric=[0, 1, 2, 3], emphasised=[hottest],
-                      caption=f"{function} in {file}{who}: {whole}")  # fmt: skip
-
-
-def _line_row(line: Line) -> list[object]:
-    share, seconds = units.percent(line.fraction), units.seconds(line.seconds)
-    return [line.line, f"{line.hits:,}", seconds, share, tag("code", line.source)]
+    if getattr(gpu, field) is None:
+        return gpu.unavailable.get(field, "not available")
+    return gpu.sources.get(field) or gpu.source
 
 
 def _about(recording: Recording, diagnosis: Diagnosis) -> Markup:
@@ -268,6 +248,6 @@ def _about(recording: Recording, diagnosis: Diagnosis) -> Markup:
     }
     if loader is not None:
         facts["loader"] = f"{loader.kind}, num_workers={loader.num_workers}, batch_size={loader.batch_size}"
-    notes = [tag("p", note) for note in diagnosis.notes]
+    notes = tag("ul", *[tag("li", note) for note in diagnosis.notes], class_="notes") if diagnosis.notes else None
     versions = ", ".join(f"{name} {number}" for name, number in (host.get("versions") or {}).items())
-    return page.section("About this recording", page.facts(facts), *notes, page.prose(versions) if versions else None)
+    return page.section("About this recording", page.facts(facts), notes, page.prose(versions) if versions else None)

@@ -99,8 +99,9 @@ def _resource_chart(name: str, group: Sequence[Series], shades: Sequence[Shade])
     ]
     left_out = f"{len(group) - MOST_CURVES} more in the record. " if len(group) > MOST_CURVES else ""
     sources = ", ".join(dict.fromkeys(series.source for series in shown))
-    return plots.lines(curves, title=TITLES.get(name, name.replace("_", " ")), y_unit=unit, shades=shades,
-                       height_px=130, note=f"{left_out}Source: {sources}")  # fmt: skip
+    title, top = TITLES.get(name, name.replace("_", " ")), 100.0 if unit == "%" else None
+    note = f"{left_out}Source: {sources}"
+    return plots.lines(curves, title=title, y_unit=unit, shades=shades, y_max=top, height_px=130, note=note)
 
 
 def _mean(series: Series) -> float:

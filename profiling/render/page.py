@@ -42,8 +42,13 @@ def verdict(words: str, *, evidence: object, tone: str = "main", figures: Sequen
     on as (name, value). `tone`: main, good or bad."""
     cells = [tag("div", tag("dt", name), tag("dd", value)) for name, value in figures]
     numbers = tag("dl", *cells, class_="figures") if cells else None
-    big = tag("p", words.replace(" %", "\u00a0%"), class_="words")
-    return tag("section", big, tag("p", evidence, class_="evidence"), numbers, class_=f"verdict {tone}")
+    big = tag("p", together(words), class_="words")
+    return tag("section", big, tag("p", together(evidence), class_="evidence"), numbers, class_=f"verdict {tone}")
+
+
+def together(text: object) -> object:
+    """A number and its per cent sign stay on one line."""
+    return text if isinstance(text, Markup) else str(text).replace(" %", "\u00a0%")
 
 
 def prose(*parts: object) -> Markup:

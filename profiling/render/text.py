@@ -4,12 +4,14 @@ Lines keep within `width`; bars are drawn with block characters, so it reads the
 """
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from feedline.profiling.diagnose import Diagnosis
+from feedline.profiling.lprof import LineProfile
 from feedline.profiling.predict import Prediction
 from feedline.profiling.recording import Gpu, Line, Recording
 from feedline.profiling.render import units
+from feedline.profiling.versus import Versus
 
 BAR_COLUMNS = 30
 BLOCKS = " ▏▎▍▌▋▊▉█"
@@ -31,7 +33,47 @@ def text(recording: Recording, diagnosis: Diagnosis, *, width: int = 88) -> str:
         line_table(diagnosis.lines, width=width),
         _notes(diagnosis.notes, width),
     ]
-    return "\n".join(line.rstrip() for part in parts if part for line in (*part, "")).rstrip() + "\n"
+    return _joined(parts)
+
+
+def comparison_text(named: Sequence[tuple[str, Diagnosis]], compared: Sequence[Versus], *, width: int = 88) -> str:
+    """The statements, what else changed, and the recordings side by side."""
+    statements = [[line for one in compared for line in textwrap.wrap(one.statement, width)]]
+    changes = [f"· {change}" for one in compared for change in one.changes]
+    rows = [f"  {'':<24}{'samples/s':>12}  {'interval':<18}{'waiting':>8}  bound"]
+    for name, one in named:
+        rate = one.measured.rate
+        interval = units.spread(rate.low, rate.high) if rate else ""
+        cells = f"{units.number(one.samples_per_s):>12}  {interval:<18}{units.percent(one.measured.wait_fraction):>8}"
+        rows.append(f"  {name[:23]:<24}{cells}  {one.bound or units.UNKNOWN}")
+    return _joined([*statements, _paragraphs(changes, width), rows])
+
+
+def lprof_text(profile: LineProfile, *, width: int = 88) -> str:
+    """What a line profile says of its loop, and its hottest lines."""
+    loop = profile.loader
+    parts = [[profile_headline(profile)]]
+    if loop is not None:
+        source = f"{loop.line.file}:{loop.line.line}: {loop.line.source.strip()}"
+        parts += [[f"  {source}"], _paragraphs([loop.why], width)]
+        parts.append(["WHAT TO TRY", *_paragraphs((f"· {one}" for one in loop.tries), width)])
+    parts.append(line_table(profile.lines, width=width, hints=profile.hints))
+    return _joined(parts)
+
+
+def profile_headline(profile: LineProfile) -> str:
+    if profile.loader is not None:
+        return profile.loader.headline
+    if not profile.lines:
+        return "The profile holds no lines: was any function marked with @profile?"
+    return "No line of this profile looks like a loop over a loader: mark the training function with @profile."
+
+
+def _joined(parts: Sequence[Sequence[str]]) -> str:
+    """Blocks with an empty line between; control characters (a terminal would obey them) are shown as U+FFFD."""
+    lines = (line.rstrip() for part in parts if part for line in (*part, ""))
+    whole = "\n".join(lines).rstrip() + "\n"
+    return "".join(char if char.isprintable() or char in "\n\u00a0" else "\ufffd" for char in whole)
 
 
 def bar(fraction: float, columns: int = BAR_COLUMNS) -> str:
@@ -142,27 +184,33 @@ def _gpus(gpus: Sequence[Gpu], note: str) -> list[str]:
             ("SM occupancy", units.percent(gpu.sm_occupancy)),
             ("tensor active", units.percent(gpu.tensor_active)),
             ("utilisation (a kernel ran)", units.percent(gpu.utilization)),
-            ("memory", f"{units.size(gpu.memory_used_bytes)} of {units.size(gpu.memory_total_bytes)}"),
+            ("memory", units.part_of(gpu.memory_used_bytes, gpu.memory_total_bytes)),
         ]
         rows.append(f"  {gpu.name or gpu.uuid} (source: {gpu.source})")
         rows += [f"    {name:<28}{value}" for name, value in values]
     return rows
 
 
-def line_table(lines: Sequence[Line], *, width: int = 88, most: int = MOST_LINES) -> list[str]:
-    """The lines that took most, hottest first."""
+def line_table(
+    lines: Sequence[Line],
+    *,
+    width: int = 88,
+    most: int = MOST_LINES,
+    hints: Mapping[tuple[str, int], str] | None = None,
+) -> list[str]:
+    """The lines that took most, hottest first; `hints` follow on a line of their own."""
     if not lines:
         return []
-    hottest = sorted(lines, key=lambda line: -line.seconds)[:most]
     rows = ["LINES", f"  {'time':>9} {'share':>6} {'hits':>9}  {'line':<24}source"]
-    for line in hottest:
-        place = f"{line.file.rsplit('/', 1)[-1]}:{line.line}"
-        source = line.source.strip()
-        room = max(10, width - 54)
-        shown = source if len(source) <= room else source[: room - 1] + "…"
-        where = "" if line.where == "trainer" else f" [{line.where}]"
-        rows.append(f"  {units.seconds(line.seconds):>9} {units.percent(line.fraction):>6} {line.hits:>9,}  "
-                    f"{place + where:<24}{shown}")  # fmt: skip
+    for line in sorted(lines, key=lambda line: -line.seconds)[:MOST_LINES]:
+        place = f"{line.file.rsplit('/', 1)[-1]}:{line.line}" + (
+            "" if line.where == "trainer" else f" [{line.where}]"
+        )
+        cells = f"  {units.seconds(line.seconds):>9} {units.percent(line.fraction):>6} {line.hits:>9,}  {place:<24}"
+        source, room = line.source.strip(), max(10, width - len(cells))
+        rows.append(cells + (source if len(source) <= room else source[: room - 1] + "…"))
+        if hint := (hints or {}).get((line.file, line.line)):
+            rows.append(" " * 29 + f"↑ {hint}")
     return rows
 
 

@@ -66,6 +66,18 @@ def size(value_bytes: float | None) -> str:
     return f"{value_bytes:.0f} B"
 
 
+def part_of(used_bytes: float | None, total_bytes: float | None) -> str:
+    """20 GB of 80 GB; a dash when neither is known."""
+    if not known(used_bytes) and not known(total_bytes):
+        return UNKNOWN
+    return f"{size(used_bytes)} of {size(total_bytes)}"
+
+
+def count(number_of: int, noun: str) -> str:
+    """1 worker, 2 workers."""
+    return f"{number_of:,} {noun}" + ("" if number_of == 1 else "s")
+
+
 def spread(low: float | None, high: float | None) -> str:
     """The interval in words: 1,190–1,260."""
     return f"{number(low)}–{number(high)}" if known(low) and known(high) else ""

@@ -74,6 +74,18 @@ def test_one_slow_worker_is_named_and_mending_it_leads() -> None:
     assert found.predictions[0].remedy == "mend worker 0"
 
 
+def test_epochs_of_one_worker_are_one_worker() -> None:
+    """Without persistent_workers each epoch starts new processes; the first reads from a cold disk. None is slow."""
+    seen = made(workers=2)
+    again = [
+        replace(w, pid=(w.pid or 0) + 10, stages={**w.stages, "read": 5 * w.stages["read"]}) for w in seen.workers
+    ]
+    found = diagnose(replace(seen, workers=[*seen.workers, *again]))
+    assert [worker.worker for worker, _ in found.measured.per_worker] == [0, 1]
+    assert found.measured.slow_worker is None
+    assert found.measured.per_worker[0][0].samples == 2 * seen.workers[0].samples
+
+
 def test_main_thread_bound_names_the_place() -> None:
     found = diagnose(made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL))
     assert found.predictions[0].remedy == "less Python in the training loop"

@@ -1,0 +1,178 @@
+"""Reports in every form: complete, escaped, self-contained, and the same facts as the diagnosis."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from feedline.profiling.diagnose import diagnose
+from feedline.profiling.recording import Recording, Script, Step
+from feedline.profiling.render import page
+from feedline.profiling.render.html import comparison, report
+from feedline.profiling.render.text import bar, comparison_text, text
+from feedline.profiling.render.trace import trace
+from feedline.profiling.versus import versus
+from tests.profiling.recordings import made, rich
+
+VOID = {"meta", "link", "br", "hr"}
+
+
+class Balanced(HTMLParser):
+    """Fails on an element that is closed by another's tag, collects addresses and scripts."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(document)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+EMPTY = Recording(script=Script(argv=["x.py"]))
+
+
+@pytest.mark.parametrize("seen", [rich(), made(), EMPTY], ids=["rich", "plain", "empty"])
+def test_the_page_is_whole_and_fetches_nothing(seen: Recording) -> None:
+    document = Balanced(str(report(seen, diagnose(seen))))
+    assert "script" not in document.tags
+    assert [address for address in document.addresses if not address.startswith("data:")] == []
+    assert "url(" not in page._style()
+
+
+def test_the_verdict_comes_first_and_says_what_the_diagnosis_says() -> None:
+    found = diagnose(rich())
+    body = str(report(rich(), found)).partition("<body>")[2]
+    words = re.sub(r"<[^>]+>", " ", body).replace("\u00a0", " ")
+    assert found.headline in words
+    sections = ("What would help", "Where the time goes", "Step by step", "Resources", "The proof", "Line by line")
+    order = [words.index(part) for part in (found.headline, *sections, "About this recording")]
+    assert order == sorted(order)
+    for one in found.predictions:
+        assert one.remedy in words.replace("&lt;", "<")
+
+
+def test_markup_in_a_recording_stays_text() -> None:
+    document = str(report(rich(), diagnose(rich())))
+    assert "<script" not in document
+    assert "&lt;script&gt;alert('x')&lt;/script&gt;" in document
+
+
+def test_text_keeps_within_its_width_and_has_every_part() -> None:
+    shown = text(rich(), diagnose(rich()), width=88)
+    for heading in ("THE STEP", "THE WORKERS", "WHAT WOULD HELP", "WHAT WOULD NOT", "GPUS", "LINES", "NOTES"):
+        assert heading in shown
+    assert max(map(len, shown.splitlines())) <= 92
+    assert text(EMPTY, diagnose(EMPTY)).startswith("No training step was seen")
+
+
+def test_terminal_codes_do_not_reach_the_terminal() -> None:
+    seen = replace(made(), notes=["\x1b[2Jgone"])
+    assert "\x1b" not in text(seen, diagnose(seen))
+
+
+@pytest.mark.parametrize(("share", "drawn"), [(0, "    "), (1, "████"), (0.5, "██  "), (0.53, "██▏ "), (7, "████")])
+def test_bars_of_blocks(share: float, drawn: str) -> None:
+    assert bar(share, 4) == drawn
+
+
+# --- the trace ----------------------------------------------------------------------------------------
+
+
+def test_the_trace_obeys_the_format() -> None:
+    """The Trace Event Format's object form, as importers check it."""
+    seen = rich()
+    document = json.loads(json.dumps(trace(seen)))
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    for event in document["traceEvents"]:
+        assert {"name", "ph", "ts", "pid", "tid"} <= set(event)
+        assert event["ph"] in ("X", "C", "M")
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int) and event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+        if event["ph"] == "C":
+            assert all(isinstance(value, int | float) for value in event["args"].values())
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name") and event["args"]["name"]
+    slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    assert sum(event["name"] == "training step" for event in slices) == len(seen.steps)
+
+
+def test_slices_nest() -> None:
+    """An importer drops a slice that sticks out of the one it began in."""
+    steps = [
+        Step(start_s=i * 0.1, wait_s=0.04, duration_s=0.1, copy_s=0.03, backward_s=0.05, samples=8) for i in range(9)
+    ]
+    stack: list[tuple[float, float]] = []
+    for event in trace(replace(made(), steps=steps))["traceEvents"]:
+        if event["ph"] != "X":
+            continue
+        start, end = event["ts"], event["ts"] + event["dur"]
+        while stack and stack[-1][1] <= start + 1e-3:
+            stack.pop()
+        assert not stack or (stack[-1][0] <= start and end <= stack[-1][1] + 1e-3)
+        stack.append((start, end))
+
+
+def test_unknown_values_are_no_counters() -> None:
+    counters = [
+        event for event in trace(rich())["traceEvents"] if event["ph"] == "C" and "sm_active" in event["name"]
+    ]
+    assert len(counters) == 11
+
+
+# --- comparison ---------------------------------------------------------------------------------------
+
+
+def noisy(wait_s: float, jitter: float) -> Recording:
+    seen = made(wait_s=wait_s, compute_s=0.02, steps=64)
+    wobble = [(-1) ** (index // 6) * jitter for index in range(64)]
+    steps = [
+        replace(s, wait_s=s.wait_s * (1 + w), duration_s=s.duration_s + s.wait_s * w)
+        for s, w in zip(seen.steps, wobble, strict=True)
+    ]
+    return replace(seen, steps=steps)
+
+
+def test_a_real_difference_is_said_with_its_interval() -> None:
+    found = versus(diagnose(noisy(0.08, 0.1)), diagnose(noisy(0.02, 0.1)), ("before", "after"))
+    assert found.ratio == pytest.approx(2.5, rel=0.05)
+    assert found.low is not None and found.low > 1.5
+    assert found.statement.startswith("after is 2.5× as fast as before (95 % interval")
+    assert any("waiting for data went from 80 % to 50 %" in change for change in found.changes)
+
+
+def test_noise_is_called_noise() -> None:
+    found = versus(diagnose(noisy(0.080, 0.4)), diagnose(noisy(0.078, 0.4)))
+    assert found.low is not None and found.high is not None and found.low < 1 < found.high
+    assert found.statement.startswith("No difference between A and B can be told from noise")
+
+
+def test_a_recording_without_a_rate_cannot_be_compared() -> None:
+    found = versus(diagnose(EMPTY), diagnose(made()))
+    assert found.ratio is None and found.statement == "A has no measured rate."
+
+
+def test_the_comparison_is_shown_as_text_and_page() -> None:
+    named = [("slow", diagnose(made(wait_s=0.08))), ("fast", diagnose(made(wait_s=0.01)))]
+    compared = [versus(named[0][1], named[1][1], ("slow", "fast"))]
+    assert compared[0].statement.partition(" (")[0] in comparison_text(named, compared).replace("\n", " ")
+    document = Balanced(str(comparison(named, compared)))
+    assert "svg" in document.tags
+
+
+def test_two_chars_are_joined() -> None:
+    shown: Any = page.together("82 % of 3 %")
+    assert shown == "82\u00a0% of 3\u00a0%"
