@@ -100,7 +100,8 @@ def command_line(argv: Sequence[str], *, module: bool) -> list[str]:
     script = Path(argv[0])
     if script.is_file() or (script / "__main__.py").is_file():
         return [sys.executable, *argv]
-    program = shutil.which(argv[0])  # torchrun, accelerate: Python programs on the path
+    beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    program = shutil.which(argv[0], path=beside)  # torchrun, accelerate: Python programs of this environment
     if program is not None and os.sep not in argv[0]:
         with Path(program).open("rb") as file:
             if b"python" in file.readline():

@@ -1,0 +1,194 @@
+"""A script runs under the probe exactly as without it: arguments, streams, status, signals. No torch in these."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from feedline.profiling.errors import ProfilingUsageError
+from feedline.profiling.launch import Launch, command_line, profile
+
+FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()", "profile", "--no-trials"]
+
+
+def script(folder: Path, text: str, name: str = "script.py") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def feedline(*words: str | Path, cwd: Path, data: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run([*FEEDLINE, *map(str, words)], cwd=cwd, input=data, capture_output=True)
+
+
+ABOUT = """
+    import json, os, sys
+    seen = {"name": __name__, "file": __file__, "argv": sys.argv, "path": [p for p in sys.path if p],
+            "cwd": os.getcwd(), "spec": repr(__spec__),
+            "main": sys.modules["__main__"].__dict__ is globals()}
+    print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("words", [["script.py", "--x", "1", "-m", "--json"], ["./sub/script.py", "--", "-h"]])
+def test_it_looks_the_same_from_inside(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "sub").mkdir()
+    script(tmp_path, ABOUT)
+    script(tmp_path / "sub", ABOUT)
+    alone = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True)
+    watched = feedline(*words, cwd=tmp_path)
+    assert alone.returncode == watched.returncode == 0
+    assert watched.stdout.splitlines()[0] == alone.stdout.splitlines()[0]
+
+
+def test_a_module(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    script(package, "import sys; print(__name__, __package__, sys.argv[1:])", "train.py")
+    done = feedline("-m", "package.train", "-v", cwd=tmp_path)
+    assert done.stdout.splitlines()[0] == b"__main__ package ['-v']"
+
+
+def test_help_after_the_script_is_the_scripts_own(tmp_path: Path) -> None:
+    script(tmp_path, "import argparse; argparse.ArgumentParser(description='My own').parse_args()")
+    done = feedline("script.py", "--help", cwd=tmp_path)
+    assert b"My own" in done.stdout
+    assert done.returncode == 0
+    assert b"Run an unmodified training script" in feedline("--help", cwd=tmp_path).stdout
+
+
+def test_stdin_and_binary_output_pass_through(tmp_path: Path) -> None:
+    script(tmp_path, "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])")
+    data = bytes(range(256)) * 100
+    assert feedline("script.py", cwd=tmp_path, data=data).stdout.startswith(data[::-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ("raise ValueError('no such class')", 1, b"ended with status 1 (ValueError: no such class)"),
+        ("import sys; sys.exit(3)", 3, b"ended with status 3"),
+        ("import sys; sys.exit('wrong data')", 1, b"wrong data"),
+        ("import os; os._exit(7)", 7, b"ended with status 7"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, b"ended with status 137"),
+        ("import sys; sys.exit()", 0, b""),
+        ("def f(:", 1, b"SyntaxError"),
+    ],
+)
+def test_the_exit_status_is_the_scripts_own(tmp_path: Path, text: str, status: int, said: bytes) -> None:
+    script(tmp_path, text)
+    done = feedline("script.py", cwd=tmp_path)
+    assert done.returncode == status
+    assert said in done.stderr
+    ours = [line for line in done.stderr.splitlines() if line.startswith(b"feedline: ")]
+    assert len(ours) == (1 if status else 0)
+
+
+def test_a_script_without_any_loader_gets_one_line_that_says_so(tmp_path: Path) -> None:
+    script(tmp_path, "print('done')")
+    done = feedline("script.py", cwd=tmp_path)
+    assert done.returncode == 0
+    assert b"DataLoader" in done.stdout + done.stderr
+
+
+def test_forks_and_changes_of_folder_are_the_scripts_business(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        """
+        import os, subprocess, sys
+        os.chdir("/")
+        child = os.fork()
+        if child == 0:
+            sys.exit(5)
+        _, status = os.waitpid(child, 0)
+        done = subprocess.run([sys.executable, "-c", "import sys; print('inner', sys.argv)"], capture_output=True)
+        print(os.waitstatus_to_exitcode(status), done.stdout.decode().strip())
+        """,
+    )
+    done = feedline("--json", "out.json", "script.py", cwd=tmp_path)
+    assert done.stdout.splitlines()[0] == b"5 inner ['-c']"
+    assert (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["none.py"], b"no script at none.py"),
+        (["folder"], b"folder without __main__.py"),
+        (["ls"], b"ls is not a Python program"),
+        (["--json", "no/where.json", "script.py"], b"no folder"),
+        (["--fail-if", "speed>1", "script.py"], b"speed"),
+        (["--steps", "0", "script.py"], b"--steps"),
+    ],
+)
+def test_wrong_use_is_one_line_and_status_2(tmp_path: Path, words: list[str], said: bytes) -> None:
+    (tmp_path / "folder").mkdir()
+    script(tmp_path, "open('ran', 'w')")
+    done = feedline(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_nothing_to_run() -> None:
+    with pytest.raises(ProfilingUsageError, match="no script"):
+        command_line([], module=False)
+
+
+SLEEPER = """
+    import os, subprocess, sys, time
+    open("started", "w").write(str(os.getpid()))
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("cleaned up")
+        raise
+"""
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_reaches_the_script_and_nothing_is_left(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    script(tmp_path, SLEEPER)
+    watched = subprocess.Popen(
+        [*FEEDLINE, "--json", "out.json", "script.py"], cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    )
+    wait_for(tmp_path / "started")
+    watched.send_signal(number)
+    output, _ = watched.communicate(timeout=60)
+    assert watched.returncode == status
+    assert (b"cleaned up" in output) == (number == signal.SIGINT)
+    assert not psutil.pid_exists(int((tmp_path / "started").read_text()))
+    assert (tmp_path / "out.json").exists()
+
+
+def test_the_machines_own_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    script(own, "import builtins; builtins.from_own_sitecustomize = 42", "sitecustomize.py")
+    monkeypatch.setenv("PYTHONPATH", str(own))
+    path = script(tmp_path, "import sys; sys.exit(from_own_sitecustomize)")
+    assert profile(Launch(argv=[str(path)])).status == 42
+
+
+def test_the_runs_folder_is_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    path = script(tmp_path, "import os; print(os.environ['FEEDLINE_PROFILE'])")
+    profile(Launch(argv=[str(path)]))
+    assert [one.name for one in tmp_path.iterdir()] == ["script.py"]
+    assert "FEEDLINE_PROFILE" not in os.environ
