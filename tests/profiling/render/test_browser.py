@@ -1,0 +1,105 @@
+"""The pages in a real browser: no console error, nothing fetched, every chart drawn, no sideways scroll on a phone."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedline.profiling.diagnose import diagnose
+from feedline.profiling.lprof import LineProfile
+from feedline.profiling.render import charts, page, plots
+from feedline.profiling.render.html import comparison, report
+from feedline.profiling.render.html_lines import lprof_report
+from feedline.profiling.versus import versus
+from tests.profiling.recordings import made, rich
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium and its driver are not installed"),
+]
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
+DRAWN = """return [...document.querySelectorAll('svg')].map(svg => {
+    const box = svg.getBBox(), seen = svg.getBoundingClientRect();
+    return [svg.querySelector('title')?.textContent ?? '', box.width * box.height, seen.width * seen.height];
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER or ""))
+    yield driver
+    driver.quit()
+
+
+def every_chart() -> str:
+    """Every kind of chart once, in one page."""
+    rows = [charts.Bar(label="a", value=1.0, low=0.5, high=1.5, predicted=1.2), charts.Bar(label="b")]
+    return page.page(
+        "charts",
+        charts.bars(rows, title="bars", reference=("ceiling", 2.0)),
+        charts.ladder(rows, ceiling=2.0),
+        charts.stacked([charts.Stack(label="w", parts={"x": 1.0, "y": 2.0})], title="stacked"),
+        charts.heat([[1.0, None]], rows=["r"], columns=["c", "d"], title="heat", row_name="r", column_name="c"),
+        plots.lines([plots.Series(name="flat", points=[(0, 0), (1, 0)])], title="lines", y_unit="s"),
+        plots.columns([("x", [0.0, 1.0])], starts=[0, 1], title="columns", y_unit="s"),
+    )
+
+
+def pages() -> dict[str, str]:
+    slow, fast = diagnose(made(wait_s=0.08)), diagnose(made(wait_s=0.01))
+    return {
+        "report": str(report(rich(), diagnose(rich()))),
+        "comparison": str(comparison([("slow", slow), ("fast", fast)], [versus(slow, fast)])),
+        "lines": str(lprof_report("run.lprof", LineProfile(lines=rich().lines, loader=None, hints={}))),
+        "charts": every_chart(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (1280, True), (360, False)], ids=["wide", "dark", "phone"]
+)
+@pytest.mark.parametrize("name", list(pages()))
+def test_in_a_real_browser(browser: Any, tmp_path: Path, name: str, width: int, dark: bool) -> None:
+    path = tmp_path / f"{name}.html"
+    path.write_text(pages()[name])
+    phone = width < 500
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": phone}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    browser.get_log("performance")
+    browser.get(path.as_uri())
+    assert browser.get_log("browser") == []
+    requests = [
+        entry["message"]
+        for entry in browser.get_log("performance")
+        if "Network.requestWillBeSent" in entry["message"]
+    ]
+    assert not [message for message in requests if "http" in message.partition('"documentURL"')[0]]
+    drawn = browser.execute_script(DRAWN)
+    assert drawn or name == "lines"
+    assert [title for title, box, _ in drawn if not box > 0] == []
+    assert [title for title, _, seen in drawn if title and not seen > 0] == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(18, 20, 24)") is dark
+
+
+def test_a_script_in_a_recording_does_not_run(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(str(report(rich(), diagnose(rich()))))
+    browser.get(path.as_uri())
+    assert browser.execute_script("return document.scripts.length") == 0
+    assert "<script>alert('x')</script>" in browser.find_element("tag name", "body").text
