@@ -124,7 +124,9 @@ class Withhold:
             if key is not None and flags & os.O_EXCL and os.path.realpath(key).startswith(self._temporary):
                 self._own.add(key)
                 return original(path, flags, mode)
-            return original(self.divert(path, keep=not flags & os.O_TRUNC), flags & ~os.O_EXCL, mode)
+            if not flags & os.O_CREAT and not os.path.exists(path):  # noqa: PTH110
+                return original(path, flags, mode)  # raises, as it would have
+            return original(self.divert(path, keep=not flags & os.O_TRUNC), flags & ~os.O_EXCL | os.O_CREAT, mode)
 
         return open
 
@@ -138,7 +140,7 @@ class Withhold:
             except FileExistsError:
                 # The run before this one made it: the script expects to be the first.
                 key = self._key(path)
-                if key is None or key.startswith(self._temporary) or not os.path.isdir(key):  # noqa: PTH112
+                if key is None or key in self._made or not os.path.isdir(key):  # noqa: PTH112
                     raise
                 return None
             key = self._key(path)
