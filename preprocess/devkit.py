@@ -82,7 +82,8 @@ def read_archive(path: Path) -> dict[str, bytes]:
                     file = archive.extractfile(member)
                     found[name] = file.read() if file else b""
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise SourceError(f"devkit {path} cannot be read ({error}): download it again") from error
+        first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")
+        raise SourceError(f"devkit {path} cannot be read ({first}): download it again") from error
     return found
 
 
@@ -144,7 +145,7 @@ class Truth:
         """The label word of each image. Raises SourceError when an image has none."""
         bare = [without_extension(name.rpartition("/")[2]) for name in names]
         if self.by_name is not None:
-            without = next((name for name in bare if name not in self.by_name), None)
+            without = next((name for name in sorted(bare) if name not in self.by_name), None)
             if without is not None:
                 raise SourceError(f"val image {without!r} has no truth in {self.where}: add its line or remove it")
             return [self.by_name[name] for name in bare]
