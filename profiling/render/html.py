@@ -22,13 +22,15 @@ MOST_WORKERS = 16
 
 def report(recording: Recording, diagnosis: Diagnosis) -> Markup:
     """The whole page of one recording."""
-    script = " ".join(recording.script.argv)
+    script, *arguments = recording.script.argv or ["recording"]
+    command = tag("code", " ".join([script, *arguments]))
+    started = recording.started.replace("T", " ").removesuffix("+00:00")
     return page.page(
-        script or "recording",
+        script.rsplit("/", 1)[-1],
         verdict(diagnosis),
         *sections(recording, diagnosis),
         kicker="feedline profile",
-        subtitle=f"recorded {recording.started} · {units.seconds(recording.seconds)} observed",
+        subtitle=join(command, f" · {started} UTC, {units.seconds(recording.seconds)} observed"),
         footer=f"feedline {recording.feedline} · this page is one file and fetches nothing",
     )
 

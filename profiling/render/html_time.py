@@ -20,6 +20,13 @@ TITLES = {
     "psi_memory_some": "Waiting for memory (PSI)",
     "sm_active": "GPU: SM active",
     "utilization": "GPU: utilisation",
+    "memory_available_bytes": "Memory available",
+    "read_bytes_per_s": "Read, page cache included",
+    "disk_write_bytes_per_s": "Written to disk",
+    "net_send_bytes_per_s": "Sent to the network",
+    "switches_voluntary_per_s": "Context switches, waiting",
+    "switches_forced_per_s": "Context switches, pushed off a core",
+    "major_faults_per_s": "Major page faults",
 }
 SCALED = {
     "bytes": (1e6, "MB"),
@@ -93,7 +100,7 @@ def _resource_chart(name: str, group: Sequence[Series], shades: Sequence[Shade])
     curves = [
         plots.Series(
             name=series.scope,
-            points=[(t, None if v is None else v / factor) for t, v in zip(series.t_s, series.values, strict=False)],
+            points=[(t, _scaled(v, factor, unit)) for t, v in zip(series.t_s, series.values, strict=False)],
         )
         for series in shown
     ]
@@ -102,6 +109,13 @@ def _resource_chart(name: str, group: Sequence[Series], shades: Sequence[Shade])
     title, top = TITLES.get(name, name.replace("_", " ")), 100.0 if unit == "%" else None
     note = f"{left_out}Source: {sources}"
     return plots.lines(curves, title=title, y_unit=unit, shades=shades, y_max=top, height_px=130, note=note)
+
+
+def _scaled(value: float | None, factor: float, unit: str) -> float | None:
+    """Shares of a short moment come out a little over 1 when the clock jitters."""
+    if value is None:
+        return None
+    return min(value / factor, 100.0) if unit == "%" and value / factor < 110 else value / factor
 
 
 def _mean(series: Series) -> float:

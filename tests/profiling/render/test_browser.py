@@ -67,9 +67,17 @@ def pages() -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("width", "dark"), [(1280, False), (1280, True), (360, False)], ids=["wide", "dark", "phone"]
-)
+def fetched(browser: Any) -> list[str]:
+    """The addresses asked for since the log was last read, `data:` left out."""
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [address for address in sent if not address.startswith("data:")]
+
+
+SCREENS = {"wide": (1280, False), "dark": (1280, True), "phone": (360, False)}
+
+
+@pytest.mark.parametrize(("width", "dark"), list(SCREENS.values()), ids=list(SCREENS))
 @pytest.mark.parametrize("name", list(pages()))
 def test_in_a_real_browser(browser: Any, tmp_path: Path, name: str, width: int, dark: bool) -> None:
     path = tmp_path / f"{name}.html"
