@@ -1,5 +1,6 @@
 """The pages in a real browser: no console error, nothing fetched, every chart drawn, no sideways scroll."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
