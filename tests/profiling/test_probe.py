@@ -1,0 +1,209 @@
+"""`watch` around real loops in this process: what is counted, kept apart, and left as it was."""
+
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset  # noqa: E402
+
+from feedline.profiling.probe import watch  # noqa: E402
+from feedline.profiling.recording import Recording, Step  # noqa: E402
+
+
+def data(samples: int = 64) -> TensorDataset:
+    return TensorDataset(torch.rand(samples, 4), torch.randint(0, 3, (samples,)))
+
+
+class Training:
+    def __init__(self) -> None:
+        self.model = nn.Linear(4, 3)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def step(self, batch: Any) -> None:
+        x, y = batch
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(x), y).backward()
+        self.optimizer.step()
+
+
+def steps(recording: Recording, phase: str) -> list[Step]:
+    return [step for step in recording.steps if step.phase == phase]
+
+
+def test_a_plain_loop() -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        for _ in range(2):
+            for batch in DataLoader(data(), batch_size=8):
+                training.step(batch)
+    recording = seen.recording
+    assert [step.samples for step in recording.steps] == [8] * 16
+    assert recording.optimizer_steps == 16
+    assert {step.phase for step in recording.steps} == {"train"}
+    assert all(step.backward_s > 0 and step.optimizer_s > 0 for step in recording.steps)
+    assert all(0 < step.wait_s <= step.duration_s for step in recording.steps)
+    loader = recording.train_loader
+    assert loader is not None
+    assert (loader.kind, loader.num_workers, loader.batch_size, loader.dataset) == ("torch", 0, 8, "TensorDataset")
+    assert loader.batch_dtypes == ["float32", "int64"]
+    assert recording.compute.optimizer == "SGD"
+    assert recording.compute.parameters == 15
+
+
+def test_steps_follow_each_other_without_gaps() -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        for batch in DataLoader(data(), batch_size=8):
+            training.step(batch)
+    found = seen.recording.steps
+    for before, after in pairwise(found):
+        assert after.start_s == pytest.approx(before.start_s + before.duration_s, abs=1e-6)
+
+
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_an_evaluation_inside_training_is_a_pause(broken_off: bool) -> None:
+    training, held_out = Training(), DataLoader(data(), batch_size=8)
+    with watch(resources=False) as seen:
+        for number, batch in enumerate(DataLoader(data(), batch_size=8)):
+            training.step(batch)
+            if number == 3:
+                with torch.no_grad():
+                    for i, (x, _) in enumerate(held_out):
+                        training.model(x)
+                        if broken_off and i == 4:
+                            break
+    train, evaluation = steps(seen.recording, "train"), steps(seen.recording, "eval")
+    assert len(train) == 8
+    assert len(evaluation) == (5 if broken_off else 8)
+    assert [step.pause_s > 0 for step in train] == [False] * 3 + [True] + [False] * 4
+    inside = sum(step.duration_s for step in evaluation)
+    assert train[3].pause_s == pytest.approx(inside, rel=0.5)
+    assert train[3].pause_s <= train[3].duration_s
+    assert {loader.phase for loader in seen.recording.loaders} == {"train", "eval"}
+
+
+def test_an_evaluation_before_training_is_no_training() -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        for x, _ in DataLoader(data(), batch_size=16):
+            training.model(x)
+        for batch in DataLoader(data(), batch_size=8):
+            training.step(batch)
+    assert len(steps(seen.recording, "eval")) == 4
+    assert len(steps(seen.recording, "train")) == 8
+
+
+def test_two_loaders_in_lockstep_are_no_pauses() -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        for batch, _ in zip(DataLoader(data(), batch_size=8), DataLoader(data(), batch_size=8), strict=True):
+            training.step(batch)
+    assert all(step.pause_s == 0 for step in seen.recording.steps)
+
+
+def test_a_checkpoint_is_a_pause(tmp_path: Any) -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        for batch in DataLoader(data(), batch_size=32):
+            training.step(batch)
+            torch.save(training.model.state_dict(), tmp_path / "c.pt")
+    assert all(step.pause_s > 0 for step in seen.recording.steps)
+    assert (tmp_path / "c.pt").exists()
+
+
+def test_a_loop_that_trains_nothing_is_the_loop_asked_about() -> None:
+    with watch(resources=False) as seen:
+        for _ in DataLoader(data(), batch_size=8):
+            pass
+    assert len(steps(seen.recording, "train")) == 8
+
+
+class Broken(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise ValueError("sample 5 is broken")
+        return torch.zeros(2)
+
+
+def test_errors_of_the_dataset_come_through() -> None:
+    got = 0
+    with watch(resources=False) as seen, pytest.raises(ValueError, match="sample 5 is broken"):
+        for _ in DataLoader(Broken(), batch_size=2):
+            got += 1
+    assert got == len(seen.recording.steps) == 2
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from torch.rand(20, 4)
+
+
+class OwnLoader(DataLoader[Any]):
+    """As fast.ai-like and timm's multi-epoch loaders do: a generator around the real one."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield batch * 2
+
+
+@pytest.mark.parametrize("loader", [DataLoader(Stream(), batch_size=4), OwnLoader(Stream(), batch_size=4)])
+def test_iterable_datasets_and_own_subclasses(loader: DataLoader[Any]) -> None:
+    with watch(resources=False) as seen:
+        for _ in loader:
+            pass
+    assert [step.samples for step in seen.recording.steps] == [4] * 5
+    assert seen.recording.loaders[0].dataset == "Stream"
+    assert seen.recording.loaders[0].batches_per_epoch is None
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_are_seen(persistent: bool) -> None:
+    training = Training()
+    loader = DataLoader(data(256), batch_size=8, num_workers=2, persistent_workers=persistent)
+    with watch() as seen:
+        for _ in range(2):
+            for batch in loader:
+                training.step(batch)
+    recording = seen.recording
+    del loader
+    assert len(recording.steps) == 64
+    assert {worker.worker for worker in recording.workers} == {0, 1}
+    assert len(recording.workers) == (2 if persistent else 4)
+    for worker in recording.workers:
+        assert sum(worker.stages.values()) == pytest.approx(worker.seconds)
+    assert {step.epoch for step in recording.steps} == {0, 1}
+    assert recording.warm_up.steps == sum(step.warm_up for step in recording.steps) > 0
+
+
+def test_everything_is_as_it_was_afterwards() -> None:
+    from torch.utils.data import dataloader
+
+    def state() -> list[Any]:
+        return [
+            DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__, torch.save, torch.autograd.backward,
+            dataloader._MultiProcessingDataLoaderIter.__init__, torch.autocast.__enter__, list(sys.meta_path),
+        ]  # fmt: skip
+
+    before = state()
+    with watch(resources=False):
+        assert DataLoader.__iter__ is not before[0]
+    assert state() == before
+
+
+def test_watching_twice_is_refused() -> None:
+    with watch(resources=False), pytest.raises(RuntimeError, match="already being profiled"), watch():
+        pass
+
+
+def test_the_recording_is_there_after_the_block() -> None:
+    with watch(resources=False) as seen, pytest.raises(RuntimeError, match="once the"):
+        _ = seen.recording
+    assert seen.recording.notes[0].startswith("no DataLoader")
