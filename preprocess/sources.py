@@ -234,12 +234,17 @@ def unique_keys(parts: Sequence[Part]) -> list[str]:
     taken: dict[tuple[str, str], str] = {}
     for part in parts:
         for name in part.names:
-            key = safe_key(without_extension(name))
+            key = safe_key(valid_text(without_extension(name)))
             if taken.setdefault((part.split, key), name) != name:
                 key = f"{key}-{hashlib.blake2b(name.encode('utf-8', 'surrogateescape'), digest_size=4).hexdigest()}"
                 taken.setdefault((part.split, key), name)
             keys.append(key)
     return keys
+
+
+def valid_text(name: str) -> str:
+    """Bytes of a file name that are no UTF-8 become U+FFFD: an index cannot hold them."""
+    return name if name.isascii() else name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def without_extension(name: str) -> str:
