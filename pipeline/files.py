@@ -27,9 +27,10 @@ class Files(Protocol):
 
 
 class LocalFiles:
-    def __init__(self, folder: Path, names: list[str]) -> None:
+    def __init__(self, folder: Path, names: list[str], most_open: int = OPEN_FILES) -> None:
         self._folder = folder
         self._names = names
+        self._most_open = most_open
         self._descriptors: dict[int, int] = {}
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
@@ -61,7 +62,7 @@ class LocalFiles:
         self._descriptors.clear()
 
     def _open(self, shard: int) -> int:
-        if len(self._descriptors) >= OPEN_FILES:
+        if len(self._descriptors) >= self._most_open:
             os.close(self._descriptors.pop(next(iter(self._descriptors))))
         try:
             descriptor = os.open(self.path(shard), os.O_RDONLY | os.O_CLOEXEC)

@@ -48,7 +48,10 @@ class FillSpec:
     """`courier.pack` of the user's function on one sample: (image_HWC[, rng]) -> image_HWC."""
     batch_transform: str = ""
     """The same on a whole batch: (images_NHWC, labels_N) -> None or a new pair; it may write in place."""
-    storage: dict[str, Any] = field(default_factory=dict[str, Any])
+    address: str = ""
+    """Where the shards come from when they are not in `folder`."""
+    storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What fsspec needs to know for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Filler:
         self._labels_N = columns["label"]
         self._where = tuple(columns[name].data for name in ("shard", "offset", "length", "crc32"))
         self._checked = columns["checked"].data
-        self._files: Files = LocalFiles(Path(spec.folder), spec.shards)
+        self._files = open_files(spec)
         self._kernel = make_kernel(spec.codec, Augment(**spec.augment), spec.seed)
         self._transform = _SampleTransform(spec.transform, spec.seed) if spec.transform else None
         self._batch_transform = courier.unpack(spec.batch_transform) if spec.batch_transform else None
@@ -149,6 +152,14 @@ class Filler:
         if result is not None:
             images_NHWC[:], labels_N[:] = result
         self._clock.mark(_TRANSFORM)
+
+
+def open_files(spec: FillSpec) -> Files:
+    if not spec.address:
+        return LocalFiles(Path(spec.folder), spec.shards)
+    from feedline.pipeline.storage import RemoteFiles  # with fsspec, which local shards do without
+
+    return RemoteFiles(Path(spec.folder), spec.shards, spec.address, spec.storage_options)
 
 
 class _SampleTransform:

@@ -12,7 +12,7 @@ GPU. This file ties them together and keeps the state.
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ import torch
 
 from feedline.pipeline import counters, courier
 from feedline.pipeline.augment import Augment
+from feedline.pipeline.cache import CacheSpec, Prefetcher, Shard, default_folder
 from feedline.pipeline.crew import usable_cores
 from feedline.pipeline.device import (
     IMAGENET_MEAN,
@@ -44,6 +45,7 @@ from feedline.pipeline.order import EpochPlan, Policy, class_balanced, subset
 from feedline.pipeline.place import place
 from feedline.pipeline.shards import Index, Manifest, manifest_hash, read_index, read_manifest
 from feedline.pipeline.slots import SlotLayout
+from feedline.pipeline.storage import fetch_metadata, is_remote, open_cache
 
 MOST_WORKERS = 16
 STATE_VERSION = 1
@@ -90,8 +92,14 @@ class LoaderConfig:
     """Only this many of the samples, the same in every epoch; chosen by the seed."""
     class_balanced: bool = False
     """Every class as often as the largest: small ones repeat."""
-    window_shards: int = 0
-    """0: full random order. n: shards in random order, mixed within n of them, for storage that wants few open."""
+    window_shards: int | None = None
+    """0: full random order. n: shards in random order, mixed within n of them. None: 0 on disk, else 8."""
+    storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """For remote splits: what fsspec takes (plain JSON)."""
+    cache_dir: str | Path | None = None
+    """Where remote shards are kept; shared by everyone on the host. None: $FEEDLINE_CACHE or ~/.cache/feedline."""
+    cache_bytes: int = 64 << 30
+    """The cache's size at most; 0: none, every sample is a range request."""
     on_bad: Literal["raise", "skip", "replace"] = "raise"
     """A sample that cannot be read, is not what was written, or cannot be decoded."""
     checksums: bool = True
@@ -129,7 +137,12 @@ class Loader:
         if unknown:
             raise UsageError(f"Loader has no option {unknown[0]!r}; see LoaderConfig")
         self.config = config = replace(config or LoaderConfig(), **options)
-        self.folder = Path(split)
+        self._address = str(split) if is_remote(str(split)) else ""
+        self._cache_spec = CacheSpec(folder=Path(config.cache_dir or default_folder()), most_bytes=config.cache_bytes)
+        self.folder = Path(str(split).removeprefix("file://"))
+        if self._address:
+            self.folder = fetch_metadata(self._address, config.storage_options, self._cache_spec)
+        self._window_shards = (8 if self._address else 0) if config.window_shards is None else config.window_shards
         self.manifest: Manifest = read_manifest(self.folder)
         self.rank, self.world_size = place(config.rank, config.world_size)
         self.num_workers = default_workers() if config.num_workers is None else config.num_workers
@@ -147,6 +160,7 @@ class Loader:
         self._engines: list[Engine] = []  # none or one; a list, so that the finaliser can share it
         self._retired: list[dict[str, Any]] = []
         self._on_device: OnDevice | None = None
+        self._prefetcher: Prefetcher | None = None
         weakref.finalize(self, _close, self._engines)
         live_loaders.add(self)
 
@@ -210,6 +224,7 @@ class Loader:
         delivery = self._ready_device()
         engine = self._ready_engine()
         plan = self._plan(self._epoch, self._delivered)
+        self._start_prefetching(plan)
         self._run = Run(engine, plan, self._epoch, self._image_size, self._waits, trim=self.config.short_last_batch)
         return _Batches(self, self._run, delivery.begin() if delivery else show_on_host)
 
@@ -246,6 +261,8 @@ class Loader:
         """Ends the workers; so do the loader's own end and the interpreter's. Iterating again starts new ones."""
         self._run = None
         self._retire_engine()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
 
     @property
     def worker_pids(self) -> list[int]:
@@ -264,8 +281,8 @@ class Loader:
             shuffle=config.train if config.shuffle is None else config.shuffle,
             start=delivered,
             chosen=self._chosen(epoch),
-            shards_N=self._shards_N if config.window_shards else None,
-            window_shards=config.window_shards,
+            shards_N=self._shards_N if self._window_shards else None,
+            window_shards=self._window_shards,
         )
 
     def _chosen(self, epoch: int) -> npt.NDArray[np.int64] | None:
@@ -314,6 +331,8 @@ class Loader:
             seed=config.seed,
             augment=asdict(config.augment or Augment(train=config.train)),
             on_bad=config.on_bad,
+            address=self._address,
+            storage_options=config.storage_options,
             checksums=config.checksums,
             transform=courier.pack(config.transform) if config.transform else "",
             batch_transform=courier.pack(config.batch_transform) if config.batch_transform else "",
@@ -325,6 +344,21 @@ class Loader:
             config = self.config
             self._on_device = on_device(self.device, config.dtype, config.mean, config.std)
         return self._on_device
+
+    def _start_prefetching(self, plan: EpochPlan) -> None:
+        """Remote shards, in the order in which the rest of the epoch reads them first."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._prefetcher = None
+        if not (self._address and self.config.cache_bytes):
+            return
+        cache = open_cache(self._address, self.config.storage_options, self.folder, self._cache_spec)
+        order, needs = np.unique(self._shards_N[plan.order_N[plan.start :]], return_index=True)
+        by_need = np.argsort(needs, kind="stable")
+        infos = [self.manifest.shards[int(order[shard])] for shard in by_need]
+        shards = [Shard(info.name, info.bytes, info.sha256) for info in infos]
+        self._prefetcher = Prefetcher(cache, shards, (needs[by_need] + plan.start).tolist(), self._window_shards or 8)
+        self._prefetcher.reached(plan.start)
 
     def _hand_over(self, run: Run, deliver: Delivery) -> Batch:
         """One batch to the user, counted; the epoch's end and a dead worker change what the next `iter()` does."""
@@ -344,6 +378,8 @@ class Loader:
             where = f"{self._names.where(error.sample)}: " if error.sample >= 0 else ""
             raise FeedlineError(f"{where}{error.reason}") from error
         self._delivered = run.plan.delivered(number + 1)
+        if self._prefetcher is not None:
+            self._prefetcher.reached(self._delivered)
         return images, labels_N
 
     def _end_epoch(self) -> None:
