@@ -131,7 +131,7 @@ class Preparation:
         ran = Ran()
         if pending:
             ran = self.runner(self.config, self._order(), pending, watch.outcomes, watch.tasks)
-        self.seconds["start"], self.seconds["run"] = ran.start_s, ran.run_s
+        self.seconds |= {"start": ran.start_s, "run": ran.run_s, "stop": ran.stop_s}
         commit_started = time.monotonic()
         try:
             said = self._commit(ran, resumed=samples_done, started=started, commit_started=commit_started)
