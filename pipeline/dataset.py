@@ -19,9 +19,9 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from feedline.pipeline import jpeg
-from feedline.pipeline.augment import npy_view
 from feedline.pipeline.errors import DatasetError, UsageError
 from feedline.pipeline.files import LocalFiles
+from feedline.pipeline.npy import npy_view
 from feedline.pipeline.order import keyed_randoms
 from feedline.pipeline.place import place
 from feedline.pipeline.shards import read_index, read_manifest

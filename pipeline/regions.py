@@ -1,0 +1,93 @@
+"""Which part of an image a sample shows, and whether mirrored: torchvision's transforms as pure arithmetic.
+
+The randomness of a sample is a hash of (seed, epoch, sample number): no state, so it does not matter who fills the
+sample, when, or in what order. One BLAKE2b gives sixteen numbers in 1 µs; a NumPy generator takes 15.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+from feedline.pipeline.errors import UsageError
+
+_ATTEMPTS = 10  # as torchvision's RandomResizedCrop
+_COUNTER = struct.Struct("<QqqB")
+_WORDS = struct.Struct("<16I")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """The usual ImageNet transforms, with torchvision's names and defaults."""
+
+    train: bool = True
+    """Random resized crop and flip; else resize and centre crop."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    """Share of the image's area that a random crop covers."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Width over height of a random crop."""
+    flip: float = 0.5
+    """Probability of a horizontal flip."""
+    crop_fraction: float = 224 / 256
+    """Evaluation: the centre crop's side over the resized short side."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale[0] <= self.scale[1] <= 1 or not 0 < self.ratio[0] <= self.ratio[1]:
+            raise UsageError(f"crop scale {self.scale} or ratio {self.ratio} is not a range of positive shares")
+        if not 0 <= self.flip <= 1 or not 0 < self.crop_fraction <= 1:
+            raise UsageError(f"flip {self.flip} and crop fraction {self.crop_fraction} must lie between 0 and 1")
+
+
+class Region(NamedTuple):
+    left_px: int
+    top_px: int
+    width_px: int
+    height_px: int
+    flip: bool = False
+
+
+def choose(width_px: int, height_px: int, augment: Augment, seed: int, epoch: int, sample: int) -> Region:
+    """The region of an image of this size that the sample shows in this epoch."""
+    if augment.train:
+        return random_region(width_px, height_px, augment, seed, epoch, sample)
+    return centre_region(width_px, height_px, augment)
+
+
+def random_region(width_px: int, height_px: int, augment: Augment, seed: int, epoch: int, sample: int) -> Region:
+    """torchvision's RandomResizedCrop and RandomHorizontalFlip: the same distribution, from a hash."""
+    draws = _draws(seed, epoch, sample, 0)
+    flip = draws[0] < augment.flip * 2**32
+    low, high = math.log(augment.ratio[0]), math.log(augment.ratio[1])
+    smallest, largest = augment.scale
+    area = width_px * height_px
+    for attempt in range(_ATTEMPTS):
+        if attempt == 6:
+            draws = _draws(seed, epoch, sample, 1)
+        place = 3 + 2 * (attempt % 6)
+        wanted = area * (smallest + (largest - smallest) * draws[place] / 2**32)
+        aspect = math.exp(low + (high - low) * draws[place + 1] / 2**32)
+        width, height = round(math.sqrt(wanted * aspect)), round(math.sqrt(wanted / aspect))
+        if 0 < width <= width_px and 0 < height <= height_px:
+            left, top = draws[1] * (width_px - width + 1) >> 32, draws[2] * (height_px - height + 1) >> 32
+            return Region(left, top, width, height, flip)
+    return _fallback(width_px, height_px, augment, flip)
+
+
+def _draws(seed: int, epoch: int, sample: int, block: int) -> tuple[int, ...]:
+    """16 numbers of 32 bits that depend on the arguments only."""
+    return _WORDS.unpack(blake2b(_COUNTER.pack(seed & 0xFFFF_FFFF_FFFF_FFFF, epoch, sample, block)).digest())
+
+
+def _fallback(width_px: int, height_px: int, augment: Augment, flip: bool) -> Region:
+    """The largest centred region within the allowed ratios."""
+    ratio = min(max(width_px / height_px, augment.ratio[0]), augment.ratio[1])
+    width = max(1, min(width_px, round(height_px * ratio)))
+    height = max(1, min(height_px, round(width_px / ratio)))
+    return Region((width_px - width) // 2, (height_px - height) // 2, width, height, flip)
+
+
+def centre_region(width_px: int, height_px: int, augment: Augment) -> Region:
+    """The part of the image that Resize and CenterCrop show: one resize less than the two steps take."""
+    side = max(1, round(min(width_px, height_px) * augment.crop_fraction))
+    return Region(round((width_px - side) / 2), round((height_px - side) / 2), side, side)
