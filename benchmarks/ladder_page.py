@@ -62,7 +62,7 @@ def method(record: Mapping[str, Any]) -> str:
     )
 
 
-HEADERS = ("rung", "samples/s", "interval", "predicted", "off by", "step", "of the ceiling", "waiting for data")
+HEADERS = ("rung", "samples/s", "interval", "predicted", "off by", "step", "of ceiling", "waiting")
 
 
 def rungs_table(record: Mapping[str, Any]) -> Markup:

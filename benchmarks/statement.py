@@ -7,6 +7,7 @@ from typing import Any
 from feedline.benchmarks.compare import Results, best_of
 from feedline.benchmarks.grid import Cell, cheaper, phrase
 from feedline.benchmarks.intervals import Comparison
+from feedline.profiling.host import usable_cores
 
 FULL = 0.9
 """Share of the usable cores from which they are called full."""
@@ -36,6 +37,19 @@ def cells_record(results: Results) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def record_of(results: Results) -> dict[str, Any]:
+    """What `feedline compare --json` writes, less its frame."""
+    cores = usable_cores()
+    return {
+        "axes": {name: list(values) for name, values in results.config.grid.axes.items()},
+        "cells": cells_record(results),
+        "statement": statement(results, cores),
+        "results": str(results.path),
+        "window_s": results.config.window_s,
+        "usable_cores": cores,
+    }
 
 
 def statement(results: Results, cores: float) -> str:

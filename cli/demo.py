@@ -52,7 +52,10 @@ def _begin(number: int, count: int, chapter: "Chapter") -> None:
 
 
 def _end(chapter: "Chapter", done: "Done") -> None:
-    if chapter.keep_text and done.text:
-        console.print(done.text, markup=False)
+    from feedline.benchmarks.story_page import training_function
+
+    if chapter.keep_text:
+        # kernprof's table as it is: folded lines would be unreadable
+        console.print(training_function(done.text), markup=False, highlight=False, soft_wrap=True)
     words = "kept from an earlier run" if done.reused else f"{done.seconds:.0f} s"
     console.print(words, style="dim")

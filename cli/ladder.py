@@ -10,7 +10,8 @@ from feedline.cli.common import JsonFile, Record, console, progress, stderr
 
 CONTEXT = {"allow_interspersed_args": False}
 """Options end at the script's name: what follows is the script's own."""
-BAR_CELLS = 30
+BAR_CELLS = 20
+TABLE_CELLS = 116
 
 
 def ladder(
@@ -49,6 +50,7 @@ def ladder(
 
 def show(record: Mapping[str, Any]) -> None:
     """The rungs as a table and the sentence they make."""
+    from rich.console import Console
     from rich.table import Table
 
     from feedline.benchmarks.ladder_page import HEADERS, rows, story
@@ -57,12 +59,13 @@ def show(record: Mapping[str, Any]) -> None:
     table.add_column("rung", no_wrap=True)
     table.add_column("", no_wrap=True, width=BAR_CELLS)
     for name in HEADERS[1:]:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     rates = [*(rung["samples_per_s"] for rung in record["rungs"]), record["ceiling_samples_per_s"]]
     for rate, (name, *cells) in zip(rates, rows(record), strict=True):
         table.add_row(name, bar(rate / max(rates)), *cells)
-    console.print(table)
-    console.print(story(record), markup=False)
+    # In a pipe or a narrow window the lines stay whole: a folded table is none.
+    Console(width=max(console.width, TABLE_CELLS), highlight=False).print(table)
+    console.print(story(record), markup=False, soft_wrap=True)
 
 
 def bar(share: float) -> str:
@@ -72,7 +75,18 @@ def bar(share: float) -> str:
 
 def write_page(path: Path, record: Mapping[str, Any]) -> None:
     from feedline.benchmarks.ladder_page import ladder_section
-    from feedline.pipeline.shards import write_atomically
     from feedline.profiling.render.page import page
 
-    write_atomically(path, page("The ladder", ladder_section(record)).encode())
+    write_markup(path, page("The ladder", ladder_section(record)))
+
+
+def write_markup(path: Path, markup: str) -> None:
+    """Raises UsageError when it cannot be written."""
+    from feedline.pipeline.errors import UsageError
+    from feedline.pipeline.shards import write_atomically
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, markup.encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error

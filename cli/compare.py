@@ -1,0 +1,119 @@
+"""`feedline compare`: which settings, and by how much."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feedline.cli.common import JsonFile, Record, console, progress, stderr
+
+Opt = typer.Option
+
+
+def compare(
+    dataset: Annotated[Path, typer.Argument(help="A prepared folder, or raw images to prepare shards from.")],
+    num_workers: Annotated[str, Opt(help="Loader processes, as 0,1,2,4.")] = "2",
+    prefetch_factor: Annotated[str | None, Opt(help="Batches under way per worker.")] = None,
+    batch_size: Annotated[str, Opt(help="Samples per batch.")] = "64",
+    image_size: Annotated[str, Opt(help="Side of the images handed over, px.")] = "224",
+    pin_memory: Annotated[str | None, Opt(help="true,false")] = None,
+    codec: Annotated[str | None, Opt(help="Shards: jpeg,planes,raw,keep.")] = None,
+    size: Annotated[str | None, Opt(help="Shards: short side in px.")] = None,
+    quality: Annotated[str | None, Opt(help="Shards: JPEG quality.")] = None,
+    shard_size: Annotated[str | None, Opt(help="Shards: size of one, as 16MiB,64MiB.")] = None,
+    shards: Annotated[str | None, Opt(help="Shards: how many per split.")] = None,
+    model: Annotated[str | None, Opt(help="Also train: small_cnn,mobilenet_v2; else the loader alone.")] = None,
+    device: Annotated[str, Opt(help="cpu, cuda or auto.")] = "auto",
+    rounds: Annotated[int, Opt(min=3, help="Windows per setting at most.")] = 9,
+    window: Annotated[float, Opt(min=0.2, help="Seconds measured per window.")] = 2.0,
+    work: Annotated[Path, Opt(help="Results and shard variants are kept here; a rerun continues.")] = Path(
+        "compare-out"
+    ),
+    html: Annotated[Path | None, Opt(help="Also write a page.")] = None,
+    png: Annotated[Path | None, Opt(help="Also write a figure (and a heat map beside it).")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure every combination, interleaved and repeated, until they can be told apart or cannot.
+
+    Example: feedline compare OUT --num-workers 0,1,2,4 --codec jpeg,raw
+    """
+    from feedline.benchmarks.grid import Grid, parse_values
+
+    kinds = {
+        "num_workers": (num_workers, int), "prefetch_factor": (prefetch_factor, int), "batch_size": (batch_size, int),
+        "image_size": (image_size, int), "pin_memory": (pin_memory, bool), "codec": (codec, str),
+        "size": (size, int), "quality": (quality, int), "shard_size": (shard_size, str), "shards": (shards, int),
+        "model": (model, str),
+    }  # fmt: skip
+    grid = Grid(axes={name: parse_values(text, kind) for name, (text, kind) in kinds.items() if text is not None})
+    record = Record("compare")
+    with progress("compare", "windows") as advance:
+        found = run(grid, dataset, work, {"device": device}, rounds, window, advance)
+    show(found)
+    write(found, html, png)
+    record.write(json_file, found)
+
+
+def run(
+    grid: Any, dataset: Path, work: Path, common: dict[str, Any], rounds: int, window_s: float, advance: Any
+) -> dict[str, Any]:
+    from feedline.benchmarks.compare import CompareConfig
+    from feedline.benchmarks.compare import run as measure_all
+    from feedline.benchmarks.measuring import Bench
+    from feedline.benchmarks.statement import record_of
+    from feedline.benchmarks.variants import splits_of
+
+    def say(line: str) -> None:
+        stderr.print(line, markup=False, soft_wrap=True)
+
+    splits = splits_of(grid.cells(), dataset, work, say)
+    config = CompareConfig(grid=grid, splits=splits, common=common, rounds=rounds, window_s=window_s)
+    results = work / f"compare-{config.identity}.jsonl"
+    with Bench() as bench:
+        return record_of(measure_all(config, results, bench.measure, advance))
+
+
+def show(record: Mapping[str, Any]) -> None:
+    from rich.table import Table
+
+    from feedline.benchmarks.compare_page import words
+    from feedline.cli.ladder import BAR_CELLS, bar
+    from feedline.profiling.render import units
+
+    cells = record["cells"]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("setting", "", "samples/s", "interval", "windows", "cores used", ""):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("setting", "") else "right")
+    most = max(cell["samples_per_s"] for cell in cells)
+    for cell in cells:
+        table.add_row(
+            cell["name"],
+            f"{bar(cell['samples_per_s'] / most):<{BAR_CELLS}}",
+            units.number(cell["samples_per_s"]),
+            units.spread(cell["low"], cell["high"]),
+            str(cell["n"]),
+            units.number(cell["cores_used"], 2),
+            words(cell),
+        )
+    wide(table)
+    console.print(record["statement"], markup=False, soft_wrap=True)
+
+
+def wide(table: Any) -> None:
+    """In a pipe or a narrow window the lines stay whole: a folded table is none."""
+    from rich.console import Console
+
+    Console(width=max(console.width, 116), highlight=False).print(table)
+
+
+def write(record: Mapping[str, Any], html: Path | None, png: Path | None) -> None:
+    if html is not None:
+        from feedline.benchmarks.compare_page import compare_page
+        from feedline.cli.ladder import write_markup
+
+        write_markup(html, compare_page(record))
+    if png is not None:
+        from feedline.benchmarks.figures import compare_png
+
+        compare_png(record, png)
