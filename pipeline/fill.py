@@ -18,6 +18,7 @@ from feedline.pipeline.augment import Augment, make_kernel
 from feedline.pipeline.counters import FIELD, Clock
 from feedline.pipeline.errors import DatasetError, SampleError, TransformError
 from feedline.pipeline.files import Files, LocalFiles
+from feedline.pipeline.gather import Gather
 from feedline.pipeline.order import PADDING
 
 Images = npt.NDArray[np.uint8]
@@ -48,6 +49,8 @@ class FillSpec:
     """`courier.pack` of the user's function on one sample: (image_HWC[, rng]) -> image_HWC."""
     batch_transform: str = ""
     """The same on a whole batch: (images_NHWC, labels_N) -> None or a new pair; it may write in place."""
+    gather_px: int = 0
+    """Images are stored raw in this size and wanted as they are: whole batches are copied. 0: they are not."""
     address: str = ""
     """Where the shards come from when they are not in `folder`."""
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -72,6 +75,7 @@ class Filler:
         self._kernel = make_kernel(spec.codec, Augment(**spec.augment), spec.seed)
         self._transform = _SampleTransform(spec.transform, spec.seed) if spec.transform else None
         self._batch_transform = courier.unpack(spec.batch_transform) if spec.batch_transform else None
+        self._gather = Gather(Path(spec.folder), spec.shards, columns, spec.gather_px) if spec.gather_px else None
 
     def fill(self, samples_N: npt.NDArray[np.int64], epoch: int, images_NHWC: Images,
              labels_N: npt.NDArray[np.int64]) -> tuple[int, list[BadSample]]:  # fmt: skip
@@ -79,6 +83,8 @@ class Filler:
 
         Raises SampleError with `on_bad="raise"`, and for whatever a transform of the user's raises.
         """
+        if self._gather is not None and self._gather.takes(samples_N, images_NHWC.shape[1]):
+            return self._copy(self._gather, samples_N, images_NHWC, labels_N), []
         bad: list[BadSample] = []
         position = 0
         for sample in samples_N.tolist():
@@ -90,6 +96,20 @@ class Filler:
         if self._batch_transform is not None:
             self._whole_batch(images_NHWC[:position], labels_N[:position])
         return position, bad
+
+    def _copy(self, gather: Gather, samples_N: npt.NDArray[np.int64], images_NHWC: Images,
+              labels_N: npt.NDArray[np.int64]) -> int:  # fmt: skip
+        try:
+            gather.into(images_NHWC, samples_N)
+        except DatasetError as error:
+            raise SampleError(str(error), int(samples_N[0])) from error
+        self._clock.add(_BYTES, images_NHWC.nbytes)
+        self._clock.mark(_READ)
+        labels_N[:] = self._labels_N[samples_N]
+        self._clock.mark(_COLLATE)
+        if self._batch_transform is not None:
+            self._whole_batch(images_NHWC, labels_N)
+        return len(samples_N)
 
     def close(self) -> None:
         self._files.close()

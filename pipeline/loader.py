@@ -149,7 +149,9 @@ class Loader:
         self.device = None if config.device is None else torch.device(config.device)
         self._manifest_hash = manifest_hash(self.folder)
         self._names = _SampleNames(self.folder, self.manifest)
-        self._columns, self._columns_layout = _share_index(read_index(self.folder))
+        index = read_index(self.folder)
+        self._columns, self._columns_layout = _share_index(index)
+        self._stored_px = _stored_px(index) if self.manifest.codec == "raw" else 0
         shared = Columns.unpack(self._columns.view, self._columns_layout)
         self._labels_N, self._shards_N = shared["label"], shared["shard"]
         self._image_size = config.image_size
@@ -331,12 +333,20 @@ class Loader:
             seed=config.seed,
             augment=asdict(config.augment or Augment(train=config.train)),
             on_bad=config.on_bad,
+            gather_px=self._stored_px if self._wants_stored() else 0,
             address=self._address,
             storage_options=config.storage_options,
             checksums=config.checksums,
             transform=courier.pack(config.transform) if config.transform else "",
             batch_transform=courier.pack(config.batch_transform) if config.batch_transform else "",
         )
+
+    def _wants_stored(self) -> bool:
+        """Raw images are wanted exactly as they are stored, so that batches can be copied whole."""
+        config = self.config
+        augment = config.augment or Augment(train=config.train)
+        still = not augment.train and augment.crop_fraction == 1
+        return still and config.transform is None and not self._address
 
     def _ready_device(self) -> OnDevice | None:
         """What turns host batches into the device's; made with the first engine, when CUDA is surely up."""
@@ -439,6 +449,14 @@ def _share_index(index: Index) -> tuple[SharedMemory, dict[str, list[Any]]]:
             "checked": np.zeros(len(index), np.uint8),
         }
     )
+
+
+def _stored_px(index: Index) -> int:
+    """The side of all images where they are all square and equal; 0 where they are not."""
+    if not len(index):
+        return 0
+    px = int(index.widths_N[0])
+    return px if bool((index.widths_N == px).all() and (index.heights_N == px).all()) else 0
 
 
 def _merge(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -21,7 +21,9 @@ def write_split(folder: Path, samples: int, shard_count: int, *, px: int = 40, c
         with (folder / name).open("wb") as file, shards.ShardWriter(file, number) as writer:
             for sample in range(len(rows), len(rows) + size):
                 data, extension = _picture(sample, px, codec)
-                writer.add(f"s{sample:05d}", data, extension, label=sample, width=px + 8, height=px)
+                writer.add(
+                    f"s{sample:05d}", data, extension, label=sample, width=px + 8 * (codec != "raw"), height=px
+                )
         rows += writer.rows
         infos.append(
             shards.ShardInfo(name=name, samples=size, planned_samples=size, bytes=writer.bytes, sha256=writer.sha256)

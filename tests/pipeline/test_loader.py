@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from feedline.pipeline import shards
+from feedline.pipeline.augment import Augment
+from feedline.pipeline.dataset import Shards
 from feedline.pipeline.errors import DatasetError, FeedlineError, UsageError, WorkerError
 from feedline.pipeline.loader import Loader, live_loaders
 
@@ -282,6 +284,22 @@ def test_a_missing_or_short_shard_is_named(make_split: MakeSplit, workers: int) 
     with pytest.raises(DatasetError, match=r"train-000001.tar cannot be read: No such file"):
         labels(Loader(folder, **SMALL | {"num_workers": workers}))
     assert len(labels(Loader(folder, **SMALL | {"num_workers": workers, "on_bad": "skip", "policy": "pad"}))) == 44
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_raw_images_in_their_stored_size_are_copied_as_they_are(make_split: MakeSplit, workers: int) -> None:
+    folder = make_split(codec="raw")
+    options = SMALL | {"image_size": 40, "augment": Augment(train=False, crop_fraction=1.0), "num_workers": workers}
+    loader = Loader(folder, **options | {"shuffle": True, "policy": "pad"})
+    stored = Shards(folder, decode="array")
+    for _ in range(2):  # the first epoch checks every sample, the second copies whole batches
+        for images_NHWC, labels_N in loader:
+            for image_HWC, label in zip(images_NHWC, labels_N.tolist(), strict=True):
+                assert label < 0 or (image_HWC.numpy() == stored[label][0]).all()
+    assert loader.stats()["stages"]["read"] > 0
+    (folder / "train-000000.tar").write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"train-000000.tar.* cut short"):
+        labels(Loader(folder, **options))
 
 
 def test_wrong_use_is_one_line_before_any_process_starts(split: Path, tmp_path: Path) -> None:
