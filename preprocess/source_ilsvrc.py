@@ -262,9 +262,9 @@ def checked_once(tars: list[ClassTar], path: str) -> list[ClassTar]:
 
 def recognise(path: str, options: SourceOptions) -> Source | None:
     """An ILSVRC archive, a folder with some, or a flat folder of images with a devkit or ground truth."""
-    if is_address(path):
-        return None
     where = Path(path)
+    if is_address(path) or not where.exists():  # a pattern is no path
+        return None
     train, val = places(where)
     kit = find_devkit(where, options)
     archives = any(place is not None and place.form in ("archive", "class tars") for place in (train, val))
