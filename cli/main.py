@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from feedline.cli import demo, doctor, ladder, prepare, profile, report, slurm, synth, train, verify
+from feedline.cli import demo, doctor, index, inspect, ladder, prepare, profile, report, slurm, synth, train, verify
 from feedline.cli.common import stderr
 
 app = typer.Typer(
@@ -21,6 +21,8 @@ app.command()(doctor.doctor)
 app.command()(synth.synth)
 app.command()(prepare.prepare)
 app.command()(verify.verify)
+app.command()(index.index)
+app.command()(inspect.inspect)
 app.command()(train.train)
 app.command(context_settings=slurm.CONTEXT)(slurm.slurm)
 app.command(context_settings=profile.CONTEXT)(profile.profile)
