@@ -14,7 +14,7 @@ from typing import Any
 
 from feedline.benchmarks import commands
 from feedline.benchmarks.forecast import Forecast, forecasts
-from feedline.benchmarks.ladder import LadderConfig, Progress, climb
+from feedline.benchmarks.ladder import LadderConfig, Progress, ceilings, climb
 from feedline.benchmarks.whatif import image_size, what_if
 from feedline.pipeline.errors import DatasetError, UsageError
 from feedline.pipeline.shards import prepared_splits, read_manifest, write_atomically
@@ -58,13 +58,15 @@ def ascend(config: AscentConfig, say: Say, advance: Progress) -> dict[str, Any]:
     raw_px = image_size(recording)
     recording = with_trials(recording, config.size_px, raw_px)
     workers = usable_cores() if config.num_workers is None else config.num_workers
-    foretold = forecasts(recording, workers=workers, size_px=config.size_px, raw_px=raw_px or 0)
-    keep_forecasts(config, foretold)
     shards, raw = prepare(config, raw_px, say)
     ladder = LadderConfig(
         argv=config.script, shards=shards, raw=raw, num_workers=workers, rounds=config.rounds,
         window_s=config.window_s, seed=config.seed,
     )  # fmt: skip
+    say("measuring the script with cached batches: the ceiling, before anything is climbed")
+    free = ceilings(ladder)
+    foretold = forecasts(recording, free, workers=workers, size_px=config.size_px, raw_px=raw_px or 0)
+    keep_forecasts(config, foretold)
     say("climbing: every rung in fresh processes, in random order")
     return {**climb(ladder, foretold, advance).record(), "script": config.script, "num_workers": workers}
 

@@ -6,11 +6,11 @@ window of any of them is measured (`benchmarks.forecast`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.forecast import Forecast
+from feedline.benchmarks.forecast import Ceilings, Forecast
 from feedline.benchmarks.intervals import Estimate, estimate
 from feedline.benchmarks.measuring import Bench, rounds
 from feedline.benchmarks.subject import Subject, Window
@@ -51,6 +51,8 @@ class Rung:
     how: str
     split: Path | None = None
     num_workers: int = 0
+    layout: str | None = None
+    hogs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,21 @@ def rungs_of(config: LadderConfig) -> list[Rung]:
 
 
 def free_data() -> Rung:
-    return Rung(key=CEILING, name="data is free", words="its first batches again and again", how="cached")
+    return Rung(
+        key=CEILING, name="data is free", words="its first batches again and again, laid out as feedline's", how="cached",
+        layout="channels_last",
+    )  # fmt: skip
+
+
+def ceilings(config: LadderConfig, windows: int = 2) -> Ceilings:
+    """The script with free data, before anything is climbed: what forecasts rest on beside the profile."""
+    own = replace(free_data(), layout=None)
+    with Bench() as bench:
+        found = [
+            [bench.measure(subject_of(rung, config)) for _ in range(windows)]
+            for rung in (own, free_data(), replace(own, hogs=config.num_workers))
+        ]
+    return Ceilings(own=found[0], channels_last=found[1], crowded=found[2])
 
 
 def climb(config: LadderConfig, forecasts: Mapping[str, Forecast], advance: Progress) -> Ladder:
@@ -142,7 +158,8 @@ def climb(config: LadderConfig, forecasts: Mapping[str, Forecast], advance: Prog
 
 
 def subject_of(rung: Rung, config: LadderConfig) -> Subject:
-    settings = {"argv": config.argv, "how": rung.how, "num_workers": rung.num_workers}
+    settings = {"argv": config.argv, "how": rung.how, "num_workers": rung.num_workers, "layout": rung.layout,
+                "hogs": rung.hogs}  # fmt: skip
     if rung.split is not None:
         settings["split"] = str(rung.split)
     return Subject(kind="script", settings=settings, window_s=config.window_s, warm_up_s=config.warm_up_s)

@@ -6,7 +6,6 @@ subject through one warm-up and one window and answers with one line. It is its 
 and the kernel ends it when whoever asked is gone, also by kill -9.
 """
 
-import ctypes
 import json
 import os
 import select
@@ -17,9 +16,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, NoReturn, cast
 
-from feedline.benchmarks.subject import Meter, Subject
+from feedline.benchmarks.subject import Meter, Subject, die_with_parent
 
-PR_SET_PDEATHSIG = 1
 PRELOAD = ("numpy", "psutil", "torch", "torchvision", "torch.utils.data")
 
 
@@ -133,14 +131,6 @@ def end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass  # all of it has ended
-
-
-def die_with_parent() -> None:
-    """Linux: SIGKILL when the parent ends, however it ends."""
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        pass  # elsewhere the closed input does it
 
 
 if __name__ == "__main__":

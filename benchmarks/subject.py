@@ -1,6 +1,8 @@
 """What is measured: one loader, or one script with its loader swapped; and the meter that tells one window of it."""
 
+import ctypes
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -132,3 +134,11 @@ def settle_device() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+
+
+def die_with_parent() -> None:
+    """Linux (1 is PR_SET_PDEATHSIG): SIGKILL when the parent ends, however it ends."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+    except (OSError, AttributeError):
+        pass  # elsewhere the closed input does it

@@ -6,12 +6,15 @@ Settings of a subject of kind "script":
              stock webdataset reading `split` · feedline: `Loader.like` over `split` · cached: its own first batches
              again and again, which is what the script would do if data were free
   split, num_workers, prefetch_factor   where `how` needs them
+  layout     channels_last: of the cached batches, as feedline's loader hands them over
+  hogs       so many processes that only burn CPU run beside it: what sharing the cores costs the model
 
 The training DataLoader is the first that is iterated and does not go through its dataset in order. It never ends:
 epochs follow each other until the window is full. The script leaves no trace: `torch.save` does nothing.
 """
 
 import itertools
+import os
 import runpy
 import sys
 import time
@@ -19,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.subject import Meter, WindowDone
+from feedline.benchmarks.subject import Meter, WindowDone, die_with_parent
 from feedline.pipeline.errors import FeedlineError
 
 CACHED_BATCHES = 8
@@ -36,6 +39,7 @@ def run_script(meter: Meter, settings: dict[str, Any]) -> None:
     watch.install()
     hold_back_traces()
     argv: list[str] = settings["argv"]
+    start_hogs(settings.get("hogs", 0))
     try:
         start(argv)
     except WindowDone:
@@ -113,7 +117,8 @@ def swapped(loader: Any, original: Callable[[Any], Iterator[Any]], settings: dic
     if how == "none":
         return epochs(lambda: original(loader))
     if how == "cached":
-        return itertools.cycle(list(itertools.islice(original(loader), CACHED_BATCHES)))
+        batches = list(itertools.islice(original(loader), CACHED_BATCHES))
+        return itertools.cycle([laid_out(batch, settings.get("layout")) for batch in batches])
     if how == "workers":
         return epochs(lambda: original(with_workers(loader, settings)))
     if how == "webdataset":
@@ -122,6 +127,26 @@ def swapped(loader: Any, original: Callable[[Any], Iterator[Any]], settings: dic
         ours = like(loader, settings)
         return epochs(lambda: iter(ours))
     raise SwapError(f"unknown swap {how!r}")
+
+
+def laid_out(batch: Any, layout: str | None) -> Any:
+    """The batch with its image tensors in this memory format."""
+    import torch
+
+    if isinstance(batch, list | tuple):
+        return [laid_out(item, layout) for item in batch]
+    if layout == "channels_last" and isinstance(batch, torch.Tensor) and batch.ndim == 4:
+        return batch.contiguous(memory_format=torch.channels_last)
+    return batch
+
+
+def start_hogs(count: int) -> None:
+    """Forks that burn CPU until their group is ended, with the subject's."""
+    for _ in range(count):
+        if os.fork() == 0:
+            die_with_parent()
+            while True:
+                pass
 
 
 def epochs(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -183,13 +208,10 @@ def over_webdataset(loader: Any, settings: dict[str, Any]) -> Any:
 
 
 def like(loader: Any, settings: dict[str, Any]) -> Any:
-    from feedline.pipeline import loader as ours
+    from feedline.pipeline.loader import Loader
 
-    kind: Any = ours.Loader
     options = {name: settings[name] for name in ("num_workers", "prefetch_factor") if settings.get(name) is not None}
-    if not hasattr(kind, "like"):
-        return kind(settings["split"], batch_size=loader.batch_size, image_size=64, device="cpu", **options)
-    return kind.like(loader, settings["split"], **options)
+    return Loader.like(loader, settings["split"], **options)
 
 
 def count_samples(batch: Any) -> int:
