@@ -175,7 +175,30 @@ def test_torchvision_mistakes(tmp_path: Path) -> None:
         indexed(f"torchvision:CIFAR10:{tmp_path}", tmp_path / "staging")
 
 
-def test_any_other_shape_of_dataset(tmp_path: Path) -> None:
-    found = indexed(f"torchvision:FakeData:{tmp_path}", tmp_path / "staging", splits="train")
-    assert found.columns.split_names == ["train"]
-    assert len(found.columns) == 1000
+def test_datasets_with_a_split_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The val split is called what the dataset calls it; a label that is no number is refused."""
+    from torchvision import datasets
+
+    class Tiny:
+        classes = (("tabby", "cat"), "dog")
+
+        def __init__(self, root: str, split: str = "train") -> None:
+            if split not in ("train", "test"):
+                raise ValueError(f"unknown split {split}")
+            self.items = [(Image.new("L", (4, 3), n), n % 2 if root.endswith("good") else "cat") for n in range(3)]
+
+        def __getitem__(self, row: int) -> Any:
+            return self.items[row]
+
+        def __len__(self) -> int:
+            return len(self.items)
+
+    monkeypatch.setattr(datasets, "Tiny", Tiny, raising=False)
+    for name in ("good", "words"):
+        (tmp_path / name).mkdir()
+    found = indexed(f"torchvision:Tiny:{tmp_path}/good", tmp_path / "staging")
+    assert found.classes == [{"name": "tabby, cat"}, {"name": "dog"}]
+    assert found.columns.labels_N.tolist() == [0, 1, 0] * 2
+    assert found.columns.split_names == ["train", "val"]
+    with pytest.raises(SourceError, match=r"does not give \(image, integer label\)"):
+        indexed(f"torchvision:Tiny:{tmp_path}/words", tmp_path / "other")
