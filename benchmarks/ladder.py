@@ -128,7 +128,7 @@ def rungs_of(config: LadderConfig) -> list[Rung]:
 
 def free_data() -> Rung:
     return Rung(
-        key=CEILING, name="data is free", words="its first batches again and again, laid out as feedline's", how="cached",
+        key=CEILING, name="data is free", words="cached batches, laid out as feedline hands them over", how="cached",
         layout="channels_last",
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where everything goes; a second run reuses what is valid.")] = Path(
         "demo-out"
     ),
-    images: Annotated[int | None, typer.Option(help="Training photos to synthesise (4,000).")] = None,
+    images: Annotated[int | None, typer.Option(help="Photos to synthesise (3,000).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The same in about two minutes, less exact.")] = False,
     json_file: JsonFile = None,
 ) -> None:
