@@ -6,7 +6,21 @@ from typing import Any
 
 import typer
 
-from feedline.cli import demo, doctor, index, inspect, ladder, prepare, profile, report, slurm, synth, train, verify
+from feedline.cli import (
+    compare,
+    demo,
+    doctor,
+    index,
+    inspect,
+    ladder,
+    prepare,
+    profile,
+    report,
+    slurm,
+    synth,
+    train,
+    verify,
+)
 from feedline.cli.common import stderr
 
 app = typer.Typer(
@@ -28,6 +42,7 @@ app.command(context_settings=slurm.CONTEXT)(slurm.slurm)
 app.command(context_settings=profile.CONTEXT)(profile.profile)
 app.command()(report.report)
 app.command()(demo.demo)
+app.command()(compare.compare)
 app.command(context_settings=ladder.CONTEXT)(ladder.ladder)
 
 
