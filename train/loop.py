@@ -81,7 +81,7 @@ def fit(run: Run, report: Reporter) -> None:
 
 
 def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
-    """Trains as `config` says and returns the record (design, section 11); all ranks of a torchrun job call it.
+    """Trains as `config` says and returns the record; all ranks of a torchrun job call it.
 
     `listeners` hear every event on rank 0. Raises a FeedlineError with one line for whatever is wrong with the
     configuration, the dataset, a checkpoint, or the training itself (a loss that is not finite, a lost rank).
