@@ -20,7 +20,7 @@ class TrainConfig:
     dataset: Path
     """Prepared dataset: a folder with train/ and val/."""
     run: Path | None = None
-    """Folder for logs and checkpoints; default runs/MODEL-TIME."""
+    """Folder for logs and checkpoints; default runs/MODEL-TIME. Under torchrun write --run-dir."""
     resume: str | None = None
     """A checkpoint file, or `auto`: the newest good one in the run folder, from the start where there is none."""
     init: Path | None = None

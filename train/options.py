@@ -24,10 +24,13 @@ Examples:
 
   feedline train OUT --model small_cnn --image-size 64 --target-top1 0.9
 
-  torchrun --nproc-per-node 4 -m feedline.train.main OUT --global-batch 256 --run runs/four --resume auto
+  torchrun --nproc-per-node 4 -m feedline.train.main OUT --global-batch 256 --run-dir runs/four --resume auto
 
   kernprof -l -v -m feedline.train.main OUT --epochs 1 --run runs/lines
 """
+
+_ALIASES = {"run": ("--run-dir",)}
+"""torchrun refuses `--run` even behind the script's name: it abbreviates two options of its own."""
 
 _LISTS: dict[str, str] = {
     "widths": "6,16",
@@ -81,7 +84,7 @@ def field_docs() -> dict[str, str]:
 
 def unknown_options(words: list[str]) -> list[str]:
     """Of a training command line, the options that nobody knows."""
-    known = {f"--{prefix}{option(one.name)}" for one in fields(TrainConfig) for prefix in ("", "no-")}
+    known = {f"--{prefix}{option(one.name)}" for one in fields(TrainConfig) for prefix in ("", "no-")} | {"--run-dir"}
     return [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
 
 
@@ -95,8 +98,8 @@ def _parameter(name: str, one: Any) -> inspect.Parameter:
     if name in _LISTS:
         hint, default = str, _word(default)
     flag = f"--{option(name)}"
-    names = f"{flag}/--no-{option(name)}" if hint is bool else flag
-    annotation = Annotated[hint, typer.Option(names, help=text, show_default=bool(str(default)))]
+    names = [f"{flag}/--no-{option(name)}" if hint is bool else flag, *_ALIASES.get(name, ())]
+    annotation = Annotated[hint, typer.Option(*names, help=text, show_default=bool(str(default)))]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

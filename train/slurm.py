@@ -136,7 +136,7 @@ def _command(config: SlurmConfig) -> list[str]:
     device = "cuda" if config.gpus_per_node else "cpu"
     extra = " ".join(shlex.quote(word) for word in config.train_args)
     lines = [
-        f'  -m feedline.train.main {shlex.quote(config.dataset)} --run "$run" --resume auto \\',
+        f'  -m feedline.train.main {shlex.quote(config.dataset)} --run-dir "$run" --resume auto \\',
         f"  --device {device} --num-workers {config.workers_per_rank}",
     ]
     if not config.gpus_per_node:

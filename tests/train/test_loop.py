@@ -207,9 +207,7 @@ def test_labels_beyond_the_classes(configure: Configure, tmp_path: Path) -> None
 
 
 def test_a_batch_larger_than_the_dataset(configure: Configure) -> None:
-    with pytest.raises(
-        UsageError, match=r"a batch of 97 .* is larger than the 96 training samples"
-    ):
+    with pytest.raises(UsageError, match=r"a batch of 97 .* is larger than the 96 training samples"):
         train(configure(batch_size=97))
 
 

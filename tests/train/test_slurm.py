@@ -38,7 +38,7 @@ def test_what_it_starts_on_two_gpu_nodes(tmp_path: Path) -> None:
     words = run_script(config, tmp_path).splitlines()
     for word in ("--nodes=2", "--nnodes=2", "--nproc-per-node=4", "--rdzv-endpoint=node1:20045", "/my data"):
         assert word in words
-    assert words[words.index("--run") + 1] == "/runs/x"
+    assert words[words.index("--run-dir") + 1] == "/runs/x"
     assert words[-2:] == ["--epochs", "9"]
 
 

@@ -1,0 +1,224 @@
+"""Several processes for real: ranks under torchrun, kill -9, elastic restarts, three hosts in network namespaces."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+import typer
+
+from feedline.train import checkpoint
+from feedline.train.loop import train
+from feedline.train.metrics import read_events
+from feedline.train.options import command
+
+from .conftest import PX, write_dataset
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+MAIN = ["-m", "feedline.train.main"]
+BASE = ["--model", "small_cnn", "--image-size", str(PX), "--num-workers", "1", "--no-tensorboard", "--log-every", "1",
+        "--no-flip", "--deterministic", "--threads", "1"]  # fmt: skip
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough for 50 steps of 16 in two epochs."""
+    return write_dataset(tmp_path_factory.mktemp("prepared") / "OUT", train=400, val=30)
+
+
+def start(words: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def run(words: list[str]) -> str:
+    process = start(words)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    return output
+
+
+def alone(words: list[str]) -> None:
+    """The same command in this process: one rank needs no process of its own."""
+    app = typer.Typer()
+    app.command()(command(lambda config: train(config)))
+    app(words, standalone_mode=False)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in read_events(folder, "step")}
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 120) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until, "it did not get there in time"
+        time.sleep(0.1)
+
+
+def steps_done(folder: Path) -> int:
+    return max(losses(folder), default=0) if (folder / "metrics.jsonl").exists() else 0
+
+
+def ranks_of(agent: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The trainers, not their loader workers."""
+    children = psutil.Process(agent.pid).children()
+    return [child for child in children if "feedline.train.main" in " ".join(child.cmdline())]
+
+
+@pytest.mark.slow
+def test_four_ranks_train_as_one_does(many: Path, tmp_path: Path) -> None:
+    options = [str(many), *BASE, "--global-batch", "16", "--epochs", "2", "--ema-decay", "0.9"]
+    alone([*options, "--run-dir", str(tmp_path / "one")])
+    run([*TORCHRUN, "--standalone", "--nproc-per-node=4", *MAIN, *options, "--run-dir", str(tmp_path / "four")])
+    one, four = losses(tmp_path / "one"), losses(tmp_path / "four")
+    assert list(one) == list(four) == list(range(1, 51))
+    assert list(one.values()) == pytest.approx(list(four.values()), rel=1e-4)
+    ends = [read_events(tmp_path / name, "end")[0] for name in ("one", "four")]
+    assert [end["world_size"] for end in ends] == [1, 4]
+    assert [sum(c["samples"] for c in end["classes"]) for end in ends] == [30, 30]  # 30 over 4 ranks: none twice
+    assert ends[0]["best_top1"] == ends[1]["best_top1"]
+
+
+@pytest.mark.slow
+def test_kill_9_and_resume_end_in_the_same_weights(many: Path, tmp_path: Path) -> None:
+    options = [*MAIN, str(many), *BASE, "--batch-size", "16", "--epochs", "2", "--checkpoint-every", "3"]
+    alone([*options[2:], "--run-dir", str(tmp_path / "whole")])
+    process = start([sys.executable, *options, "--run-dir", str(tmp_path / "killed")])
+    wait_until(lambda: steps_done(tmp_path / "killed") >= 8, process)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    alone([*options[2:], "--run-dir", str(tmp_path / "killed"), "--resume", "auto"])
+    assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
+    ends = [checkpoint.step_checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "killed")]
+    whole, killed = (checkpoint.read(path) for path in ends)
+    assert all((whole["model"][name] == killed["model"][name]).all() for name in whole["model"])
+    psutil.wait_procs(workers, timeout=10)
+    assert not any(worker.is_running() for worker in workers)
+
+
+@pytest.mark.slow
+def test_one_rank_killed_ends_all_with_the_reason(many: Path, tmp_path: Path) -> None:
+    options = [*MAIN, str(many), *BASE, "--batch-size", "4", "--epochs", "1000", "--run-dir", str(tmp_path / "run")]
+    agent = start([*TORCHRUN, "--standalone", "--nproc-per-node=2", *options])
+    wait_until(lambda: steps_done(tmp_path / "run") >= 2, agent)
+    everyone = psutil.Process(agent.pid).children(recursive=True)
+    killed_s = time.monotonic()
+    ranks_of(agent)[1].kill()
+    output, _ = agent.communicate(timeout=60)
+    assert time.monotonic() - killed_s < 30
+    assert agent.returncode != 0
+    assert "SIGKILL" in output or "another rank ended" in output
+    _, alive = psutil.wait_procs(everyone, timeout=10)
+    assert not alive
+
+
+@pytest.mark.slow
+def test_an_elastic_restart_goes_on_with_another_world_size(many: Path, tmp_path: Path) -> None:
+    """Two agents; one is lost for good. The other meets alone again and continues from the last checkpoint."""
+    options = [*MAIN, str(many), *BASE, "--global-batch", "16", "--epochs", "2", "--checkpoint-every", "2",
+               "--run-dir", str(tmp_path / "run")]  # fmt: skip
+    port = free_port()
+    agent = [*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d",
+             f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=last_call_timeout=3"]  # fmt: skip
+    first = start([*agent, *options])  # holds the meeting point, which must outlive the second
+    wait_until(lambda: is_listening(port), first)
+    second = start([*agent, *options])
+    try:
+        wait_until(lambda: steps_done(tmp_path / "run") >= 6, first)
+        for process in [*psutil.Process(second.pid).children(recursive=True), psutil.Process(second.pid)]:
+            process.kill()
+        output, _ = first.communicate(timeout=200)
+    finally:
+        for process in (first, second):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert first.returncode == 0, output
+    alone([*options[2:-1], str(tmp_path / "alone")])
+    whole, broken = losses(tmp_path / "alone"), losses(tmp_path / "run")
+    assert list(whole.values()) == pytest.approx(list(broken.values()), rel=1e-4)
+    assert read_events(tmp_path / "run", "end")[-1]["world_size"] == 1
+
+
+@pytest.mark.slow
+def test_bad_input_is_one_line_for_all_ranks(many: Path, tmp_path: Path) -> None:
+    few = write_dataset(tmp_path / "few", train=1, val=3)
+    agent = start([*TORCHRUN, "--standalone", "--nproc-per-node=2", *MAIN, str(few), *BASE])
+    output, _ = agent.communicate(timeout=120)
+    assert agent.returncode != 0
+    lines = [line for line in output.splitlines() if line.startswith("feedline: ")]
+    assert lines == ["feedline: 2 ranks for 1 training samples: start at most 1"]
+
+
+@pytest.fixture
+def three_hosts() -> Generator[list[list[str]]]:
+    """Command prefixes that run something on one of three hosts that reach each other at 10.83.0.1 to .3."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        yield [[], [], []]  # three agents on one host
+        return
+    with ExitStack() as stack:
+        tag = uuid.uuid4().hex[:6]
+        bridge = f"fl{tag}b"
+        ip("link", "add", bridge, "type", "bridge")
+        stack.callback(ip, "link", "del", bridge)
+        ip("link", "set", bridge, "up")
+        names = [f"fl{tag}n{number}" for number in range(3)]
+        for number, name in enumerate(names):
+            ip("netns", "add", name)
+            stack.callback(ip, "netns", "del", name)
+            ip("link", "add", f"fl{tag}v{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("link", "set", f"fl{tag}v{number}", "master", bridge, "up")
+            ip("-n", name, "addr", "add", f"10.83.0.{number + 1}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield [["ip", "netns", "exec", name] for name in names]
+
+
+def ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no network namespaces here: {done.stderr.strip()}")
+
+
+@pytest.mark.slow
+def test_three_hosts_train_as_one_does(many: Path, tmp_path: Path, three_hosts: list[list[str]]) -> None:
+    options = [*MAIN, str(many), *BASE, "--global-batch", "24", "--epochs", "1"]
+    real = bool(three_hosts[0])
+    address = "10.83.0.1" if real else "127.0.0.1"
+    port = 29500 if real else free_port()
+    agents = []
+    for number, host in enumerate(three_hosts):
+        where = [f"--node-rank={number}", f"--master-addr={address}", f"--master-port={port}"]
+        environment = ["env", "GLOO_SOCKET_IFNAME=eth0"] if real else []
+        agents.append(start([*host, *environment, *TORCHRUN, "--nnodes=3", "--nproc-per-node=1", *where, *options,
+                             "--run-dir", str(tmp_path / "three")]))  # fmt: skip
+    outputs = [agent.communicate(timeout=200)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0, 0], "\n".join(outputs)
+    alone([*options[2:], "--run-dir", str(tmp_path / "one")])
+    one, three = losses(tmp_path / "one"), losses(tmp_path / "three")
+    assert list(one.values()) == pytest.approx(list(three.values()), rel=1e-4)
+    assert read_events(tmp_path / "three", "end")[0]["world_size"] == 3
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
