@@ -57,6 +57,7 @@ def profile(
     from feedline.profiling.diagnose import diagnose, record_keys
     from feedline.profiling.study import StudyConfig, chosen_legs, study
 
+    refuse_inside_torchrun()
     condition = parse(fail_if) if fail_if else None
     for path in (json_file, html, trace):
         check_writable(path)
@@ -88,6 +89,16 @@ def profile(
 
 def say(line: str) -> None:
     stderr.print(f"feedline: {line}", markup=False, soft_wrap=True)
+
+
+def refuse_inside_torchrun() -> None:
+    """One profiler watches all ranks: torchrun runs under it, not the other way round. Raises ProfilingUsageError."""
+    import os
+
+    from feedline.profiling.errors import ProfilingUsageError
+
+    if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("LOCAL_RANK"):
+        raise ProfilingUsageError("started by torchrun: turn it around, feedline profile torchrun [options] SCRIPT")
 
 
 def check_writable(path: Path | None) -> None:

@@ -23,6 +23,7 @@ from feedline.profiling.batches import describe as describe_batch
 from feedline.profiling.journal import Journal, Options
 from feedline.profiling.parts import part
 from feedline.profiling.paths import PathCollector
+from feedline.profiling.selftold import SelfTold
 from feedline.profiling.stacks import StackSampler, fair_switching
 from feedline.profiling.stages import Place, classify
 from feedline.profiling.tally import Tally
@@ -125,6 +126,8 @@ class Capture:
         self._sampler: StackSampler | None = None
         self._main: Tally | None = None
         self._loading: dict[int, Tally] = {}
+        self._self_told: dict[int, SelfTold] = {}
+        self._told = [0.0, 0.0, 0]
 
     # --- what the hooks tell ------------------------------------------------------------------------------
 
@@ -135,6 +138,8 @@ class Capture:
         about = self._about[number]
         if in_trainer is None:
             in_trainer = not about.get("num_workers")
+        if number not in self._self_told and SelfTold.speaks(loader):
+            self._self_told[number] = SelfTold(loader, number, self.rank)
         epoch = self._epochs[number]
         self._epochs[number] += 1
         one = Pass(number, epoch, time.perf_counter(), in_trainer, self.current)
@@ -247,6 +252,8 @@ class Capture:
                 self._finish(inner, last.got if last else now)
         one.inner.clear()
         row.end = now
+        told = self._told
+        self._told = [told[0] + row.got - row.start, told[1] + now - row.start - row.pause, told[2] + row.samples]
         if row.trained:
             self.train_steps += 1
             if not self._any_trained:
@@ -327,7 +334,9 @@ class Capture:
         asking = self.asking
         if self._main is None or frame is None:
             return
-        if asking is not None and asking.in_trainer:
+        if asking is not None and asking.in_trainer and asking.loader in self._self_told:
+            self._main.add(Place("load", "loader"), seconds)
+        elif asking is not None and asking.in_trainer:
             self._loading.setdefault(asking.loader, Tally(self._thread)).add(classify(frame), seconds)
             self._main.add(Place("load", "loader"), seconds)
         else:
@@ -350,6 +359,8 @@ class Capture:
         self.journal.append(f"steps-{self.pid}", [row.values() for row in ready])
         if self._main is not None:
             self.journal.append(f"main-{self.pid}", [self._main.take()])
+        for teller in self._self_told.values():
+            teller.ask(self.journal)
         for loader, tally in self._loading.items():
             self.journal.append(f"loading-{self.pid}-{loader}", [tally.take()])
         now = time.perf_counter()
@@ -358,6 +369,11 @@ class Capture:
             self.journal.write(f"trainer-{self.pid}", self.about())
         if self.line_watch is not None and self.active:
             self.line_watch.dump_sometimes()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Wait fraction and samples/s since the last call, over all batches; empty when there were none."""
+        (waited_s, seconds, samples), self._told = self._told, [0.0, 0.0, 0]
+        return {"wait_fraction": waited_s / seconds, "samples_per_s": samples / seconds} if seconds else {}
 
     def about(self) -> dict[str, Any]:
         sampler = self._sampler

@@ -22,16 +22,21 @@ def quietly(read: Callable[[], T]) -> T | None:
 def loader(one: Any) -> dict[str, Any]:
     """Keys of `recording.LoaderSeen` that the loader object itself tells."""
     dataset = getattr(one, "dataset", None)
-    sampler = getattr(one, "batch_sampler", None)
-    batch_size = getattr(one, "batch_size", None) or getattr(sampler, "batch_size", None)
+    sampler, config = getattr(one, "batch_sampler", None), getattr(one, "config", None)
+
+    def told(name: str) -> Any:
+        found = getattr(one, name, None)
+        return getattr(config, name, None) if found is None else found
+
+    batch_size = told("batch_size") or getattr(sampler, "batch_size", None)
     return {
-        "num_workers": _int(getattr(one, "num_workers", None)),
+        "num_workers": _int(told("num_workers")),
         "batch_size": _int(batch_size),
-        "prefetch_factor": _int(getattr(one, "prefetch_factor", None)),
-        "pin_memory": _bool(getattr(one, "pin_memory", None)),
-        "persistent_workers": _bool(getattr(one, "persistent_workers", None)),
+        "prefetch_factor": _int(told("prefetch_factor")),
+        "pin_memory": _bool(told("pin_memory")),
+        "persistent_workers": _bool(told("persistent_workers")),
         "start_method": start_method(one),
-        "drop_last": _bool(getattr(one, "drop_last", None)),
+        "drop_last": _bool(told("drop_last")),
         "dataset": type(innermost(dataset)).__name__ if dataset is not None else None,
         "dataset_samples": _length(dataset),
         "batches_per_epoch": None if getattr(one, "_dataset_kind", 0) else _length(one),

@@ -8,6 +8,7 @@ print(seen.recording.to_dict())
 """
 
 import atexit
+import builtins
 import os
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from feedline.profiling.capture import Capture
 from feedline.profiling.hooks import Hooks
@@ -34,6 +35,8 @@ def start_from_environment() -> None:
     if not folder or not os.path.isdir(folder):  # noqa: PTH112  cheap: this runs in every interpreter of the run
         return
     journal = Journal(Path(folder))
+    if not hasattr(builtins, "profile"):
+        builtins.profile = _as_it_is  # type: ignore[attr-defined]  as kernprof does: @profile may be left in a script
     start(journal, journal.options())
 
 
@@ -54,6 +57,11 @@ def start(journal: Journal, options: Options) -> tuple[Capture, Hooks]:
     _remember_errors(capture)
     _active = capture
     return capture, hooks
+
+
+def _as_it_is(function: Any) -> Any:
+    """`@profile` of a script that kernprof does not run."""
+    return function
 
 
 def _at_exit(capture: Capture, pid: int) -> None:
@@ -77,8 +85,13 @@ def _remember_errors(capture: Capture) -> None:
 class Seen:
     """What `watch` saw; `recording` is there once the block has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
         self._recording: Recording | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """`wait_fraction` and `samples_per_s` since the last call, for the loop's own log; {} without batches."""
+        return self._capture.take_metrics()
 
     @property
     def recording(self) -> "Recording":
@@ -99,11 +112,11 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
 
     if _active is not None and _active.active:
         raise RuntimeError("already being profiled: `watch` inside `feedline profile` or inside another `watch`")
-    seen = Seen()
     with tempfile.TemporaryDirectory(prefix="feedline-watch-") as folder:
         journal = Journal(Path(folder))
         origin = time.perf_counter()
         capture, hooks = start(journal, Options(steady_s=None))
+        seen = Seen(capture)
         sampler = ResourceSampler(os.getpid()) if resources else None
         if sampler:
             sampler.start()

@@ -176,6 +176,13 @@ def test_a_signal_reaches_the_script_and_nothing_is_left(tmp_path: Path, number:
     assert (tmp_path / "out.json").exists()
 
 
+@pytest.mark.parametrize("own", ["", "def profile(f): return lambda: 40\n"])
+def test_a_profile_decorator_left_in_the_script(tmp_path: Path, own: str) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(own + "@profile\ndef f(): return 3\nraise SystemExit(f())")
+    assert profile(Launch(argv=[str(path)])).status == (40 if own else 3)
+
+
 def test_the_machines_own_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "own"
     own.mkdir()

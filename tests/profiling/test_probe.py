@@ -198,6 +198,50 @@ def test_everything_is_as_it_was_afterwards() -> None:
     assert state() == before
 
 
+def test_metrics_for_the_loops_own_log() -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        assert seen.metrics() == {}
+        for batch in DataLoader(data(), batch_size=8):
+            training.step(batch)
+        told = seen.metrics()
+        assert seen.metrics() == {}
+    assert 0 < told["wait_fraction"] < 1
+    assert told["samples_per_s"] > 0
+
+
+class Telling:
+    """A loader that speaks for its workers, as feedline's own does."""
+
+    num_workers, worker_pids = 2, ()
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from torch.rand(20, 8, 4)
+
+    def stats(self) -> dict[str, Any]:
+        self.asked += 1
+        seconds = {"read": 1.0 * self.asked, "decode": 3.0 * self.asked, "idle": 0.5 * self.asked}
+        return {
+            "workers": [{"pid": 999_999_990, "samples": 80 * self.asked, "batches": self.asked, "seconds": seconds}]
+        }
+
+
+def test_a_loader_that_tells_itself_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type(sys)("feedline.pipeline.loader")
+    module.Loader = Telling  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "feedline.pipeline.loader", module)
+    with watch(resources=False) as seen:
+        for _ in Telling():
+            pass
+    (worker,) = seen.recording.workers
+    assert worker.stages["decode"] == pytest.approx(3 * worker.stages["read"])
+    assert seen.recording.loaders[0].kind == "feedline"
+    assert len(seen.recording.steps) == 20
+
+
 def test_watching_twice_is_refused() -> None:
     with watch(resources=False), pytest.raises(RuntimeError, match="already being profiled"), watch():
         pass
