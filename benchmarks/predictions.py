@@ -1,0 +1,327 @@
+"""How good are the predictions? Each remedy foretold from a profile, then applied and measured.
+
+    python -m feedline.benchmarks.predictions [--work DIR] [--rounds 3] [--images 1200] [--only naive|recipe]
+
+Two scripts, fourteen remedies. A script is profiled once (with legs and trials, and its ceiling as the ladder
+measures it); all its predictions are made and written down before any of them is run. Then rounds visit the script
+as it is and every remedy in random order, each window in a fresh process, and the gain of a remedy over the script
+as it is, in the same round, is compared with the gain foretold. A window in which other programs took more than
+QUIET_CORES is measured again, a few times.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from feedline.benchmarks.forecast import Ceilings, crowd, crowding_of, with_ceiling
+from feedline.benchmarks.ladder import LadderConfig, ceilings
+from feedline.benchmarks.measuring import Bench, rounds
+from feedline.benchmarks.subject import Subject, Window, machine_busy_s
+from feedline.benchmarks.whatif import FORMS, what_if
+from feedline.benchmarks.whatif_forms import prepare_form
+from feedline.pipeline.shards import write_atomically
+from feedline.preprocess.resize import Output
+from feedline.profiling.host import describe_host
+from feedline.profiling.measure import measure
+from feedline.profiling.predict import Change, Situation, predict, situation, with_trial
+from feedline.profiling.recording import Recording, Trial
+from feedline.profiling.remedies_compute import uint8
+from feedline.profiling.study import LEGS, StudyConfig, study
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "predictions.json"
+QUIET_CORES = 0.25
+TRIES = 4
+AS_IS = "as it is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One remedy: what to change (`how`, for `benchmarks.swap`), from which prepared form, with how many workers."""
+
+    name: str
+    how: str
+    num_workers: int
+    form: Output | None = None
+    extra: tuple[str, ...] = ()
+    """More arguments of the script."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    name: str
+    argv: tuple[str, ...]
+    forms: tuple[Output, ...]
+    cases: tuple[Case, ...]
+
+
+JPEG_256, JPEG_160, PLANES_256 = FORMS[1], FORMS[2], FORMS[3]
+RAW_64, RAW_96 = FORMS[4], Output(codec="raw", size_px=96, resize="square")
+
+
+def scripts() -> dict[str, Script]:
+    naive = Script(
+        name="naive",
+        argv=(str(HERE / "naive.py"), "{data}", "--epochs", "100"),
+        forms=(FORMS[0], JPEG_256, JPEG_160, PLANES_256, RAW_64),
+        cases=(
+            Case(name="num_workers=1", how="workers", num_workers=1),
+            Case(name="num_workers=2", how="workers", num_workers=2),
+            Case(name="files as they are, feedline, 1 worker", how="feedline", num_workers=1, form=FORMS[0]),
+            Case(name="256 px jpeg, feedline, 1 worker", how="feedline", num_workers=1, form=JPEG_256),
+            Case(name="256 px jpeg, feedline, 2 workers", how="feedline", num_workers=2, form=JPEG_256),
+            Case(name="160 px jpeg, feedline, 1 worker", how="feedline", num_workers=1, form=JPEG_160),
+            Case(name="256 px planes, feedline, 1 worker", how="feedline", num_workers=1, form=PLANES_256),
+            Case(name="64 px raw, feedline, 1 worker", how="feedline", num_workers=1, form=RAW_64),
+        ),
+    )
+    recipe = Script(
+        name="recipe",
+        argv=(str(HERE / "recipe.py"), "{data}", "--epochs", "100"),
+        forms=(FORMS[0], JPEG_256, JPEG_160, RAW_96),
+        cases=(
+            Case(name="num_workers=2", how="workers", num_workers=2),
+            Case(name="uint8 batches", how="workers", num_workers=1, extra=("--uint8",)),
+            Case(name="256 px jpeg, feedline, 1 worker", how="feedline", num_workers=1, form=JPEG_256),
+            Case(name="256 px jpeg, feedline, 2 workers", how="feedline", num_workers=2, form=JPEG_256),
+            Case(name="160 px jpeg, feedline, 1 worker", how="feedline", num_workers=1, form=JPEG_160),
+            Case(name="96 px raw, feedline, 1 worker", how="feedline", num_workers=1, form=RAW_96),
+        ),
+    )
+    return {one.name: one for one in (naive, recipe)}
+
+
+# --- before: profile and foretell ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foretold:
+    gain: float
+    low: float
+    high: float
+    binding: str
+
+
+def foretell(recording: Recording, ceilings: Ceilings, cases: Sequence[Case]) -> dict[str, Foretold]:
+    """Predicted gains by case; needs the recording, its trials and the ceilings only."""
+    at = situation(recording, measure(recording))
+    if at is None:
+        raise SystemExit("the profile measured no rate")
+    at = replace(at, now=with_ceiling(at.now, ceilings.own))
+    return {case.name: _foretold(at, _change(at, ceilings, case)) for case in cases}
+
+
+def _change(at: Situation, ceilings: Ceilings, case: Case) -> Change:
+    then = replace(at.now, workers=case.num_workers)
+    if case.extra == ("--uint8",):
+        then = next(iter(uint8(at))).then
+    if case.form is not None:
+        then = with_trial(with_ceiling(then, ceilings.channels_last), at.measured, trial_of(at, case.form), None)
+        assert then is not None
+    return Change(remedy=case.name, then=crowd(then, crowding_of(ceilings)), cost="", why="", may_raise_ceiling=True)
+
+
+def trial_of(at: Situation, form: Output) -> Trial:
+    kept = form.codec == "keep"
+    wanted = ("as-is" if kept else form.codec, None if kept else form.size_px, "feedline")
+    return next(one for one in at.recording.trials if (one.codec, one.size_px, one.loader) == wanted)
+
+
+def _foretold(at: Situation, change: Change) -> Foretold:
+    said, rate = predict(at, change), at.rate.value
+    return Foretold(gain=said.gain, low=said.low / rate, high=said.high / rate, binding=change.then.binding())
+
+
+def ceilings_of(script: Script, data: Path) -> Ceilings:
+    """The script with cached batches: as its own loader lays them out, as feedline's does, and on full cores."""
+    say(f"the ceiling of {script.name}, before anything is applied")
+    argv = [word.format(data=data) for word in script.argv]
+    return ceilings(LadderConfig(argv=argv, shards=data, num_workers=1, window_s=2.0))
+
+
+def profiled(script: Script, data: Path, steps: int) -> Recording:
+    argv = [word.format(data=data) for word in script.argv]
+    say(f"profiling {script.name} with legs")
+    recording = study(StudyConfig(argv=argv, steps=steps, legs=LEGS)).recording
+    say(f"trials on samples of {script.name}")
+    return replace(recording, trials=what_if(recording, forms=script.forms, script_loader=False))
+
+
+# --- after: apply and measure -------------------------------------------------------------------------
+
+
+def subject(script: Script, case: Case | None, data: Path, splits: Path, window_s: float) -> Subject:
+    argv = [word.format(data=data) for word in script.argv]
+    settings: dict[str, Any] = {"argv": argv, "how": "none"}
+    if case is not None:
+        settings = {"argv": [*argv, *case.extra], "how": case.how, "num_workers": case.num_workers}
+        if case.form is not None:
+            settings["split"] = str(splits / case.form.name / "train")
+    return Subject(kind="script", settings=settings, window_s=window_s)
+
+
+def quiet_window(bench: Bench, one: Subject) -> Window:
+    """The quietest of a few tries; the first that is quiet enough ends them."""
+    best: Window | None = None
+    for _ in range(TRIES):
+        wait_for_quiet()
+        window = bench.measure(one)
+        if best is None or (window.others_cores or 0.0) < (best.others_cores or 0.0):
+            best = window
+        if (window.others_cores or 0.0) <= QUIET_CORES:
+            break
+    assert best is not None
+    return best
+
+
+def wait_for_quiet(longest_s: float = 20.0) -> None:
+    """Until other programs take less than QUIET_CORES for a moment, or that long."""
+    until = time.monotonic() + longest_s
+    while time.monotonic() < until:
+        before = machine_busy_s()
+        time.sleep(0.5)
+        after = machine_busy_s()
+        if before is None or after is None or (after - before) / 0.5 < QUIET_CORES:
+            return
+
+
+def measured(script: Script, data: Path, splits: Path, count: int, window_s: float) -> dict[str, list[Window]]:
+    """Windows by case, one per round, the script as it is among them."""
+    cells: dict[str, Case | None] = {AS_IS: None, **{case.name: case for case in script.cases}}
+    found: dict[str, list[Window]] = {name: [] for name in cells}
+    with Bench() as bench:
+        for number, name in rounds(list(cells), count):
+            window = quiet_window(bench, subject(script, cells[name], data, splits, window_s))
+            found[name].append(window)
+            say(f"round {number + 1}/{count}  {name}: {window.samples_per_s:,.0f} samples/s, "
+                f"others {window.others_cores or 0:.2f} cores")  # fmt: skip
+    return found
+
+
+# --- the record ---------------------------------------------------------------------------------------
+
+
+def result_of(case: Case, said: Foretold, windows: Sequence[Window], as_is: Sequence[Window]) -> dict[str, Any]:
+    gains = [one.samples_per_s / base.samples_per_s for one, base in zip(windows, as_is, strict=True)]
+    gain = statistics.median(gains)
+    return {
+        "case": case.name,
+        "predicted_gain": said.gain,
+        "predicted_low": said.low,
+        "predicted_high": said.high,
+        "bound_by": said.binding,
+        "measured_gain": gain,
+        "measured_gains": gains,
+        "samples_per_s": [window.samples_per_s for window in windows],
+        "others_cores": [window.others_cores for window in windows],
+        "error": abs(said.gain / gain - 1),
+        "within_interval": said.low <= gain <= said.high,
+    }
+
+
+def entry(
+    script: Script, recording: Recording, said: dict[str, Foretold], found: dict[str, list[Window]]
+) -> dict[str, Any]:
+    """What the result file says of one script: its model, its trials, its cases."""
+    at = situation(recording, measure(recording))
+    return {
+        "script": script.name,
+        "argv": list(script.argv),
+        "as_is_samples_per_s": [window.samples_per_s for window in found[AS_IS]],
+        "profiled_samples_per_s": at.rate.value if at else None,
+        "model": asdict(at.now) if at else None,
+        "trials": [asdict(trial) for trial in recording.trials],
+        "cases": [result_of(case, said[case.name], found[case.name], found[AS_IS]) for case in script.cases],
+    }
+
+
+def prepared(forms: Sequence[Output], data: Path, work: Path) -> Path:
+    """Small real datasets of all training images, one per form, where they are not there yet."""
+    splits = work / "splits"
+    images = [path.read_bytes() for path in sorted((data / "train").rglob("*")) if path.is_file()]
+    for form in forms:
+        if not (splits / form.name / "train" / "manifest.json").exists():
+            say(f"preparing {form.name}")
+            prepare_form(images, form, splits)
+    return splits
+
+
+def dataset(work: Path, images: int) -> Path:
+    from feedline.preprocess.synth import synth
+    from feedline.preprocess.synth_plan import SynthConfig
+
+    data = work / f"photos-{images}"
+    say(f"{images} synthetic photos in {data}")
+    synth(SynthConfig(out=str(data), images=images, layout="folder"))
+    return data
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    work = Path(args.work)
+    work.mkdir(parents=True, exist_ok=True)
+    data = dataset(work, args.images)
+    chosen = [one for name, one in scripts().items() if args.only in (None, name)]
+    record: dict[str, Any] = {
+        "command": "python -m feedline.benchmarks.predictions " + " ".join(sys.argv[1:]),
+        "host": describe_host(),
+        "rounds": args.rounds,
+        "window_s": args.window,
+        "warm_up_s": Subject(kind="script", settings={}).warm_up_s,
+        "baseline": "the script as it is, in the same round",
+        "scripts": [],
+    }
+    for script in chosen:
+        splits = prepared(script.forms, data, work)
+        recording = profiled(script, data, args.steps)
+        said = foretell(recording, ceilings_of(script, data), script.cases)
+        foretold = {name: asdict(one) for name, one in said.items()}
+        write_atomically(work / f"foretold-{script.name}.json", json.dumps(foretold).encode())
+        recording.save(work / f"recording-{script.name}.json")
+        found = measured(script, data, splits, args.rounds, args.window)
+        record["scripts"].append(entry(script, recording, said, found))
+    errors = sorted(case["error"] for script in record["scripts"] for case in script["cases"])
+    record |= {"n": len(errors), "median_error": statistics.median(errors), "worst_error": errors[-1]}
+    return record
+
+
+def table(record: dict[str, Any]) -> str:
+    rows = [f"{'script':<8} {'remedy':<40} {'predicted':>9} {'measured':>9} {'error':>7}"]
+    for script in record["scripts"]:
+        rows += [row(script["script"], case) for case in script["cases"]]
+    rows.append(f"{record['n']} cases: median error {record['median_error']:.1%}, worst {record['worst_error']:.1%}")
+    return "\n".join(rows)
+
+
+def row(script: str, case: dict[str, Any]) -> str:
+    gains = f"{case['predicted_gain']:>8.2f}× {case['measured_gain']:>8.2f}×"
+    return f"{script:<8} {case['case']:<40} {gains} {case['error']:>6.1%}"
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", default=str(Path(tempfile.gettempdir()) / "feedline-predictions"))
+    parser.add_argument("--images", type=int, default=1200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--window", type=float, default=2.5)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--only", choices=list(scripts()))
+    parser.add_argument("--out", default=str(RESULT))
+    args = parser.parse_args()
+    record = run(args)
+    print(table(record))
+    write_atomically(Path(args.out), (json.dumps(record, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""`feedline report`: recordings shown, compared and judged; line profiles; every misuse is one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from feedline.cli.main import app
+from feedline.profiling.errors import ProfilingError
+from feedline.profiling.recording import Recording
+from tests.profiling.recordings import made, rich
+
+runner = CliRunner()
+
+
+def saved(path: Path, recording: Recording) -> Path:
+    recording.save(path)
+    return path
+
+
+def test_one_recording_in_every_form(tmp_path: Path) -> None:
+    run = saved(tmp_path / "run.json", rich())
+    html, trace, record = (tmp_path / name for name in ("r.html", "r.trace.json", "r.json"))
+    shown = runner.invoke(
+        app, ["report", str(run), "--html", str(html), "--trace", str(trace), "--json", str(record)]
+    )
+    assert shown.exit_code == 0, shown.output
+    assert "Data-bound" in shown.output and "WHAT WOULD HELP" in shown.output
+    assert html.read_text().startswith("<!doctype html>")
+    assert json.loads(trace.read_text())["traceEvents"]
+    keys = json.loads(record.read_text())
+    assert keys["verb"] == "report" and keys["verdict"]["bound"] == "data" and keys["predictions"]
+
+
+def test_the_record_of_profile_is_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"verb": "profile", "recording": made().to_dict()}))
+    assert runner.invoke(app, ["report", str(path)]).exit_code == 0
+
+
+def test_two_recordings_are_compared(tmp_path: Path) -> None:
+    before, after = (
+        saved(tmp_path / "before.json", made(wait_s=0.08)),
+        saved(tmp_path / "after.json", made(wait_s=0.01)),
+    )
+    html, record = tmp_path / "c.html", tmp_path / "c.json"
+    shown = runner.invoke(app, ["report", str(before), str(after), "--html", str(html), "--json", str(record)])
+    assert shown.exit_code == 0, shown.output
+    assert "after is 2.8× as fast as before" in " ".join(shown.output.split())
+    assert "after is" in html.read_text()
+    assert json.loads(record.read_text())["comparisons"][0]["ratio"] == pytest.approx(2.75)
+
+
+def test_recordings_of_one_name_stay_apart(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b", "c")]
+    paths: list[str] = []
+    for folder in folders:
+        folder.mkdir()
+        paths.append(str(saved(folder / "run.json", made())))
+    shown = runner.invoke(app, ["report", *paths, "--json", str(tmp_path / "c.json")])
+    assert shown.exit_code == 0
+    assert len({one["name"] for one in json.loads((tmp_path / "c.json").read_text())["recordings"]}) == 3
+
+
+@pytest.mark.parametrize(("condition", "status"), [("wait>10%", 1), ("wait>90%", 0), ("wait>>1", 2), ("hope>1", 2)])
+def test_fail_if(tmp_path: Path, condition: str, status: int) -> None:
+    run = saved(tmp_path / "run.json", made(wait_s=0.06, compute_s=0.03))
+    shown = runner.invoke(app, ["report", str(run), "--fail-if", condition])
+    found = getattr(shown.exception, "exit_status", shown.exit_code)
+    assert found == status
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("gone.json", None),
+        ("text.json", "not JSON"),
+        ("other.json", '{"verb": "train"}'),
+        ("version.json", '{"script": {"argv": []}, "version": 99}'),
+        ("list.json", "[1]"),
+        ("torn.lprof", "\x80\x04"),
+        ("gone.lprof", None),
+    ],
+)
+def test_what_is_no_recording_is_one_line(tmp_path: Path, name: str, content: str | None) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    error = runner.invoke(app, ["report", str(path)]).exception
+    assert isinstance(error, ProfilingError) and error.exit_status == 2
+    assert "\n" not in str(error) and name in str(error)
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    run = saved(tmp_path / "run.json", made())
+    error = runner.invoke(app, ["report", str(run), "--html", str(tmp_path / "no" / "r.html")]).exception
+    assert isinstance(error, ProfilingError) and "cannot write" in str(error)
+
+
+def test_a_line_profile_stands_alone(tmp_path: Path) -> None:
+    run = saved(tmp_path / "run.json", made())
+    (tmp_path / "a.lprof").write_bytes(b"\x80\x04")
+    error = runner.invoke(app, ["report", str(run), str(tmp_path / "a.lprof")]).exception
+    assert isinstance(error, ProfilingError) and "stands alone" in str(error)
