@@ -27,7 +27,7 @@ from feedline.pipeline.errors import DatasetError
 from feedline.pipeline.npy import npy_view
 from feedline.pipeline.regions import Augment as Augment
 from feedline.pipeline.regions import Region
-from feedline.pipeline.resample import bilinear_into, needs_antialias, planes_into, resize_into, shrink_into
+from feedline.pipeline.resample import bilinear_into, needs_pillow, planes_into, resize_into, shrink_into
 
 if TYPE_CHECKING:  # shards imports pyarrow, which no worker needs
     from feedline.pipeline.shards import Codec
@@ -50,7 +50,7 @@ def make_kernel(codec: "Codec", augment: Augment, seed: int) -> Kernel:
 
     def kernel(data: bytes, out_HWC: Pixels, sample: int, epoch: int, clock: Clock) -> None:
         def choose(width_px: int, height_px: int) -> Region:
-            return regions.choose(width_px, height_px, augment, seed, epoch, sample)
+            return regions.choose(width_px, height_px, out_HWC.shape[1], augment, seed, epoch, sample)
 
         fill(data, out_HWC, choose, clock, fast_chroma)
 
@@ -63,10 +63,10 @@ def fill_from_jpeg(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, f
     frame = jpeg.parse(data)
     region = choose(frame.width_px, frame.height_px)
     factor = dct_factor(region, out_HWC)
-    antialias = factor > 1 or needs_antialias(region, out_HWC)
-    pixels, inside, factor = _decode_region(data, frame, region, factor, "RGBX" if antialias else "RGB", fast_chroma)
+    by_pillow = factor > 1 or needs_pillow(region, out_HWC)
+    pixels, inside, factor = _decode_region(data, frame, region, factor, "RGBX" if by_pillow else "RGB", fast_chroma)
     clock.mark(_DECODE)
-    if antialias:
+    if by_pillow:
         shrink_into(pixels, inside, factor, out_HWC)
     else:
         bilinear_into(pixels, inside, out_HWC)
@@ -92,7 +92,8 @@ def _decode_region(data: bytes, frame: jpeg.Frame, region: Region, factor: int, 
 
 def dct_factor(region: Region, out_HWC: Pixels) -> int:
     """The largest of 1, 2, 4, 8 by which the region can be decoded smaller and still cover the output."""
-    room = min(region.width_px / out_HWC.shape[1], region.height_px / out_HWC.shape[0])
+    width_px, height_px = region.inner[2:] if region.inner else region[2:4]
+    room = min(width_px / out_HWC.shape[1], height_px / out_HWC.shape[0])
     return 8 if room >= 8 else 4 if room >= 4 else 2 if room >= 2 else 1
 
 

@@ -40,18 +40,24 @@ class Augment:
 
 
 class Region(NamedTuple):
+    """The pixels that are needed."""
+
     left_px: int
     top_px: int
     width_px: int
     height_px: int
     flip: bool = False
+    inner: tuple[float, float, float, float] | None = None
+    """What is shown of them, where that is not all: left and top from the region's own, width, height; unrounded."""
 
 
-def choose(width_px: int, height_px: int, augment: Augment, seed: int, epoch: int, sample: int) -> Region:
-    """The region of an image of this size that the sample shows in this epoch."""
+def choose(
+    width_px: int, height_px: int, out_px: int, augment: Augment, seed: int, epoch: int, sample: int
+) -> Region:
+    """The region of an image of this size that the sample shows in this epoch; `out_px` is the output's side."""
     if augment.train:
         return random_region(width_px, height_px, augment, seed, epoch, sample)
-    return centre_region(width_px, height_px, augment)
+    return centre_region(width_px, height_px, out_px, augment)
 
 
 def random_region(width_px: int, height_px: int, augment: Augment, seed: int, epoch: int, sample: int) -> Region:
@@ -87,7 +93,28 @@ def _fallback(width_px: int, height_px: int, augment: Augment, flip: bool) -> Re
     return Region((width_px - width) // 2, (height_px - height) // 2, width, height, flip)
 
 
-def centre_region(width_px: int, height_px: int, augment: Augment) -> Region:
-    """The part of the image that Resize and CenterCrop show: one resize less than the two steps take."""
-    side = max(1, round(min(width_px, height_px) * augment.crop_fraction))
-    return Region(round((width_px - side) / 2), round((height_px - side) / 2), side, side)
+def centre_region(width_px: int, height_px: int, out_px: int, augment: Augment) -> Region:
+    """What Resize (short side to out_px / crop_fraction) and CenterCrop(out_px) show, so that one resize gives the
+    pixels that these two steps give, rounding of sizes included."""
+    short_px = round(out_px / augment.crop_fraction)
+    if width_px <= height_px:
+        resized = (short_px, int(short_px * height_px / width_px))
+    else:
+        resized = (int(short_px * width_px / height_px), short_px)
+    left_px, width, inner_left, inner_width = _axis(width_px, resized[0], out_px)
+    top_px, height, inner_top, inner_height = _axis(height_px, resized[1], out_px)
+    inner = (inner_left, inner_top, inner_width, inner_height)
+    whole = inner == (0, 0, width, height)
+    return Region(left_px, top_px, width, height, inner=None if whole else inner)
+
+
+def _axis(side_px: int, resized_px: int, out_px: int) -> tuple[int, int, float, float]:
+    """Along one axis: first pixel and number of pixels needed; from there to what is shown, and how much that is."""
+    start = round((resized_px - out_px) / 2)
+    if resized_px == side_px:
+        return start, out_px, 0, out_px
+    scale = side_px / resized_px
+    support = max(scale, 1) + 1  # how far the filter reaches beyond what is shown
+    first_px = max(0, math.floor(start * scale - support))
+    end_px = min(side_px, math.ceil((start + out_px) * scale + support))
+    return first_px, end_px - first_px, start * scale - first_px, out_px * scale

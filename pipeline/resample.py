@@ -6,6 +6,7 @@ apart, and JPEG of quality 90 is 36 dB from its original; Pillow-SIMD takes 1.5 
 filter three times.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,15 +21,17 @@ Pixels = npt.NDArray[np.uint8]
 ANTIALIAS_ABOVE = 8 / 7
 
 
-def needs_antialias(region: Region, out_HWC: Pixels) -> bool:
+def needs_pillow(region: Region, out_HWC: Pixels) -> bool:
+    """Whether the region shrinks by so much that it aliases, or starts between two pixels."""
     height_px, width_px = out_HWC.shape[:2]
-    return region.width_px > width_px * ANTIALIAS_ABOVE or region.height_px > height_px * ANTIALIAS_ABOVE
+    shrinks = region.width_px > width_px * ANTIALIAS_ABOVE or region.height_px > height_px * ANTIALIAS_ABOVE
+    return shrinks or region.inner is not None
 
 
 def resize_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels) -> None:
     """The region of RGB pixels."""
-    if needs_antialias(region, out_HWC):
-        left, top, width, height, _ = region
+    if needs_pillow(region, out_HWC):
+        left, top, width, height = region[:4]
         four_HWX = cv2.cvtColor(pixels_HWC[top : top + height, left : left + width], cv2.COLOR_RGB2RGBA)
         shrink_into(np.asarray(four_HWX, np.uint8), region._replace(left_px=0, top_px=0), 1, out_HWC)
     else:
@@ -36,7 +39,7 @@ def resize_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels) -> None:
 
 
 def bilinear_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels) -> None:
-    left, top, width, height, flip = region
+    left, top, width, height, flip, _ = region
     view = pixels_HWC[top : top + height, left : left + width]
     if view.shape == out_HWC.shape:
         out_HWC[:] = view
@@ -47,17 +50,35 @@ def bilinear_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels) -> None:
 
 
 def shrink_into(pixels_HWX: Pixels, region: Region, factor: int, out_HWC: Pixels) -> None:
-    """Pillow's antialiased bilinear on four-byte pixels, which it reads in place. The region is in pixels of the
-    picture before it was decoded `factor` times smaller, so no fraction of a pixel is lost."""
-    height, width = pixels_HWX.shape[:2]
-    memory: Any = pixels_HWX
-    image = Image.frombuffer("RGBX", (width, height), memory, "raw", "RGBX", 0, 1)
-    left, top = region.left_px / factor, region.top_px / factor
-    box = (left, top, min(left + region.width_px / factor, width), min(top + region.height_px / factor, height))
+    """Pillow's antialiased bilinear on four-byte pixels (in one piece of memory), which it reads in place. The region
+    is in pixels of the picture before it was decoded `factor` times smaller, so no fraction of a pixel is lost; the
+    filter sees nothing outside it."""
+    left, top, width, height = (side / factor for side in region[:4])
+    first, above = int(left), int(top)
+    end = min(math.ceil(left + width), pixels_HWX.shape[1])
+    below = min(math.ceil(top + height), pixels_HWX.shape[0])
+    if region.inner:
+        inner_left, inner_top, width, height = (side / factor for side in region.inner)
+        left, top = left + inner_left, top + inner_top
+    image = _pillow_view(pixels_HWX, first, above, end, below)
+    left, top = left - first, top - above
+    box = (left, top, min(left + width, image.size[0]), min(top + height, image.size[1]))
     small = image.resize((out_HWC.shape[1], out_HWC.shape[0]), Image.Resampling.BILINEAR, box)
     cv2.cvtColor(np.asarray(small), cv2.COLOR_RGBA2RGB, dst=out_HWC)
     if region.flip:
         cv2.flip(out_HWC, 1, dst=out_HWC)
+
+
+def _pillow_view(pixels_HWX: Pixels, left: int, top: int, right: int, bottom: int) -> Image.Image:
+    """A part of the pixels as an image, without a copy where Pillow's idea of a row's length allows it."""
+    rows, columns = pixels_HWX.shape[:2]
+    stride_bytes = 4 * columns
+    memory: Any
+    if left and bottom == rows:  # the last row would seem to reach beyond the memory
+        memory, stride_bytes = np.ascontiguousarray(pixels_HWX[top:bottom, left:right]), 4 * (right - left)
+    else:
+        memory = pixels_HWX.reshape(-1)[top * stride_bytes + 4 * left :]
+    return Image.frombuffer("RGBX", (right - left, bottom - top), memory, "raw", "RGBX", stride_bytes, 1)
 
 
 # --- planes -------------------------------------------------------------------------------------------
@@ -66,7 +87,7 @@ def shrink_into(pixels_HWX: Pixels, region: Region, factor: int, out_HWC: Pixels
 def planes_into(planes: Sequence[Pixels], region: Region, out_HWC: Pixels) -> None:
     """The region of Y, U and V planes (U and V at half size, of even pictures; I420's video range)."""
     odd = out_HWC.shape[0] % 2 or out_HWC.shape[1] % 2
-    if odd or needs_antialias(region, out_HWC):  # I420 of odd sides does not exist: colours first
+    if odd or needs_pillow(region, out_HWC):  # I420 of odd sides does not exist: colours first
         pixels_HWX, inside = _colours_of(planes, region)
         shrink_into(pixels_HWX, inside, 1, out_HWC)
     else:
