@@ -157,7 +157,7 @@ class Loader:
         self._image_size = config.image_size
         self._waits = Waits()
         self._epoch = self._delivered = 0
-        self._resumed = self._begun = False
+        self._resumed = self._begun = self._named = False
         self._run: Run | None = None
         self._engines: list[Engine] = []  # none or one; a list, so that the finaliser can share it
         self._retired: list[dict[str, Any]] = []
@@ -184,7 +184,7 @@ class Loader:
         """The epoch that the next `iter()` begins. Keeps the position if it is the one resumed within."""
         if epoch != self._epoch:
             self._delivered, self._resumed = 0, False
-        self._epoch, self._begun = epoch, False
+        self._epoch, self._begun, self._named = epoch, False, True
 
     def set_image_size(self, px: int) -> None:
         """From the next epoch on (progressive resizing)."""
@@ -214,15 +214,12 @@ class Loader:
         if state["seed"] != self.config.seed:
             raise UsageError(f"the state was made with seed {state['seed']}, this loader has {self.config.seed}")
         self._epoch, self._delivered = state["epoch"], state["samples"]
-        self._resumed, self._begun = True, False
+        self._resumed, self._begun, self._named = True, False, False
 
     def __iter__(self) -> Iterator[Batch]:
         if self._run is not None:
             self._run.close()
-        if not self._resumed:
-            self._epoch += self._begun  # the last epoch was left in the middle: this is another one
-            self._delivered = 0
-        self._resumed, self._begun = False, True
+        self._choose_epoch()
         delivery = self._ready_device()
         engine = self._ready_engine()
         plan = self._plan(self._epoch, self._delivered)
@@ -265,6 +262,16 @@ class Loader:
         self._retire_engine()
         if self._prefetcher is not None:
             self._prefetcher.close()
+
+    def _choose_epoch(self) -> None:
+        """Which epoch this iteration is of, and where in it it begins."""
+        if not self._resumed:
+            # one that was left in the middle is over, one of which nothing was taken is not
+            self._epoch += self._begun and self._delivered > 0
+            self._delivered = 0
+        elif not self._named and self._delivered and not len(self._plan(self._epoch, self._delivered)):
+            self._epoch, self._delivered = self._epoch + 1, 0  # the state was taken behind an epoch's last batch
+        self._resumed, self._begun = False, True
 
     @property
     def worker_pids(self) -> list[int]:

@@ -146,6 +146,28 @@ def test_state_counts_delivered_batches_and_moves_on_at_the_epochs_end(split: Pa
     assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
 
 
+def test_a_state_taken_behind_the_last_batch_goes_on_with_the_next_epoch(split: Path) -> None:
+    loader = Loader(split, **SMALL | {"num_workers": 0})
+    iterator = iter(loader)
+    for _ in range(len(loader)):
+        next(iterator)
+    state = loader.state_dict()
+    resumed = Loader(split, **SMALL | {"num_workers": 0})
+    resumed.load_state_dict(state)
+    after = labels(resumed)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(0)
+    assert labels(resumed) == [], "of the epoch that was asked for, nothing is left"
+    resumed.set_epoch(1)
+    assert labels(resumed) == after
+
+
+def test_looking_at_nothing_does_not_use_up_an_epoch(split: Path) -> None:
+    loader = Loader(split, **SMALL | {"num_workers": 0})
+    iter(loader)
+    assert labels(loader) == labels(Loader(split, **SMALL | {"num_workers": 0}))
+
+
 def test_another_epoch_drops_the_resumed_position(split: Path) -> None:
     loader = Loader(split, **SMALL)
     loader.load_state_dict(loader.state_dict() | {"samples": 24})

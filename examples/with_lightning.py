@@ -1,0 +1,72 @@
+"""The same with Lightning: the loader is handed over as it is; its state is saved and restored with a checkpoint.
+
+python examples/with_lightning.py OUT/train --epochs 2
+"""
+
+import argparse
+from typing import Any
+
+import lightning
+import torch
+from torch import nn
+
+from feedline.pipeline.loader import Loader
+
+
+class Classifier(lightning.LightningModule):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.model = nn.Sequential(
+            nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)
+        )
+
+    def training_step(self, batch: Any, batch_number: int) -> torch.Tensor:
+        images_NCHW, labels_N = batch
+        loss = nn.functional.cross_entropy(self.model(images_NCHW), labels_N)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class Shards(lightning.LightningDataModule):
+    """Lightning moves batches to the device itself; `device="cpu"` gives it normalised ones."""
+
+    def __init__(self, split: str, **options: Any) -> None:
+        super().__init__()
+        self.loader = Loader(split, device="cpu", policy="wrap", **options)
+
+    def train_dataloader(self) -> Loader:
+        return self.loader
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("split")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=-1, help="stop after so many, to try resuming")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--image-size", type=int, default=64)
+    parser.add_argument("--num-workers", type=int, default=None)
+    parser.add_argument("--resume", help="a checkpoint of an earlier run")
+    parser.add_argument("--save", help="where to put a checkpoint at the end")
+    args = parser.parse_args()
+    data = Shards(args.split, batch_size=args.batch_size, image_size=args.image_size, num_workers=args.num_workers)
+    trainer = lightning.Trainer(
+        max_epochs=args.epochs,
+        max_steps=args.steps,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Classifier(len(data.loader.manifest.classes)), datamodule=data, ckpt_path=args.resume)
+    if args.save:
+        trainer.save_checkpoint(args.save)
+    state = data.loader.state_dict()
+    print(f"epoch {state['epoch']}, {state['samples']} samples into it, {trainer.global_step} steps")
+
+
+if __name__ == "__main__":
+    main()
