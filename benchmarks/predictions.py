@@ -167,11 +167,11 @@ def subject(script: Script, case: Case | None, data: Path, splits: Path, window_
     return Subject(kind="script", settings=settings, window_s=window_s)
 
 
-def quiet_window(bench: Bench, one: Subject) -> Window:
+def quiet_window(bench: Bench, one: Subject, patience_s: float) -> Window:
     """The quietest of a few tries; the first that is quiet enough ends them."""
     best: Window | None = None
     for _ in range(TRIES):
-        wait_for_quiet()
+        wait_for_quiet(patience_s)
         window = bench.measure(one)
         if best is None or (window.others_cores or 0.0) < (best.others_cores or 0.0):
             best = window
@@ -181,7 +181,7 @@ def quiet_window(bench: Bench, one: Subject) -> Window:
     return best
 
 
-def wait_for_quiet(longest_s: float = 20.0) -> None:
+def wait_for_quiet(longest_s: float) -> None:
     """Until other programs take less than QUIET_CORES for a moment, or that long."""
     until = time.monotonic() + longest_s
     while time.monotonic() < until:
@@ -192,15 +192,15 @@ def wait_for_quiet(longest_s: float = 20.0) -> None:
             return
 
 
-def measured(script: Script, data: Path, splits: Path, count: int, window_s: float) -> dict[str, list[Window]]:
+def measured(script: Script, data: Path, splits: Path, args: argparse.Namespace) -> dict[str, list[Window]]:
     """Windows by case, one per round, the script as it is among them."""
     cells: dict[str, Case | None] = {AS_IS: None, **{case.name: case for case in script.cases}}
     found: dict[str, list[Window]] = {name: [] for name in cells}
     with Bench() as bench:
-        for number, name in rounds(list(cells), count):
-            window = quiet_window(bench, subject(script, cells[name], data, splits, window_s))
+        for number, name in rounds(list(cells), args.rounds):
+            window = quiet_window(bench, subject(script, cells[name], data, splits, args.window), args.patience)
             found[name].append(window)
-            say(f"round {number + 1}/{count}  {name}: {window.samples_per_s:,.0f} samples/s, "
+            say(f"round {number + 1}/{args.rounds}  {name}: {window.samples_per_s:,.0f} samples/s, "
                 f"others {window.others_cores or 0:.2f} cores")  # fmt: skip
     return found
 
@@ -284,7 +284,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         foretold = {name: asdict(one) for name, one in said.items()}
         write_atomically(work / f"foretold-{script.name}.json", json.dumps(foretold).encode())
         recording.save(work / f"recording-{script.name}.json")
-        found = measured(script, data, splits, args.rounds, args.window)
+        found = measured(script, data, splits, args)
         record["scripts"].append(entry(script, recording, said, found))
     errors = sorted(case["error"] for script in record["scripts"] for case in script["cases"])
     record |= {"n": len(errors), "median_error": statistics.median(errors), "worst_error": errors[-1]}
@@ -315,6 +315,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--window", type=float, default=2.5)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--patience", type=float, default=20.0, help="seconds to wait for a quiet moment")
     parser.add_argument("--only", choices=list(scripts()))
     parser.add_argument("--out", default=str(RESULT))
     args = parser.parse_args()
