@@ -26,10 +26,12 @@ from feedline.profiling.paths import PathCollector
 from feedline.profiling.selftold import SelfTold
 from feedline.profiling.stacks import StackSampler, fair_switching
 from feedline.profiling.stages import Place, classify
+from feedline.profiling.steadiness import Steadiness
 from feedline.profiling.tally import Tally
 
 STEP_COLUMNS = ("start", "got", "end", "samples", "bytes", "loader", "epoch", "copy", "backward", "optimizer",
                 "pause", "sync", "starved", "trained")  # fmt: skip
+LEFT = "left"  # written when nothing more is to be seen: workers that live on stop looking
 EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
 TRAINER_RATE_HZ = 50.0
 SAY_S = 2.0  # how often the facts are written again; rows are written as they come
@@ -118,6 +120,8 @@ class Capture:
         self._open: list[Pass] = []
         self._rows: list[Row] = []
         self._late: list[Row] = []
+        self._flushing = threading.Lock()
+        self._steadiness = Steadiness()
         self._any_trained = False
         self._stop_at: int | None = None
         self._first_step: float | None = None
@@ -252,6 +256,7 @@ class Capture:
                 self._finish(inner, last.got if last else now)
         one.inner.clear()
         row.end = now
+        self._steadiness.add(now, row.samples, row.pause)
         told = self._told
         self._told = [told[0] + row.got - row.start, told[1] + now - row.start - row.pause, told[2] + row.samples]
         if row.trained:
@@ -290,7 +295,7 @@ class Capture:
             return False
         if self.options.seconds is not None and now - started > self.options.seconds:
             return self.facts.world_size == 1 or self._agree_on_the_end(now - started)
-        if self.options.seconds is None and self.options.steady_s and now - started > self.options.steady_s:
+        if self.options.seconds is None and self.options.steady and self._steadiness.reached(now):
             self.leave("running")
         return False
 
@@ -304,16 +309,19 @@ class Capture:
         return False
 
     def leave(self, ended_by: str) -> None:
-        """Nothing more is to be seen."""
-        if self.ended_by is None:
-            self.ended_by = ended_by
-        self.active = False
+        """Nothing more is to be seen. Called again as the script ends, for how it ended."""
+        first, self.active = self.ended_by is None, False
+        self.ended_by = self.ended_by or ended_by
         self.asking = self.current = None
+        if not first:
+            self.journal.write(f"trainer-{self.pid}", self.about())
+            return
         if self._sampler is not None:
             self._sampler.stop()
         if self.line_watch is not None:
             self.line_watch.stop()
         self.flush()
+        self.journal.write(LEFT, {})
 
     # --- the sampler's side -------------------------------------------------------------------------------
 
@@ -351,11 +359,18 @@ class Capture:
 
     def flush(self) -> None:
         """Write what was seen since the last time. Also called at exit."""
+        with self._flushing:
+            self._flush()
+
+    def _flush(self) -> None:
         if self.device is not None:
             self.device.collect()
-        rows, self._rows = self._rows, []
-        ready = [row for row in (*self._late, *rows) if self.device is None or self.device.settled(row)]
-        self._late = [row for row in (*self._late, *rows) if row not in ready] if self.active else []
+        rows, self._rows = [*self._late, *self._rows], []
+        self._late = []
+        ready: list[Row] = []
+        for row in rows:
+            settled = not self.active or self.device is None or self.device.settled(row)
+            (ready if settled else self._late).append(row)
         self.journal.append(f"steps-{self.pid}", [row.values() for row in ready])
         if self._main is not None:
             self.journal.append(f"main-{self.pid}", [self._main.take()])

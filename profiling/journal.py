@@ -25,8 +25,8 @@ class Options:
     """Stop the script after this many training steps."""
     seconds: float | None = None
     """Stop the script after this long in training."""
-    steady_s: float | None = 60.0
-    """Without either: stop watching after this long, and let the script run on."""
+    steady: bool = True
+    """Without either: stop watching once the rate is known, and let the script run on."""
     mode: str = "verdict"
     """verdict, legs or lines."""
     window_s: float = 2.0

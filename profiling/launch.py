@@ -152,7 +152,7 @@ def _wait(child: "subprocess.Popen[bytes]", journal: Journal, sampler: ResourceS
     left: float | None = None
     while True:
         try:
-            code = child.wait(timeout=0.25)
+            code = child.wait(timeout=0.5)
             return (128 - code if code < 0 else code), False
         except subprocess.TimeoutExpired:
             pass

@@ -303,6 +303,8 @@ def _notes(
         )
     elif not any(step.phase == "train" and not step.warm_up for step in steps):
         notes.append("too few batches to leave a warm-up out: run longer (no --steps, or a larger one)")
+    if any(said.get("ended_by") == "running" for said in trainers):
+        notes.append("the rate was known well enough before the script ended: it ran on unwatched")
     killed = [said for said in journal.all("worker-") if not said.get("ended")]
     if killed:
         notes.append(

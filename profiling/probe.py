@@ -115,7 +115,7 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
     with tempfile.TemporaryDirectory(prefix="feedline-watch-") as folder:
         journal = Journal(Path(folder))
         origin = time.perf_counter()
-        capture, hooks = start(journal, Options(steady_s=None))
+        capture, hooks = start(journal, Options(steady=False))
         seen = Seen(capture)
         sampler = ResourceSampler(os.getpid()) if resources else None
         if sampler:

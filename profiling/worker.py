@@ -111,6 +111,8 @@ class WorkerWatch:
             self._journal.append(self._name, [self.tally.take()])
             if time.perf_counter() - self._said > SAY_S:
                 self._say(ended=False)
+                if (self._journal.folder / "left.json").exists():
+                    self._sampler.stop()  # nothing more is to be seen
 
     def _leave(self) -> None:
         self._sampler.stop()
