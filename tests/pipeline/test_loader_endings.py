@@ -1,6 +1,7 @@
 """However a script ends, its loader's workers end with it and nothing is left: real scripts, real signals."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,6 +138,21 @@ def test_starts_and_ends_at_random_moments_leave_the_process_table_as_it_was(spl
         process.wait()
         assert all_gone(_in_session(process.pid))
     assert shared_memory_files() == before
+
+
+def test_a_tiny_dev_shm_does_not_matter(split: Path, tmp_path: Path) -> None:
+    """As in a container: slots are anonymous memory, and /dev/shm is not asked for a byte."""
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        pytest.skip("needs root and unshare, to mount a small /dev/shm for one process")
+    script = tmp_path / "script.py"
+    then = "import os; free = os.statvfs('/dev/shm'); print(len(list(iterator)), free.f_blocks * free.f_frsize)"
+    script.write_text(SCRIPT.format(then=then))
+    mount = 'mount -t tmpfs -o size=4096 tmpfs /dev/shm && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, str(script), str(split), "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "unshare failed" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
+    assert done.stdout.splitlines()[1:] == ["6 4096"], done.stderr
 
 
 def _in_session(session: int) -> list[int]:
