@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.grid import Cell, Grid
-from feedline.benchmarks.intervals import SAME, Comparison, Estimate, compare, estimate, student_t
+from feedline.benchmarks.intervals import MARGIN, SAME, Comparison, Estimate, Noise, compare, estimate, pool
 from feedline.benchmarks.measuring import shuffled
 from feedline.benchmarks.subject import Subject, Window
 from feedline.pipeline.errors import UsageError
@@ -109,10 +109,18 @@ class Results:
         return estimate(list(self.rates(cell).values()))
 
     def against(self, a: Cell, b: Cell) -> Comparison:
-        """Through the rounds that both were measured in."""
+        """Through the rounds that both were measured in, with the noise of all cells."""
+        rates_a, rates_b = self._paired(a, b)
+        return compare(rates_a, rates_b, comparisons=self.config.comparisons, noise=self.noise(b))
+
+    def noise(self, base: Cell) -> Noise | None:
+        """Of all cells against `base`."""
+        return pool([self._paired(cell, base) for cell in self.config.grid.cells() if cell.key != base.key])
+
+    def _paired(self, a: Cell, b: Cell) -> tuple[list[float], list[float]]:
         rates_a, rates_b = self.rates(a), self.rates(b)
         both = sorted(rates_a.keys() & rates_b.keys())
-        return compare([rates_a[n] for n in both], [rates_b[n] for n in both], comparisons=self.config.comparisons)
+        return [rates_a[n] for n in both], [rates_b[n] for n in both]
 
     def _write(self, line: dict[str, Any]) -> None:
         with self.path.open("a") as file:
@@ -179,20 +187,17 @@ def settle(results: Results, cells: Sequence[Cell], rounds_left: int) -> None:
         found = results.against(cell, best)
         if found.outcome != "open":
             results.settled[cell.key] = found.outcome
-        elif hopeless(found, results.config.comparisons, rounds_left):
+        elif hopeless(found, rounds_left):
             results.settled[cell.key] = "open"
     if len(results.settled) == len(cells) - 1:
         results.settled[best.key] = "best"
 
 
-def hopeless(found: Comparison, comparisons: int, rounds_left: int) -> bool:
+def hopeless(found: Comparison, rounds_left: int) -> bool:
     """Four times the rounds that are left would not narrow the interval to a verdict."""
     ratio = found.ratio
     if ratio.low is None or ratio.high is None:
         return False
-    goal = max(SAME, abs(math.log(ratio.value)) - 0.02)
+    goal = max(SAME, abs(math.log(ratio.value)) - MARGIN)
     half = math.log(ratio.high / ratio.low) / 2
-    later = ratio.n + 4 * rounds_left
-    confidence = 1 - 0.05 / comparisons
-    shrink = student_t(later - 1, confidence) / student_t(ratio.n - 1, confidence) * math.sqrt(ratio.n / later)
-    return half * shrink > goal
+    return half * math.sqrt(ratio.n / (ratio.n + 4 * rounds_left)) > goal

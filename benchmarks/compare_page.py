@@ -52,10 +52,10 @@ def tone(cell: Mapping[str, Any]) -> str:
 
 def words(cell: Mapping[str, Any]) -> str:
     if cell["best"]:
-        return "the highest median"
+        return "highest median"
     outcomes = {
-        "same": "no difference from it",
-        "open": "no difference from it could be shown",
+        "same": "same as the best",
+        "open": "not told apart from it",
         "slower": f"{units.percent(1 - cell['ratio_to_best'])} slower",
         "faster": f"{units.percent(cell['ratio_to_best'] - 1)} faster",
     }

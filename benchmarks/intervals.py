@@ -58,11 +58,50 @@ class Comparison:
     open where more rounds may decide."""
 
 
-def compare(a: Sequence[float], b: Sequence[float], *, comparisons: int = 1) -> Comparison:
-    """Paired by round. `comparisons` made together share the 5 % of error among them (Bonferroni)."""
-    ratios = [x / y for x, y in zip(a, b, strict=True)]
-    ratio = estimate(ratios, 1 - (1 - CONFIDENCE) / max(comparisons, 1))
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """How far two cells' rates differ by chance from round to round, pooled over many pairs of cells."""
+
+    deviation: float
+    """Of the logarithm of a ratio within a round."""
+    freedom: int
+
+
+def pool(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Noise | None:
+    """From the rates of pairs of cells, by round; None where there are not enough. Pairs share a cell, so that their
+    noise is half common: the degrees of freedom count half."""
+    squares, freedom = 0.0, 0
+    for a, b in pairs:
+        logs = [math.log(x / y) for x, y in zip(a, b, strict=True)]
+        if len(logs) > 1:
+            squares += statistics.variance(logs) * (len(logs) - 1)
+            freedom += len(logs) - 1
+    return Noise(deviation=math.sqrt(squares / freedom), freedom=max(1, freedom // 2)) if freedom else None
+
+
+def compare(
+    a: Sequence[float], b: Sequence[float], *, comparisons: int = 1, noise: Noise | None = None
+) -> Comparison:
+    """Paired by round. `comparisons` made together share the 5 % of error among them (Bonferroni).
+
+    With `noise` the interval is never narrower than the pooled noise makes it, and takes its degrees of freedom.
+    """
+    confidence = 1 - (1 - CONFIDENCE) / max(comparisons, 1)
+    logs = [math.log(x / y) for x, y in zip(a, b, strict=True)]
+    middle = statistics.median(logs)
+    own = statistics.stdev(logs) if len(logs) > 1 else None
+    if own is None and noise is None:
+        ratio = Estimate(value=math.exp(middle), low=None, high=None, n=len(logs))
+        return Comparison(ratio=ratio, outcome="open")
+    deviation = max(own or 0.0, noise.deviation if noise else 0.0)
+    freedom = max(len(logs) - 1, noise.freedom if noise else 0)
+    reach = student_t(freedom, confidence) * deviation * math.sqrt(math.pi / 2) / math.sqrt(len(logs))
+    ratio = Estimate(value=math.exp(middle), low=_exp(middle - reach), high=_exp(middle + reach), n=len(logs))
     return Comparison(ratio=ratio, outcome=_outcome(ratio))
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
 
 
 def _outcome(ratio: Estimate) -> Outcome:

@@ -11,7 +11,9 @@ from feedline.profiling.host import usable_cores
 
 FULL = 0.9
 """Share of the usable cores from which they are called full."""
-MOST_SENTENCES = 6
+NEAR = 0.10
+"""An undecided cell whose median is farther off than this is not offered as the equal of the best."""
+MOST_SENTENCES = 8
 
 
 def cells_record(results: Results) -> list[dict[str, Any]]:
@@ -56,8 +58,8 @@ def statement(results: Results, cores: float) -> str:
     """Sentences: who is best, who ties with it, and what each step along each axis gives."""
     cells = results.config.grid.cells()
     best = best_of(results, cells)
-    tied = [cell for cell in cells if cell.key == best.key or not beaten(results.against(cell, best))]
-    if len(tied) == len(cells):
+    tied = [cell for cell in cells if cell.key == best.key or level(results.against(cell, best))]
+    if all(results.against(cell, best).outcome != "slower" for cell in cells if cell.key != best.key):
         return nothing_shown(results, cells, best)
     chosen = choice(tied)
     sentences = [opening(results, chosen, best, tied)]
@@ -66,8 +68,9 @@ def statement(results: Results, cores: float) -> str:
     return " ".join(sentences[:MOST_SENTENCES])
 
 
-def beaten(found: Comparison) -> bool:
-    return found.outcome == "slower"
+def level(found: Comparison) -> bool:
+    """Not clearly slower, and not far off either: what is neither is left unsaid."""
+    return found.outcome != "slower" and found.ratio.value > 1 / (1 + NEAR)
 
 
 def choice(tied: Sequence[Cell]) -> Cell:
@@ -96,14 +99,14 @@ def reach(found: Sequence[Comparison]) -> str:
 def opening(results: Results, chosen: Cell, best: Cell, tied: Sequence[Cell]) -> str:
     grid = results.config.grid
     measured = results.estimate(chosen)
-    words = f"{grid.name(chosen)} gives {measured.value:,.0f} samples/s"
+    words = f"Best: {grid.name(chosen)}, {measured.value:,.0f} samples/s"
     if measured.low is not None and measured.high is not None:
         words += f" ({measured.low:,.0f}–{measured.high:,.0f})"
     others = [grid.name(cell) for cell in tied if cell.key != chosen.key]
     if not others:
-        return f"{capital(words)}, the most."
+        return f"{words}."
     listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-    return f"{capital(words)}; no more could be shown for {listed}."
+    return f"{words}; no more could be shown for {listed}."
 
 
 def steps(results: Results, axis: str, chosen: Cell, cores: float) -> list[str]:
@@ -129,30 +132,26 @@ def step(results: Results, axis: str, a: Cell, b: Cell, cores: float) -> str:
     found = results.against(a, b)
     name_a, name_b = phrase(axis, a.settings[axis]), phrase(axis, b.settings[axis])
     if found.outcome == "faster":
-        return capital(f"{name_a} {verb(a, axis)} {name_b} by {difference(found)}.")
+        return beats(found, name_a, name_b, verb(a, axis))
     if found.outcome == "slower":
-        return capital(f"{name_b} {verb(b, axis)} {name_a} by {difference(invert(results, a, b))}.")
+        return beats(results.against(b, a), name_b, name_a, verb(b, axis))
     why = full_cores(results, b, cores) if axis == "num_workers" else ""
     if found.outcome == "same":
         return capital(f"between {name_a} and {name_b} there is no difference (±{reach([found])}){why}.")
     return capital(f"between {name_a} and {name_b} no difference could be shown (±{reach([found])}){why}.")
 
 
-def invert(results: Results, a: Cell, b: Cell) -> Comparison:
-    return results.against(b, a)
+def beats(found: Comparison, winner: str, loser: str, verb: str) -> str:
+    """With the interval around the ratio: `4 workers beat 2 workers by 31 ± 4 %.`"""
+    ratio = found.ratio
+    half = 0.0 if ratio.low is None or ratio.high is None else (ratio.high - ratio.low) / 2
+    if ratio.value >= 2:
+        return capital(f"{winner} {verb} {loser}: {ratio.value:.1f} ± {half:.1f} times as fast.")
+    return capital(f"{winner} {verb} {loser} by {100 * (ratio.value - 1):.0f} ± {100 * half:.0f} %.")
 
 
 def verb(cell: Cell, axis: str) -> str:
     return "beat" if axis in ("num_workers", "devices", "shards") and cell.settings[axis] != 1 else "beats"
-
-
-def difference(found: Comparison) -> str:
-    """`31 ± 4 %`, of the interval's ends around the ratio."""
-    ratio = found.ratio
-    half = 0.0 if ratio.low is None or ratio.high is None else (ratio.high - ratio.low) / 2
-    if ratio.value >= 2:
-        return f"{ratio.value:.1f} ± {half:.1f} times"
-    return f"{100 * (ratio.value - 1):.0f} ± {100 * half:.0f} %"
 
 
 def full_cores(results: Results, cell: Cell, cores: float) -> str:

@@ -83,7 +83,7 @@ def show(record: Mapping[str, Any]) -> None:
 
     cells = record["cells"]
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("setting", "", "samples/s", "interval", "windows", "cores used", ""):
+    for name in ("setting", "", "samples/s", "interval", "n", "cores", ""):
         table.add_column(name, no_wrap=True, justify="left" if name in ("setting", "") else "right")
     most = max(cell["samples_per_s"] for cell in cells)
     for cell in cells:

@@ -1,0 +1,133 @@
+"""Comparisons on a machine of our own making: rates are known, noise is drawn, nothing is run."""
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedline.benchmarks.compare import CompareConfig, Results, read_lines, run
+from feedline.benchmarks.grid import Grid, parse_values
+from feedline.benchmarks.statement import record_of
+from feedline.benchmarks.subject import Subject, Window
+from feedline.pipeline.errors import UsageError
+
+RATES = {0: 500.0, 1: 800.0, 2: 1500.0, 4: 1510.0}
+Rate = Callable[[dict[str, Any]], float]
+
+
+def config(tmp_path: Path, rounds: int = 9, **axes: list[Any]) -> CompareConfig:
+    grid = Grid(axes=axes)
+    return CompareConfig(grid=grid, splits={cell.key: tmp_path for cell in grid.cells()}, rounds=rounds)
+
+
+def machine(rate: Rate, noise: float, seed: int) -> Callable[[Subject], Window]:
+    """Measures `rate(settings)` with noise, on a machine that drifts."""
+    rng = random.Random(seed)
+    calls = [0]
+
+    def measure(subject: Subject) -> Window:
+        calls[0] += 1
+        drift = 0.8 + 0.2 * math.sin(calls[0] / 12)
+        samples = round(10 * rate(subject.settings) * drift * rng.lognormvariate(0, noise))
+        return Window(samples=samples, seconds=10.0, batches=100, wait_s=1.0, trainer_cpu_s=9.0, worker_cpu_s=10.5)
+
+    return measure
+
+
+def by_workers(settings: dict[str, Any]) -> float:
+    return RATES[settings["num_workers"]] * (1.5 if settings.get("codec") == "raw" else 1.0)
+
+
+def compared(config: CompareConfig, path: Path, rate: Rate = by_workers, noise: float = 0.04, seed: int = 0) -> Any:
+    return record_of(run(config, path / "results.jsonl", machine(rate, noise, seed), lambda done, total: None))
+
+
+def test_the_same_setting_twice_is_no_difference(tmp_path: Path) -> None:
+    for seed in range(8):
+        folder = tmp_path / str(seed)
+        said = compared(config(folder, num_workers=[2, 2]), folder, seed=seed)
+        assert said["statement"].startswith("No difference"), said["statement"]
+        assert {cell["outcome"] for cell in said["cells"]} <= {"best", "same", "open"}
+
+
+def test_three_runs_do_not_contradict_each_other(tmp_path: Path) -> None:
+    claims: set[tuple[str, str]] = set()
+    for seed in range(3):
+        folder = tmp_path / str(seed)
+        said = compared(
+            config(folder, num_workers=[0, 1, 2, 4], codec=["jpeg", "raw"]), folder, seed=seed, noise=0.08
+        )
+        best = next(cell["name"] for cell in said["cells"] if cell["best"])
+        claims |= {(best, cell["name"]) for cell in said["cells"] if cell["outcome"] == "slower"}
+        assert "raw" in best
+    assert not {(a, b) for a, b in claims if (b, a) in claims}
+
+
+def test_the_statement_names_the_step_the_tie_and_the_reason(tmp_path: Path) -> None:
+    said = compared(config(tmp_path, num_workers=[0, 1, 2, 4]), tmp_path, noise=0.005)
+    words = said["statement"]
+    assert words.startswith("Best: 2 workers, ")
+    assert "2 workers beat 1 worker by 8" in words
+    assert "Between 4 workers and 2 workers there is no difference" in words
+
+
+def test_what_is_clear_is_measured_no_more(tmp_path: Path) -> None:
+    said = compared(config(tmp_path, rounds=14, num_workers=[0, 2]), tmp_path, noise=0.02)
+    assert all(cell["n"] <= 4 for cell in said["cells"])
+    assert [cell["samples_per_s"] for cell in said["cells"]] == pytest.approx([500, 1500], rel=0.5)
+
+
+def test_a_rerun_after_a_kill_goes_on(tmp_path: Path) -> None:
+    settings, path = config(tmp_path, num_workers=[0, 2, 4]), tmp_path / "r.jsonl"
+    measure, left = machine(by_workers, 0.02, 0), [5]
+
+    def until_killed(subject: Subject) -> Window:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return measure(subject)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, path, until_killed, lambda done, total: None)
+    with path.open("a") as file:
+        file.write('{"cell": "torn')
+    kept = [line for line in read_lines(path) if "window" in line]
+    assert len(kept) == 5
+    left[0] = 1000
+    run(settings, path, until_killed, lambda done, total: None)
+    lines = read_lines(path)
+    assert [line for line in lines if "window" in line][:5] == kept
+    assert lines[-1] == {"done": True}
+    cells = [(line["cell"], line["round"]) for line in lines if "window" in line]
+    assert len(cells) == len(set(cells))
+
+
+def test_other_settings_start_anew(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    Results.open(path, config(tmp_path, num_workers=[0, 2]))
+    Results.open(path, config(tmp_path, num_workers=[0, 4]))
+    assert json.loads(path.read_text().splitlines()[0])["axes"] == {"num_workers": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"num_workers": [2]}, "nothing to compare"),
+        ({"speed": [1, 2]}, "cannot compare 'speed'"),
+        ({"codec": []}, "no values"),
+    ],
+)
+def test_wrong_grids(axes: dict[str, list[Any]], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Grid(axes=axes)
+
+
+def test_values() -> None:
+    assert parse_values("0, 1,2") == [0, 1, 2]
+    assert parse_values("true,off", bool) == [True, False]
+    with pytest.raises(UsageError, match="'x' in '1,x' is not a int"):
+        parse_values("1,x")
