@@ -209,8 +209,9 @@ def remote_reader(address: str, options: dict[str, Any]) -> Generator[tuple[Read
 
     block = 8 << 20
     try:
-        opened: Any = fsspec.open(address, "rb", block_size=block, cache_type="readahead", **options)
-        with opened as file:
+        filesystem, path = fsspec.core.url_to_fs(address, **options)
+        with filesystem.open(path, "rb", block_size=block, cache_type="readahead") as opened:
+            file: Any = opened
             size = int(file.size)
 
             def read(offset: int, length: int) -> bytes:

@@ -1,0 +1,190 @@
+"""Prepare over real servers: sources behind nginx with ranges, sources and outputs on an S3-speaking server."""
+
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedline.pipeline.errors import FeedlineError
+from feedline.pipeline.shards import read_manifest
+from feedline.preprocess import prepare as door
+from feedline.preprocess.config import PrepareConfig, parse_output
+from feedline.preprocess.reading import Where, coalesced, grouped, read_all
+from feedline.preprocess.verify import verify
+from tests.preprocess.making import run_here
+
+NGINX = shutil.which("nginx")
+CONFIG = """
+daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
+events {{}}
+http {{
+  access_log {folder}/access.log; client_body_temp_path {folder}/b; proxy_temp_path {folder}/p;
+  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  server {{ listen 127.0.0.1:{port}; location / {{ root {root}; autoindex on; }} }}
+}}
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def wait_for_port(port: int, process: subprocess.Popen[Any]) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        assert process.poll() is None, "the server ended"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError("the server never listened")
+
+
+@pytest.fixture(scope="module")
+def shards(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Original images in tars, as a source for others."""
+    out = tmp_path_factory.mktemp("served") / "out"
+    config = PrepareConfig(source=str(images), out=str(out), outputs=(parse_output("keep"),), shards=2, max_bad=0.2)
+    door.prepare(config, runner=run_here)
+    return out
+
+
+@pytest.fixture(scope="module")
+def web(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[str, Path]]:
+    """An address that serves the shards, and the server's access log."""
+    if NGINX is None:
+        pytest.skip("nginx is not installed: apt-get install nginx-light")
+    folder = tmp_path_factory.mktemp("nginx")
+    port = free_port()
+    (folder / "nginx.conf").write_text(CONFIG.format(folder=folder, port=port, root=shards))
+    os.chmod(folder, 0o755)  # noqa: PTH101
+    process = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-g", "user root;"])
+    try:
+        wait_for_port(port, process)
+        yield f"http://127.0.0.1:{port}", folder / "access.log"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Generator[dict[str, Any]]:
+    """Storage options for an S3-speaking server with an empty bucket named `bucket`."""
+    pytest.importorskip("moto.server")
+    import s3fs
+
+    port = free_port()
+    log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
+    program = "from moto.server import main; main(['-H', '127.0.0.1', '-p', '%d'])" % port  # noqa: UP031
+    process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", program], stdout=log, stderr=log)
+    options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}"}
+    try:
+        wait_for_port(port, process)
+        s3fs.S3FileSystem(**options).mkdir("bucket")
+        yield options
+    finally:
+        process.terminate()
+        process.wait()
+        log.close()
+
+
+def shard_hashes(out: Path) -> list[str]:
+    return [shard.sha256 for shard in read_manifest(out / "train").shards]
+
+
+def prepare(source: str, out: str, **said: Any) -> dict[str, Any]:
+    config = PrepareConfig(source=source, out=out, shards=3, outputs=(parse_output("48:jpeg"),), **said)
+    return door.prepare(config, runner=run_here)
+
+
+def test_a_source_on_the_web_is_read_by_ranges(shards: Path, web: tuple[str, Path], tmp_path: Path) -> None:
+    address, log = web
+    prepare(f"{address}/train/train-{{000000..000001}}.tar", str(tmp_path / "web"))
+    prepare(str(shards / "train"), str(tmp_path / "local"))
+    assert shard_hashes(tmp_path / "web") == shard_hashes(tmp_path / "local")
+    requests = log.read_text().splitlines()
+    assert any(" 206 " in line for line in requests)
+    assert len([line for line in requests if " 206 " in line]) < 51  # neighbours share a request
+    assert verify(str(tmp_path / "web"), full=True)["ok"]
+
+
+def test_a_web_source_that_vanishes_is_one_line(web: tuple[str, Path], tmp_path: Path) -> None:
+    address, _ = web
+    places = [Where(f"{address}/train/nothing.tar", 0, 100)]
+    with pytest.raises(FeedlineError, match="cannot be read"):
+        list(read_all(places, {}, {}))
+    with pytest.raises(FeedlineError):
+        prepare(f"{address}/train/nothing.tar", str(tmp_path / "out"))
+
+
+def test_s3_takes_the_output_and_gives_it_back(shards: Path, s3: dict[str, Any], tmp_path: Path) -> None:
+    import s3fs
+
+    prepare(str(shards / "train"), "s3://bucket/out", storage_options=s3)
+    names = [path.rpartition("/")[2] for path in s3fs.S3FileSystem(**s3).find("bucket/out")]
+    prepare(str(shards / "train"), str(tmp_path / "local"))
+    expected = [f"train-{n:06d}-{sha[:16]}.tar" for n, sha in enumerate(shard_hashes(tmp_path / "local"))]
+    assert sorted(names) == sorted([*expected, "manifest.json", "index.parquet", "report.json"])
+    assert verify("s3://bucket/out", full=True, storage_options=s3)["ok"]
+    assert prepare(str(shards / "train"), "s3://bucket/out", storage_options=s3)["already_complete"]
+
+
+def test_s3_is_a_source_too(s3: dict[str, Any], shards: Path, tmp_path: Path) -> None:
+    import s3fs
+
+    fs = s3fs.S3FileSystem(**s3)
+    for path in sorted((shards / "train").glob("*.tar")):
+        fs.put_file(str(path), f"bucket/raw/{path.name}")
+    prepare("s3://bucket/raw/train-{000000..000001}.tar", str(tmp_path / "out"), storage_options=s3)
+    prepare(str(shards / "train"), str(tmp_path / "local"))
+    assert shard_hashes(tmp_path / "out") == shard_hashes(tmp_path / "local")
+
+
+# --- ranges -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    wanted=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 300_000), st.integers(0, 5_000)), min_size=1),
+)
+def test_coalesced_reads_give_the_same_bytes(wanted: list[tuple[int, int, int]]) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    contents = [hashlib.sha256(bytes([n])).digest() * 10_000 for n in range(2)]
+    for n, content in enumerate(contents):
+        memory.pipe_file(f"/ranges/{n}", content)
+    places = [Where(f"memory:///ranges/{n}", offset, length) for n, offset, length in wanted]
+    found = list(read_all(places, {}, {}))
+    assert found == [contents[n][offset : offset + length] for n, offset, length in wanted]
+    for group in grouped(places):
+        spans = coalesced(group)
+        assert len(spans) <= len(set(group))
+
+
+def test_a_remote_file_that_is_too_short_is_noticed() -> None:
+    import fsspec
+
+    fsspec.filesystem("memory").pipe_file("/short", b"x" * 100)
+    with pytest.raises(FeedlineError):
+        list(read_all([Where("memory:///short", 50, 100)], {}, {}))
+
+
+def test_samples_stay_in_order_over_many_groups() -> None:
+    import fsspec
+
+    fsspec.filesystem("memory").pipe_file("/order", bytes(range(250)) * 4)
+    places = [Where("memory:///order", (7 * n) % 250, 1) for n in range(600)]
+    assert [data[0] for data in read_all(places, {}, {})] == [(7 * n) % 250 for n in range(600)]
