@@ -71,7 +71,7 @@ def test_the_statement_names_the_step_the_tie_and_the_reason(tmp_path: Path) -> 
     said = compared(config(tmp_path, num_workers=[0, 1, 2, 4]), tmp_path, noise=0.005)
     words = said["statement"]
     assert words.startswith("Best: 2 workers, ")
-    assert "2 workers beat 1 worker by 8" in words
+    assert "2 workers beat 1 worker by" in words and "the 2 cores are full" in words
     assert "Between 4 workers and 2 workers there is no difference" in words
 
 
