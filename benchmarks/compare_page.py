@@ -16,9 +16,10 @@ def compare_page(record: Mapping[str, Any]) -> Markup:
     axes, cells = record["axes"], record["cells"]
     varied = [name for name, values in axes.items() if len(values) > 1]
     fixed = {WORDS[name]: values[0] for name, values in axes.items() if len(values) == 1}
+    first, _, rest = record["statement"].partition(". ")
     return page(
         "Which settings, and by how much",
-        verdict(record["statement"], evidence=method(record)),
+        verdict(first, evidence=f"{rest} {method(record)}".strip()),
         section("Every cell", bar_chart(cells), cells_table(cells)),
         curve_section(axes, varied, cells),
         heat_section(axes, varied, cells),
