@@ -123,7 +123,7 @@ def measure(recording: Recording) -> Measured:
         stage_alone_s=stage_alone_s,
         trainer_cpu_s=recording.costs.trainer_cpu_s,
         step_s=max(0.0, seconds - sum(_waited(step) for step in steps)) / samples if samples else None,
-        unpickle_s=parts.get("unpickle", 0.0) * seconds / samples if samples else 0.0,
+        unpickle_s=parts.get("unpickle", 0.0) * seconds / samples / _trainer_slowdown(recording) if samples else 0.0,
         copy_s=sum(step.copy_s for step in steps) / samples if samples else 0.0,
         slowdown=slowdown,
         slow_worker=_slow_worker(workers),
@@ -302,15 +302,30 @@ def _alone(workers: Sequence[WorkerTime], most: float) -> tuple[dict[str, float]
     if not any(worker.stages_cpu_s for worker in workers):
         return wall, 1.0
     cpu = {n: min(wall[n], sum(w.stages_cpu_s.get(n, 0.0) for w in workers) / samples) for n in wall}
-    slowdown = min(most, _slowdown(wall, cpu))
+    slowdown = _slowdown(wall, cpu, most)
     return {n: cpu[n] + max(0.0, wall[n] - slowdown * cpu[n]) for n in wall}, slowdown
 
 
-def _slowdown(wall: dict[str, float], cpu: dict[str, float]) -> float:
-    """The least of the CPU stages' ratios: another may sleep on purpose. Stages too short to tell are left out."""
+def _slowdown(wall: dict[str, float], cpu: dict[str, float], most: float) -> float:
+    """The least of the CPU stages' ratios; stages too short to tell are left out. One stage alone may sleep on
+    purpose, so it is believed up to `most` only; when several agree, cores are short, however much."""
     busy = sum(wall.values())
     ratios = [wall[name] / cpu[name] for name in CPU_STAGES if wall[name] > 0.05 * busy and cpu[name] > 0]
-    return max(1.0, min(ratios, default=1.0))
+    least = max(1.0, min(ratios, default=1.0))
+    return least if len(ratios) > 1 else min(least, most)
+
+
+def _trainer_slowdown(recording: Recording) -> float:
+    """Wall over CPU time of the main thread while it did something; 1 where its CPU time is unknown.
+
+    On a GPU the main thread sleeps while it synchronises, so there nothing can be told.
+    """
+    if recording.compute.device != "cpu":
+        return 1.0
+    idle = ("wait", "copy", "synchronise", "other")
+    busy = sum(s for one in recording.trainers for name, s in one.parts.items() if name not in idle)
+    cpu = _sum_known([trainer.main_cpu_s for trainer in recording.trainers])
+    return max(1.0, busy / cpu) if cpu else 1.0
 
 
 def _slow_worker(workers: Sequence[WorkerTime]) -> tuple[WorkerTime, float] | None:

@@ -139,7 +139,7 @@ def _cores(measured: Measured) -> float:
     if measured.rate is None or measured.slowdown < 1.25:
         return measured.cores
     used = measured.rate.value * ((measured.worker_cpu_s or 0.0) + (measured.trainer_cpu_s or 0.0))
-    return min(measured.cores, max(used, 0.5 * measured.cores)) if used else measured.cores
+    return min(measured.cores, max(used, 0.25 * measured.cores)) if used else measured.cores
 
 
 def contention(measured: Measured, worker_s: float) -> dict[int, float]:

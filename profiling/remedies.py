@@ -42,7 +42,7 @@ def worker_counts(at: Situation) -> list[int]:
     cpu_share = at.now.worker_cpu_s / at.now.worker_s if at.now.worker_s else 1.0
     waiting = cpu_share < 0.5 and at.measured.slow_worker is None
     top = min(MOST_WORKERS, int(share / max(cpu_share, 0.1)) if waiting else int(share))
-    counts = {2**power for power in range(6) if 2**power <= top} | {top}
+    counts = {2**power for power in range(6) if 2**power <= top} | {int(share)}
     return sorted(counts - {at.now.workers})
 
 
