@@ -45,7 +45,7 @@ class Shards(Dataset[tuple[Any, int]]):
         self._open()
 
     def _open(self) -> None:
-        self._index = read_index(self.folder)
+        self._index = read_index(self.folder, self.manifest)
         self._files = LocalFiles(self.folder, [shard.name for shard in self.manifest.shards])
         self._process = os.getpid()
 
