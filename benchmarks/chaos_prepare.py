@@ -3,8 +3,8 @@
     python -m feedline.benchmarks.chaos_prepare SOURCE --kills 10
 
 The driver, the executor's JVM and a Python worker are each killed (SIGKILL) that many times, at a moment drawn
-between Spark's start and the end of the job; then the same command runs again. Every file but report.json must have the same
-SHA-256, no file may be left over in the output or the temporary folder, and no process may be left.
+between Spark's start and the end of the job; then the same command runs again. Every file but report.json must have
+the same SHA-256, no file may be left over in the output or the temporary folder, and no process may be left.
 """
 
 import argparse

@@ -44,13 +44,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m feedline.benchmarks.preparing", description=__doc__)
     parser.add_argument("what", choices=["kernel", "job", "plan"])
     parser.add_argument("source", nargs="?", help="raw images, as for feedline prepare")
+    parser.add_argument("--classes", type=int, help="take only this many classes of the source")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path, default=RESULTS)
     said = parser.parse_args()
     if said.what == "job" and said.source is None:
         parser.error("job needs a SOURCE: feedline synth makes one")
-    found = {"kernel": lambda: kernel(said.rounds), "plan": plan, "job": lambda: job(said.source, said.rounds)}
-    write(said.out / f"prepare-{said.what}.json", found[said.what]())
+    found = {
+        "kernel": lambda: kernel(said.rounds),
+        "plan": plan,
+        "job": lambda: job(said.source, said.classes, said.rounds),
+    }
+    figures = found[said.what]()
+    size = f"-{figures['n']}" if said.what == "job" else ""
+    write(said.out / f"prepare-{said.what}{size}.json", figures)
 
 
 def write(path: Path, figures: dict[str, Any]) -> None:
@@ -156,15 +163,15 @@ def whole(originals: Sequence[bytes]) -> Callable[[], float]:
 # --- the job ------------------------------------------------------------------------------------------
 
 
-def job(source: str, count: int) -> dict[str, Any]:
+def job(source: str, classes: int | None, count: int) -> dict[str, Any]:
     """samples/s of the Spark job and of a bare pool of as many processes, Spark's and the pool's start apart."""
     cores = usable_cores()
     by_round: list[dict[str, Any]] = [{} for _ in range(count)]
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
-        places = where_samples_are(source, Path(folder))
+        places = where_samples_are(PrepareConfig(source=source, out=folder, classes=classes))
         cells = {
             "pool": lambda: bare_pool(places, cores, Path(folder) / "pool"),
-            "feedline": lambda: spark_job(source, cores, Path(folder) / "out"),
+            "feedline": lambda: spark_job(source, classes, cores, Path(folder) / "out"),
         }
         for number, name in rounds(list(cells), count):
             by_round[number][name] = cells[name]()
@@ -186,12 +193,12 @@ def job(source: str, count: int) -> dict[str, Any]:
     }
 
 
-def where_samples_are(source: str, folder: Path) -> list[Where]:
+def where_samples_are(config: PrepareConfig) -> list[Where]:
     """The same bytes in the same order as the job reads them."""
     from feedline.preprocess.gather import gather
 
-    columns, classes, _ = gather(PrepareConfig(source=source, out=str(folder)), folder, lambda note: None)
-    planned = make_plan(columns, PrepareConfig(source=source, out=str(folder)), classes, "")
+    columns, classes, _ = gather(config, Path(config.out) / "staging", lambda note: None)
+    planned = make_plan(columns, config, classes, "")
     tasks = [planned.task(split, shard) for split in planned.splits for shard in range(split.shards)]
     return [place for task in tasks for place in task.where()]
 
@@ -223,16 +230,17 @@ def pool_task(chunk: tuple[Sequence[Where], Path]) -> int:
     return len(places)
 
 
-def spark_job(source: str, cores: int, out: Path) -> dict[str, Any]:
+def spark_job(source: str, classes: int | None, cores: int, out: Path) -> dict[str, Any]:
     """The command as users run it, in a process of its own; everything counts but Spark's start."""
     shutil.rmtree(out, ignore_errors=True)
     program = (
         "import json, sys, time; from feedline.preprocess.prepare import prepare; "
         "from feedline.preprocess.config import PrepareConfig; started = time.perf_counter(); "
-        "said = prepare(PrepareConfig(source=sys.argv[1], out=sys.argv[2], master=sys.argv[3])); "
+        "said = prepare(PrepareConfig(source=sys.argv[1], out=sys.argv[2], master=sys.argv[3], "
+        "classes=int(sys.argv[4]) or None, max_bad=1.0)); "
         "print(json.dumps(said | {'wall_s': time.perf_counter() - started}))"
     )
-    command = [sys.executable, "-c", program, source, str(out), f"local[{cores}]"]
+    command = [sys.executable, "-c", program, source, str(out), f"local[{cores}]", str(classes or 0)]
     said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     shutil.rmtree(out)
     seconds = said["wall_s"] - said["seconds"]["start"] - said["seconds"]["stop"]

@@ -1,0 +1,33 @@
+"""img2dataset over file:// addresses: its own processes, OpenCV, short side 256, webdataset tars.
+
+The time of a run over one image per process is taken for its start.
+"""
+
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
+from pathlib import Path
+
+from img2dataset import download
+from prepare_protocol import image_files, serve
+
+
+def run(files, out: str, processes: int) -> None:
+    listing = Path(out + ".txt")
+    listing.write_text("".join(f"file://{path}\n" for path, _ in files))
+    download(
+        url_list=str(listing), output_folder=out, processes_count=processes, thread_count=4, image_size=256,
+        resize_mode="keep_ratio", resize_only_if_bigger=True, encode_quality=90, output_format="webdataset",
+        input_format="txt", number_sample_per_shard=max(len(files) // (4 * processes), 1), enable_wandb=False,
+    )  # fmt: skip
+
+
+def prepare(source: str, out: str, processes: int):
+    files = image_files(source)
+    yield "start"
+    run(files[:processes], out + "-start", processes)
+    yield "ready"
+    run(files, out, processes)
+    yield sum(path.stat().st_size for path in Path(out).rglob("*.tar"))
+
+
+if __name__ == "__main__":
+    serve(prepare)

@@ -1,0 +1,24 @@
+"""webdataset's ShardWriter fed by a pool: workers read and resize, the writer packs."""
+
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
+from multiprocessing import Pool
+from pathlib import Path
+
+from prepare_protocol import image_files, resized_jpeg, serve, warm
+from webdataset import ShardWriter
+
+
+def prepare(source: str, out: str, processes: int):
+    files = image_files(source)
+    Path(out).mkdir()
+    with Pool(processes) as pool:
+        pool.map(warm, range(processes * 4), 1)
+        yield "ready"
+        with ShardWriter(f"{out}/train-%06d.tar", maxsize=1 << 26, verbose=0) as writer:
+            for number, (image, label) in enumerate(pool.imap(resized_jpeg, files, 16)):
+                writer.write({"__key__": f"{number:08d}", "jpg": image, "cls": label})
+        yield sum(path.stat().st_size for path in Path(out).rglob("*") if path.is_file())
+
+
+if __name__ == "__main__":
+    serve(prepare)

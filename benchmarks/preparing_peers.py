@@ -1,0 +1,114 @@
+"""feedline's prepare beside other tools that resize and pack images: same files, size, quality and cores.
+
+    python -m feedline.benchmarks.preparing_peers SOURCE      SOURCE: a folder of class folders
+
+Every tool runs in an environment of its own, in rounds, in an order drawn anew for each round; process starts are
+taken off for all. Tools that use Pillow get this project's own (Pillow-SIMD where it is installed).
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from feedline.benchmarks.measuring import rounds
+from feedline.benchmarks.peers.environments import SCRIPTS, Peer, PeerError, interpreter
+from feedline.benchmarks.preparing import RESULTS, spark_job, write
+from feedline.profiling.host import usable_cores
+
+PEERS = (
+    Peer(name="mosaicml", packages=("mosaicml-streaming==0.13.0",)),
+    Peer(name="litdata", packages=("litdata==0.2.76",)),
+    Peer(name="img2dataset", packages=("img2dataset==1.47.0", "setuptools<81"), with_torch=False),
+    Peer(name="webdataset"),
+)
+WANTED = {"mosaicml": 1.4, "litdata": 3.0, "img2dataset": 3.0, "webdataset": 2.5}
+"""How far ahead prepare should be."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m feedline.benchmarks.preparing_peers", description=__doc__)
+    parser.add_argument("source")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", help="these peers")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    said = parser.parse_args()
+    peers = [peer for peer in PEERS if said.only is None or peer.name in said.only]
+    write(said.out / "prepare-peers.json", measure(said.source, peers, said.rounds))
+
+
+def measure(source: str, peers: Sequence[Peer], count: int) -> dict[str, Any]:
+    pythons: dict[str, Path] = {}
+    failed: dict[str, str] = {}
+    for peer in peers:
+        try:
+            pythons[peer.name] = interpreter(peer)
+        except PeerError as error:
+            failed[peer.name] = str(error)
+    by_round: list[dict[str, float]] = [{} for _ in range(count)]
+    with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
+        for number, name in rounds([*pythons, "feedline"], count):
+            if name in failed:
+                continue
+            try:
+                rate = one_run(name, pythons.get(name), source, Path(folder))
+            except PeerError as error:
+                failed[name] = str(error)
+                continue
+            by_round[number][name] = rate
+            print(number, name, round(rate, 1), file=sys.stderr, flush=True)
+    return summary(source, by_round, failed)
+
+
+def one_run(name: str, python: Path | None, source: str, folder: Path) -> float:
+    """samples/s, starts apart. Raises PeerError when a peer fails."""
+    out = folder / "out"
+    try:
+        if python is None:
+            return float(spark_job(source, None, usable_cores(), out)["samples_per_s"])
+        command = [str(python), str(SCRIPTS / f"prepare_{name}.py"), source, str(out), str(usable_cores())]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+        if done.returncode:
+            raise PeerError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        figures = json.loads(done.stdout.splitlines()[-1])
+        return figures["samples"] / figures["seconds"]
+    finally:
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def summary(source: str, by_round: Sequence[dict[str, float]], failed: dict[str, str]) -> dict[str, Any]:
+    names = sorted({name for one in by_round for name in one} - {"feedline"})
+    ratios = {
+        name: sorted(one["feedline"] / one[name] for one in by_round if {name, "feedline"} <= one.keys())
+        for name in names
+    }
+    return {
+        "what": f"{Path(source).name}: short side 256, bicubic (img2dataset: area), q90; {usable_cores()} cores",
+        "n": sum(1 for path in Path(source).rglob("*") if path.is_file()),
+        "rounds": len(by_round),
+        "warm_up_rounds": 0,
+        "samples_per_s": {
+            name: round(median(one[name] for one in by_round if name in one), 1)
+            for name in (*names, "feedline")
+            if any(name in one for one in by_round)
+        },
+        "feedline_is_times_faster": {
+            name: {"median": round(median(found), 2), "low": round(found[0], 2), "high": round(found[-1], 2),
+                   "wanted": WANTED[name]}
+            for name, found in ratios.items()
+            if found
+        },
+        "failed": failed,
+        "by_round": list(by_round),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
