@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from line_profiler import LineProfiler
@@ -224,15 +224,22 @@ def run_main_padded(watch: LineWatch) -> None:
     def hear(event: str, args: tuple[Any, ...]) -> None:
         if event != "exec" or state["taken"] or not _is_main(args[0]):
             return
+        namespace = _namespace(sys._getframe().f_back)
+        if namespace is None:
+            return
         state["taken"] = True
-        caller = sys._getframe(1) if sys._getframe().f_back is not None else None
-        namespace = caller.f_locals.get("run_globals") if caller is not None else None  # runpy, for -m
-        padded = padded_copy(args[0], watch.add_code)
-        exec(padded, namespace if namespace is not None else sys.modules["__main__"].__dict__)
+        exec(padded_copy(args[0], watch.add_code), namespace)
         raise SystemExit(0)
 
     hear.__cantrace__ = True  # type: ignore[attr-defined]  the interpreter keeps tracing off in other hooks
     sys.addaudithook(hear)
+
+
+def _namespace(caller: FrameType | None) -> dict[str, Any] | None:
+    """Where the main module is about to run: called by nobody, or (-m) by runpy. None for what merely runs the same
+    file: a spawned worker runs it again, as `__mp_main__`."""
+    found = sys.modules["__main__"].__dict__ if caller is None else caller.f_locals.get("run_globals")
+    return found if found is not None and found.get("__name__") == "__main__" else None
 
 
 def _is_main(code: Any) -> bool:

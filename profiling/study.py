@@ -115,6 +115,9 @@ def with_lines(config: StudyConfig, recording: Recording, say: Say = lambda _: N
     options = Options(mode="lines", steps=config.line_steps, functions=config.functions)
     with rerun(config, options) as run:
         lines = collect(run.journal)
+        failed = f"the line pass is not whole: {_why_none(run)}" if run.status else ""
+    if failed:
+        recording = noted(recording, failed)
     if not lines:
         return noted(recording, "no lines: none of the chosen functions ran (name one with --lines-of)")
     return replace(recording, lines=lines)

@@ -1,0 +1,174 @@
+"""Whole studies of unmodified scripts in their own processes: verdict pass, legs, lines, ranks, workers that die."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from feedline.profiling.recording import STAGES, Line, Recording
+from feedline.profiling.study import StudyConfig, study, worker_counts
+
+SCRIPTS = Path(__file__).with_name("scripts")
+BATCH = 8
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def toy(run: Path, *, workers: int = 1, method: str = "fork", samples: int = 96, **options: object) -> StudyConfig:
+    argv = [str(SCRIPTS / "toy.py"), str(workers), method, str(samples), str(run)]
+    return StudyConfig(argv=argv, **options)  # type: ignore[arg-type]
+
+
+def before(config: StudyConfig) -> Recording:
+    """As a verdict pass would leave it, where the test is about what follows."""
+    loader = LoaderSeen(id=0, kind="torch", phase="train", num_workers=int(config.argv[1]))
+    return Recording(script=Script(argv=list(config.argv)), loaders=[loader])
+
+
+def hits(lines: list[Line], where: str) -> dict[str, int]:
+    return {line.source: line.hits for line in lines if line.where == where}
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_lines_of_workers_and_trainer_are_complete(method: str, tmp_path: Path) -> None:
+    config = toy(tmp_path / "run", method=method, line_steps=1000)
+    found = with_lines(config, before(config))
+    assert not found.notes
+    in_workers = hits(found.lines, "workers")
+    assert in_workers["value = self.make(index)"] == 96
+    assert in_workers["return torch.full((4,), float(index))"] == 96
+    assert in_workers["values = torch.stack([value for value, _ in samples])"] == 96 / BATCH
+    in_trainer = hits(found.lines, "trainer")
+    assert in_trainer["loss.backward()"] == in_trainer["optimizer.step()"] == 96 / BATCH
+    assert not (tmp_path / "run").exists()
+
+
+def test_legs_change_nothing_and_measure(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = toy(run, samples=160, legs=("normal", "cached", "loader_only"), window_s=0.2, rounds=2)
+    found = study(config).recording
+    assert sorted(path.name for path in run.iterdir()) == ["log.txt", "model.pt"]
+    assert len((run / "log.txt").read_text().splitlines()) == 160 / BATCH
+    assert {(leg.name, leg.num_workers) for leg in found.legs} == {
+        ("normal", None), ("cached", None), ("loader_only", None),
+        *(("loader_only", count) for count in worker_counts(1)),
+    }  # fmt: skip
+    for leg in found.legs:
+        assert len(leg.samples_per_s) == 2
+        assert all(rate > 0 for rate in leg.samples_per_s)
+    assert found.script.ended_by == "itself"
+    assert not [note for note in found.notes if "legs" in note]
+
+
+def test_stops_after_so_many_steps(tmp_path: Path) -> None:
+    done = study(toy(tmp_path / "run", workers=0, samples=4000, steps=7))
+    assert done.status == 0
+    assert done.recording.script.ended_by == "steps"
+    assert len(done.recording.steps) == 7
+    assert not (tmp_path / "run" / "model.pt").exists()
+
+
+def test_legs_of_a_script_that_ends_at_once_say_why(tmp_path: Path) -> None:
+    config = toy(tmp_path / "run", workers=0, samples=16, legs=("cached",))
+    found = with_legs(config, before(config))
+    assert found.legs == []
+    assert any("no legs: run again, the script ended before" in note for note in found.notes)
+
+
+MURDER = """
+import os, signal, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Data(Dataset):
+    def __len__(self):
+        return 4000
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        if index == 900:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(3)
+
+if __name__ == "__main__":
+    for batch in DataLoader(Data(), batch_size=4, num_workers=2):
+        pass
+"""
+
+
+def test_a_worker_that_is_killed_has_told_what_it_did(tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(MURDER)
+    done = study(StudyConfig(argv=[str(script)]))
+    assert done.status == 1
+    assert "DataLoader worker" in (done.recording.script.error or "")
+    assert "killed" in {worker.ended for worker in done.recording.workers}
+    assert len(done.recording.steps) > 100
+    assert any("killed" in note for note in done.recording.notes)
+
+
+def test_ranks_under_torchrun_are_merged() -> None:
+    argv = ["torchrun", "--nproc-per-node", "2", str(SCRIPTS / "ddp.py")]
+    done = study(StudyConfig(argv=argv, steps=40))
+    assert done.status == 0
+    assert done.recording.compute.world_size == 2
+    by_rank = {rank: [step for step in done.recording.steps if step.rank == rank] for rank in (0, 1)}
+    assert [len(found) for found in by_rank.values()] == [40, 40]
+    assert {trainer.rank for trainer in done.recording.trainers} == {0, 1}
+    assert {worker.rank for worker in done.recording.workers} == {0, 1}
+
+
+def test_webdataset_without_a_dataloader(tmp_path: Path) -> None:
+    wds, image = pytest.importorskip("webdataset"), pytest.importorskip("PIL.Image")
+    with wds.TarWriter(str(tmp_path / "shard.tar")) as sink:
+        for number in range(40):
+            sink.write(
+                {"__key__": f"{number:03d}", "jpg": image.new("RGB", (90, 90), (number, 9, 9)), "cls": number % 9}
+            )
+    argv = [str(SCRIPTS / "webdataset_loop.py"), str(tmp_path / "shard.tar"), "-1"]
+    found = study(StudyConfig(argv=argv)).recording
+    assert found.loaders[0].kind == "webdataset"
+    assert len(found.measured()) > 40
+    (worker,) = found.workers
+    assert worker.in_trainer
+    assert worker.stages["other"] < 0.1 * worker.seconds
+    assert set(worker.transforms) & {"RandomResizedCrop", "ToTensor"}
+    assert str(tmp_path / "shard.tar") in found.sample_paths
+
+
+def test_the_record_has_the_keys_others_rely_on(tmp_path: Path) -> None:
+    script = SCRIPTS / "mnist_like.py"
+    command = [sys.executable, "-c", "from feedline.cli.main import run; run()", "profile", "--no-trials"]
+    words = [
+        "--json",
+        "out.json",
+        "--html",
+        "r.html",
+        "--trace",
+        "t.json",
+        "--fail-if",
+        "samples_per_s>0",
+        str(script),
+    ]
+    done = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 1, done.stderr
+    assert "Train Epoch: 1 [0]" in done.stdout
+    assert "samples_per_s" in done.stderr
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["verb"] == "profile"
+    assert record["verdict"]["bound"] in ("data", "copy", "compute", "trainer")
+    assert record["verdict"]["ceiling_samples_per_s"] is None
+    assert {"wait_fraction", "samples_per_s", "overhead_fraction"} <= set(record["verdict"])
+    assert {"stages", "workers", "predictions", "gpu", "lines"} <= set(record)
+    assert not record["stages"] or set(record["stages"]) == set(STAGES)
+    recording = Recording.load(tmp_path / "out.json")
+    assert [loader.phase for loader in recording.loaders] == ["train", "eval"]
+    assert (tmp_path / "r.html").read_text().startswith("<!")
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
