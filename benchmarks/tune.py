@@ -1,0 +1,226 @@
+"""Finds workers, prefetch and batch size for this machine, model and dataset, in a time budget.
+
+A model proposes, windows decide. Two windows (no worker, one worker) give the costs per sample; the throughput model
+ranks all counts of workers; the most promising are measured, the best of them with other batch sizes and deeper
+queues. Then the leaders are measured again and again, in turn, until the best is clear or the time is over. Of what
+cannot be told apart the cheapest is taken.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from feedline.benchmarks.grid import Cell, cheaper, phrase
+from feedline.benchmarks.intervals import Estimate, estimate
+from feedline.benchmarks.subject import Subject, Window
+from feedline.pipeline.errors import UsageError
+from feedline.pipeline.shards import write_atomically
+from feedline.profiling.throughput import Throughput
+
+PROMISING = 0.93
+"""Predicted counts of workers within this share of the best prediction are worth a window."""
+LEADING = 0.95
+"""Cells whose median is within this share of the best go into the last rounds."""
+TIE = 0.02
+"""Of leaders this close to the best the cheapest is taken."""
+ENOUGH_WINDOWS = 4
+
+Measure = Callable[[Subject], Window]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    split: Path
+    model: str
+    image_size: int
+    batch_sizes: tuple[int, ...] = (32, 64, 128)
+    """The one in the middle is tried first; one alone is kept."""
+    most_workers: int = 8
+    cores: float = 2.0
+    device: str = "auto"
+    budget_s: float = 60.0
+    window_s: float = 1.0
+    warm_up_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.budget_s < 5:
+            raise UsageError(f"--budget {self.budget_s:g}: at least 5 s, a window takes about 2")
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise UsageError("--batch-size: give at least one, each at least 1")
+
+
+@dataclass(kw_only=True)
+class Search:
+    """What was tried so far."""
+
+    config: TuneConfig
+    measure: Measure
+    clock: Clock = time.monotonic
+    windows: dict[str, list[Window]] = field(default_factory=dict[str, list[Window]])
+    cells: dict[str, Cell] = field(default_factory=dict[str, Cell])
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    @property
+    def out_of_time(self) -> bool:
+        """One more window, as long as those so far, would go beyond the budget."""
+        spent, count = self.clock() - self.started, sum(map(len, self.windows.values()))
+        return spent + (spent / count if count else 0.0) > self.config.budget_s
+
+    def rate(self, cell: Cell) -> Estimate:
+        return estimate([window.samples_per_s for window in self.windows[cell.key]])
+
+    def best(self) -> Cell:
+        return max(self.cells.values(), key=lambda cell: self.rate(cell).value)
+
+    def leaders(self) -> list[Cell]:
+        top = self.rate(self.best()).value
+        return [cell for cell in self.cells.values() if self.rate(cell).value >= LEADING * top]
+
+    def chosen(self) -> Cell:
+        """The cheapest of those that tie with the best."""
+        top = self.rate(self.best()).value
+        tied = [cell for cell in self.cells.values() if self.rate(cell).value >= (1 - TIE) * top]
+        found = tied[0]
+        for cell in tied[1:]:
+            found = cell if cheaper(cell, found) else found
+        return found
+
+    def run(self, workers: int, batch_size: int, prefetch: int = 2, *, again: bool = False) -> Window | None:
+        """One window, unless the time is over or it was measured already."""
+        cell = Cell(settings={"num_workers": workers, "batch_size": batch_size, "prefetch_factor": prefetch})
+        if self.out_of_time or (cell.key in self.cells and not again):
+            return None
+        window = self.measure(self._subject(cell))
+        self.cells[cell.key] = cell
+        self.windows.setdefault(cell.key, []).append(window)
+        return window
+
+    def _subject(self, cell: Cell) -> Subject:
+        config = self.config
+        settings = {
+            **cell.settings, "split": str(config.split), "model": config.model, "image_size": config.image_size,
+            "device": config.device,
+        }  # fmt: skip
+        depth = int(cell.settings["num_workers"]) * int(cell.settings["prefetch_factor"])
+        return Subject(
+            kind="loader", settings=settings, window_s=config.window_s, warm_up_s=config.warm_up_s,
+            warm_up_batches=depth + 3,
+        )  # fmt: skip
+
+
+def tune(config: TuneConfig, measure: Measure, clock: Clock = time.monotonic) -> dict[str, Any]:
+    """The record of `feedline tune`: best, tried, and how each came about."""
+    search = Search(config=config, measure=measure, clock=clock)
+    batch = config.batch_sizes[len(config.batch_sizes) // 2]
+    inline, one = search.run(0, batch), search.run(1, batch)
+    foretold = predicted(config, inline, one)
+    for workers in promising(foretold):
+        search.run(workers, batch)
+    around(search, batch)
+    while not search.out_of_time and not sure(search):
+        behind = min(search.leaders(), key=lambda cell: len(search.windows[cell.key]))
+        settings = behind.settings
+        search.run(settings["num_workers"], settings["batch_size"], settings["prefetch_factor"], again=True)
+    return record(search, foretold)
+
+
+def predicted(config: TuneConfig, inline: Window | None, one: Window | None) -> dict[int, float]:
+    """samples/s by number of workers, from a window without workers and one with one worker."""
+    if inline is None or one is None:
+        return {}
+    worker_cpu_s = one.worker_cpu_s / one.samples
+    step_s = max(1e-9, (inline.seconds - inline.wait_s) / inline.samples)
+    trainer_cpu_s = max(0.0, inline.trainer_cpu_s / inline.samples - worker_cpu_s)
+    busy_share = one.worker_cpu_s / one.seconds
+    # A worker that never waited shows its wall time per sample; one that did, only its CPU time.
+    worker_s = one.seconds / one.samples if busy_share > 0.9 or one.wait_s > 0.2 * one.seconds else worker_cpu_s
+    return {
+        workers: Throughput(
+            workers=workers, step_s=step_s, worker_s=worker_s, worker_cpu_s=worker_cpu_s,
+            trainer_cpu_s=trainer_cpu_s, cores=config.cores,
+        ).rate()
+        for workers in range(1, config.most_workers + 1)
+    }  # fmt: skip
+
+
+def promising(foretold: dict[int, float], most: int = 3) -> list[int]:
+    """The fewest workers that are predicted to be nearly the best, and their neighbours upwards."""
+    if not foretold:
+        return []
+    top = max(foretold.values())
+    near = [workers for workers, rate in sorted(foretold.items()) if rate >= PROMISING * top]
+    return sorted({*near[:most], *[w for w in (near[0] - 1, near[0] + 1) if w in foretold]})
+
+
+def around(search: Search, batch: int) -> None:
+    """Other batch sizes and a deeper queue, at the best number of workers so far; then its neighbours there."""
+    for size in search.config.batch_sizes:
+        if size != batch:
+            search.run(search.best().settings["num_workers"], size)
+    best = search.best().settings
+    if best["num_workers"]:
+        search.run(best["num_workers"], best["batch_size"], 4)
+    for workers in (best["num_workers"] - 1, best["num_workers"] + 1):
+        if 0 <= workers <= search.config.most_workers:
+            search.run(workers, best["batch_size"], best["prefetch_factor"])
+
+
+def sure(search: Search) -> bool:
+    """Every leader has been measured often enough, or there is one alone with two windows."""
+    leaders = search.leaders()
+    least = min(len(search.windows[cell.key]) for cell in leaders)
+    return least >= ENOUGH_WINDOWS or (len(leaders) == 1 and least >= 2)
+
+
+def record(search: Search, foretold: dict[int, float]) -> dict[str, Any]:
+    chosen = search.chosen()
+    tried = sorted(search.cells.values(), key=lambda cell: -search.rate(cell).value)
+    return {
+        "best": {**chosen.settings, **_figures(search.rate(chosen))},
+        "tried": [{**cell.settings, **_figures(search.rate(cell))} for cell in tried],
+        "predicted_by_workers": {str(workers): rate for workers, rate in foretold.items()},
+        "seconds_used": search.clock() - search.started,
+        "statement": statement(search, chosen, tried),
+        "model": search.config.model,
+        "image_size": search.config.image_size,
+    }
+
+
+def _figures(rate: Estimate) -> dict[str, Any]:
+    return {"samples_per_s": rate.value, "low": rate.low, "high": rate.high, "n": rate.n}
+
+
+def statement(search: Search, chosen: Cell, tried: Sequence[Cell]) -> str:
+    words = ", ".join(phrase(axis, value) for axis, value in chosen.settings.items())
+    rate, top = search.rate(chosen), search.rate(tried[0])
+    more = (
+        "" if chosen.key == tried[0].key else f" ({phrase_of(tried[0])} gave {top.value:,.0f}: no more to speak of)"
+    )
+    return f"{words}: {rate.value:,.0f} samples/s{more}, of {len(tried)} settings tried."
+
+
+def phrase_of(cell: Cell) -> str:
+    return ", ".join(phrase(axis, value) for axis, value in cell.settings.items())
+
+
+def write_config(path: Path, found: dict[str, Any], split: Path) -> None:
+    """The settings as `feedline train`'s own options, in JSON: {"dataset": …, "options": {…}, "command": …}."""
+    best = found["best"]
+    options = {
+        "model": found["model"], "image-size": found["image_size"], "num-workers": best["num_workers"],
+        "prefetch-factor": best["prefetch_factor"], "batch-size": best["batch_size"],
+    }  # fmt: skip
+    dataset = split.parent
+    words = " ".join(f"--{name} {value}" for name, value in options.items())
+    said = {"dataset": str(dataset), "options": options, "command": f"feedline train {dataset} {words}"}
+    try:
+        write_atomically(path, (json.dumps(said, indent=1) + "\n").encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,101 @@
+"""`feedline plan`: what a dataset and a number of GPUs will need, from costs measured here."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feedline.cli.common import JsonFile, Record, console
+
+Opt = typer.Option
+
+
+def plan(
+    dataset: Annotated[Path | None, typer.Argument(help="Prepared data whose costs are measured.")] = None,
+    images: Annotated[int, Opt(min=1, help="Images to plan for.")] = 1_281_167,
+    gpus: Annotated[int, Opt(min=1, help="GPUs of all machines together.")] = 1,
+    gpu_rate: Annotated[float | None, Opt(help="samples/s of one GPU when data is free (`profile --legs`).")] = None,
+    cores: Annotated[int, Opt(min=1, help="Cores for workers, of all machines together.")] = 8,
+    bandwidth: Annotated[str | None, Opt(help="Of the storage, as 2GB/s; none: no limit.")] = None,
+    epochs: Annotated[int, Opt(min=1, help="Epochs to train.")] = 90,
+    image_size: Annotated[int, Opt(min=8, help="Side of the training images, px.")] = 224,
+    core_speed: Annotated[float, Opt(help="Speed of the other machine's cores by this one's.")] = 1.0,
+    load_us: Annotated[float | None, Opt(help="Not measured: core µs to load a sample.")] = None,
+    sample_kb: Annotated[float | None, Opt(help="Not measured: kB of a prepared sample.")] = None,
+    prepare_ms: Annotated[float | None, Opt(help="Core ms to prepare an original.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Epoch time, cores to feed the GPUs, preparing time, shard count, and where the next bottleneck is.
+
+    Example: feedline plan OUT --images 1281167 --gpus 4 --gpu-rate 2500 --cores 32 --bandwidth 2GB/s
+    """
+    from feedline.benchmarks.plan import PlanInputs, make_plan
+    from feedline.pipeline.errors import UsageError
+
+    if gpu_rate is None:
+        raise UsageError("--gpu-rate is not given: it is the ceiling of `feedline profile --legs` on that GPU")
+    record = Record("plan")
+    costs = costs_of(dataset, image_size, load_us, sample_kb, prepare_ms)
+    inputs = PlanInputs(
+        images=images, gpus=gpus, gpu_samples_per_s=gpu_rate, cores=cores, epochs=epochs, core_speed=core_speed,
+        bandwidth_bytes_per_s=None if bandwidth is None else parse_rate(bandwidth), **costs,
+    )  # fmt: skip
+    found = make_plan(inputs)
+    show(inputs, found)
+    record.write(json_file, {"inputs": asdict(inputs), "plan": asdict(found)})
+
+
+def costs_of(
+    dataset: Path | None, image_size: int, load_us: float | None, sample_kb: float | None, prepare_ms: float | None
+) -> dict[str, Any]:
+    """As fields of PlanInputs; what is given is not measured."""
+    from feedline.pipeline.errors import UsageError
+
+    measured: dict[str, Any] = {}
+    if dataset is not None:
+        from feedline.benchmarks.costs import measure_costs
+
+        measured = asdict(measure_costs(dataset, image_size))
+        measured.pop("split")
+    elif load_us is None or sample_kb is None:
+        raise UsageError("no costs to plan with: name a prepared dataset, or give both --load-us and --sample-kb")
+    given = {
+        "load_cpu_s": None if load_us is None else load_us / 1e6,
+        "sample_bytes": None if sample_kb is None else sample_kb * 1e3,
+        "prepare_cpu_s": None if prepare_ms is None else prepare_ms / 1e3,
+    }
+    return {**measured, **{name: value for name, value in given.items() if value is not None}}
+
+
+def parse_rate(text: str) -> float:
+    """`2GB/s`, `500MB/s`, `1000000`: bytes per second. Raises UsageError."""
+    from feedline.preprocess.config import parse_bytes
+
+    return float(parse_bytes(text.strip().removesuffix("/s")))
+
+
+def show(inputs: Any, found: Any) -> None:
+    from feedline.profiling.render import units
+
+    def line(name: str, value: str) -> None:
+        console.print(f"{name:<22} {value}", markup=False, soft_wrap=True)
+
+    line("rate", f"{units.rate(found.samples_per_s)}, bound by the {found.bound}")
+    for name, limit in sorted(found.limits.items(), key=lambda item: item[1]):
+        line(f"  {name} allow", units.rate(limit))
+    if found.next_bound:
+        line("next bottleneck", f"the {found.next_bound}, from {units.rate(found.limits[found.next_bound])}")
+    line("one epoch", units.seconds(found.epoch_s))
+    line(f"{inputs.epochs} epochs", units.seconds(found.training_s))
+    line("cores to feed the GPUs", f"{found.cores_needed:,} (there are {inputs.cores:,})")
+    line("bandwidth for that", f"{units.size(found.bandwidth_needed_bytes_per_s)}/s")
+    if found.prepare_s is not None:
+        line("preparing", f"{units.seconds(found.prepare_s)}, bound by the {found.prepare_bound}")
+    line(
+        "prepared dataset",
+        f"{units.size(found.dataset_bytes)} in {found.shards:,} shards of {units.size(found.shard_bytes)}",
+    )
+    console.print("\nassumed:", markup=False)
+    for assumption in found.assumptions:
+        console.print(f"  {assumption}", markup=False, soft_wrap=True)

@@ -1,0 +1,52 @@
+"""Plans: the bound is the smallest limit, needs follow from it, nothing overflows at billions."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.benchmarks.plan import HEADROOM, PlanInputs, make_plan
+from feedline.pipeline.errors import UsageError
+
+IMAGENET = PlanInputs(
+    images=1_281_167, gpus=4, gpu_samples_per_s=2500, cores=32, bandwidth_bytes_per_s=2e9, load_cpu_s=300e-6,
+    sample_bytes=29e3, prepare_cpu_s=2e-3, original_bytes=110e3,
+)  # fmt: skip
+
+
+def test_imagenet_on_four_gpus() -> None:
+    plan = make_plan(IMAGENET)
+    assert plan.bound == "gpus" and plan.samples_per_s == 10_000
+    assert plan.epoch_s == pytest.approx(128.1, abs=0.1)
+    assert plan.cores_needed == 4  # 10,000 × 300 µs / 0.85
+    assert plan.next_bound == "storage"
+    assert plan.prepare_s == pytest.approx(89, abs=1) and plan.prepare_bound == "storage"
+    assert plan.shards % 4 == 0 and 50e6 < plan.shard_bytes < 70e6
+
+
+def test_too_few_cores_are_the_bound_and_said_to_be() -> None:
+    plan = make_plan(replace(IMAGENET, cores=2))
+    assert plan.bound == "cores" and plan.samples_per_s == pytest.approx(HEADROOM * 2 / 300e-6)
+    assert make_plan(replace(IMAGENET, cores=plan.cores_needed)).bound != "cores"
+
+
+@given(
+    images=st.integers(1, 10**11), gpus=st.integers(1, 4096), cores=st.integers(1, 10**5),
+    load_us=st.floats(1, 1e5), kilobytes=st.floats(0.1, 1e5),
+)  # fmt: skip
+def test_any_scale(images: int, gpus: int, cores: int, load_us: float, kilobytes: float) -> None:
+    inputs = replace(
+        IMAGENET, images=images, gpus=gpus, cores=cores, load_cpu_s=load_us / 1e6, sample_bytes=kilobytes * 1e3
+    )
+    plan = make_plan(inputs)
+    assert plan.samples_per_s == min(plan.limits.values()) and plan.epoch_s > 0
+    assert 1 <= plan.shards <= images
+    enough = replace(inputs, cores=plan.cores_needed)
+    assert make_plan(enough).limits["cores"] >= plan.limits["gpus"] * 0.999
+
+
+@pytest.mark.parametrize("change", [{"images": 0}, {"cores": 0}, {"load_cpu_s": 0.0}, {"core_speed": -1.0}])
+def test_nonsense_is_refused(change: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        replace(IMAGENET, **change)  # pyright: ignore[reportArgumentType]
