@@ -19,6 +19,7 @@ from torch import Tensor
 from feedline.pipeline.errors import FeedlineError, UsageError
 from feedline.profiling.host import usable_cores
 from feedline.train.config import TrainConfig
+from feedline.train.meeting import fresh_store
 
 
 class RankLost(FeedlineError):
@@ -81,9 +82,12 @@ def joined(config: TrainConfig) -> Generator[World]:
     try:
         if mine:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_s))
+            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            store = fresh_store(rank, world_size, config.timeout_s)
+            known: dict[str, Any] = {} if store is None else {"store": store, "rank": rank, "world_size": world_size}
+            dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_s), **known)
         yield _world(device)
-    except (RuntimeError, dist.DistError) as error:
+    except (RuntimeError, TimeoutError, dist.DistError) as error:
         if not is_lost_rank(error):
             raise
         rank = os.environ["RANK"]
@@ -136,7 +140,7 @@ def local_world_size() -> int:
 
 def is_lost_rank(error: BaseException) -> bool:
     """Whether this is torch's way of saying that the other end of a collective is gone."""
-    if isinstance(error, dist.DistError):
+    if isinstance(error, dist.DistError | TimeoutError):
         return True
     text = str(error).lower()
     return any(word in text for word in ("gloo", "nccl", "connection closed by peer", "connection reset"))
