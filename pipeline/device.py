@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from feedline.pipeline import gpujpeg
 from feedline.pipeline.engine import HostBatch, Run
 from feedline.pipeline.errors import UsageError
 from feedline.pipeline.memory import SharedMemory
@@ -71,7 +72,10 @@ class OnCuda:
     def send(self, batch: HostBatch) -> "Sent":
         """Starts copy and normalisation and returns at once."""
         with torch.cuda.stream(self.stream):
-            images_NHWC = torch.from_numpy(batch.images_NHWC).to(self.device, non_blocking=True)
+            if batch.images_NHWC.ndim == 1:
+                images_NHWC = gpujpeg.decode(batch.images_NHWC, len(batch.labels_N), batch.px, self.device)
+            else:
+                images_NHWC = torch.from_numpy(batch.images_NHWC).to(self.device, non_blocking=True)
             labels_N = torch.from_numpy(batch.labels_N).to(self.device, non_blocking=True)
             return Sent(batch.number, self._normalise(images_NHWC), labels_N, self.stream.record_event())
 

@@ -58,9 +58,10 @@ class Waits:
 @dataclass(frozen=True, kw_only=True)
 class HostBatch:
     images_NHWC: Images
-    """Shows a slot, or is a copy of one."""
+    """Shows a slot, or is a copy of one. Flat bytes (`pipeline.pack`) where the device decodes."""
     labels_N: npt.NDArray[np.int64]
     number: int
+    px: int
 
 
 class Engine:
@@ -74,6 +75,7 @@ class Engine:
         self._on_close: list[Callable[[], None]] = []
         self.depth = min(depth, _MOST_IN_FLIGHT)
         self.layout = layout
+        self.packed = spec.packed
         slots = self.depth + SPARE_SLOTS
         self.memory = SharedMemory("slots", slots * layout.slot_bytes)
         self.view = self.memory.view
@@ -234,7 +236,10 @@ class Run:
     def _show(self, number: int, slot: int) -> HostBatch:
         engine, waits = self._engine, self.waits
         filled = int(engine.layout.filled(engine.view, slot)[0])
-        images_NHWC = engine.layout.images_NHWC(engine.view, slot, filled, self._px)
+        if engine.packed:
+            images_NHWC = engine.layout.flat(engine.view, slot)
+        else:
+            images_NHWC = engine.layout.images_NHWC(engine.view, slot, filled, self._px)
         labels_N = engine.layout.labels_N(engine.view, slot, filled).copy()
         if engine.ledger.lent < SPARE_SLOTS:
             engine.ledger.lend(slot, images_NHWC)
@@ -246,7 +251,7 @@ class Run:
             waits.copy_s += time.perf_counter() - started_s
         waits.batches += 1
         waits.samples += filled
-        return HostBatch(images_NHWC=images_NHWC, labels_N=labels_N, number=number)
+        return HostBatch(images_NHWC=images_NHWC, labels_N=labels_N, number=number, px=self._px)
 
     def close(self) -> None:
         """Gives up what is under way; the workers finish it and its slots come back with the next run's replies."""

@@ -6,6 +6,7 @@ The same code runs in worker processes and, with `num_workers=0`, in the trainer
 
 import traceback
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from feedline.pipeline.errors import DatasetError, SampleError, TransformError
 from feedline.pipeline.files import Files, LocalFiles
 from feedline.pipeline.gather import Gather
 from feedline.pipeline.order import PADDING
+from feedline.pipeline.pack import Packer
 
 Images = npt.NDArray[np.uint8]
 _TRANSFORM_STREAM = 1
@@ -49,6 +51,8 @@ class FillSpec:
     """`courier.pack` of the user's function on one sample: (image_HWC[, rng]) -> image_HWC."""
     batch_transform: str = ""
     """The same on a whole batch: (images_NHWC, labels_N) -> None or a new pair; it may write in place."""
+    packed: bool = False
+    """Slots hold the JPEG regions and not pixels: the device decodes."""
     gather_px: int = 0
     """Images are stored raw in this size and wanted as they are: whole batches are copied. 0: they are not."""
     address: str = ""
@@ -72,7 +76,9 @@ class Filler:
         self._where = tuple(columns[name].data for name in ("shard", "offset", "length", "crc32"))
         self._checked = columns["checked"].data
         self._files = open_files(spec)
-        self._kernel = make_kernel(spec.codec, Augment(**spec.augment), spec.seed)
+        self.packed = spec.packed
+        self._augment = Augment(**spec.augment)
+        self._kernel = make_kernel(spec.codec, self._augment, spec.seed)
         self._transform = _SampleTransform(spec.transform, spec.seed) if spec.transform else None
         self._batch_transform = courier.unpack(spec.batch_transform) if spec.batch_transform else None
         self._gather = Gather(Path(spec.folder), spec.shards, columns, spec.gather_px) if spec.gather_px else None
@@ -111,6 +117,27 @@ class Filler:
             self._whole_batch(images_NHWC, labels_N)
         return len(samples_N)
 
+    def pack(self, samples_N: npt.NDArray[np.int64], epoch: int, px: int, flat: Images,
+             labels_N: npt.NDArray[np.int64]) -> tuple[int, list[BadSample]]:  # fmt: skip
+        """As `fill`, but the slot's bytes `flat` get the samples' JPEG regions (`pipeline.pack`)."""
+        packer, bad, position = Packer(flat, len(samples_N)), list[BadSample](), 0
+
+        def add(sample: int) -> None:
+            self._clock.set(_SAMPLE, sample)
+            data = self._read(sample)
+            try:
+                packer.add(position, data, self._augment, self._spec.seed, epoch, sample, px)
+            except DatasetError as error:
+                raise SampleError(str(error), sample) from error
+            self._clock.mark(_TRANSFORM)
+
+        for sample in samples_N.tolist():
+            used = self._attempt(sample, add, bad)
+            if used is not None:
+                labels_N[position] = self._labels_N[used]
+                position += 1
+        return position, bad
+
     def close(self) -> None:
         self._files.close()
 
@@ -119,10 +146,14 @@ class Filler:
         if sample == PADDING:
             out_HWC[:] = 0
             return PADDING
+        return self._attempt(sample, lambda candidate: self._one(candidate, epoch, out_HWC), bad)
+
+    def _attempt(self, sample: int, use: Callable[[int], None], bad: list[BadSample]) -> int | None:
+        """Uses the sample, or what `on_bad` puts in its place; the number of what was used, None for nothing."""
         candidate = sample
         for _ in range(_REPLACEMENTS):
             try:
-                self._one(candidate, epoch, out_HWC)
+                use(candidate)
             except SampleError as error:
                 if self._spec.on_bad == "raise":
                     raise

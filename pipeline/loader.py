@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feedline.pipeline import counters, courier
+from feedline.pipeline import counters, courier, gpujpeg
 from feedline.pipeline.augment import Augment
 from feedline.pipeline.cache import CacheSpec, Prefetcher, Shard, default_folder
 from feedline.pipeline.crew import usable_cores
@@ -42,6 +42,7 @@ from feedline.pipeline.errors import DatasetError, FeedlineError, SampleError, T
 from feedline.pipeline.fill import FillSpec
 from feedline.pipeline.memory import Columns, SharedMemory
 from feedline.pipeline.order import EpochPlan, Policy, class_balanced, subset
+from feedline.pipeline.pack import SLOT_PX
 from feedline.pipeline.place import place
 from feedline.pipeline.shards import Index, Manifest, manifest_hash, read_index, read_manifest
 from feedline.pipeline.slots import SlotLayout
@@ -104,6 +105,8 @@ class LoaderConfig:
     """A sample that cannot be read, is not what was written, or cannot be decoded."""
     checksums: bool = True
     """Check each sample's CRC the first time it is read."""
+    decode: Literal["cpu", "gpu"] = "cpu"
+    """gpu: workers only cut the JPEG regions out, nvJPEG decodes them on `device`; falls back with a warning."""
     augment: Augment | None = None
     """None: what `train` says, with the usual parameters."""
     transform: Callable[..., Any] | None = None
@@ -118,6 +121,8 @@ class LoaderConfig:
                 raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
         if self.num_workers is not None and self.num_workers < 0:
             raise UsageError(f"num_workers must be 0 or more, not {self.num_workers}")
+        if self.decode not in ("cpu", "gpu"):
+            raise UsageError(f"decode must be cpu or gpu, not {self.decode!r}")
         if self.policy not in (None, "drop", "pad", "wrap"):
             raise UsageError(f"policy must be drop, pad or wrap, not {self.policy!r}")
         if self.on_bad not in ("raise", "skip", "replace"):
@@ -149,11 +154,12 @@ class Loader:
         self.device = None if config.device is None else torch.device(config.device)
         self._manifest_hash = manifest_hash(self.folder)
         self._names = _SampleNames(self.folder, self.manifest)
-        index = read_index(self.folder)
+        index = read_index(self.folder, self.manifest)
         self._columns, self._columns_layout = _share_index(index)
         self._stored_px = _stored_px(index) if self.manifest.codec == "raw" else 0
         shared = Columns.unpack(self._columns.view, self._columns_layout)
         self._labels_N, self._shards_N = shared["label"], shared["shard"]
+        self._packed = config.decode == "gpu" and self._can_pack() and gpujpeg.available(self.device)
         self._image_size = config.image_size
         self._waits = Waits()
         self._epoch = self._delivered = 0
@@ -320,7 +326,7 @@ class Loader:
             self._fill_spec(),
             self._columns,
             self._columns_layout,
-            SlotLayout(batch_size=config.batch_size, px=self._image_size),
+            SlotLayout(batch_size=config.batch_size, px=max(self._image_size, SLOT_PX if self._packed else 0)),
             workers=self.num_workers,
             depth=max(1, self.num_workers * config.prefetch_factor),
             fence=lambda: make_fence(on_gpu),
@@ -340,6 +346,7 @@ class Loader:
             seed=config.seed,
             augment=asdict(config.augment or Augment(train=config.train)),
             on_bad=config.on_bad,
+            packed=self._packed,
             gather_px=self._stored_px if self._wants_stored() else 0,
             address=self._address,
             storage_options=config.storage_options,
@@ -347,6 +354,13 @@ class Loader:
             transform=courier.pack(config.transform) if config.transform else "",
             batch_transform=courier.pack(config.batch_transform) if config.batch_transform else "",
         )
+
+    def _can_pack(self) -> bool:
+        if self.manifest.codec not in ("jpeg", "keep"):
+            raise UsageError(f"decode='gpu' needs JPEG shards; {self.folder} has codec {self.manifest.codec}")
+        if self.config.transform or self.config.batch_transform or self.config.policy == "pad":
+            raise UsageError("decode='gpu' leaves no pixels in the workers for transforms, nor padding: drop or wrap")
+        return True
 
     def _wants_stored(self) -> bool:
         """Raw images are wanted exactly as they are stored, so that batches can be copied whole."""

@@ -41,6 +41,10 @@ class SlotLayout:
         flat = np.frombuffer(view, np.uint8, count * px * px * CHANNELS, slot * self.slot_bytes)
         return flat.reshape(count, px, px, CHANNELS)
 
+    def flat(self, view: memoryview, slot: int) -> Images:
+        """The images' bytes as such."""
+        return np.frombuffer(view, np.uint8, self.images_bytes, slot * self.slot_bytes)
+
     def labels_N(self, view: memoryview, slot: int, count: int) -> npt.NDArray[np.int64]:
         return np.frombuffer(view, np.int64, count, slot * self.slot_bytes + self.images_bytes)
 

@@ -90,12 +90,15 @@ class Worker:
 
 def perform(task: Task, number: int, filler: Filler, layout: SlotLayout, slots: memoryview, clock: Clock) -> Reply:
     """Fills the task's slot. What went wrong is in the reply: a worker outlives a bad sample or transform."""
-    images_NHWC = layout.images_NHWC(slots, task.slot, task.count, task.px)
     labels_N = layout.labels_N(slots, task.slot, task.count)
     samples_N = layout.samples_N(slots, task.slot, task.count)
     clock.set(FIELD["batch"], task.batch)
     try:
-        filled, bad = filler.fill(samples_N, task.epoch, images_NHWC, labels_N)
+        if filler.packed:
+            filled, bad = filler.pack(samples_N, task.epoch, task.px, layout.flat(slots, task.slot), labels_N)
+        else:
+            images_NHWC = layout.images_NHWC(slots, task.slot, task.count, task.px)
+            filled, bad = filler.fill(samples_N, task.epoch, images_NHWC, labels_N)
     except SampleError as error:
         return Reply(BAD_SAMPLE, number, task.slot, task.run, task.batch, error.sample, error.reason)
     except TransformError as error:

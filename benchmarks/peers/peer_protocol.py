@@ -22,13 +22,18 @@ def serve(batches: Callable[[Spec], Iterable[Any]], prepare: Callable[[Spec], No
     """`batches(spec)` gives the image batches of an epoch on each call; `prepare` writes the peer's own format."""
     spec = json.loads(sys.argv[2])
     if sys.argv[1] == "prepare":
-        ready = Path(spec["work"]) / ".ready"
-        if prepare and not ready.exists():
-            ready.parent.mkdir(parents=True, exist_ok=True)
-            prepare(spec)
-            ready.touch()
+        if prepare is not None:
+            _once(prepare, spec)
         return
     print(json.dumps(measure(endless(batches, spec), spec["seconds"])), flush=True)
+
+
+def _once(prepare: Callable[[Spec], None], spec: Spec) -> None:
+    ready = Path(spec["work"]) / ".ready"
+    if not ready.exists():
+        ready.parent.mkdir(parents=True, exist_ok=True)
+        prepare(spec)
+        ready.touch()
 
 
 def endless(batches: Callable[[Spec], Iterable[Any]], spec: Spec) -> Iterator[Any]:
