@@ -5,7 +5,7 @@ The rule, in order (shares as in `measure`; a share below its threshold is no ca
     data      the loop is blocked on batches 10 % of the time or more; or the ceiling leg is 1.5 times as fast
               although it hardly waits: workers and model fight for the same cores
     copy      15 % or more in host-to-device copies
-    trainer   25 % or more in the main thread's own Python, unpickling, logging
+    trainer   25 % or more in the main thread's own Python, logging, synchronising
     compute   none of these: the model is the limit
 """
 
@@ -173,6 +173,10 @@ def _worker_evidence(measured: Measured, bound: Bound) -> list[str]:
         who = "The trainer prepares its batches itself" if measured.workers == 0 else "The workers spend their time"
         idle = f"; they idle {units.percent(measured.stages['idle'])}" if measured.workers else ""
         said.append(f"{who}: {shares}{idle}.")
+    if measured.unpickle_share >= 0.1:
+        said.append(
+            f"Unpickling batches in the main thread takes {units.percent(measured.unpickle_share)} of the time."
+        )
     if measured.slow_worker:
         worker, factor = measured.slow_worker
         said.append(

@@ -3,9 +3,9 @@
 Rates are samples per second over the time of the measured steps (warm-up, evaluation and checkpoint pauses left
 out), summed over ranks. Shares of time are of that same time and sum to 1:
 
-    data      blocked on the next batch (CUDA: the device had run dry for want of it)
+    data      blocked on the next batch, unpickling included (CUDA: the device had run dry for want of it)
     copy      host-to-device copies the step waited for
-    trainer   the main thread's own Python, unpickling, logging, synchronising
+    trainer   the main thread's own Python, logging, synchronising
     compute   the rest: forward, backward, optimiser
 """
 
@@ -81,6 +81,8 @@ class Measured:
     """Main-thread time per sample outside the wait: copy, compute and Python."""
     unpickle_s: float
     """Main-thread time per sample unpickling batches inside the wait."""
+    unpickle_share: float
+    """Of the loop's time."""
     copy_s: float
     slowdown: float
     """Wall over CPU time of the workers' CPU-only stages: 1 when nobody fights for cores."""
@@ -108,7 +110,7 @@ def measure(recording: Recording) -> Measured:
         steps=len(steps),
         seconds=seconds,
         wait_fraction=min(1.0, wait_fraction),
-        shares=_shares(recording, steps, seconds, parts, workers),
+        shares=_shares(steps, seconds, parts),
         ceiling=_leg_rate(recording, "cached"),
         loader_only=_loader_only(recording, loader),
         loader=loader,
@@ -124,6 +126,7 @@ def measure(recording: Recording) -> Measured:
         trainer_cpu_s=recording.costs.trainer_cpu_s,
         step_s=max(0.0, seconds - sum(_waited(step) for step in steps)) / samples if samples else None,
         unpickle_s=parts.get("unpickle", 0.0) * seconds / samples / _trainer_slowdown(recording) if samples else 0.0,
+        unpickle_share=min(wait_fraction, parts.get("unpickle", 0.0)),
         copy_s=sum(step.copy_s for step in steps) / samples if samples else 0.0,
         slowdown=slowdown,
         slow_worker=_slow_worker(workers),
@@ -207,14 +210,8 @@ def _trainer_parts(recording: Recording) -> dict[str, float]:
     return {name: sum(trainer.parts.get(name, 0.0) for trainer in recording.trainers) / total for name in names}
 
 
-def _shares(
-    recording: Recording,
-    steps: Sequence[Step],
-    seconds: float,
-    parts: dict[str, float],
-    workers: Sequence[WorkerTime],
-) -> Shares:
-    """The four shares. Unpickling inside the wait is the trainer's own when the workers have time to spare."""
+def _shares(steps: Sequence[Step], seconds: float, parts: dict[str, float]) -> Shares:
+    """The four shares. Unpickling a batch is part of waiting for it, whoever's thread does it."""
     if not seconds:
         return Shares()
     ranks = max(1, len({step.rank for step in steps}))
@@ -223,21 +220,12 @@ def _shares(
     on_device = any(step.starved_s is not None for step in steps)
     # On a GPU the main thread synchronises because it waits for the device: that is compute, not Python.
     own = sum(parts.get(name, 0.0) for name in MAIN_THREAD if not (on_device and name == "synchronise"))
-    unpickle = min(data, parts.get("unpickle", 0.0))
-    if unpickle > 0.5 * data and _spare(workers):
-        data, own = data - unpickle, own + unpickle
     trainer = min(1.0 - data - copy, own)
     if on_device:
         # Python is hidden while the device has queued work; it counts as far as the device ran dry beyond the wait.
         dry = sum(max(0.0, (step.starved_s or 0.0) - step.wait_s) for step in steps) / ranks / seconds
         trainer, data = min(own, dry), max(0.0, data - min(own, dry))
     return Shares(data=data, copy=copy, trainer=trainer, compute=max(0.0, 1.0 - data - copy - trainer))
-
-
-def _spare(workers: Sequence[WorkerTime]) -> bool:
-    """Workers that mostly idle and do not spend what is left on serialising."""
-    fractions = _fractions(workers)
-    return bool(fractions) and fractions["idle"] > 0.5 and fractions["send"] < 0.2
 
 
 def _training_workers(recording: Recording, loader: LoaderSeen | None) -> list[WorkerTime]:
@@ -337,7 +325,8 @@ def _slow_worker(workers: Sequence[WorkerTime]) -> tuple[WorkerTime, float] | No
         return None
     slowest, cost = max(costs, key=lambda pair: pair[1])
     usual = statistics.median(other for worker, other in costs if worker is not slowest)
-    return (slowest, cost / usual) if usual > 0 and cost / usual >= 1.6 else None
+    busy = 1.0 - slowest.stages.get("idle", 0.0) / slowest.seconds if slowest.seconds else 0.0
+    return (slowest, cost / usual) if usual > 0 and cost / usual >= 1.6 and busy > 0.5 else None
 
 
 def _per_sample(seconds: float | None, workers: Sequence[WorkerTime]) -> float | None:

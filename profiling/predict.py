@@ -134,9 +134,9 @@ def _trainer_cpu_s(measured: Measured) -> float:
 
 
 def _cores(measured: Measured) -> float:
-    """The cores the run could really use. Where its workers were clearly fighting for cores although the run did not
-    use them all, somebody else did."""
-    if measured.rate is None or measured.slowdown < 1.25:
+    """The cores the run could really use. Where its workers had work all the time and were clearly fighting for cores
+    although the run did not use them all, somebody else did."""
+    if measured.rate is None or measured.slowdown < 1.25 or measured.stages.get("idle", 1.0) > 0.3:
         return measured.cores
     used = measured.rate.value * ((measured.worker_cpu_s or 0.0) + (measured.trainer_cpu_s or 0.0))
     return min(measured.cores, max(used, 0.25 * measured.cores)) if used else measured.cores

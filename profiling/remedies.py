@@ -21,7 +21,16 @@ IN_VAIN = "this will not help, because"
 
 def all_predictions(at: Situation) -> list[Prediction]:
     """Ranked: what helps first, by its rate; near ties (3 %) by how little it takes; then what does not help."""
-    remedies = (more_workers, prefetch, prepared, storage, slow_worker, cheaper_stage, *remedies_compute.REMEDIES)
+    remedies = (
+        more_workers,
+        prefetch,
+        prepared,
+        storage,
+        slow_worker,
+        cheaper_stage,
+        lighter_batches,
+        *remedies_compute.REMEDIES,
+    )
     found = [predict(at, change) for remedy in remedies for change in remedy(at)]
     step = 0.03 * at.rate.value
     return sorted(found, key=lambda one: (not one.helps, -round(one.samples_per_s / step), _toil(one)))
@@ -161,8 +170,10 @@ def slow_worker(at: Situation) -> Iterable[Change]:
 
 def cheaper_stage(at: Situation) -> Iterable[Change]:
     """What taking the top stage (or its top transform) away would give: the upper bound of tuning it."""
+    if at.measured.slow_worker is not None:
+        return  # whose stages these are is the question then
     stages = {n: s for n, s in at.measured.stage_alone_s.items() if n not in ("idle", "other", "read")}
-    name = max(stages, key=lambda one: stages[one], default="")
+    name = max(stages, key=lambda one: at.measured.stages.get(one, 0.0), default="")
     busy_s = at.measured.worker_alone_s or 0.0
     if not busy_s or not at.now.worker_s or stages.get(name, 0.0) < 0.15 * busy_s:
         return
@@ -175,6 +186,19 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
     if at.measured.shares.data < HARDLY:
         why = f"{IN_VAIN} the loop hardly waits for its workers"
     yield Change(remedy=f"cheaper {what}", then=then, cost="a change of code", why=why + _HINTS.get(name, ""),
+                 extra_error=0.08)  # fmt: skip
+
+
+def lighter_batches(at: Situation) -> Iterable[Change]:
+    """Batches whose objects take the main thread long to unpickle."""
+    share = at.measured.unpickle_share
+    if share < 0.1:
+        return
+    send_s = at.measured.stage_alone_s.get("send", 0.0)
+    left_s = max(0.0, at.now.worker_s - send_s)
+    then = replace(at.now, handover_s=0.0, worker_s=left_s, worker_cpu_s=min(at.now.worker_cpu_s, left_s))
+    why = f"the main thread spends {units.percent(share)} of the time unpickling batches"
+    yield Change(remedy="cheaper send: lighter batches", then=then, cost="a change of code", why=why + _HINTS["send"],
                  extra_error=0.08)  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def main_thread(at: Situation) -> Iterable[Change]:
             places[place] = places.get(place, 0.0) + seconds
     where = f"; most of it in {max(places, key=lambda one: places[one])}" if places else ""
     own_s = share * at.measured.ranks / at.rate.value
-    then = replace(at.now, step_s=max(0.0, at.now.step_s - own_s), handover_s=0.0)
+    then = replace(at.now, step_s=max(0.0, at.now.step_s - own_s))
     why = f"the main thread spends {units.percent(share)} of the time in Python of its own{where}"
     yield Change(remedy="less Python in the training loop", then=then, cost="a change of code", why=why,
                  extra_error=0.1, may_raise_ceiling=True)  # fmt: skip

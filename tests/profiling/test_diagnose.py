@@ -22,7 +22,7 @@ SMALL = {"read": 0.0, "decode": 0.0001, "transform": 0.0001, "collate": 0.0, "se
         ({"wait_s": 0.001, "compute_s": 0.1, "stages": SMALL}, "compute"),
         ({"wait_s": 0.001, "compute_s": 0.02, "python_s": 0.08, "stages": SMALL}, "trainer"),
         ({"wait_s": 0.001, "compute_s": 0.04, "copy_s": 0.04, "device": "cuda:0", "starved_s": 0.0}, "copy"),
-        ({"wait_s": 0.09, "unpickle_s": 0.085, "compute_s": 0.02, "stages": SMALL}, "trainer"),
+        ({"wait_s": 0.09, "unpickle_s": 0.085, "compute_s": 0.02, "stages": SMALL}, "data"),
         ({"wait_s": 0.08, "compute_s": 0.02, "device": "cuda:0", "starved_s": 0.001, "stages": SMALL}, "compute"),
         ({"wait_s": 0.001, "compute_s": 0.1, "ceiling": 1000.0}, "data"),
     ],
@@ -36,7 +36,16 @@ def test_serialising_is_the_data_side_when_workers_send() -> None:
     found = diagnose(made(wait_s=0.09, unpickle_s=0.06, compute_s=0.02, workers=1, stages=heavy))
     assert found.bound == "data"
     assert found.top_stage == "send"
-    assert found.predictions[0].remedy in ("cheaper send", "uint8 batches")
+    assert found.predictions[0].remedy.startswith("cheaper send")
+
+
+def test_unpickling_is_named_and_lighter_batches_lead() -> None:
+    """The workers idle, the main thread unpickles: what a batch of thousands of small objects looks like."""
+    found = diagnose(made(wait_s=0.09, unpickle_s=0.08, compute_s=0.02, stages=SMALL))
+    assert found.bound == "data"
+    assert any("Unpickling batches" in sentence for sentence in found.evidence)
+    assert found.predictions[0].remedy == "cheaper send: lighter batches"
+    assert found.measured.slow_worker is None
 
 
 def test_rate_wait_and_ceiling() -> None:
