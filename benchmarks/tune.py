@@ -198,7 +198,7 @@ def _figures(rate: Estimate) -> dict[str, Any]:
 
 
 def statement(search: Search, chosen: Cell, tried: Sequence[Cell]) -> str:
-    words = ", ".join(phrase(axis, value) for axis, value in chosen.settings.items())
+    words = phrase_of(chosen)
     rate, top = search.rate(chosen), search.rate(tried[0])
     more = (
         "" if chosen.key == tried[0].key else f" ({phrase_of(tried[0])} gave {top.value:,.0f}: no more to speak of)"
@@ -211,14 +211,14 @@ def phrase_of(cell: Cell) -> str:
 
 
 def write_config(path: Path, found: dict[str, Any], split: Path) -> None:
-    """The settings as `feedline train`'s own options, in JSON: {"dataset": …, "options": {…}, "command": …}."""
+    """For `feedline train --config`: {"options": {name: value}}, and the same as a command line."""
     best = found["best"]
     options = {
-        "model": found["model"], "image-size": found["image_size"], "num-workers": best["num_workers"],
-        "prefetch-factor": best["prefetch_factor"], "batch-size": best["batch_size"],
+        "model": found["model"], "image_size": found["image_size"], "num_workers": best["num_workers"],
+        "prefetch_factor": best["prefetch_factor"], "batch_size": best["batch_size"],
     }  # fmt: skip
     dataset = split.parent
-    words = " ".join(f"--{name} {value}" for name, value in options.items())
+    words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
     said = {"dataset": str(dataset), "options": options, "command": f"feedline train {dataset} {words}"}
     try:
         write_atomically(path, (json.dumps(said, indent=1) + "\n").encode())

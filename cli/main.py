@@ -13,12 +13,14 @@ from feedline.cli import (
     index,
     inspect,
     ladder,
+    plan,
     prepare,
     profile,
     report,
     slurm,
     synth,
     train,
+    tune,
     verify,
 )
 from feedline.cli.common import stderr
@@ -43,6 +45,8 @@ app.command(context_settings=profile.CONTEXT)(profile.profile)
 app.command()(report.report)
 app.command()(demo.demo)
 app.command()(compare.compare)
+app.command()(tune.tune)
+app.command()(plan.plan)
 app.command(context_settings=ladder.CONTEXT)(ladder.ladder)
 
 

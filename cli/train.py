@@ -1,14 +1,34 @@
-"""`feedline train`: the same options as `python -m feedline.train.main`, and the record."""
+"""`feedline train`: the same options as `python -m feedline.train.main`, the record, and settings from a file."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from feedline.cli.common import JsonFile, Record, console
+from feedline.pipeline.errors import UsageError
 from feedline.train.config import TrainConfig
 from feedline.train.options import command
 
 
-def _run(config: TrainConfig, json_file: Any) -> None:
+def _settings(context: typer.Context, path: Path | None) -> Path | None:
+    """The file's options become the defaults; what stands on the command line still wins."""
+    if path is not None:
+        try:
+            context.default_map = json.loads(path.read_text())["options"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"--config {path} is not a file of `feedline tune` ({error})") from error
+    return path
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", is_eager=True, callback=_settings, help="Settings by `feedline tune`."),
+]
+
+
+def _run(config: TrainConfig, json_file: Any, config_file: Any) -> None:
     from feedline.train.main import run_and_show
 
     record = Record("train")
@@ -19,4 +39,4 @@ def _run(config: TrainConfig, json_file: Any) -> None:
     record.write(json_file, result)
 
 
-train = command(_run, json_file=(JsonFile, None))
+train = command(_run, json_file=(JsonFile, None), config_file=(ConfigFile, None))
