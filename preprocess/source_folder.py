@@ -148,6 +148,8 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
     splits: dict[str, str] = {}
     for name in class_folders(where):
         split = SPLIT_NAMES.get(name.lower())
+        if split in ("train", "val") and options.wants(split):
+            check_sorted(where / name, split)
         if split is not None and class_folders(where / name):
             if split in splits:
                 raise UsageError(f"{where} has two folders for {split}: {Path(splits[split]).name} and {name}")
@@ -169,6 +171,16 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
     if any(next(images_under(str(where / name), 64), None) for name in class_folders(where)):
         return FolderSource(where=path, splits={"train": path})
     return None
+
+
+def check_sorted(folder: Path, split: str) -> None:
+    """Raises UsageError for a split's folder that has images but no class folders: they would be lost in silence."""
+    if not class_folders(folder) and has_images(folder):
+        other = "val" if split == "train" else "train"
+        raise UsageError(
+            f"{folder} is a flat folder of images without labels: give --source-option devkit=… or ground_truth=FILE "
+            f"(val only), sort them into class folders, or take --source-option splits={other}"
+        )
 
 
 def class_folders(folder: Path) -> list[str]:

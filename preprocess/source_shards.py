@@ -156,15 +156,21 @@ class ShardsSource(Source):
             replace(part, labels_N=part_labels, troubles=part.troubles | part_troubles)
             for part, part_labels, part_troubles in zip(parts, labels, troubles, strict=True)
         ]
-        kept, notes = with_labels(parts)
+        kept, notes = with_labels(parts, self.where)
         return Found(columns=joined(with_tars_in_names(kept)), classes=classes, notes=[*notes, *notes_of(parts)])
 
 
-def with_labels(parts: Sequence[Part]) -> tuple[list[Part], list[str]]:
-    """A split none of whose samples has a label (a published test split) is left out, and that is said."""
+def with_labels(parts: Sequence[Part], where: str) -> tuple[list[Part], list[str]]:
+    """A split none of whose samples has a label (a published test split) is left out, and that is said.
+
+    Raises SourceError when none has.
+    """
     unlabelled = {part.split for part in parts} - {part.split for part in parts if bool(np.any(part.labels_N >= 0))}
     if unlabelled == {part.split for part in parts}:
-        return list(parts), []
+        raise SourceError(
+            f"{where}: no image in its tars has a label (KEY.cls, or a label in KEY.json): add them, or extract the "
+            "tars into class folders and give those"
+        )
     lost = {split: sum(len(part) for part in parts if part.split == split) for split in sorted(unlabelled)}
     notes = [f"left out: {split}, none of whose {count:,} samples has a label" for split, count in lost.items()]
     return [part for part in parts if part.split not in unlabelled], notes

@@ -41,7 +41,7 @@ def synth(config: SynthConfig, on_progress: OnProgress | None = None) -> dict[st
     with hidden_folder(out) as folder:
         written = Writing(plan, folder, on_progress or (lambda *_: None))
         written.run()
-        said = describe(plan, written.bytes)
+        said = describe(plan, written.bytes) | {"files": written.files}
         (folder / STAMP).write_text(json.dumps(said, indent=1) + "\n")
         publish(folder, out)
     return said
@@ -54,7 +54,7 @@ def describe(plan: SynthPlan, size_bytes: int) -> dict[str, Any]:
         "val_samples": len(plan.val),
         "bytes": size_bytes,
         "wnids": [synset.wnid for synset in plan.synsets],
-        "oddities": {file.name: file.picture.oddity for file in plan.files if file.picture.oddity},
+        "oddities": {file.name: file.picture.oddity for file in plan.files() if file.picture.oddity},
     }
 
 
@@ -65,12 +65,24 @@ def present(out: Path, config: SynthConfig) -> dict[str, Any] | None:
             return None
         with suppress(OSError, ValueError):
             said = json.loads((out / STAMP).read_text())
-            if said.get("settings") == config.settings():
-                return said
-            raise UsageError(f"{out} holds another synthetic dataset: choose another folder, or remove it")
+            if said.get("settings") != config.settings():
+                raise UsageError(f"{out} holds another synthetic dataset: choose another folder, or remove it")
+            if not whole(out, said["files"]):
+                raise UsageError(f"{out} holds this dataset, but some of its files are gone: remove it")
+            return said
     elif not out.exists():
         return None
     raise UsageError(f"{out} holds something else: choose another folder")
+
+
+def whole(out: Path, files: dict[str, int]) -> bool:
+    """Whether its archives have their sizes, its folders their numbers of files."""
+    for name, size in files.items():
+        path = out / name
+        held = sum(1 for _ in path.glob("*/*")) if path.is_dir() else path.stat().st_size if path.exists() else -1
+        if held != size:
+            return False
+    return True
 
 
 @contextmanager
@@ -119,6 +131,8 @@ class Writing:
 
     def __init__(self, plan: SynthPlan, folder: Path, on_progress: OnProgress) -> None:
         self.bytes = 0
+        self.files: dict[str, int] = {}
+        """Archive -> bytes, or folder -> number of files."""
         self._plan, self._folder, self._on_progress = plan, folder, on_progress
         self._done = 0
 
@@ -134,12 +148,12 @@ class Writing:
         data = next(self._stream)
         self._done += 1
         self.bytes += len(data)
-        self._on_progress(self._done, len(self._plan.files))
+        self._on_progress(self._done, len(self._plan))
         return data
 
     def _archives(self) -> None:
         with tar_file(self._folder / TRAIN_TAR) as tar:
-            for label, files in self._plan.train:
+            for label, files in self._plan.train():
                 with tar.inner(f"{self._plan.synsets[label].wnid}.tar"):
                     for file in files:
                         tar.add(file.name, self._next())
@@ -147,13 +161,15 @@ class Writing:
             for file in self._plan.val:
                 tar.add(file.name, self._next())
         (self._folder / DEVKIT).write_bytes(devkit_bytes(self._plan))
+        self.files = {name: (self._folder / name).stat().st_size for name in (TRAIN_TAR, VAL_TAR, DEVKIT)}
 
     def _folders(self) -> None:
-        for _, files in self._plan.train:
+        for _, files in self._plan.train():
             for file in files:
                 self._write("train", file.picture.label, file.name)
         for file in self._plan.val:
             self._write("val", file.picture.label, file.name)
+        self.files = {"train": sum(self._plan.train_sizes), "val": len(self._plan.val)}
 
     def _write(self, split: str, label: int, name: str) -> None:
         folder = self._folder / split / self._plan.synsets[label].wnid

@@ -4,10 +4,10 @@ As in ILSVRC 2012: labels are ranks of sorted wnids; the devkit's IDs are in ano
 file's number within its class is neither consecutive nor of fixed width; tars are not in alphabetical order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -104,10 +104,12 @@ class SynthPlan:
         """Of the train tar."""
         self._odd = self._draw_oddities(rng)
 
-    @cached_property
-    def train(self) -> list[tuple[int, list[SynthFile]]]:
-        """(label, its files), in the order of the tar."""
-        return [(label, self._train_class(label)) for label in self.class_order]
+    def __len__(self) -> int:
+        return self.config.images
+
+    def train(self) -> Iterator[tuple[int, list[SynthFile]]]:
+        """(label, its files), in the order of the tar; made as they are asked for."""
+        return ((label, self._train_class(label)) for label in self.class_order)
 
     @cached_property
     def val(self) -> list[SynthFile]:
@@ -125,10 +127,9 @@ class SynthPlan:
         ]
         return [files[place] for place in rng.permutation(len(files)).tolist()]
 
-    @cached_property
-    def files(self) -> list[SynthFile]:
+    def files(self) -> Iterator[SynthFile]:
         """Train, then val."""
-        return [file for _, files in self.train for file in files] + self.val
+        return chain((file for _, files in self.train() for file in files), self.val)
 
     def _train_class(self, label: int) -> list[SynthFile]:
         rng = np.random.default_rng([self.config.seed, 9, label])

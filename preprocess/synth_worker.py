@@ -14,6 +14,7 @@ import sys
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from itertools import islice
 from typing import IO
 
 from feedline.pipeline.errors import FeedlineError
@@ -31,17 +32,21 @@ def pictures(plan: SynthPlan) -> Iterator[bytes]:
     config = plan.config
     workers = config.num_workers
     if workers is None:
-        workers = 0 if len(plan.files) <= FEW_IMAGES else len(os.sched_getaffinity(0))
+        workers = 0 if len(plan) <= FEW_IMAGES else usable_cores()
     if workers == 0:
         yield from drawn(plan, 0, 1)
     else:
-        yield from drawn_by_workers(config, workers, len(plan.files))
+        yield from drawn_by_workers(config, workers, len(plan))
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def drawn(plan: SynthPlan, worker: int, workers: int) -> Iterator[bytes]:
     from feedline.preprocess.synth_oddities import picture_bytes
 
-    for file in plan.files[worker::workers]:
+    for file in islice(plan.files(), worker, None, workers):
         yield picture_bytes(file.picture, plan.config.long_side_px)
 
 

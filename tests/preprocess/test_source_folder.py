@@ -128,6 +128,13 @@ def test_a_flat_folder(tmp_path: Path) -> None:
         open_source(str(images(tmp_path, "1.jpg", "2.jpg")))
 
 
+def test_a_flat_val_beside_class_folders(tmp_path: Path) -> None:
+    images(tmp_path, "train/a/1.jpg", "val/1.jpg", "test/2.jpg")
+    with pytest.raises(UsageError, match=r"val is a flat folder .* take --source-option splits=train"):
+        open_source(str(tmp_path))
+    assert indexed(tmp_path, splits="train").columns.keys == ["a/1"]
+
+
 def test_two_folders_for_one_split(tmp_path: Path) -> None:
     images(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "validation/a/1.jpg")
     with pytest.raises(UsageError, match="has two folders for val: val and validation"):

@@ -92,6 +92,12 @@ def test_a_split_without_labels_is_left_out(tmp_path: Path) -> None:
     assert found.notes == ["left out: test, none of whose 2 samples has a label"]
 
 
+def test_images_without_any_label(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", [("train/n01/1.jpg", b"1"), ("train/n02/2.jpg", b"2")])
+    with pytest.raises(SourceError, match=r"no image in its tars has a label .* extract the tars into class folders"):
+        indexed(path)
+
+
 def test_tars_that_each_count_from_zero(tmp_path: Path) -> None:
     for name in ("a", "b"):
         wds(tmp_path / f"{name}.tar", ("000", 0), ("001", 1))
@@ -105,7 +111,7 @@ def test_the_same_key_twice_in_one_tar_stays_a_duplicate(tmp_path: Path) -> None
 @pytest.mark.parametrize("key", ["../../up", "/abs/olute", "a b", "ünï", "..", "x" * 200])
 def test_odd_keys_stay_in_their_folder(tmp_path: Path, key: str) -> None:
     keys = indexed(
-        write_tar(tmp_path / "x.tar", [(f"{key}.jpg", b"1"), (f"{key}.cls", b"0"), ("z.jpg", b"2")])
+        write_tar(tmp_path / "x.tar", [(f"{key}.jpg", b"1"), (f"{key}.cls", b"0"), ("z.jpg", b"2"), ("z.cls", b"0")])
     ).columns.keys
     assert len(keys) == (1 if key == ".." else 2)
     assert not any(key.startswith(("/", ".")) or "/../" in key for key in keys)

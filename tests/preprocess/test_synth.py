@@ -10,6 +10,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_sizes_and_names_are_like_imagenet_s() -> None:
     assert np.mean(sizes >= sizes.max() - 1) > 0.6
     wnids = [synset.wnid for synset in plan.synsets]
     assert wnids == sorted(set(wnids))
-    numbers = [int(file.name[10:-5]) for _, files in plan.train[:50] for file in files]
+    numbers = [int(file.name[10:-5]) for _, files in islice(plan.train(), 50) for file in files]
     assert len({len(str(number)) for number in numbers}) > 1
 
 
@@ -198,6 +199,9 @@ def test_a_second_run_finds_it_there(tmp_path: Path) -> None:
     assert digests(tmp_path) == before
     with pytest.raises(UsageError, match="holds another synthetic dataset"):
         synth(small(tmp_path / "x", seed=9))
+    (tmp_path / "x" / VAL).unlink()
+    with pytest.raises(UsageError, match="some of its files are gone: remove it"):
+        synth(small(tmp_path / "x"))
 
 
 def test_something_else_is_never_overwritten(tmp_path: Path) -> None:
