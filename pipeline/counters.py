@@ -77,3 +77,17 @@ def fractions(workers: list[dict[str, Any]]) -> dict[str, float]:
     sums = {name: sum(worker["seconds"][name] for worker in workers) for name in names}
     total = sum(sums.values())
     return {name: value / total if total else 0.0 for name, value in sums.items()}
+
+
+def merge(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Worker by worker, what earlier processes did and what the present ones have done."""
+    merged = [*now, *before[len(now) :]]
+    for number, earlier in enumerate(before[: len(now)]):
+        merged[number] = _sum(earlier, now[number])
+    return merged
+
+
+def _sum(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    seconds = {stage: earlier["seconds"][stage] + now["seconds"][stage] for stage in now["seconds"]}
+    counts = {name: earlier[name] + now[name] for name in now if name not in ("pid", "seconds")}
+    return {**counts, "pid": now["pid"], "seconds": seconds}

@@ -11,10 +11,10 @@ GPU. This file ties them together and keeps the state.
 
 import os
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,9 @@ import torch
 
 from feedline.pipeline import counters, courier, gpujpeg
 from feedline.pipeline.augment import Augment
-from feedline.pipeline.cache import CacheSpec, Prefetcher, Shard, default_folder
+from feedline.pipeline.cache import Prefetcher
 from feedline.pipeline.crew import usable_cores
 from feedline.pipeline.device import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     Batch,
     Delivery,
     OnCuda,
@@ -40,93 +38,21 @@ from feedline.pipeline.device import (
 from feedline.pipeline.engine import Engine, Run, Waits
 from feedline.pipeline.errors import DatasetError, FeedlineError, SampleError, TransformError, UsageError, WorkerError
 from feedline.pipeline.fill import FillSpec
-from feedline.pipeline.memory import Columns, SharedMemory
-from feedline.pipeline.order import EpochPlan, Policy, class_balanced, subset
+from feedline.pipeline.options import LoaderConfig as LoaderConfig
+from feedline.pipeline.order import EpochPlan, class_balanced, subset
 from feedline.pipeline.pack import SLOT_PX
 from feedline.pipeline.place import place
-from feedline.pipeline.shards import Index, Manifest, manifest_hash, read_index, read_manifest
+from feedline.pipeline.shards import read_manifest
 from feedline.pipeline.slots import SlotLayout
-from feedline.pipeline.storage import fetch_metadata, is_remote, open_cache
+from feedline.pipeline.split import Split
 
+REMOTE_WINDOW_SHARDS = 8
 MOST_WORKERS = 16
 STATE_VERSION = 1
 
 live_loaders: "weakref.WeakSet[Loader]" = weakref.WeakSet()
 """Every Loader that exists. A profiler finds it through `sys.modules["feedline.pipeline.loader"]` without importing
 anything, and asks each for `stats()`, whose keys are documented there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoaderConfig:
-    """What `Loader(split, ...)` takes; names mean what they mean in torch's DataLoader."""
-
-    batch_size: int = 64
-    """Per rank."""
-    image_size: int = 224
-    """Side of the square output, px; `set_image_size` changes it from the next epoch on."""
-    train: bool = True
-    """Random resized crop and flip, shuffled; else resize, centre crop, in index order."""
-    num_workers: int | None = None
-    """0: in the trainer itself. None: one per usable core (affinity, cgroup quota), at most MOST_WORKERS."""
-    prefetch_factor: int = 2
-    """Batches under way per worker."""
-    persistent_workers: bool = True
-    """Keep the workers between epochs."""
-    pin_memory: bool | None = None
-    """Page-lock the slots. None: where `device` is a CUDA device or CUDA is in use already."""
-    seed: int = 0
-    device: str | torch.device | None = None
-    """None: uint8 NHWC on the CPU. Else normalised, channels_last NCHW in `dtype`, there."""
-    dtype: torch.dtype = torch.float32
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-    shuffle: bool | None = None
-    """None: as `train` says."""
-    policy: Policy | None = None
-    """What becomes of an uneven end. None: drop in training, pad (label −1) in evaluation."""
-    short_last_batch: bool = False
-    """With `pad`: the padding is cut off again, as a DataLoader without drop_last has it; it may be empty."""
-    rank: int | None = None
-    world_size: int | None = None
-    """None: from the process group, else from RANK and WORLD_SIZE, else 0 of 1."""
-    subset: int | None = None
-    """Only this many of the samples, the same in every epoch; chosen by the seed."""
-    class_balanced: bool = False
-    """Every class as often as the largest: small ones repeat."""
-    window_shards: int | None = None
-    """0: full random order. n: shards in random order, mixed within n of them. None: 0 on disk, else 8."""
-    storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """For remote splits: what fsspec takes (plain JSON)."""
-    cache_dir: str | Path | None = None
-    """Where remote shards are kept; shared by everyone on the host. None: $FEEDLINE_CACHE or ~/.cache/feedline."""
-    cache_bytes: int = 64 << 30
-    """The cache's size at most; 0: none, every sample is a range request."""
-    on_bad: Literal["raise", "skip", "replace"] = "raise"
-    """A sample that cannot be read, is not what was written, or cannot be decoded."""
-    checksums: bool = True
-    """Check each sample's CRC the first time it is read."""
-    decode: Literal["cpu", "gpu"] = "cpu"
-    """gpu: workers only cut the JPEG regions out, nvJPEG decodes them on `device`; falls back with a warning."""
-    augment: Augment | None = None
-    """None: what `train` says, with the usual parameters."""
-    transform: Callable[..., Any] | None = None
-    """The user's own, on each image in the worker: (image_HWC uint8[, rng]) -> image_HWC uint8 of the same size."""
-    batch_transform: Callable[..., Any] | None = None
-    """On each batch in the worker: (images_NHWC, labels_N) -> None (written in place) or a new pair."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "image_size", "prefetch_factor"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if self.num_workers is not None and self.num_workers < 0:
-            raise UsageError(f"num_workers must be 0 or more, not {self.num_workers}")
-        if self.decode not in ("cpu", "gpu"):
-            raise UsageError(f"decode must be cpu or gpu, not {self.decode!r}")
-        if self.policy not in (None, "drop", "pad", "wrap"):
-            raise UsageError(f"policy must be drop, pad or wrap, not {self.policy!r}")
-        if self.on_bad not in ("raise", "skip", "replace"):
-            raise UsageError(f"on_bad must be raise, skip or replace, not {self.on_bad!r}")
 
 
 class Loader:
@@ -142,23 +68,13 @@ class Loader:
         if unknown:
             raise UsageError(f"Loader has no option {unknown[0]!r}; see LoaderConfig")
         self.config = config = replace(config or LoaderConfig(), **options)
-        self._address = str(split) if is_remote(str(split)) else ""
-        self._cache_spec = CacheSpec(folder=Path(config.cache_dir or default_folder()), most_bytes=config.cache_bytes)
-        self.folder = Path(str(split).removeprefix("file://"))
-        if self._address:
-            self.folder = fetch_metadata(self._address, config.storage_options, self._cache_spec)
-        self._window_shards = (8 if self._address else 0) if config.window_shards is None else config.window_shards
-        self.manifest: Manifest = read_manifest(self.folder)
+        self.split = Split(split, config.storage_options, config.cache_dir, config.cache_bytes)
+        self.manifest = self.split.manifest
         self.rank, self.world_size = place(config.rank, config.world_size)
         self.num_workers = default_workers() if config.num_workers is None else config.num_workers
         self.device = None if config.device is None else torch.device(config.device)
-        self._manifest_hash = manifest_hash(self.folder)
-        self._names = _SampleNames(self.folder, self.manifest)
-        index = read_index(self.folder, self.manifest)
-        self._columns, self._columns_layout = _share_index(index)
-        self._stored_px = _stored_px(index) if self.manifest.codec == "raw" else 0
-        shared = Columns.unpack(self._columns.view, self._columns_layout)
-        self._labels_N, self._shards_N = shared["label"], shared["shard"]
+        window = REMOTE_WINDOW_SHARDS if self.split.address else 0
+        self._window_shards = window if config.window_shards is None else config.window_shards
         self._packed = config.decode == "gpu" and self._can_pack() and gpujpeg.available(self.device)
         self._image_size = config.image_size
         self._waits = Waits()
@@ -205,7 +121,7 @@ class Loader:
             "seed": self.config.seed,
             "epoch": self._epoch,
             "samples": self._delivered,
-            "manifest": self._manifest_hash,
+            "manifest": self.split.identity,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -215,8 +131,8 @@ class Loader:
         """
         if state.get("version") != STATE_VERSION:
             raise UsageError(f"this is not a loader's state of version {STATE_VERSION}: {state!r:.80}")
-        if state["manifest"] != self._manifest_hash:
-            raise UsageError(f"the state is of another dataset than {self.folder}: it was prepared anew since")
+        if state["manifest"] != self.split.identity:
+            raise UsageError(f"the state is of another dataset than {self.split.folder}: it was prepared anew since")
         if state["seed"] != self.config.seed:
             raise UsageError(f"the state was made with seed {state['seed']}, this loader has {self.config.seed}")
         self._epoch, self._delivered = state["epoch"], state["samples"]
@@ -229,7 +145,9 @@ class Loader:
         delivery = self._ready_device()
         engine = self._ready_engine()
         plan = self._plan(self._epoch, self._delivered)
-        self._start_prefetching(plan)
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._prefetcher = self.split.prefetch(plan, self._window_shards or REMOTE_WINDOW_SHARDS)
         self._run = Run(engine, plan, self._epoch, self._image_size, self._waits, trim=self.config.short_last_batch)
         return _Batches(self, self._run, delivery.begin() if delivery else show_on_host)
 
@@ -241,10 +159,10 @@ class Loader:
         collate, send, idle, other}}], `stages`: the same over all workers as fractions (sum 1), `bad` [{key,
         reason}], and epoch, samples and batches delivered, num_workers, rank, world_size.
         """
-        workers = _merge(self._retired, self._engines[0].worker_stats() if self._engines else [])
+        workers = counters.merge(self._retired, self._engines[0].worker_stats() if self._engines else [])
         waits = self._waits
         return {
-            "split": str(self.folder),
+            "split": str(self.split.folder),
             "epoch": self._epoch,
             "samples": waits.samples,
             "batches": waits.batches,
@@ -259,7 +177,7 @@ class Loader:
             },
             "workers": workers,
             "stages": counters.fractions(workers),
-            "bad": [{"key": self._names.key(sample), "reason": reason} for sample, reason in waits.bad],
+            "bad": [{"key": self.split.key(sample), "reason": reason} for sample, reason in waits.bad],
         }
 
     def close(self) -> None:
@@ -296,14 +214,14 @@ class Loader:
             shuffle=config.train if config.shuffle is None else config.shuffle,
             start=delivered,
             chosen=self._chosen(epoch),
-            shards_N=self._shards_N if self._window_shards else None,
+            shards_N=self.split.shards_N if self._window_shards else None,
             window_shards=self._window_shards,
         )
 
     def _chosen(self, epoch: int) -> npt.NDArray[np.int64] | None:
         config = self.config
         if config.class_balanced:
-            return class_balanced(self._labels_N, config.seed, epoch)
+            return class_balanced(self.split.labels_N, config.seed, epoch)
         return subset(self.manifest.samples, config.subset, config.seed) if config.subset is not None else None
 
     def _ready_engine(self) -> Engine:
@@ -316,7 +234,7 @@ class Loader:
 
     def _retire_engine(self) -> None:
         for engine in self._engines:
-            self._retired = _merge(self._retired, engine.worker_stats())
+            self._retired = counters.merge(self._retired, engine.worker_stats())
         _close(self._engines)
 
     def _new_engine(self) -> Engine:
@@ -324,13 +242,13 @@ class Loader:
         on_gpu = self._on_device if isinstance(self._on_device, OnCuda) else None
         engine = Engine(
             self._fill_spec(),
-            self._columns,
-            self._columns_layout,
+            self.split.memory,
+            self.split.layout,
             SlotLayout(batch_size=config.batch_size, px=max(self._image_size, SLOT_PX if self._packed else 0)),
             workers=self.num_workers,
             depth=max(1, self.num_workers * config.prefetch_factor),
             fence=lambda: make_fence(on_gpu),
-            where=self._names.where,
+            where=self.split.where,
         )
         pinned = config.pin_memory
         if on_gpu or pinned or (pinned is None and cuda_in_use()):
@@ -340,15 +258,15 @@ class Loader:
     def _fill_spec(self) -> FillSpec:
         config = self.config
         return FillSpec(
-            folder=str(self.folder.absolute()),
+            folder=str(self.split.folder.absolute()),
             shards=[shard.name for shard in self.manifest.shards],
             codec=self.manifest.codec,
             seed=config.seed,
             augment=asdict(config.augment or Augment(train=config.train)),
             on_bad=config.on_bad,
             packed=self._packed,
-            gather_px=self._stored_px if self._wants_stored() else 0,
-            address=self._address,
+            gather_px=self.split.stored_px if self._wants_stored() else 0,
+            address=self.split.address,
             storage_options=config.storage_options,
             checksums=config.checksums,
             transform=courier.pack(config.transform) if config.transform else "",
@@ -357,7 +275,7 @@ class Loader:
 
     def _can_pack(self) -> bool:
         if self.manifest.codec not in ("jpeg", "keep"):
-            raise UsageError(f"decode='gpu' needs JPEG shards; {self.folder} has codec {self.manifest.codec}")
+            raise UsageError(f"decode='gpu' needs JPEG shards; {self.split.folder} has codec {self.manifest.codec}")
         if self.config.transform or self.config.batch_transform or self.config.policy == "pad":
             raise UsageError("decode='gpu' leaves no pixels in the workers for transforms, nor padding: drop or wrap")
         return True
@@ -367,7 +285,7 @@ class Loader:
         config = self.config
         augment = config.augment or Augment(train=config.train)
         still = not augment.train and augment.crop_fraction == 1
-        return still and config.transform is None and not self._address
+        return still and config.transform is None and not self.split.address
 
     def _ready_device(self) -> OnDevice | None:
         """What turns host batches into the device's; made with the first engine, when CUDA is surely up."""
@@ -376,42 +294,37 @@ class Loader:
             self._on_device = on_device(self.device, config.dtype, config.mean, config.std)
         return self._on_device
 
-    def _start_prefetching(self, plan: EpochPlan) -> None:
-        """Remote shards, in the order in which the rest of the epoch reads them first."""
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-        self._prefetcher = None
-        if not (self._address and self.config.cache_bytes):
-            return
-        cache = open_cache(self._address, self.config.storage_options, self.folder, self._cache_spec)
-        order, needs = np.unique(self._shards_N[plan.order_N[plan.start :]], return_index=True)
-        by_need = np.argsort(needs, kind="stable")
-        infos = [self.manifest.shards[int(order[shard])] for shard in by_need]
-        shards = [Shard(info.name, info.bytes, info.sha256) for info in infos]
-        self._prefetcher = Prefetcher(cache, shards, (needs[by_need] + plan.start).tolist(), self._window_shards or 8)
-        self._prefetcher.reached(plan.start)
-
     def _hand_over(self, run: Run, deliver: Delivery) -> Batch:
         """One batch to the user, counted; the epoch's end and a dead worker change what the next `iter()` does."""
         if self._run is not run:
-            raise UsageError("this iterator has ended: the loader has begun another epoch since")
+            raise UsageError("this iterator has ended: its epoch failed, or the loader has begun another since")
         try:
             number, images, labels_N = deliver(run)
         except StopIteration:
             self._end_epoch()
             raise
-        except WorkerError as error:
-            self._retire_engine()
-            raise WorkerError(str(error)) from None
-        except SampleError as error:
-            raise DatasetError(f"{self._names.where(error.sample)}: {error.reason}") from error
-        except TransformError as error:
-            where = f"{self._names.where(error.sample)}: " if error.sample >= 0 else ""
-            raise FeedlineError(f"{where}{error.reason}") from error
+        except (WorkerError, SampleError, TransformError) as error:
+            self._give_up(error)
+            raise self._told(error) from error
         self._delivered = run.plan.delivered(number + 1)
         if self._prefetcher is not None:
             self._prefetcher.reached(self._delivered)
         return images, labels_N
+
+    def _give_up(self, error: FeedlineError) -> None:
+        """This epoch cannot go on; with a dead worker nor can the others."""
+        if self._run is not None:
+            self._run.close()
+        self._run = None
+        if isinstance(error, WorkerError):
+            self._retire_engine()
+
+    def _told(self, error: WorkerError | SampleError | TransformError) -> FeedlineError:
+        """The error with the sample's key and shard instead of its number."""
+        if isinstance(error, WorkerError):
+            return WorkerError(str(error))
+        where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
+        return (DatasetError if isinstance(error, SampleError) else FeedlineError)(f"{where}{error.reason}")
 
     def _end_epoch(self) -> None:
         self._run = None
@@ -433,65 +346,10 @@ class _Batches:
         return self._loader._hand_over(self._run, self._deliver)
 
 
-class _SampleNames:
-    """The key and shard of a sample, for messages; reads the key column only when there is something to say."""
-
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._folder, self._manifest = folder, manifest
-        self._index: Index | None = None
-
-    def _read(self) -> Index:
-        self._index = self._index or read_index(self._folder)
-        return self._index
-
-    def key(self, sample: int) -> str:
-        return self._read().key(sample)
-
-    def where(self, sample: int) -> str:
-        shard = self._manifest.shards[int(self._read().shards_N[sample])].name
-        return f"{self._folder / shard}: sample {self.key(sample)!r}"
-
-
 def default_workers() -> int:
     """One per core this rank may use: affinity and cgroup quota, shared with the other ranks of the host."""
     ranks_here = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return max(1, min(MOST_WORKERS, usable_cores() // ranks_here))
-
-
-def _share_index(index: Index) -> tuple[SharedMemory, dict[str, list[Any]]]:
-    """The columns workers need, in memory they map; and a byte per sample that says its CRC was checked."""
-    return Columns.pack(
-        {
-            "label": index.labels_N,
-            "shard": index.shards_N,
-            "offset": index.offsets_N,
-            "length": index.lengths_N,
-            "crc32": index.crc32_N,
-            "checked": np.zeros(len(index), np.uint8),
-        }
-    )
-
-
-def _stored_px(index: Index) -> int:
-    """The side of all images where they are all square and equal; 0 where they are not."""
-    if not len(index):
-        return 0
-    px = int(index.widths_N[0])
-    return px if bool((index.widths_N == px).all() and (index.heights_N == px).all()) else 0
-
-
-def _merge(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Worker by worker, what earlier processes did and what the present ones have done."""
-    merged = [*now, *before[len(now) :]]
-    for number, earlier in enumerate(before[: len(now)]):
-        merged[number] = _sum(earlier, now[number])
-    return merged
-
-
-def _sum(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    seconds = {stage: earlier["seconds"][stage] + now["seconds"][stage] for stage in now["seconds"]}
-    counts = {name: earlier[name] + now[name] for name in now if name not in ("pid", "seconds")}
-    return {**counts, "pid": now["pid"], "seconds": seconds}
 
 
 def _close(engines: list[Engine]) -> None:

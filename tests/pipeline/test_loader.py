@@ -196,7 +196,7 @@ def test_an_iterator_of_the_epoch_before_says_that_it_has_ended(split: Path) -> 
     loader = Loader(split, **SMALL)
     old = iter(loader)
     iter(loader)
-    with pytest.raises(UsageError, match="another epoch"):
+    with pytest.raises(UsageError, match="has ended"):
         next(old)
 
 
@@ -293,6 +293,22 @@ def test_a_damaged_sample_raises_or_is_left_out_or_replaced(make_split: MakeSpli
     replacing = Loader(folder, **options | {"on_bad": "replace"})
     assert labels(replacing)[:8] == [0, 1, 2, 3, 4, 6, 6, 7]
     assert "CRC" in replacing.stats()["bad"][0]["reason"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_a_failed_epoch_its_iterator_has_ended_and_the_loader_has_not(
+    make_split: MakeSplit, workers: int
+) -> None:
+    folder = make_split()
+    damage(folder, 20)
+    loader = Loader(folder, **SMALL | {"num_workers": workers, "train": False, "policy": "drop"})
+    iterator = iter(loader)
+    with pytest.raises(DatasetError):
+        for _ in iterator:
+            pass
+    with pytest.raises(UsageError, match="has ended"):
+        next(iterator)
+    assert next(iter(loader))[1].tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
