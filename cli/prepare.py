@@ -137,12 +137,16 @@ def show(said: dict[str, Any], out: str) -> None:
         shares = ", ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in stages.items() if seconds)
         line(f"{said['samples_per_s']:,.0f} samples/s, {said['samples_per_s_per_core']:,.0f} per core ({shares})")
         if imagenet := said.get("imagenet"):
-            hours = ", ".join(f"{value:.1f} h on {cores}" for cores, value in imagenet["hours_by_cores"].items())
-            line(f"all of ImageNet at this rate: {hours} cores (± {imagenet['relative_error']:.0%})")
+            times = ", ".join(f"{span(hours)} on {cores}" for cores, hours in imagenet["hours_by_cores"].items())
+            line(f"all of ImageNet at this rate: {times} cores (± {imagenet['relative_error']:.0%})")
     if said.get("quarantined"):
         reasons = ", ".join(f"{count} {reason}" for reason, count in said["reasons"].items())
         line(f"{said['quarantined']} in quarantine ({reasons}): {out}/quarantine/report.jsonl")
         line("  mend the files there, then: the same command with --retry-quarantine")
+
+
+def span(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
 
 
 def gib(size_bytes: int) -> str:

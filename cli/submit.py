@@ -1,6 +1,10 @@
 """For spark-submit, which wants a file: `spark-submit --master … cli/submit.py prepare SOURCE OUT`.
 
-The same job as `feedline prepare`, with Spark's settings from spark-submit.
+The same job as `feedline prepare`, with Spark's settings from spark-submit. Executors need Python with feedline's
+`prepare` extra; where it is not installed, ship it:
+
+    venv-pack -o env.tar.gz
+    PYSPARK_PYTHON=./env/bin/python feedline prepare SOURCE OUT --master … --conf spark.archives=env.tar.gz#env
 """
 
 import sys

@@ -28,6 +28,8 @@ JAVA_MIN = 17
 TASK_ATTEMPTS = 4
 POLL_S = 0.2
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""In local mode the JVM only hands out tasks: compiling it well, on several threads, takes cores from the work."""
 QUIET_LOG = """\
 rootLogger.level = error
 rootLogger.appenderRef.file.ref = file
@@ -253,7 +255,7 @@ def settings(master: str | None, scratch: Path, extra: Mapping[str, str]) -> dic
         conf |= {
             "spark.ui.enabled": "false",
             "spark.task.maxFailures": str(TASK_ATTEMPTS),
-            "spark.driver.extraJavaOptions": java,
+            "spark.driver.extraJavaOptions": f"{java} {LIGHT_JVM}" if is_local(master) else java,
         }
     if master is not None:
         conf["spark.master"] = with_retries(master)
