@@ -53,7 +53,7 @@ PEERS = {
             system=("libopencv-dev", "libturbojpeg0-dev", "pkg-config", "g++"),
         ),
         Peer(name="dali", packages=("nvidia-dali-cuda120==2.4.0",), with_torch=False),
-        Peer(name="spdl", packages=("spdl==0.8.0",)),
+        Peer(name="spdl", packages=("spdl==0.8.0",), system=("ffmpeg",)),
         Peer(name="litdata", packages=("litdata==0.2.76",)),
         Peer(name="mosaicml", packages=("mosaicml-streaming==0.13.0",)),
         Peer(name="turboloader", packages=("turboloader==2.39.0",)),

@@ -37,8 +37,13 @@ def _once(prepare: Callable[[Spec], None], spec: Spec) -> None:
 
 
 def endless(batches: Callable[[Spec], Iterable[Any]], spec: Spec) -> Iterator[Any]:
-    for _ in itertools.count():
-        yield from batches(spec)
+    for epoch in itertools.count():
+        some = False
+        for batch in batches(spec):
+            some = True
+            yield batch
+        if not some:
+            raise RuntimeError(f"epoch {epoch} had no batches")
 
 
 def measure(stream: Iterator[Any], seconds: float) -> dict[str, Any]:
