@@ -249,16 +249,16 @@ def main() -> None:
     inputs = make_inputs(args.originals, args.work, sorted({form for table in wanted for form in needed[table]}))
     common = {"batch_size": 64, "workers": 2, "seconds": args.seconds}
     result: dict[str, Any] = json.loads(args.result.read_text()) if args.result.exists() else {"tables": {}}
+    images = sum(1 for _ in args.originals.rglob("*.*"))
+    result |= {"command": "python -m feedline.benchmarks.loading IMAGE_FOLDER --work DIR", "host": describe_host(),
+               "settings": common | {"warm_up_s": 1.5, "images": images}}  # fmt: skip
+    args.result.parent.mkdir(exist_ok=True)
     for name in wanted:
         rows = tables(inputs, [peer for peer in args.peers.split(",") if peer])[name]
         listed = summary(rows, run_table(rows, common, args.rounds))
         show(name, listed)
         result["tables"][name] = listed
-    images = sum(1 for _ in args.originals.rglob("*.*"))
-    result |= {"command": "python -m feedline.benchmarks.loading " + " ".join(sys.argv[1:]), "host": describe_host(),
-               "settings": common | {"rounds": args.rounds, "warm_up_s": 1.5, "images": images}}  # fmt: skip
-    args.result.parent.mkdir(exist_ok=True)
-    write_atomically(args.result, (json.dumps(result, indent=1) + "\n").encode())
+        write_atomically(args.result, (json.dumps(result, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -161,4 +161,9 @@ def page_lock(memory: SharedMemory) -> Callable[[], None]:
     runtime: Any = torch.cuda.cudart()
     if int(runtime.cudaHostRegister(address, memory.size_bytes, 0)) != 0:
         return lambda: None
-    return lambda: runtime.cudaHostUnregister(address)
+
+    def undo() -> None:
+        torch.cuda.synchronize()  # copies under way read this memory
+        runtime.cudaHostUnregister(address)
+
+    return undo
