@@ -168,9 +168,9 @@ def subject(script: Script, case: Case | None, data: Path, splits: Path, window_
 
 
 def quiet_window(bench: Bench, one: Subject, patience_s: float) -> Window:
-    """The quietest of a few tries; the first that is quiet enough ends them."""
+    """The quietest of a few tries; the first that is quiet enough ends them. Without patience there is one."""
     best: Window | None = None
-    for _ in range(TRIES):
+    for _ in range(TRIES if patience_s else 1):
         wait_for_quiet(patience_s)
         window = bench.measure(one)
         if best is None or (window.others_cores or 0.0) < (best.others_cores or 0.0):
