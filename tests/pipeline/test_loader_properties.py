@@ -1,0 +1,93 @@
+"""Whatever the ranks, batch sizes and policy: every sample exactly once, equal batch counts, and resumes that fit."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from feedline.pipeline.loader import Loader
+
+SAMPLES = 60
+IN_THE_TRAINER: dict[str, Any] = {"image_size": 8, "num_workers": 0, "checksums": False}
+few = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def epoch(split: Path, state: dict[str, Any] | None = None, **options: Any) -> list[list[int]]:
+    """Each rank's labels; checks that all ranks got as many batches."""
+    ranks: list[list[int]] = []
+    counts: set[int] = set()
+    for rank in range(options["world_size"]):
+        loader = Loader(split, **IN_THE_TRAINER | options | {"rank": rank})
+        if state is not None:
+            loader.load_state_dict(state)
+        batches = [labels_N.tolist() for _, labels_N in loader]
+        counts.add(len(batches))
+        ranks.append([label for batch in batches for label in batch])
+    assert len(counts) == 1, "a rank with fewer batches would leave the others hanging"
+    return ranks
+
+
+def expected(seen: Counter[int], left: int, global_batch: int, policy: str) -> None:
+    real = Counter({label: count for label, count in seen.items() if label >= 0})
+    missing = -left % global_batch
+    if policy == "drop":
+        assert set(real.values()) <= {1}
+        assert real.total() == left // global_batch * global_batch
+    elif policy == "pad":
+        assert set(real.values()) <= {1}
+        assert (real.total(), seen[-1]) == (left, missing)
+    else:
+        assert real.total() == left + missing
+
+
+@few
+@given(st.integers(1, 8), st.integers(1, 23), st.sampled_from(["drop", "pad", "wrap"]), st.integers(0, 3))
+def test_an_epoch_over_all_ranks(split: Path, world_size: int, batch_size: int, policy: str, window: int) -> None:
+    options = {"world_size": world_size, "batch_size": batch_size, "policy": policy, "window_shards": window}
+    seen = Counter(label for rank in epoch(split, **options) for label in rank)
+    expected(seen, SAMPLES, world_size * batch_size, policy)
+
+
+@few
+@given(
+    st.integers(1, 9),
+    st.integers(0, 6),
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.sampled_from(["drop", "pad", "wrap"]),
+)
+def test_a_resume_with_other_ranks_and_batches_gives_exactly_the_rest(
+    split: Path, first_batch: int, taken: int, world_size: int, batch_size: int, policy: str
+) -> None:
+    first = Loader(
+        split, **IN_THE_TRAINER | {"batch_size": first_batch, "rank": 0, "world_size": 1, "policy": "drop"}
+    )
+    batches = iter(first)
+    before = [label for _, (_, labels_N) in zip(range(taken), batches, strict=False) for label in labels_N.tolist()]
+    state = first.state_dict()
+    options = {"world_size": world_size, "batch_size": batch_size, "policy": policy}
+    after = Counter(label for rank in epoch(split, state, **options) for label in rank)
+    assert state["samples"] == len(before)
+    expected(after, SAMPLES - len(before), world_size * batch_size, policy)
+    if policy != "wrap":
+        assert not set(before) & set(after)
+
+
+@pytest.mark.parametrize(("workers", "world_size", "batch_size", "policy"), [(1, 2, 7, "pad"), (8, 1, 9, "wrap")])
+def test_the_same_with_real_workers(split: Path, workers: int, world_size: int, batch_size: int, policy: str) -> None:
+    options = {"world_size": world_size, "batch_size": batch_size, "policy": policy}
+    assert epoch(split, **options, num_workers=workers) == epoch(split, **options)
+
+
+def test_a_subset_stays_the_same_and_classes_can_be_balanced(split: Path) -> None:
+    options = {"world_size": 1, "batch_size": 5, "policy": "drop"}
+    loader = Loader(split, **IN_THE_TRAINER | options | {"rank": 0, "subset": 20})
+    first, second = ([label for _, labels_N in loader for label in labels_N.tolist()] for _ in range(2))
+    assert sorted(first) == sorted(second)
+    assert first != second
+    assert len(set(first)) == 20
+    balanced = epoch(split, **options, class_balanced=True)[0]
+    assert sorted(balanced) == list(range(SAMPLES)), "one sample a class: balanced is all of them"
