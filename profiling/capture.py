@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections import Counter
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -22,6 +21,7 @@ from feedline.profiling.batches import batch_bytes, batch_samples
 from feedline.profiling.batches import describe as describe_batch
 from feedline.profiling.journal import Journal, Options
 from feedline.profiling.parts import part
+from feedline.profiling.passes import Pass, Row
 from feedline.profiling.paths import PathCollector
 from feedline.profiling.selftold import SelfTold
 from feedline.profiling.stacks import StackSampler, fair_switching
@@ -29,8 +29,6 @@ from feedline.profiling.stages import Place, classify
 from feedline.profiling.steadiness import Steadiness
 from feedline.profiling.tally import Tally
 
-STEP_COLUMNS = ("start", "got", "end", "samples", "bytes", "loader", "epoch", "copy", "backward", "optimizer",
-                "pause", "sync", "starved", "trained")  # fmt: skip
 LEFT = "left"  # written when nothing more is to be seen: workers that live on stop looking
 EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
 TRAINER_RATE_HZ = 50.0
@@ -42,46 +40,6 @@ class Finished(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(0)
-
-
-@dataclass(eq=False)
-class Row:
-    start: float
-    got: float
-    samples: int
-    bytes: int
-    loader: int
-    epoch: int
-    end: float = 0.0
-    copy: float = 0.0
-    backward: float = 0.0
-    optimizer: float = 0.0
-    pause: float = 0.0
-    sync: float = 0.0
-    starved: float | None = None
-    trained: bool = False
-    copies: list[Any] = field(default_factory=list)
-    """CUDA event pairs around its host-to-device copies."""
-
-    def values(self) -> list[Any]:
-        times = (self.copy, self.backward, self.optimizer, self.pause, self.sync)
-        whole = (self.samples, self.bytes, self.loader, self.epoch)
-        return [self.start, self.got, self.end, *whole, *(round(one, 7) for one in times), self.starved, self.trained]
-
-
-@dataclass(eq=False)
-class Pass:
-    loader: int
-    epoch: int
-    started: float
-    in_trainer: bool
-    outer: Row | None
-    row: Row | None = None
-    batches: int = 0
-    done: bool = False
-    source: Any = None
-    """Weak reference to the loader object, for legs."""
-    inner: list["Pass"] = field(default_factory=list)
 
 
 class Capture:

@@ -11,8 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feedline.profiling.capture import Row
     from feedline.profiling.hooks import Hooks
+    from feedline.profiling.passes import Row
 
 SYNCHRONISING = ("item", "tolist", "cpu", "numpy")
 LIMIT = 4096  # rows whose marks are waited for

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from feedline.profiling.capture import Capture, Finished, Pass
+from feedline.profiling.capture import Capture, Finished
+from feedline.profiling.passes import Pass
 
 PASS = "_feedline_pass"
 clock = time.perf_counter

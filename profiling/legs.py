@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from feedline.profiling.batches import batch_bytes, batch_samples, tensors
-from feedline.profiling.capture import Capture, Finished, Pass
+from feedline.profiling.capture import Capture, Finished
 from feedline.profiling.pagecache import drop
+from feedline.profiling.passes import Pass
 from feedline.profiling.withhold import Withhold
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feedline.profiling.capture import STEP_COLUMNS
 from feedline.profiling.costs import costs, overhead
 from feedline.profiling.host import describe_host
 from feedline.profiling.journal import Journal
+from feedline.profiling.passes import STEP_COLUMNS
 from feedline.profiling.recording import (
     STAGES,
     Compute,

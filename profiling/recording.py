@@ -11,14 +11,15 @@ know and fills those it misses with their defaults.
 
 import json
 import os
-import types
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, cast
 
 from feedline.profiling.errors import RecordingError
+from feedline.profiling.plain import build, to_plain
+from feedline.profiling.resources import Gpu as Gpu
+from feedline.profiling.resources import Series as Series
 
 FORMAT_VERSION = 1
 
@@ -112,6 +113,7 @@ class Step:
     start_s | wait_s | … copy_s, backward_s, optimizer_s, pause_s happen in here … | start_s + duration_s
     """
 
+    AS_COLUMNS: ClassVar[bool] = True
     start_s: float
     wait_s: float
     """The loop was blocked on the batch: waiting for workers, or (num_workers=0) preparing it itself."""
@@ -220,52 +222,6 @@ class Costs:
     """Bytes handed to the trainer."""
 
 
-# --- resources ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """One number over time. `scope` says whose: host, trainer, trainer:RANK, worker:N, workers, gpu:UUID."""
-
-    name: str
-    """cpu_cores, rss_bytes, disk_read_bytes_per_s, net_receive_bytes_per_s, psi_cpu_some, shm_bytes, sm_active, …"""
-    unit: str
-    scope: str
-    source: str
-    """Where the number comes from, e.g. /proc/PID/stat, nvml utilization, nvml gpm 2."""
-    t_s: list[float] = field(default_factory=list)
-    values: list[float | None] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """Means over the training steps; None where unknown, with the reason in `unavailable`."""
-
-    uuid: str
-    name: str | None = None
-    index: int | None = None
-    mig: bool = False
-    source: str = "none"
-    """gpm, nvml or none."""
-    sm_active: float | None = None
-    sm_occupancy: float | None = None
-    tensor_active: float | None = None
-    dram_active: float | None = None
-    pcie_rx_bytes_per_s: float | None = None
-    pcie_tx_bytes_per_s: float | None = None
-    utilization: float | None = None
-    """NVML: share of the time in which at least one kernel ran. 1.0 does not mean busy SMs."""
-    memory_used_bytes: float | None = None
-    memory_total_bytes: float | None = None
-    power_w: float | None = None
-    sm_clock_mhz: float | None = None
-    throttle_reasons: list[str] = field(default_factory=list)
-    process_memory_bytes: dict[str, float] = field(default_factory=dict)
-    """By process id, the script's processes only."""
-    sources: dict[str, str] = field(default_factory=dict)
-    unavailable: dict[str, str] = field(default_factory=dict)
-
-
 # --- legs, trials, lines ------------------------------------------------------------------------------
 
 
@@ -335,8 +291,6 @@ class Overhead:
 
 # --- the whole ----------------------------------------------------------------------------------------
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
@@ -388,7 +342,7 @@ class Recording:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready. Steps are kept as columns: there may be a hundred thousand."""
-        return cast("dict[str, Any]", _plain(self))
+        return cast("dict[str, Any]", to_plain(self))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "recording") -> "Recording":
@@ -400,7 +354,7 @@ class Recording:
                 "profile again, or read it with the feedline that wrote it"
             )
         try:
-            return _build(cls, data)
+            return build(cls, data)
         except (KeyError, TypeError, ValueError) as error:
             raise RecordingError(f"{where}: not a whole recording ({error}): profile again") from error
 
@@ -427,93 +381,3 @@ class Recording:
         if not isinstance(data, dict) or "script" not in data:
             raise RecordingError(f"{path} is not a recording of `feedline profile`")
         return cls.from_dict(data, where=str(path))
-
-
-# --- dataclasses <-> JSON -----------------------------------------------------------------------------
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: _plain_field(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in cast("Sequence[Any]", value)]
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    return value
-
-
-def _plain_field(value: Any) -> Any:
-    """A long list of steps becomes {"columns": {field: [values]}}; times are kept to the microsecond."""
-    if isinstance(value, list) and value and isinstance(value[0], Step):
-        steps = cast("list[Step]", value)
-        names = [one.name for one in fields(Step)]
-        return {"columns": {name: [_microsecond(getattr(step, name)) for step in steps] for name in names}}
-    return _plain(value)
-
-
-def _microsecond(value: Any) -> Any:
-    return round(value, 6) if isinstance(value, float) else value
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _build(kind: type[T], data: Any) -> T:
-    if not isinstance(data, Mapping):
-        raise TypeError(f"{kind.__name__} must be an object, not {type(data).__name__}")
-    hints = _hints(kind)
-    values: dict[str, Any] = {}
-    for one in fields(cast("Any", kind)):
-        if one.name in data:
-            values[one.name] = _convert(hints[one.name], data[one.name], f"{kind.__name__}.{one.name}")
-        elif one.default is MISSING and one.default_factory is MISSING:
-            raise KeyError(f"{kind.__name__}.{one.name} is missing")
-    return kind(**values)
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    """`value` as `hint` says, or TypeError. Ints stand for floats, as JSON writes them."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        return _convert(next(one for one in inner if one is not type(None)), value, where)
-    if origin is list:
-        return _convert_list(inner[0], value, where)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise TypeError(f"{where} must be an object")
-        return {key: _convert(inner[1], item, where) for key, item in cast("dict[str, Any]", value).items()}
-    if origin is Literal:
-        if value not in inner:
-            raise ValueError(f"{where} is {value!r}, not one of {', '.join(map(str, inner))}")
-        return value
-    if is_dataclass(hint):
-        return _build(cast("type[Any]", hint), value)
-    return _convert_scalar(hint, value, where)
-
-
-def _convert_list(item_hint: Any, value: Any, where: str) -> list[Any]:
-    if isinstance(value, dict) and "columns" in value:
-        columns = cast("dict[str, list[Any]]", value["columns"])
-        if len({len(column) for column in columns.values()}) > 1:
-            raise ValueError(f"{where} has columns of different lengths")
-        rows = zip(*columns.values(), strict=True)
-        return [_build(item_hint, dict(zip(columns, row, strict=True))) for row in rows]
-    if not isinstance(value, list):
-        raise TypeError(f"{where} must be a list")
-    return [_convert(item_hint, item, where) for item in cast("list[Any]", value)]
-
-
-def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
-    if hint is Any:
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise TypeError(f"{where} must be {hint.__name__}, not {type(value).__name__}")
-    return value

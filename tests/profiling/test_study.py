@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from feedline.profiling.recording import STAGES, Line, Recording
-from feedline.profiling.study import StudyConfig, study, worker_counts
+from feedline.profiling.recording import STAGES, Line, LoaderSeen, Recording, Script
+from feedline.profiling.study import StudyConfig, study, with_legs, with_lines, worker_counts
 
 SCRIPTS = Path(__file__).with_name("scripts")
 BATCH = 8

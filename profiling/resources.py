@@ -1,0 +1,46 @@
+"""What a recording says of resources: numbers over time, and each GPU's means. Each number names its source."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One number over time. `scope` says whose: host, trainer, trainer:RANK, worker:N, workers, gpu:UUID."""
+
+    name: str
+    """cpu_cores, rss_bytes, disk_read_bytes_per_s, net_receive_bytes_per_s, psi_cpu_some, shm_bytes, sm_active, …"""
+    unit: str
+    scope: str
+    source: str
+    """Where the number comes from, e.g. /proc/PID/stat, nvml utilization, nvml gpm 2."""
+    t_s: list[float] = field(default_factory=list)
+    values: list[float | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """Means over the training steps; None where unknown, with the reason in `unavailable`."""
+
+    uuid: str
+    name: str | None = None
+    index: int | None = None
+    mig: bool = False
+    source: str = "none"
+    """gpm, nvml or none."""
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    pcie_rx_bytes_per_s: float | None = None
+    pcie_tx_bytes_per_s: float | None = None
+    utilization: float | None = None
+    """NVML: share of the time in which at least one kernel ran. 1.0 does not mean busy SMs."""
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    throttle_reasons: list[str] = field(default_factory=list)
+    process_memory_bytes: dict[str, float] = field(default_factory=dict)
+    """By process id, the script's processes only."""
+    sources: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
