@@ -208,6 +208,7 @@ def spark_context(config: PrepareConfig) -> Generator[Any]:
         conf = settings(master, scratch, config.spark)
         with environment(master), output_to(scratch / "jvm.log"):
             context = start(conf)
+        quiet_accumulators(context)
         try:
             yield context
         finally:
@@ -316,16 +317,32 @@ def output_to(log: Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def quiet_py4j() -> Generator[None]:
-    """py4j logs whole traces when its JVM dies; we say it in one line."""
+    """py4j logs whole traces when its JVM dies, some of them as if they were the user's; we say it in one line."""
     loggers = [logging.getLogger(name) for name in ("py4j", "pyspark")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
+    root, silent = logging.getLogger(), logging.NullHandler()
+    root.addFilter(not_of_py4j)
+    root.addHandler(silent)  # without any, the first message would install one for good
     try:
         yield
     finally:
+        root.removeHandler(silent)
+        root.removeFilter(not_of_py4j)
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
+
+
+def not_of_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in record.pathname
+
+
+def quiet_accumulators(context: Any) -> None:
+    """The thread that hears of finished tasks prints a trace when the JVM dies under it; we say that in one line."""
+    server = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda request, client_address: None
 
 
 def stop(context: Any, *, keep_jvm: bool) -> None:
