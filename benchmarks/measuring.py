@@ -14,12 +14,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.subject import Subject, Window
 from feedline.pipeline.errors import FeedlineError
+
+KILLED = "the measuring process was killed: is the machine out of memory?"
 
 
 class MeasureError(FeedlineError):
@@ -44,7 +47,8 @@ class Bench:
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None and process.stdout is not None
-            process.stdin.close()  # the server ends its fork and itself
+            with suppress(BrokenPipeError):
+                process.stdin.close()  # the server ends its fork and itself
             try:
                 process.wait(timeout=3)
             except subprocess.TimeoutExpired:
@@ -58,8 +62,12 @@ class Bench:
         server = self._server()
         assert server.stdin is not None
         self._log.write_text("")
-        server.stdin.write(json.dumps({**asdict(subject), "log": str(self._log)}) + "\n")
-        server.stdin.flush()
+        try:
+            server.stdin.write(json.dumps({**asdict(subject), "log": str(self._log)}) + "\n")
+            server.stdin.flush()
+        except BrokenPipeError:
+            self.close()
+            raise MeasureError(KILLED) from None
         result = self._answer(server)
         if "error" in result:
             raise MeasureError(f"{result['error']}{self._last_words(result['error'])}")
@@ -87,7 +95,7 @@ class Bench:
         line = server.stdout.readline()
         if not line:
             self.close()
-            raise MeasureError("the measuring process was killed: is the machine out of memory?")
+            raise MeasureError(KILLED)
         return json.loads(line)
 
     def _last_words(self, but: str) -> str:
