@@ -193,8 +193,8 @@ class Loader:
             # one that was left in the middle is over, one of which nothing was taken is not
             self._epoch += self._begun and self._delivered > 0
             self._delivered = 0
-        elif not self._named and self._delivered and not len(self._plan(self._epoch, self._delivered)):
-            self._epoch, self._delivered = self._epoch + 1, 0  # the state was taken behind an epoch's last batch
+        elif not self._named and 0 < self._plan(self._epoch, 0).size <= self._delivered:
+            self._epoch, self._delivered = self._epoch + 1, 0  # the state was taken behind an epoch's last sample
         self._resumed, self._begun = False, True
 
     @property

@@ -146,15 +146,17 @@ def test_state_counts_delivered_batches_and_moves_on_at_the_epochs_end(split: Pa
     assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
 
 
-def test_a_state_taken_behind_the_last_batch_goes_on_with_the_next_epoch(split: Path) -> None:
-    loader = Loader(split, **SMALL | {"num_workers": 0})
+def test_a_state_taken_behind_the_last_sample_goes_on_with_the_next_epoch(split: Path) -> None:
+    options = SMALL | {"num_workers": 0, "batch_size": 6}
+    loader = Loader(split, **options)
     iterator = iter(loader)
     for _ in range(len(loader)):
         next(iterator)
     state = loader.state_dict()
-    resumed = Loader(split, **SMALL | {"num_workers": 0})
+    resumed = Loader(split, **options)
     resumed.load_state_dict(state)
     after = labels(resumed)
+    assert len(after) == 60
     resumed.load_state_dict(state)
     resumed.set_epoch(0)
     assert labels(resumed) == [], "of the epoch that was asked for, nothing is left"
