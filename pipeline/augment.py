@@ -40,7 +40,6 @@ Choose = Callable[[int, int], Region]
 
 cv2.setNumThreads(1)  # a worker per core: threads inside one would only queue
 _DECODE, _TRANSFORM = FIELD["decode"], FIELD["transform"]
-_SMOOTH_BORDER_PX = 2  # smoothing looks one chroma pixel beyond the region
 
 
 def make_kernel(codec: "Codec", augment: Augment, seed: int) -> Kernel:
@@ -77,11 +76,9 @@ def fill_from_jpeg(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, f
 def _decode_region(data: bytes, frame: jpeg.Frame, region: Region, factor: int, colours: jpeg.Colours,
                    fast_chroma: bool) -> tuple[Pixels, Region, int]:  # fmt: skip
     """Pixels, where the region lies in them (in pixels of full size), and by which factor they are smaller."""
-    border_px = 0 if fast_chroma else _SMOOTH_BORDER_PX
-    part = jpeg.cut(data, *region[:4], border_px=border_px, frame=frame)
+    part = jpeg.cut(data, *region[:4], frame=frame)
     if part.data is data and factor == 1:
-        bottom_px = region.top_px + region.height_px + border_px
-        shortened, height_px = jpeg.shorten(data, bottom_px, frame)
+        shortened, height_px = jpeg.shorten(data, region.top_px + region.height_px, frame)
         if shortened is not data:
             return jpeg.decode_shortened(shortened, colours, frame.width_px, height_px, fast_chroma), region, 1
     pixels = jpeg.decode(part.data, colours, factor=factor, fast_chroma=fast_chroma)

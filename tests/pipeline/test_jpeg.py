@@ -154,3 +154,73 @@ def test_a_region_outside_the_picture_is_refused(region: tuple[int, int, int, in
 def test_the_fingerprint_is_stable() -> None:
     assert jpeg.encoder_fingerprint() == jpeg.encoder_fingerprint()
     assert len(jpeg.encoder_fingerprint()) == 64
+
+
+def plain(image: np.ndarray, **options: object) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "JPEG", **options)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+@given(st.integers(17, 300), st.integers(17, 300), st.sampled_from([0, 1, 2]), st.data())
+@settings(max_examples=80, deadline=None)
+def test_a_file_without_tiles_is_decoded_down_to_a_row(
+    width: int, height: int, subsampling: int, drawn: st.DataObject
+) -> None:
+    data = plain(photo(width, height), subsampling=subsampling)
+    bottom = drawn.draw(st.integers(1, height))
+    frame = jpeg.parse(data)
+    shortened, rows = jpeg.shorten(data, bottom, frame)
+    assert bottom <= rows <= max(height, bottom + 15)
+    whole = jpeg.decode(data, fast_chroma=True)
+    part = jpeg.decode_shortened(shortened, "RGB", width, rows, True) if shortened is not data else whole
+    assert np.array_equal(part[:bottom], whole[:bottom])
+
+
+def test_what_has_tiles_or_scans_is_not_shortened() -> None:
+    for data in (jpeg.encode(photo(200, 150)), other_files()["progressive"], other_files()["across rows"]):
+        assert jpeg.shorten(data, 20, jpeg.parse(data)) == (data, 150)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.8])
+def test_a_picture_cut_short_is_refused_by_every_door(share: float) -> None:
+    data = plain(photo(200, 150))
+    frame = jpeg.parse(data)
+    for broken in (data[: int(len(data) * share)], data[: int(len(data) * share)] + jpeg.EOI):
+        with pytest.raises(JpegError):
+            jpeg.decode(broken)
+        shortened, rows = jpeg.shorten(broken, 144, frame)
+        with pytest.raises(JpegError):
+            jpeg.decode_shortened(shortened, "RGB", 200, rows, False)
+
+
+def test_what_is_harmless_is_passed_over() -> None:
+    data = plain(photo(200, 150))
+    padded = data[:-2] + b"\0\0\0" + jpeg.EOI
+    future = data.replace(b"JFIF\0\x01\x01", b"JFIF\0\x07\x07")
+    for odd in (padded, future, data + b"trailing"):
+        assert np.array_equal(jpeg.decode(odd), jpeg.decode(data))
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+def test_smaller_decoding_rounds_sides_up(factor: int) -> None:
+    pixels = jpeg.decode(jpeg.encode(photo(203, 151)), "RGBX", factor=factor)
+    assert pixels.shape == (-(-151 // factor), -(-203 // factor), 4)
+
+
+def test_markers_out_of_order_are_no_grid() -> None:
+    data = bytearray(jpeg.encode(photo(96, 80)))
+    at = data.index(b"\xff\xd3")
+    data[at + 1] = 0xD5
+    assert not jpeg.is_crop_addressable(bytes(data))
+
+
+def test_a_recognised_header_says_what_walking_it_says() -> None:
+    first, second = jpeg.encode(photo(96, 80)), jpeg.encode(photo(112, 200))
+    frames = [jpeg.parse(data) for data in (first, second, first, second)]
+    assert frames[0] == frames[2] and frames[1] == frames[3]
+    assert frames[:2] == [jpeg._walk(first), jpeg._walk(second)]
+    empty = bytearray(first)
+    empty[frames[0].size_at : frames[0].size_at + 4] = bytes(4)
+    with pytest.raises(JpegError):
+        jpeg.parse(bytes(empty))
