@@ -11,7 +11,17 @@ import pyarrow.parquet as pq
 
 from feedline.pipeline.errors import UsageError
 from feedline.pipeline.shards import INDEX, MANIFEST, Manifest
-from feedline.preprocess.sources import Classes, Part, SourceError
+from feedline.preprocess.places import Listed
+from feedline.preprocess.sources import (
+    Classes,
+    Found,
+    IndexTask,
+    Part,
+    Source,
+    SourceError,
+    SourceOptions,
+    joined,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,3 +72,41 @@ def classes_of(manifests: Sequence[Manifest], where: str) -> Classes:
     if any(manifest.classes != manifests[0].classes for manifest in manifests):
         raise SourceError(f"{where}: its splits have different classes")
     return list(manifests[0].classes)
+
+
+@dataclass(kw_only=True)
+class PreparedSource(Source):
+    where: str
+    splits: list[Listed]
+    """Folders or addresses with a manifest."""
+    classes: Classes
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    kind = "shards"
+
+    def tasks(self) -> Sequence[IndexTask]:
+        return [PreparedTask(split=split.split, path=split.path, options=self.options) for split in self.splits]
+
+    def finish(self, parts: Sequence[Part]) -> Found:
+        return Found(columns=joined(parts), classes=self.classes)
+
+
+def recognise_prepared(path: str, manifests: Sequence[Listed], options: SourceOptions) -> Source:
+    """Raises UsageError when the dataset has several forms, or one that is no image."""
+    storage = options.storage_options
+    folders = [manifest.path.removesuffix(f"/{MANIFEST}") for manifest in manifests]
+    if len({folder.rpartition("/")[0] for folder in folders}) > 1:
+        raise UsageError(
+            f"{path} holds several prepared datasets: give one of them, like {folders[0].rpartition('/')[0]}"
+        )
+    opened = [open_manifest(folder, storage) for folder in folders]
+    for folder, manifest in zip(folders, opened, strict=True):
+        if manifest.codec in ("raw", "planes"):
+            raise UsageError(
+                f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
+            )
+    splits = [
+        Listed(path=folder, under="", split=manifest.split)
+        for folder, manifest in zip(folders, opened, strict=True)
+        if options.wants(manifest.split)
+    ]
+    return PreparedSource(where=path, splits=splits, classes=classes_of(opened, path), options=storage)

@@ -22,7 +22,7 @@ from feedline.pipeline.errors import UsageError
 from feedline.pipeline.shards import MANIFEST
 from feedline.preprocess.devkit import class_entry
 from feedline.preprocess.places import Listed, expand, is_pattern, split_of
-from feedline.preprocess.source_prepared import PreparedTask, classes_of, open_manifest
+from feedline.preprocess.source_prepared import recognise_prepared
 from feedline.preprocess.sources import (
     IMAGE_EXTENSIONS,
     Classes,
@@ -245,25 +245,6 @@ def unpacked(path: str, target: Path, options: dict[str, Any]) -> str:
     return str(target)
 
 
-# --- prepared datasets --------------------------------------------------------------------------------
-
-
-@dataclass(kw_only=True)
-class PreparedSource(Source):
-    where: str
-    splits: list[Listed]
-    """Folders or addresses with a manifest."""
-    classes: Classes
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-    kind = "shards"
-
-    def tasks(self) -> Sequence[IndexTask]:
-        return [PreparedTask(split=split.split, path=split.path, options=self.options) for split in self.splits]
-
-    def finish(self, parts: Sequence[Part]) -> Found:
-        return Found(columns=joined(parts), classes=self.classes)
-
-
 # --- recognising --------------------------------------------------------------------------------------
 
 
@@ -283,25 +264,3 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
     if tars and not wanted:
         raise UsageError(f"{path} has no tar of split {options.splits}: it has {tars[0].split}")
     return ShardsSource(where=path, tars=wanted, options=storage) if wanted else None
-
-
-def recognise_prepared(path: str, manifests: Sequence[Listed], options: SourceOptions) -> Source:
-    """Raises UsageError when the dataset has several forms, or one that is no image."""
-    storage = options.storage_options
-    folders = [manifest.path.removesuffix(f"/{MANIFEST}") for manifest in manifests]
-    if len({folder.rpartition("/")[0] for folder in folders}) > 1:
-        raise UsageError(
-            f"{path} holds several prepared datasets: give one of them, like {folders[0].rpartition('/')[0]}"
-        )
-    opened = [open_manifest(folder, storage) for folder in folders]
-    for folder, manifest in zip(folders, opened, strict=True):
-        if manifest.codec in ("raw", "planes"):
-            raise UsageError(
-                f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
-            )
-    splits = [
-        Listed(path=folder, under="", split=manifest.split)
-        for folder, manifest in zip(folders, opened, strict=True)
-        if options.wants(manifest.split)
-    ]
-    return PreparedSource(where=path, splits=splits, classes=classes_of(opened, path), options=storage)
