@@ -16,6 +16,7 @@ from feedline.profiling.render.charts import Bar, Stack, bars, stacked
 from feedline.profiling.render.markup import Markup, join, tag
 from feedline.profiling.render.page import code, facts, page, section, table, verdict
 
+LOOP_HUES = {"waiting for data": "c4", "copies": "c2", "own Python": "c3", "model": "c1"}
 WORKER_STAGES = ("read", "decode", "transform", "collate", "send", "idle", "other")
 
 
@@ -66,7 +67,7 @@ def attribution_section(diagnosis: Diagnosis) -> Markup:
     rows = [Stack(label="where a sample's preparation goes", parts=busy(measured.stages))] if measured.stages else []
     return section(
         "Where the time goes",
-        stacked([loop], title="The training loop's time", hues={"data": "c2", "model": "c1"}),
+        stacked([loop], title="The training loop's time", hues=LOOP_HUES),
         stacked(rows, title="Preparing the samples") if rows else None,
         lede="The script as it is: what its loop waits for, and what the waiting is made of.",
     )
