@@ -102,7 +102,7 @@ def run(chapter: Chapter, chapters: list[Chapter], keep: Path) -> Done:
 
 def chapters_of(config: StoryConfig) -> list[Chapter]:
     archives, photos, prepared = config.out / "imagenet", config.out / "photos", config.out / "prepared"
-    script = [str(NAIVE), str(photos)]
+    script = [str(NAIVE), str(photos), "--epochs", "100"]  # whoever watches it ends it
     made = made_of(config)
     return [
         synth(config, archives, "archives", "ilsvrc", ["--oddities"], "A synthetic ImageNet, as its archives"),
