@@ -66,9 +66,7 @@ def _as_it_is(function: Any) -> Any:
 
 def _at_exit(capture: Capture, pid: int) -> None:
     if os.getpid() == pid:
-        if capture.ended_by is None:
-            capture.ended_by = "error" if capture.error else "itself"
-        capture.leave(capture.ended_by)
+        capture.leave("error" if capture.error else "itself")
 
 
 def _remember_errors(capture: Capture) -> None:

@@ -43,9 +43,7 @@ LIBRARY_RULES: tuple[Rule, ...] = (
     Rule("read", "/PIL/ImageFile.py", "load", r"read\("),
     Rule("decode", "/PIL/ImageFile.py", "load.*"),
     Rule("read", "/PIL/Image.py", "open|_open_core|preinit|init"),
-    Rule(
-        "decode", "/PIL/Image.py", "convert|from(array|buffer|bytes)|_?new|__init__|copy|load|_getdecoder|im"
-    ),
+    Rule("decode", "/PIL/Image.py", "convert|from(array|buffer|bytes)|_?new|__init__|copy|load|_getdecoder|im"),
     Rule("read", "/PIL/JpegImagePlugin.py"),
     Rule("read", "/PIL/PngImagePlugin.py"),
     Rule("read", "/PIL/ImageFile.py"),
