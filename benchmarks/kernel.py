@@ -1,6 +1,6 @@
 """What one sample costs on one core: feedline's kernel against full decoding, stage by stage, and its choices.
 
-    python -m feedline.benchmarks.kernel [--rounds 9] [--images 48]        about two minutes on a quiet core
+    python -m feedline.benchmarks.kernel [--rounds 9] [--images 48]        ten seconds
 
 Bytes lie in memory; nothing is read or handed on. Every cell fills 224x224 slots (unless its name says otherwise)
 from the same pictures: 500x375 photographs, prepared by feedline's own job kernel. Time is the thread's CPU time, so
@@ -11,6 +11,7 @@ a round. Writes benchmarks/results/kernel.json.
 import argparse
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -74,6 +75,7 @@ def measure(images: int, count: int) -> dict[str, Any]:
         "n": images,
         "rounds": count,
         "warm_up_rounds": 1,
+        "load_average": os.getloadavg()[0],
         "mean_bytes": {name: round(float(np.mean([len(one) for one in data]))) for name, data in prepared.items()},
         "microseconds": {name: spread([one[name] for one in by_round]) for name in cells},
         "faster_than_full_decode": against(by_round, "full decode", cells),
