@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from feedline.pipeline.loader import Loader
@@ -50,20 +51,20 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--num-workers", type=int, default=None)
     parser.add_argument("--resume", help="a checkpoint of an earlier run")
-    parser.add_argument("--save", help="where to put a checkpoint at the end")
+    parser.add_argument("--save", help="a folder for checkpoints")
+    parser.add_argument("--save-every", type=int, default=100, help="steps")
     args = parser.parse_args()
     data = Shards(args.split, batch_size=args.batch_size, image_size=args.image_size, num_workers=args.num_workers)
     trainer = lightning.Trainer(
         max_epochs=args.epochs,
         max_steps=args.steps,
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=bool(args.save),
+        callbacks=[ModelCheckpoint(args.save, "{step}", every_n_train_steps=args.save_every)] if args.save else [],
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     trainer.fit(Classifier(len(data.loader.manifest.classes)), datamodule=data, ckpt_path=args.resume)
-    if args.save:
-        trainer.save_checkpoint(args.save)
     state = data.loader.state_dict()
     print(f"epoch {state['epoch']}, {state['samples']} samples into it, {trainer.global_step} steps")
 
