@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from feedline.pipeline.shards import write_atomically
+from feedline.pipeline.atomic import write_atomically
 from feedline.profiling.host import describe_host, usable_cores
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import joined
@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--threads", type=int, help="of the model in the first two measurements; default: all")
     parser.add_argument("--rank-rounds", type=int, default=3, help="0 leaves the comparison of ranks out")
     parser.add_argument("--json", type=Path, default=RESULT)
     chosen = parser.parse_args()
@@ -192,6 +193,7 @@ def main() -> None:
         tensorboard=False,
         num_workers=1,
         policy="wrap",
+        threads=chosen.threads,
     )
     result = measure(chosen, config)
     write_atomically(chosen.json, (json.dumps(result, indent=1, default=str) + "\n").encode())
@@ -209,7 +211,7 @@ def measure(chosen: argparse.Namespace, config: TrainConfig) -> dict[str, Any]:
     return {
         "command": f"python -m feedline.benchmarks.training {' '.join(map(str, sys.argv[1:]))}",
         "host": describe_host(),
-        "threads": usable_cores(),
+        "threads": chosen.threads or usable_cores(),
         "model": chosen.model,
         "image_size_px": chosen.image_size,
         "batch_size": chosen.batch_size,
