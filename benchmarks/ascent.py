@@ -16,8 +16,9 @@ from feedline.benchmarks import commands
 from feedline.benchmarks.forecast import Forecast, forecasts
 from feedline.benchmarks.ladder import LadderConfig, Progress, ceilings, climb
 from feedline.benchmarks.whatif import image_size, what_if
+from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.errors import DatasetError, UsageError
-from feedline.pipeline.shards import prepared_splits, read_manifest, write_atomically
+from feedline.pipeline.shards import prepared_splits, read_manifest
 from feedline.preprocess.resize import Output
 from feedline.profiling.host import usable_cores
 from feedline.profiling.recording import Recording

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from feedline.pipeline.shards import write_atomically
+from feedline.pipeline.atomic import write_atomically
 from feedline.profiling.host import describe_host
 from feedline.profiling.recording import Recording
 from feedline.profiling.study import StudyConfig, study

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.errors import FeedlineError
-from feedline.pipeline.shards import write_atomically
 
 FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()"]
 """The same interpreter whatever is on PATH."""

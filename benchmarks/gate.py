@@ -22,7 +22,7 @@ from feedline.benchmarks.ascent import NAIVE, find_train
 from feedline.benchmarks.intervals import Estimate, compare
 from feedline.benchmarks.ladder import Climbed, LadderConfig, climb
 from feedline.benchmarks.story import IMAGE_PX, SHARDS_PX
-from feedline.pipeline.shards import write_atomically
+from feedline.pipeline.atomic import write_atomically
 from feedline.profiling.host import describe_host
 
 BASELINE = Path(__file__).with_name("results") / "gate.json"

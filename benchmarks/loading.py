@@ -20,8 +20,8 @@ from typing import Any
 
 from feedline.benchmarks.commands import FEEDLINE
 from feedline.benchmarks.peers.environments import PEERS, SCRIPTS, Peer, PeerError, interpreter
+from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.errors import FeedlineError
-from feedline.pipeline.shards import write_atomically
 from feedline.profiling.host import describe_host
 
 RESULT = Path(__file__).with_name("results") / "loading.json"

@@ -26,7 +26,7 @@ from feedline.benchmarks.measuring import Bench, rounds
 from feedline.benchmarks.subject import Subject, Window, machine_busy_s
 from feedline.benchmarks.whatif import FORMS, what_if
 from feedline.benchmarks.whatif_forms import prepare_form
-from feedline.pipeline.shards import write_atomically
+from feedline.pipeline.atomic import write_atomically
 from feedline.preprocess.resize import Output
 from feedline.profiling.host import describe_host
 from feedline.profiling.measure import measure

@@ -16,8 +16,8 @@ from typing import Any
 from feedline.benchmarks.grid import Cell, cheaper, phrase
 from feedline.benchmarks.intervals import Estimate, estimate
 from feedline.benchmarks.subject import Subject, Window
+from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.errors import UsageError
-from feedline.pipeline.shards import write_atomically
 from feedline.profiling.throughput import Throughput
 
 PROMISING = 0.93

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from feedline.pipeline import shards
+from feedline.pipeline import atomic, shards
 from feedline.preprocess.resize import BadImage, Kernel, Output, Prepared, rgb_array
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
@@ -106,12 +106,12 @@ def write_split(split: Path, members: Sequence[Prepared], output: Output) -> Non
             writer.add(f"{number:06d}", one.data, one.extension, label=0, width=one.width, height=one.height)
     count = len(members)
     info = shards.ShardInfo(name=name, samples=count, planned_samples=count, bytes=writer.bytes, sha256=writer.sha256)
-    shards.write_atomically(split / shards.INDEX, shards.index_bytes(writer.rows))
+    atomic.write_atomically(split / shards.INDEX, shards.index_bytes(writer.rows))
     manifest = shards.Manifest(
         split="train", samples=count, classes=[{"name": "all"}], shards=[info], settings=output.settings(), seed=0,
         plan_hash="0" * 64,
     )  # fmt: skip
-    shards.write_atomically(split / shards.MANIFEST, manifest.to_json().encode())
+    atomic.write_atomically(split / shards.MANIFEST, manifest.to_json().encode())
 
 
 def _psnr(originals: Sequence[bytes], members: Sequence[Prepared], output: Output, most: int = 24) -> float | None:

@@ -57,7 +57,8 @@ class Record:
         """Nothing when no file was asked for. Raises UsageError when it cannot be written."""
         if path is None:
             return
-        from feedline.pipeline.shards import UsageError, write_atomically
+        from feedline.pipeline.atomic import write_atomically
+        from feedline.pipeline.errors import UsageError
         from feedline.profiling.host import describe_host
 
         whole = {

@@ -29,7 +29,7 @@ def demo(
     from feedline.benchmarks.story import StoryConfig, tell
     from feedline.benchmarks.story_page import story_page
     from feedline.cli.ladder import show
-    from feedline.pipeline.shards import write_atomically
+    from feedline.pipeline.atomic import write_atomically
 
     record, started = Record("demo"), time.monotonic()
     base = StoryConfig.quick(out=out) if quick else StoryConfig(out=out)

@@ -23,8 +23,8 @@ def inspect(
 
     Example: feedline inspect OUT --html sheet.html
     """
+    from feedline.pipeline.atomic import write_atomically
     from feedline.pipeline.errors import UsageError
-    from feedline.pipeline.shards import write_atomically
     from feedline.preprocess.contents import contact_sheet, thumbnails
     from feedline.preprocess.contents import inspect as look
     from feedline.preprocess.contents_page import page

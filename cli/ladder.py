@@ -82,8 +82,8 @@ def write_page(path: Path, record: Mapping[str, Any]) -> None:
 
 def write_markup(path: Path, markup: str) -> None:
     """Raises UsageError when it cannot be written."""
+    from feedline.pipeline.atomic import write_atomically
     from feedline.pipeline.errors import UsageError
-    from feedline.pipeline.shards import write_atomically
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -101,28 +101,6 @@ def manifest_hash(split_folder: Path) -> str:
     return hashlib.sha256((split_folder / MANIFEST).read_bytes()).hexdigest()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """`path` holds all of `data` or what it held before, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 # --- the index ----------------------------------------------------------------------------------------
 
 

@@ -95,7 +95,8 @@ def _with_timeout(address: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def fetch_metadata(address: str, options: dict[str, Any], cache: CacheSpec) -> Path:
     """A local folder with the split's manifest and index; shards will join them. Raises DatasetError."""
-    from feedline.pipeline.shards import INDEX, MANIFEST, write_atomically
+    from feedline.pipeline.atomic import write_atomically
+    from feedline.pipeline.shards import INDEX, MANIFEST
 
     remote = Remote(address, options)
     manifest = remote.read(MANIFEST)

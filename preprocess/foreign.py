@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.errors import UsageError
-from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes, write_atomically
+from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes
 from feedline.preprocess.plan import Columns
 from feedline.preprocess.reading import Where, read_local
 from feedline.preprocess.receipts import KINDS, Rows, index_table

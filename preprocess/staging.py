@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.errors import FeedlineError
-from feedline.pipeline.shards import write_atomically
 from feedline.preprocess.plain_tar import TarWriter, tar_file
 
 STAMP = "staged.json"

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
+from feedline.pipeline.atomic import sync_folder, write_atomically
 from feedline.pipeline.errors import FeedlineError, UsageError
-from feedline.pipeline.shards import sync_folder, write_atomically
 
 WORK = ".feedline"
 """The folder beside the splits that a running job keeps its plan, receipts and attempts in; gone when it is done."""

@@ -12,7 +12,9 @@ ANY = frozenset(ROOMS)
 ALLOWED: dict[str, frozenset[str]] = {
     "profiling": frozenset({"profiling"}),
     "pipeline": frozenset({"pipeline"}),
-    "preprocess": frozenset({"preprocess", "pipeline.shards", "pipeline.errors", "pipeline.jpeg", "pipeline.planes"}),
+    "preprocess": frozenset(
+        {"preprocess", "pipeline.shards", "pipeline.errors", "pipeline.atomic", "pipeline.jpeg", "pipeline.planes"}
+    ),
     "train": frozenset({"train", "pipeline", "profiling.sample", "profiling.host"}),
     "benchmarks": ANY,
     "cli": ANY,

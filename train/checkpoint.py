@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.errors import FeedlineError
-from feedline.pipeline.shards import write_atomically
 
 FORMAT = "feedline-checkpoint"
 VERSION = 1

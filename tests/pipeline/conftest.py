@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feedline.pipeline import jpeg, shards
+from feedline.pipeline import atomic, jpeg, shards
 
 MakeSplit = Callable[..., Path]
 
@@ -28,7 +28,7 @@ def write_split(folder: Path, samples: int, shard_count: int, *, px: int = 40, c
         infos.append(
             shards.ShardInfo(name=name, samples=size, planned_samples=size, bytes=writer.bytes, sha256=writer.sha256)
         )
-    shards.write_atomically(folder / shards.INDEX, shards.index_bytes(rows))
+    atomic.write_atomically(folder / shards.INDEX, shards.index_bytes(rows))
     manifest = shards.Manifest(
         split="train",
         samples=samples,
@@ -38,7 +38,7 @@ def write_split(folder: Path, samples: int, shard_count: int, *, px: int = 40, c
         seed=0,
         plan_hash="0" * 64,
     )
-    shards.write_atomically(folder / shards.MANIFEST, manifest.to_json().encode())
+    atomic.write_atomically(folder / shards.MANIFEST, manifest.to_json().encode())
     return folder
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.pipeline import shards
+from feedline.pipeline import atomic, shards
 from feedline.pipeline.errors import DatasetError
 
 names = st.text(st.characters(blacklist_characters="/.\0\n", blacklist_categories=["Cs"]), min_size=1, max_size=120)
@@ -198,14 +198,14 @@ def test_a_manifest_survives_the_round_trip_and_names_no_file_elsewhere(split: P
 
 def test_writing_atomically_leaves_the_old_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
-    shards.write_atomically(path, b"old")
+    atomic.write_atomically(path, b"old")
 
     def no_space(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", no_space)
     with pytest.raises(OSError, match="No space"):
-        shards.write_atomically(path, b"new")
+        atomic.write_atomically(path, b"new")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 

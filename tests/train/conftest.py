@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedline.pipeline import shards
+from feedline.pipeline import atomic, shards
 from feedline.train.config import TrainConfig
 
 PX = 20
@@ -44,8 +44,8 @@ def write_split(folder: Path, samples: int, classes: int, *, seed: int, label_sh
         seed=seed,
         plan_hash="0" * 64,
     )
-    shards.write_atomically(folder / shards.INDEX, shards.index_bytes(writer.rows))
-    shards.write_atomically(folder / shards.MANIFEST, manifest.to_json().encode())
+    atomic.write_atomically(folder / shards.INDEX, shards.index_bytes(writer.rows))
+    atomic.write_atomically(folder / shards.MANIFEST, manifest.to_json().encode())
 
 
 def striped(rng: np.random.Generator, label: int, classes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
