@@ -19,10 +19,10 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def small_cnn(classes: int) -> nn.Module:
     """Two 5×5 convolutions of 6 and 16 channels and two linear layers, no batch norm."""
     return nn.Sequential(
-        nn.Conv2d(3, 6, 5, padding=2),
+        nn.Conv2d(3, 6, 5),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5, padding=2),
+        nn.Conv2d(6, 16, 5),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
         nn.AdaptiveAvgPool2d(6),

@@ -18,10 +18,10 @@ class SmallCNN(nn.Module):
         super().__init__()
         first, second = widths
         self.features = nn.Sequential(
-            nn.Conv2d(3, first, 5, padding=2),
+            nn.Conv2d(3, first, 5),
             nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
-            nn.Conv2d(first, second, 5, padding=2),
+            nn.Conv2d(first, second, 5),
             nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
             nn.AdaptiveAvgPool2d(6),
