@@ -79,7 +79,8 @@ class LineWatch:
             for (file, line, function), timings in stats.timings.items()
             if timings
         ]
-        self._journal.write(f"lines-{os.getpid()}", {"where": self._where, "functions": rows})
+        # A spawned worker has a trainer's watch too, since the probe is in every process: each has its own file.
+        self._journal.write(f"lines-{self._where}-{os.getpid()}", {"where": self._where, "functions": rows})
 
     def dump_sometimes(self) -> None:
         if time.perf_counter() - self._dumped > DUMP_S:
