@@ -98,6 +98,10 @@ class Seen:
         return self._recording
 
 
+HEAR_S = 1.0
+"""The longest wait for the first words of workers; they speak after a tenth of a second."""
+
+
 @contextmanager
 def watch(*, resources: bool = True) -> Generator[Seen]:
     """Profile the training that runs in this block, in this process and the workers it starts: for notebooks, and for
@@ -123,6 +127,15 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
         finally:
             capture.leave("itself")
             hooks.remove()
+            hear_workers(journal)
             if sampler:
                 sampler.stop()
             seen._recording = merge(journal, origin=origin, argv=sys.argv, sampler=sampler)
+
+
+def hear_workers(journal: Journal) -> None:
+    """Workers that live on after a short block may not have said anything yet: their first row is a moment away."""
+    deadline_s = time.monotonic() + HEAR_S
+    for worker in journal.all("worker-"):
+        while not worker["ended"] and not journal.rows(f"worker-{worker['pid']}") and time.monotonic() < deadline_s:
+            time.sleep(0.02)

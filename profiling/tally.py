@@ -8,6 +8,8 @@ from typing import Any
 
 from feedline.profiling.stages import Place
 
+FIRST_ROW_S = 0.1
+"""Soon, so that workers that live on after a short run have spoken."""
 ROW_S = 0.5
 LONG_ROW_S = 1.0
 """A row is written in about a millisecond; after `SHORT_ROWS` the picture is fine enough without so many."""
@@ -52,7 +54,8 @@ class Tally:
 
     @property
     def due(self) -> bool:
-        return time.perf_counter() - self.started > (ROW_S if self._rows < SHORT_ROWS else LONG_ROW_S)
+        row_s = FIRST_ROW_S if self._rows == 0 else ROW_S if self._rows < SHORT_ROWS else LONG_ROW_S
+        return time.perf_counter() - self.started > row_s
 
     def take(self) -> list[Any]:
         """The row since the last one, by `COLUMNS`."""
