@@ -277,9 +277,10 @@ def shorten(data: bytes, bottom_px: int, frame: Frame) -> tuple[bytes, int]:
     a decoder stops there; and the new height. What cannot be shortened comes back as it is; else `decode_shortened`
     reads it."""
     height_px = -(-bottom_px // frame.mcu_height_px) * frame.mcu_height_px
-    if not frame.scan_at or frame.interval_mcus or height_px >= frame.height_px:
-        return data, frame.height_px
     at = frame.size_at
+    four_colours = data[at + 4] == 4  # CMYK is not decoded into the buffer that `decode_shortened` gives
+    if not frame.scan_at or frame.interval_mcus or four_colours or height_px >= frame.height_px:
+        return data, frame.height_px
     return b"".join((data[:at], height_px.to_bytes(2, "big"), data[at + 2 :])), height_px
 
 
