@@ -29,7 +29,6 @@ from feedline.profiling.stages import Place, classify
 from feedline.profiling.steadiness import Steadiness
 from feedline.profiling.tally import Tally
 
-LEFT = "left"  # written when nothing more is to be seen: workers that live on stop looking
 EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
 TRAINER_RATE_HZ = 50.0
 SAY_S = 2.0  # how often the facts are written again; rows are written as they come
@@ -279,7 +278,7 @@ class Capture:
         if self.line_watch is not None:
             self.line_watch.stop()
         self.flush()
-        self.journal.write(LEFT, {})
+        self.journal.leave(self.rank)
 
     # --- the sampler's side -------------------------------------------------------------------------------
 

@@ -78,6 +78,13 @@ class Journal:
         except OSError:
             pass
 
+    def leave(self, rank: int) -> None:
+        """Nothing more of this rank is to be seen: its workers that live on say their last and stop looking."""
+        self.write(f"left-{rank}", {})
+
+    def has_left(self, rank: int) -> bool:
+        return os.path.exists(f"{self.folder}/left-{rank}.json")  # noqa: PTH110  asked at every look: cheap
+
     def read(self, name: str) -> dict[str, Any] | None:
         return self._load(self.folder / f"{name}.json")
 

@@ -98,8 +98,8 @@ class Seen:
         return self._recording
 
 
-HEAR_S = 1.0
-"""The longest wait for the first words of workers; they speak after a tenth of a second."""
+HEAR_S = 3.0
+"""The longest wait for the last words of workers that live on; they speak within a tenth of a second."""
 
 
 @contextmanager
@@ -134,8 +134,9 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
 
 
 def hear_workers(journal: Journal) -> None:
-    """Workers that live on after a short block may not have said anything yet: their first row is a moment away."""
+    """Workers that live on see that the block has ended, and say what they have seen since their last row."""
     deadline_s = time.monotonic() + HEAR_S
-    for worker in journal.all("worker-"):
-        while not worker["ended"] and not journal.rows(f"worker-{worker['pid']}") and time.monotonic() < deadline_s:
-            time.sleep(0.02)
+    while time.monotonic() < deadline_s:
+        if all(worker.get("left") or worker["ended"] for worker in journal.all("worker-")):
+            return
+        time.sleep(0.02)

@@ -89,6 +89,7 @@ class WorkerWatch:
         self.tally = Tally()
         self._feeder = Feeder()
         self._journal = journal
+        self._rank = rank
         self._name = f"worker-{os.getpid()}"
         self._main = threading.main_thread().ident or 0
         self._about = {
@@ -97,7 +98,7 @@ class WorkerWatch:
         self._paths = PathCollector.active()
         self._paths.start()
         self._sampler = StackSampler(self._look)
-        self._say(ended=False)
+        self._say()
         Finalize(None, self._leave, exitpriority=100)
         self._sampler.start()
 
@@ -107,19 +108,20 @@ class WorkerWatch:
         if place.stage == "idle" and feeding:
             place = Place("send", "queues.py:_feed")
         self.tally.add(place, seconds)
-        if self.tally.due:
+        left = self._journal.has_left(self._rank)
+        if left or self.tally.due:
             self._journal.append(self._name, [self.tally.take()])
-            if time.perf_counter() - self._said > SAY_S:
-                self._say(ended=False)
-                if (self._journal.folder / "left.json").exists():
-                    self._sampler.stop()  # nothing more is to be seen
+        if left:
+            self._sampler.stop()  # nothing more is to be seen
+        if left or time.perf_counter() - self._said > SAY_S:
+            self._say(left=left)
 
     def _leave(self) -> None:
         self._sampler.stop()
         self._journal.append(self._name, [self.tally.take()])
-        self._say(ended=True)
+        self._say(left=True, ended=True)
 
-    def _say(self, *, ended: bool) -> None:
+    def _say(self, *, left: bool = False, ended: bool = False) -> None:
         self._said = time.perf_counter()
-        said = {"ended": ended, "sampler_cpu_s": self._sampler.cpu_s, "looks": self._sampler.looks}
+        said = {"ended": ended, "left": left, "sampler_cpu_s": self._sampler.cpu_s, "looks": self._sampler.looks}
         self._journal.write(self._name, {**self._about, **said, "paths": self._paths.found})

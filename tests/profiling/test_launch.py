@@ -145,8 +145,8 @@ def test_nothing_to_run() -> None:
 
 SLEEPER = """
     import os, subprocess, sys, time
-    open("started", "w").write(str(os.getpid()))
     try:
+        open("started", "w").write(str(os.getpid()))
         time.sleep(60)
     except KeyboardInterrupt:
         print("cleaned up")

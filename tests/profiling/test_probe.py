@@ -1,6 +1,7 @@
 """`watch` around real loops in this process: what is counted, kept apart, and left as it was."""
 
 import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -172,6 +173,7 @@ def test_workers_are_seen(persistent: bool) -> None:
         for _ in range(2):
             for batch in loader:
                 training.step(batch)
+                time.sleep(0.005)  # so that every worker lives on past the warm-up
     recording = seen.recording
     del loader
     assert len(recording.steps) == 64
