@@ -6,7 +6,7 @@ Settings of a subject of kind "script":
              stock webdataset reading `split` · feedline: `Loader.like` over `split` · cached: its own first batches
              again and again, which is what the script would do if data were free
   split, num_workers, prefetch_factor   where `how` needs them
-  layout     channels_last: of the cached batches, as feedline's loader hands them over
+  layout     channels_last: of the cached batches, as feedline's loader hands them over; like it, freed memory is kept
   hogs       so many processes that only burn CPU run beside it: what sharing the cores costs the model
 
 The training DataLoader is the first that is iterated and does not go through its dataset in order. It never ends:
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.subject import Meter, WindowDone, die_with_parent
+from feedline.pipeline.allocator import keep_freed_memory
 from feedline.pipeline.errors import FeedlineError
 
 CACHED_BATCHES = 8
@@ -117,6 +118,8 @@ def swapped(loader: Any, original: Callable[[Any], Iterator[Any]], settings: dic
     if how == "none":
         return epochs(lambda: original(loader))
     if how == "cached":
+        if settings.get("layout"):
+            keep_freed_memory()
         batches = list(itertools.islice(original(loader), CACHED_BATCHES))
         return itertools.cycle([laid_out(batch, settings.get("layout")) for batch in batches])
     if how == "workers":

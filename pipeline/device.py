@@ -19,17 +19,27 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Normaliser:
-    """uint8 NHWC -> (x / 255 - mean) / std in `dtype`, NCHW in channels_last, on the images' own device."""
+    """uint8 NHWC -> (x / 255 - mean) / std in `dtype`, NCHW in channels_last, on the images' own device.
+
+    Whole pixel rows at once: mean and scale are repeated over a row's width, because broadcasting the three channels
+    alone runs unvectorised on a CPU (8 times the time, the same bits).
+    """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, mean: tuple[float, ...], std: tuple[float, ...]):
         self.dtype = dtype
-        self._mean_C11 = (torch.tensor(mean, device=device) * 255).view(-1, 1, 1)
-        self._scale_C11 = (1 / (torch.tensor(std, device=device) * 255)).view(-1, 1, 1)
+        self._mean_C = torch.tensor(mean, device=device) * 255
+        self._scale_C = 1 / (torch.tensor(std, device=device) * 255)
+        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, images_NHWC: torch.Tensor) -> torch.Tensor:
         """Computed in float32 whatever the dtype: bf16 has 8 bits, and the mean would be rounded to them."""
-        images_NCHW = images_NHWC.permute(0, 3, 1, 2)  # same bytes; already channels_last
-        return torch.sub(images_NCHW, self._mean_C11).mul_(self._scale_C11).to(self.dtype)
+        count, height, width, channels = images_NHWC.shape
+        if width not in self._rows:
+            self._rows[width] = self._mean_C.repeat(width), self._scale_C.repeat(width)
+        mean_row, scale_row = self._rows[width]
+        rows = images_NHWC.reshape(count * height, width * channels).to(torch.float32)
+        rows = rows.sub_(mean_row).mul_(scale_row).to(self.dtype)
+        return rows.view(count, height, width, channels).permute(0, 3, 1, 2)  # same bytes; already channels_last
 
 
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from feedline.pipeline import counters, courier, gpujpeg
+from feedline.pipeline.allocator import keep_freed_memory
 from feedline.pipeline.augment import Augment
 from feedline.pipeline.cache import Prefetcher
 from feedline.pipeline.crew import usable_cores
@@ -75,6 +76,8 @@ class Loader:
         self.device = None if config.device is None else torch.device(config.device)
         window = REMOTE_WINDOW_SHARDS if self.split.address else 0
         self._window_shards = window if config.window_shards is None else config.window_shards
+        if config.keep_freed_memory and not torch.cuda.is_available():
+            keep_freed_memory()
         self._packed = config.decode == "gpu" and self._can_pack() and gpujpeg.available(self.device)
         self._image_size = config.image_size
         self._waits = Waits()

@@ -62,6 +62,9 @@ class LoaderConfig:
     """A sample that cannot be read, is not what was written, or cannot be decoded."""
     checksums: bool = True
     """Check each sample's CRC the first time it is read."""
+    keep_freed_memory: bool = True
+    """Where there is no GPU: freed memory stays in this process (`pipeline.allocator`), which spares a training step
+    its page faults and leaves the process as large as its largest step."""
     decode: Literal["cpu", "gpu"] = "cpu"
     """gpu: workers only cut the JPEG regions out, nvJPEG decodes them on `device`; falls back with a warning."""
     augment: Augment | None = None
