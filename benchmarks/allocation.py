@@ -1,4 +1,4 @@
-"""What page faults cost a training step on the CPU: the same step with freed memory kept and not (`pipeline.allocator`).
+"""What page faults cost a training step on the CPU: steps with freed memory kept or not (`pipeline.allocator`).
 
     python -m feedline.benchmarks.allocation [--rounds 5 --seconds 4]
 
