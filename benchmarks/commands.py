@@ -6,6 +6,7 @@ A step whose record shows the same command on the same inputs, and whose product
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +39,8 @@ class Step:
     products: Sequence[Path] = ()
     inputs: Mapping[str, Any] | None = None
     """What else it depends on, as JSON: another step's identity, a file's time."""
+    clears: Sequence[Path] = ()
+    """Folders of its own that it starts without: what an interrupted run left there would be in its way."""
     program: Sequence[str] | None = None
     """Another program than feedline; it writes no record of its own."""
 
@@ -81,6 +84,8 @@ def run(step: Step, folder: Path, *, keep_text: bool = False) -> Done:
     result = record_file(step, folder)
     kept_file(step, folder).unlink(missing_ok=True)
     result.unlink(missing_ok=True)
+    for left in step.clears:
+        shutil.rmtree(left, ignore_errors=True)
     started = time.monotonic()
     status, text = call(command_line(step, result), keep_text=keep_text)
     seconds = time.monotonic() - started
