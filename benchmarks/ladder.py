@@ -138,7 +138,7 @@ def ceilings(config: LadderConfig, windows: int = 2) -> Ceilings:
     own = replace(free_data(), layout=None)
     with Bench() as bench:
         found = [
-            [bench.measure(subject_of(rung, config)) for _ in range(windows)]
+            [bench.measure_quiet(subject_of(rung, config)) for _ in range(windows)]
             for rung in (own, free_data(), replace(own, hogs=config.num_workers))
         ]
     return Ceilings(own=found[0], channels_last=found[1], crowded=found[2])
@@ -152,7 +152,7 @@ def climb(config: LadderConfig, forecasts: Mapping[str, Forecast], advance: Prog
     with Bench() as bench:
         for done, (_, key) in enumerate(rounds(list(by_key), config.rounds, config.seed)):
             advance(done, config.rounds * len(rungs))
-            windows[key].append(bench.measure(subject_of(by_key[key], config)))
+            windows[key].append(bench.measure_quiet(subject_of(by_key[key], config)))
     climbed = [Climbed(rung=rung, windows=windows[rung.key], forecast=forecasts.get(rung.key)) for rung in rungs]
     return Ladder(rungs=climbed[:-1], ceiling=climbed[-1], notes=differences(climbed))
 

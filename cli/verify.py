@@ -32,7 +32,7 @@ def verify(
         stderr.print(f"{problem['shard']}{sample}: {problem['what']}", markup=False, soft_wrap=True)
     if len(said["problems"]) > SHOWN:
         stderr.print(f"… and {len(said['problems']) - SHOWN} more (all of them with --json)", markup=False)
-    verdict = "fine" if said["ok"] else f"{len(said['problems'])} problems"
+    verdict = "fine" if said["ok"] else f"{len(said['problems'])} problem{'s' * (len(said['problems']) != 1)}"
     console.print(
         f"{verdict}: {said['samples']:,} samples in {said['shards']} shards, {said['checked_samples']:,} decoded",
         markup=False,

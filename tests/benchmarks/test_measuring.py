@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from feedline.benchmarks.measuring import Bench, MeasureError, shuffled
-from feedline.benchmarks.subject import Meter, Subject, WindowDone
+from feedline.benchmarks.measuring import TRIES, Bench, MeasureError, shuffled
+from feedline.benchmarks.subject import Meter, Subject, Window, WindowDone
 
 SCRIPT = """
 import sys, torch
@@ -123,3 +123,35 @@ def test_every_round_has_its_own_order_and_every_restart_the_same() -> None:
     orders = [shuffled(cells, 0, number) for number in range(8)]
     assert all(sorted(order) == cells for order in orders) and len({tuple(order) for order in orders}) > 4
     assert orders == [shuffled(cells, 0, number) for number in range(8)]
+
+
+class Disturbed(Bench):
+    """Windows while other programs take so many cores."""
+
+    def __init__(self, *others_cores: float | None) -> None:
+        super().__init__()
+        self.left = list(others_cores)
+
+    def measure(self, subject: Subject) -> Window:
+        others_cores = self.left.pop(0)
+        return Window(
+            samples=1,
+            seconds=1.0,
+            batches=1,
+            wait_s=0.0,
+            trainer_cpu_s=0.0,
+            worker_cpu_s=0.0,
+            others_cores=others_cores,
+        )
+
+
+def test_a_disturbed_window_is_measured_again_and_the_quietest_counts() -> None:
+    for others_cores, counts, left in (
+        ([0.05, 1.0], 0.05, 1),
+        ([1.0, 0.1, 0.0], 0.1, 1),
+        ([None, 1.0], None, 1),
+        ([1.0, 0.4, 0.9, 0.0][: TRIES + 1], 0.4, 1),
+    ):
+        bench = Disturbed(*others_cores)
+        assert bench.measure_quiet(Subject(kind="script", settings={})).others_cores == counts
+        assert len(bench.left) == left
