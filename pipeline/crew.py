@@ -132,9 +132,16 @@ class WorkerCrew:
         kills one (a memory limit, usually) will do it again."""
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
-            if ready.isdisjoint(self._watches) and (data := self._ours.recv(MAX_BYTES)):
+            if ready.isdisjoint(self._watches) and (data := self._read()):
                 return Reply.unpack(data)
             self._bury_one()
+
+    def _read(self) -> bytes:
+        """b"" when all workers have closed; so does one that dies with orders unread, before its end is announced."""
+        try:
+            return self._ours.recv(MAX_BYTES)
+        except ConnectionResetError:
+            return b""
 
     def _bury_one(self) -> None:
         """Raises WorkerError that says which worker ended and how."""

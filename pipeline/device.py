@@ -149,7 +149,8 @@ class CudaFence:
 
 
 def cuda_in_use() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    """Asked whenever a slot comes back, also while the interpreter ends: looks for no device itself."""
+    return torch.cuda.is_initialized()
 
 
 def make_fence(on_cuda: OnCuda | None) -> CudaFence | None:
