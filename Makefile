@@ -21,7 +21,9 @@ demo: .venv/.ready
 	.venv/bin/feedline demo
 
 test: .venv/.ready-tests
-	.venv/bin/pytest -n 2 --dist worksteal
+	.venv/bin/pytest -n 2 --dist worksteal || { \
+		echo "again, alone, what has just failed: a test that fails twice fails the build, one that fails once is a bug to file"; \
+		.venv/bin/pytest --last-failed --last-failed-no-failures none; }
 
 lint: .venv/.ready
 	.venv/bin/ruff check .
