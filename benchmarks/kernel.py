@@ -210,7 +210,7 @@ def one_sample(data: bytes, number: int, out_HWC: Pixels) -> list[int]:
     ticks.append(time.perf_counter_ns())
     part = jpeg.cut(data, *region[:4], frame=frame)
     ticks.append(time.perf_counter_ns())
-    pixels = jpeg.decode(part.data, "RGBX" if by_pillow else "RGB", fast_chroma=True)
+    pixels = jpeg.decode(part.data, "RGBX", fast_chroma=True)
     ticks.append(time.perf_counter_ns())
     inside = regions.Region(part.left_px, part.top_px, *region[2:])
     if by_pillow:

@@ -63,7 +63,7 @@ def fill_from_jpeg(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, f
     region = choose(frame.width_px, frame.height_px)
     factor = dct_factor(region, out_HWC)
     by_pillow = factor > 1 or needs_pillow(region, out_HWC)
-    pixels, inside, factor = _decode_region(data, frame, region, factor, "RGBX" if by_pillow else "RGB", fast_chroma)
+    pixels, inside, factor = _decode_region(data, frame, region, factor, fast_chroma)
     clock.mark(_DECODE)
     if by_pillow:
         shrink_into(pixels, inside, factor, out_HWC)
@@ -73,15 +73,15 @@ def fill_from_jpeg(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, f
     return None
 
 
-def _decode_region(data: bytes, frame: jpeg.Frame, region: Region, factor: int, colours: jpeg.Colours,
+def _decode_region(data: bytes, frame: jpeg.Frame, region: Region, factor: int,
                    fast_chroma: bool) -> tuple[Pixels, Region, int]:  # fmt: skip
-    """Pixels, where the region lies in them (in pixels of full size), and by which factor they are smaller."""
+    """RGBX pixels, where the region lies in them (in pixels of full size), and by which factor they are smaller."""
     part = jpeg.cut(data, *region[:4], frame=frame)
     if part.data is data and factor == 1:
         shortened, height_px = jpeg.shorten(data, region.top_px + region.height_px, frame)
         if shortened is not data:
-            return jpeg.decode_shortened(shortened, colours, frame.width_px, height_px, fast_chroma), region, 1
-    pixels = jpeg.decode(part.data, colours, factor=factor, fast_chroma=fast_chroma)
+            return jpeg.decode_shortened(shortened, "RGBX", frame.width_px, height_px, fast_chroma), region, 1
+    pixels = jpeg.decode(part.data, "RGBX", factor=factor, fast_chroma=fast_chroma)
     if factor > 1 and pixels.shape[0] == jpeg.size(part.data)[1]:  # a rarity that only Pillow reads
         factor = 1
     return pixels, Region(part.left_px, part.top_px, *region[2:]), factor

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 
+from feedline.pipeline.allocator import keep_freed_memory
 from feedline.pipeline.counters import FIELD, NOTHING, Clock, rows_of
 from feedline.pipeline.errors import FeedlineError, SampleError, TransformError
 from feedline.pipeline.fill import Filler, FillSpec, where_raised
@@ -38,6 +39,7 @@ def main(arguments: list[str]) -> None:
     number, parent, in_main, link, slots, index, counters, orders = map(int, arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with(parent, bool(in_main))
+    keep_freed_memory()  # a sample's buffers are the next one's: no page faults for them
     connection = socket.socket(fileno=link)
     try:
         worker = Worker(number, connection, slots, index, counters, orders)

@@ -23,7 +23,8 @@ class PeerError(FeedlineError):
 @dataclass(frozen=True, kw_only=True)
 class Peer:
     name: str
-    """peer_NAME.py is its script."""
+    script: str = ""
+    """peer_SCRIPT.py is run with it; empty: peer_NAME.py."""
     packages: tuple[str, ...] = ()
     with_torch: bool = True
     """Sees our site-packages."""
@@ -33,12 +34,18 @@ class Peer:
     """Debian packages its build needs."""
 
 
+STOCK_PILLOW = "pillow==12.1.1"
+"""What `pip install webdataset` and `torchvision` bring. Their `_simd` rows decode with our Pillow-SIMD instead, and
+so do LitData, MosaicML and TurboLoader: more than their own users get."""
+
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(name="torchvision_v1"),
+        Peer(name="torchvision_v1", packages=(STOCK_PILLOW,)),
+        Peer(name="torchvision_v1_simd", script="torchvision_v1"),
         Peer(name="torchvision_v2"),
-        Peer(name="webdataset"),
+        Peer(name="webdataset", packages=(STOCK_PILLOW,)),
+        Peer(name="webdataset_simd", script="webdataset"),
         Peer(
             name="ffcv",
             packages=("numba", "setuptools", "wheel"),
