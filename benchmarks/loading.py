@@ -134,7 +134,8 @@ def tables(inputs: Inputs, peers: list[str]) -> dict[str, list[Row]]:
             *_peers(peers, whole, inputs.work, "keep"),
         ],
         "raw": [
-            _limit("NumPy gather", raw, "gather", px=64, workers=1),
+            _limit("NumPy copies from mapped shards", raw, "gather", px=64, workers=1),
+            _limit("NumPy take from one array", raw, "take", px=64, workers=1),
             _ours("feedline raw 64, 1 worker", raw, px=64, workers=1, augment=still),
             _ours("feedline raw 64, in the trainer", raw, px=64, workers=0, augment=still),
             _ours("feedline raw 64, 2 workers", raw, px=64, workers=2, augment=still),

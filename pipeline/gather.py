@@ -26,7 +26,7 @@ class Gather:
         self._shards, self._checked = columns["shard"], columns["checked"]
         # the pixels are the end of a .npy member, whatever its header's length
         self._ends = columns["offset"], columns["length"]
-        self._maps: dict[int, Images] = {}
+        self._maps: dict[int, memoryview] = {}
 
     def takes(self, samples_N: npt.NDArray[np.int64], px: int) -> bool:
         """Whether this batch can come this way: the stored size, no padding, every sample checked before."""
@@ -37,14 +37,14 @@ class Gather:
         size = self._px * self._px * 3
         offsets, lengths = self._ends
         starts = (offsets[samples_N] + lengths[samples_N] - size).tolist()
-        flat = images_NHWC.reshape(len(samples_N), size)
-        for place, (shard, start) in enumerate(zip(self._shards[samples_N].tolist(), starts, strict=True)):
-            mapped = self._maps.get(shard)
-            if mapped is None:
-                mapped = self._map(shard)
-            flat[place] = mapped[start : start + size]
+        flat = images_NHWC.reshape(-1).data  # memoryviews cut and copy in half the time arrays take
+        maps, place = self._maps, 0
+        for shard, start in zip(self._shards[samples_N].tolist(), starts, strict=True):
+            mapped = maps.get(shard) or self._map(shard)
+            flat[place : place + size] = mapped[start : start + size]
+            place += size
 
-    def _map(self, shard: int) -> Images:
+    def _map(self, shard: int) -> memoryview:
         path = self._folder / self._names[shard]
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -55,7 +55,7 @@ class Gather:
             last = int((self._ends[0] + self._ends[1])[self._shards == shard].max())
             if size < last:
                 raise DatasetError(f"{path} is cut short: it ends before byte {last:,}")
-            self._maps[shard] = np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
+            self._maps[shard] = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
         finally:
             os.close(descriptor)
         return self._maps[shard]

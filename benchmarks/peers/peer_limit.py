@@ -1,7 +1,8 @@
 """The limit: a bare loop in each of `workers` processes over bytes in memory. No loader, no batches handed over.
 
 `kernel` in the spec: "feedline" (cut, decode, resize, flip into one place, as workers do), "decode" (whole images,
-and nothing else), "gather" (a vectorised NumPy copy of raw samples from mapped shards).
+and nothing else), "gather" (raw samples copied one by one from mapped shards), "take" (the same bytes as one array in
+memory, a batch being one `numpy.take`).
 """
 
 import json
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
+from feedline.pipeline.allocator import keep_freed_memory
 from feedline.pipeline.augment import Augment, make_kernel
 from feedline.pipeline.counters import ROW_BYTES, Clock, rows_of
 from feedline.pipeline.shards import ShardReader, read_index, read_manifest
@@ -23,6 +25,7 @@ CHUNK = 64
 
 
 def main(spec: dict[str, Any]) -> None:
+    keep_freed_memory()  # as workers do
     work = WORK[spec["kernel"]](spec)
     pipes: list[int] = []
     for number in range(spec["workers"]):
@@ -100,7 +103,20 @@ def gather_work(spec: dict[str, Any]) -> Callable[[int], None]:
     return chunk
 
 
-WORK = {"feedline": kernel_work, "decode": decode_work, "gather": gather_work}
+def take_work(spec: dict[str, Any]) -> Callable[[int], None]:
+    bytes_each = spec["px"] ** 2 * 3
+    pictures = np.stack([np.frombuffer(one[-bytes_each:], np.uint8) for one in samples(spec)])
+    order = np.resize(np.random.default_rng(0).permutation(len(pictures)), 64 * CHUNK)
+    batch = np.empty((CHUNK, bytes_each), np.uint8)
+
+    def chunk(number: int) -> None:
+        start = number % 64 * CHUNK
+        np.take(pictures, order[start : start + CHUNK], axis=0, out=batch, mode="clip")
+
+    return chunk
+
+
+WORK = {"feedline": kernel_work, "decode": decode_work, "gather": gather_work, "take": take_work}
 
 if __name__ == "__main__" and sys.argv[1] == "measure":
     main(json.loads(sys.argv[2]))
