@@ -205,8 +205,8 @@ def method(record: Mapping[str, Any]) -> str:
     host = record["host"]
     return (
         f"{record['model']} at {record['image_size_px']} px on {record['usable_cores']} cores of {host['cpu']} "
-        f"({record['device']}), {counted(record['epochs'], 'epoch')} after one of warm-up, {record['n']} repeats in random "
-        "order; mean ± standard deviation; preparing, start-up, evaluation and checkpoints are not timed."
+        f"({record['device']}), {counted(record['epochs'], 'epoch')} after one of warm-up, {record['n']} repeats in "
+        "random order; mean ± standard deviation; preparing, start-up, evaluation and checkpoints are not timed."
     )
 
 
@@ -220,7 +220,10 @@ def study_page(record: Mapping[str, Any]) -> Markup:
     """Pure."""
     cells: list[dict[str, Any]] = record["cells"]
     best = max(cells, key=lambda cell: cell["samples_per_s"])
-    words = f"{counted(best['procs'], 'process')} and a global batch of {best['batch_global']} train fastest."
+    low = best["samples_per_s"] - best["samples_per_s_deviation"]
+    near = [one for one in cells if one is not best and one["samples_per_s"] + one["samples_per_s_deviation"] >= low]
+    words = f"{counted(best['procs'], 'process')} and a global batch of {best['batch_global']} train fastest"
+    words += f"; {len(near)} other cells come within a standard deviation of it." if near else "."
     speeds = [
         Bar(label=name_of(cell), value=cell["samples_per_s"],
             low=cell["samples_per_s"] - cell["samples_per_s_deviation"],
