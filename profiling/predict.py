@@ -107,7 +107,7 @@ def model_of(measured: Measured) -> Throughput | None:
         step_s=step_s,
         worker_s=worker_s,
         worker_cpu_s=min(measured.worker_cpu_s or 0.0, worker_s) if worker_s else 0.0,
-        trainer_cpu_s=_trainer_cpu_s(measured),
+        trainer_cpu_s=measured.trainer_cpu_s or 0.0,
         handover_s=measured.unpickle_s,
         cores=_cores(measured),
         ranks=measured.ranks,
@@ -125,12 +125,6 @@ def even_worker_s(measured: Measured) -> float:
     """What a sample takes the other workers, where one is slow."""
     alone_s, count = measured.worker_alone_s or 0.0, len(measured.per_worker)
     return alone_s * count / (count - 1 + measured.slow_worker[1]) if measured.slow_worker else alone_s
-
-
-def _trainer_cpu_s(measured: Measured) -> float:
-    """With num_workers=0 the trainer's CPU time holds the preparing too: that is counted as the worker's."""
-    whole = measured.trainer_cpu_s or 0.0
-    return max(0.0, whole - (measured.worker_cpu_s or 0.0)) if measured.workers == 0 else whole
 
 
 def _cores(measured: Measured) -> float:

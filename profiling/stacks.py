@@ -28,7 +28,7 @@ def fair_switching() -> None:
 class StackSampler(threading.Thread):
     """Calls `look(frames by thread id, seconds since the last look)` about `rate_hz` times a second until stopped."""
 
-    def __init__(self, look: Look, *, rate_hz: float = 100.0, budget: float = 0.005) -> None:
+    def __init__(self, look: Look, *, rate_hz: float = 100.0, budget: float = 0.004) -> None:
         super().__init__(name="feedline-sampler", daemon=True)
         self.cpu_s = 0.0
         self.looks = 0

@@ -126,6 +126,15 @@ def test_nothing_seen() -> None:
     assert keys["verdict"]["samples_per_s"] is None
 
 
+def test_the_trainers_own_cpu_is_told_apart_from_its_preparing() -> None:
+    """With num_workers=0 the recording has taken the preparing out already: it must not be taken out again."""
+    found = diagnose(made(workers=0, cores=2, trainer_cpu_s=0.004))
+    assert found.situation is not None
+    assert found.situation.now.trainer_cpu_s == pytest.approx(0.004)
+    one_more = next(one for one in found.predictions if one.remedy == "num_workers=2")
+    assert one_more.why.startswith("the training process prepares every batch itself")
+
+
 def test_a_loop_without_training_is_measured_and_said() -> None:
     seen = made()
     seen = replace(seen, steps=[replace(step, phase="other") for step in seen.steps])
