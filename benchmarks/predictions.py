@@ -6,7 +6,7 @@ Two scripts, fourteen remedies. A script is profiled once (with legs and trials,
 measures it); all its predictions are made and written down before any of them is run. Then rounds visit the script
 as it is and every remedy in random order, each window in a fresh process, and the gain of a remedy over the script
 as it is, in the same round, is compared with the gain foretold. A window in which other programs took more than
-QUIET_CORES is measured again, a few times.
+QUIET_CORES is measured again, a few times. With `--only` the other script's entry of the result file stays.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from feedline.profiling.study import LEGS, StudyConfig, study
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "predictions.json"
 QUIET_CORES = 0.25
-TRIES = 4
+TRIES = 2
 AS_IS = "as it is"
 
 
@@ -233,7 +233,8 @@ def entry(
     at = situation(recording, measure(recording))
     return {
         "script": script.name,
-        "argv": list(script.argv),
+        "argv": [Path(script.argv[0]).name, *script.argv[1:]],
+        "rounds": len(found[AS_IS]),
         "as_is_samples_per_s": [window.samples_per_s for window in found[AS_IS]],
         "profiled_samples_per_s": at.rate.value if at else None,
         "model": asdict(at.now) if at else None,
@@ -268,15 +269,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     work.mkdir(parents=True, exist_ok=True)
     data = dataset(work, args.images)
     chosen = [one for name, one in scripts().items() if args.only in (None, name)]
-    record: dict[str, Any] = {
-        "command": "python -m feedline.benchmarks.predictions " + " ".join(sys.argv[1:]),
-        "host": describe_host(),
-        "rounds": args.rounds,
-        "window_s": args.window,
-        "warm_up_s": Subject(kind="script", settings={}).warm_up_s,
-        "baseline": "the script as it is, in the same round",
-        "scripts": [],
-    }
+    entries = kept(Path(args.out)) if args.only else {}
     for script in chosen:
         splits = prepared(script.forms, data, work)
         recording = profiled(script, data, args.steps)
@@ -285,10 +278,32 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         write_atomically(work / f"foretold-{script.name}.json", json.dumps(foretold).encode())
         recording.save(work / f"recording-{script.name}.json")
         found = measured(script, data, splits, args)
-        record["scripts"].append(entry(script, recording, said, found))
-    errors = sorted(case["error"] for script in record["scripts"] for case in script["cases"])
-    record |= {"n": len(errors), "median_error": statistics.median(errors), "worst_error": errors[-1]}
-    return record
+        entries = {**entries, script.name: entry(script, recording, said, found)}
+    return summed_up(list(entries.values()), args)
+
+
+def kept(out: Path) -> dict[str, Any]:
+    """Entries of an earlier run, by script."""
+    return {one["script"]: one for one in json.loads(out.read_text())["scripts"]} if out.exists() else {}
+
+
+def summed_up(entries: Sequence[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
+    errors = sorted(case["error"] for script in entries for case in script["cases"])
+    return {
+        "command": "python -m feedline.benchmarks.predictions " + " ".join(shown_arguments(args)),
+        "host": describe_host(),
+        "warm_up_s": Subject(kind="script", settings={}).warm_up_s,
+        "baseline": "the script as it is, in the same round",
+        "n": len(errors),
+        "median_error": statistics.median(errors),
+        "worst_error": errors[-1],
+        "scripts": entries,
+    }
+
+
+def shown_arguments(args: argparse.Namespace) -> list[str]:
+    """Those that a measurement depends on; folders of this machine are nobody's business."""
+    return [f"--{name} {getattr(args, name)}" for name in ("images", "rounds", "window", "steps")]
 
 
 def table(record: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 It imports nothing of feedline: the second subject of `benchmarks.predictions`.
 
-    python recipe.py DATA [--workers 1] [--uint8] [--image-size 96] [--batch-size 32] [--epochs 1]
+    python recipe.py DATA [--workers 1] [--uint8] [--image-size 64] [--batch-size 32] [--epochs 1]
 """
 
 import argparse
@@ -47,12 +47,14 @@ def main() -> None:
     parser.add_argument("data")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--uint8", action="store_true", help="uint8 batches, normalised in the training loop")
-    parser.add_argument("--image-size", type=int, default=96)
+    parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--width", type=float, default=0.25)
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of the model; 1 is what torchrun sets too")
     args = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(args.threads)
     loader = make_loader(args)
     model = models.mobilenet_v2(num_classes=1000, width_mult=args.width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=4e-5)
