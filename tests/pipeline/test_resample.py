@@ -40,9 +40,9 @@ def test_a_region_of_the_outputs_size_is_copied(channels: int) -> None:
     assert (out_HWC == PHOTO_HWX[2:66, 9:73, :3]).all()
 
 
-def test_a_fourth_channel_changes_no_pixel() -> None:
+def test_a_fourth_channel_changes_a_pixel_by_one_level_at_most() -> None:
     three, four = np.empty((2, 48, 48, 3), np.uint8)
     region = Region(3, 5, 40, 31, True)
     bilinear_into(np.ascontiguousarray(PHOTO_HWX[:, :, :3]), region, three)
     bilinear_into(PHOTO_HWX, region, four)
-    assert (three == four).all()
+    assert np.abs(three.astype(int) - four).max() <= 1
