@@ -8,8 +8,8 @@ filter twice.
 OpenCV's own bilinear is the same on every machine. Intel's, which its x86 builds carry and call "not exact", is the
 nearer of the two to the formula (never more than half a level off, OpenCV's up to 0.8) and faster on four channels:
 with the fourth dropped again 64 µs inside the kernel, against 73 for OpenCV's on three. So decoded JPEG is resized
-with it where there is one, and another kind of machine may show a pixel one level brighter or darker. On three channels
-and on planes it gains nothing or loses, depending on where the memory lies.
+with it where there is one, and another kind of machine may show a pixel one level brighter or darker. On three
+channels and on planes it gains nothing or loses, depending on where the memory lies.
 """
 
 import math
