@@ -31,6 +31,8 @@ from feedline.profiling.tally import Tally
 
 EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
 TRAINER_RATE_HZ = 50.0
+WARM_STEPS = 5
+"""Training steps whose page faults do not count: the allocator is still growing."""
 SAY_S = 2.0  # how often the facts are written again; rows are written as they come
 
 
@@ -89,6 +91,7 @@ class Capture:
         self._loading: dict[int, Tally] = {}
         self._self_told: dict[int, SelfTold] = {}
         self._told = [0.0, 0.0, 0]
+        self._usage: Any = None
 
     # --- what the hooks tell ------------------------------------------------------------------------------
 
@@ -137,6 +140,7 @@ class Capture:
         if "batch_bytes" not in about:
             about.update(describe_batch(batch))
         one.row = self.current = row
+        self._usage = describe.usage()
         one.batches += 1
         self.events["batch"] += 1
         self.hook_s += time.thread_time() - cpu_s
@@ -218,6 +222,8 @@ class Capture:
         self._told = [told[0] + row.got - row.start, told[1] + now - row.start - row.pause, told[2] + row.samples]
         if row.trained:
             self.train_steps += 1
+            if self.train_steps > WARM_STEPS and not row.pause and self._usage is not None:
+                self.facts.see_usage(self._usage, describe.usage())
             if not self._any_trained:
                 self._any_trained = True
         if self._first_step is None:

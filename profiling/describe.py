@@ -105,6 +105,17 @@ class Facts:
     optimizer: str | None = None
     world_size: int = 1
     threads: int | None = None
+    user_cpu_s: float = 0.0
+    kernel_cpu_s: float = 0.0
+    page_faults: int = 0
+    faulty_steps: int = 0
+
+    def see_usage(self, before: Any, after: Any) -> None:
+        """`resource.getrusage` as a training step began and ended."""
+        self.user_cpu_s += after.ru_utime - before.ru_utime
+        self.kernel_cpu_s += after.ru_stime - before.ru_stime
+        self.page_faults += after.ru_minflt - before.ru_minflt
+        self.faulty_steps += 1
 
     def look(self) -> None:
         distributed = sys.modules.get("torch.distributed")
@@ -130,6 +141,15 @@ class Facts:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def usage() -> Any:
+    """CPU time and page faults of this process so far; None where the system does not count them."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF)
 
 
 def _channels_last(weights: list[Any]) -> bool | None:

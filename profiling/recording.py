@@ -101,6 +101,14 @@ class Compute:
     """Time the main thread spent inside them."""
     item_lines: list[str] = field(default_factory=list)
     """`file:line` of the most frequent ones."""
+    user_cpu_s: float = 0.0
+    """Of the trainer's whole process during training steps, waits for batches and warm-up left out."""
+    kernel_cpu_s: float = 0.0
+    """The same, spent in the kernel."""
+    page_faults: int = 0
+    """Minor ones, in the same time: memory that was given back to the kernel and is taken again."""
+    faulty_steps: int = 0
+    """Training steps these three are of."""
 
 
 # --- steps --------------------------------------------------------------------------------------------

@@ -14,6 +14,10 @@ PINNED_SPEEDUP = 2.0
 """Pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step."""
 MOVING_S_PER_BYTE = 3e-9
 """The most that collating and sending a byte costs: three passes over it at about 1 GB/s, fresh pages included."""
+LEAST_KERNEL_SHARE = 0.04
+LEAST_FAULTS = 200
+"""Per step; below either, keeping memory would gain nothing that can be told from noise."""
+KEEP_MEMORY = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824"
 IN_VAIN = "this will not help, because"
 
 
@@ -124,6 +128,22 @@ def more_gpus(at: Situation) -> Iterable[Change]:
                      extra_error=0.1, may_raise_ceiling=True)  # fmt: skip
 
 
+def kept_memory(at: Situation) -> Iterable[Change]:
+    """glibc gives a step's activations back to the kernel; the next step takes them again as page faults."""
+    compute = at.recording.compute
+    if compute.device != "cpu" or not compute.faulty_steps:
+        return
+    share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
+    faults = compute.page_faults / compute.faulty_steps
+    if share < LEAST_KERNEL_SHARE or faults < LEAST_FAULTS:
+        return
+    then = replace(at.now, step_s=at.now.step_s * (1 - share), trainer_cpu_s=at.now.trainer_cpu_s * (1 - share))
+    why = f"{units.number(faults)} page faults a step: {units.percent(share)} of the model's CPU time is the kernel's"
+    cost = f"environment: {KEEP_MEMORY}; feedline's loader does it by itself"
+    yield Change(remedy="freed memory kept", then=then, cost=cost, why=why, settings={"keep_freed_memory": True},
+                 extra_error=0.15, may_raise_ceiling=True)  # fmt: skip
+
+
 REMEDIES: Sequence[Callable[[Situation], Iterable[Change]]] = (
-    pinned, uint8, main_thread, hidden_synchronisations, faster_compute, more_gpus,
+    pinned, uint8, main_thread, hidden_synchronisations, faster_compute, kept_memory, more_gpus,
 )  # fmt: skip

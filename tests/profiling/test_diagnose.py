@@ -194,3 +194,13 @@ def test_break_even_and_disk_of_a_prepared_set() -> None:
     assert best.disk_bytes == pytest.approx(2.7e9)
     now, then = 100_000 / (found.samples_per_s or 1), 100_000 / best.samples_per_s
     assert best.break_even_epochs == pytest.approx(100.0 / (now - then))
+
+
+def test_page_faults_of_a_model_on_the_cpu_have_their_remedy() -> None:
+    faulty = made(wait_s=0.001, compute_s=0.1, stages=SMALL)
+    compute = replace(faulty.compute, user_cpu_s=6.0, kernel_cpu_s=4.0, page_faults=400_000, faulty_steps=100)
+    found = {one.remedy: one for one in diagnose(replace(faulty, compute=compute)).predictions}
+    now = diagnose(faulty)
+    assert found["freed memory kept"].samples_per_s > 1.2 * (now.samples_per_s or 0.0)
+    assert "MALLOC_TRIM_THRESHOLD_" in found["freed memory kept"].cost
+    assert "freed memory kept" not in {one.remedy for one in now.predictions}
