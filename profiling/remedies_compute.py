@@ -18,8 +18,8 @@ LEAST_KERNEL_SHARE = 0.04
 LEAST_FAULTS = 200
 """Per step; below either, keeping memory would gain nothing that can be told from noise."""
 FAULTS_COST = 1.25
-"""Exponent of the share of CPU time that is not the kernel's: threads also wait for the one that faults. Fitted to the
-four models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast), within 9 % of each."""
+"""Exponent of the share of CPU time that is not the kernel's: threads also wait for the one that faults. Fitted to
+the four models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast), within 9 % of each."""
 KEEP_MEMORY = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824"
 IN_VAIN = "this will not help, because"
 
