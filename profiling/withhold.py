@@ -38,7 +38,8 @@ SPECIAL = ("/dev/", "/proc/", "/sys/")
 
 class Withhold:
     def __init__(self, scratch: Path, journal: Journal) -> None:
-        self._scratch = str(scratch)
+        nowhere = scratch == Path()  # as given by options without one: not the script's own folder
+        self._scratch = str(journal.folder / "held" if nowhere else scratch)
         self._exempt = (*SPECIAL, self._scratch + os.sep, str(journal.folder) + os.sep)
         self._temporary = os.path.realpath(tempfile.gettempdir()) + os.sep
         self._journal = journal
