@@ -88,6 +88,8 @@ class Measured:
     """Wall over CPU time of the workers' CPU-only stages: 1 when nobody fights for cores."""
     slow_worker: tuple[WorkerTime, float] | None
     """One worker that needs far longer per sample than the others, and how many times as long."""
+    on_cpu: bool = False
+    """The model computes on the same cores as the workers."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -130,6 +132,7 @@ def measure(recording: Recording) -> Measured:
         copy_s=sum(step.copy_s for step in steps) / samples if samples else 0.0,
         slowdown=slowdown,
         slow_worker=_slow_worker(workers),
+        on_cpu=recording.compute.device == "cpu",
         notes=notes,
     )
 

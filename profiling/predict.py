@@ -115,6 +115,31 @@ def model_of(measured: Measured) -> Throughput | None:
     )
 
 
+FULL = 0.8
+"""A model that uses this share of the cores while it computes is taken to use all."""
+
+
+def assumed_stall(measured: Measured, now: Throughput) -> dict[int, float]:
+    """CPU time lost per CPU second of one worker, and of as many as there are cores.
+
+    Measured on two cores (`benchmarks/predictions.py`): one worker costs the other core as much again; two that
+    run at once in part, half of it. More is not assumed on more cores.
+    """
+    share = measured.cores / measured.ranks
+    if not measured.on_cpu or share < 2 or not now.step_s or now.trainer_cpu_s < FULL * share * now.step_s:
+        return {}
+    return {1: 1.0, max(2, int(share)): 0.5}
+
+
+def with_own_workers(at: "Situation", workers: int) -> Throughput:
+    """The script's own loader with other workers. What a sample costs in a worker process, sending it included, is
+    known from the loader-only leg with that many, where there is one."""
+    legs = at.recording.legs
+    known = [one.worker_cpu_s_per_sample for one in legs if one.name == "loader_only" and one.num_workers == workers]
+    cpu_s = known[0] if known and known[0] else at.now.worker_cpu_s
+    return replace(at.now, workers=workers, worker_cpu_s=max(cpu_s, at.now.worker_cpu_s))
+
+
 def slowest_worker_s(measured: Measured) -> float:
     """Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all."""
     alone_s = measured.worker_alone_s or 0.0

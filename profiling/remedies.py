@@ -8,7 +8,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.profiling import remedies_compute
-from feedline.profiling.predict import Change, Prediction, Situation, even_worker_s, predict, with_trial
+from feedline.profiling.predict import (
+    Change,
+    Prediction,
+    Situation,
+    assumed_stall,
+    even_worker_s,
+    predict,
+    with_own_workers,
+    with_trial,
+)
 from feedline.profiling.recording import Trial
 from feedline.profiling.render import units
 from feedline.profiling.throughput import Throughput
@@ -21,6 +30,7 @@ IN_VAIN = "this will not help, because"
 
 def all_predictions(at: Situation) -> list[Prediction]:
     """Ranked: what helps first, by its rate; near ties (3 %) by how little it takes; then what does not help."""
+    at = replace(at, now=replace(at.now, stall=assumed_stall(at.measured, at.now)))
     remedies = (
         more_workers,
         prefetch,
@@ -57,7 +67,7 @@ def worker_counts(at: Situation) -> list[int]:
 
 def more_workers(at: Situation) -> Iterable[Change]:
     for workers in worker_counts(at):
-        then = replace(at.now, workers=workers)
+        then = with_own_workers(at, workers)
         why = _why_workers(at, workers, then.binding())
         settings = {"num_workers": workers}
         yield Change(remedy=f"num_workers={workers}", then=then, cost="one argument", why=why, settings=settings)

@@ -1,6 +1,10 @@
 """The throughput model: how fast a training loop runs with given costs per sample. Pure arithmetic.
 
-    rate = min(compute, workers × k(workers) / worker seconds, storage, cores / (worker + trainer CPU seconds))
+    rate = min(compute, workers × k(workers) / worker seconds, storage,
+               cores / ((1 + stall(workers)) × worker CPU seconds + trainer CPU seconds))
+
+A model on the CPU whose threads fill all cores waits at every operation for the thread that a worker has pushed
+aside, the others spinning meanwhile: `stall` is the CPU time it loses to one second of a worker's.
 
 The limits of one rank, times the ranks. With `num_workers=0` the trainer prepares each batch itself and nothing
 overlaps: 1 / (worker seconds + step seconds). Two limits that nearly tie cost each other a little (queues run empty
@@ -36,6 +40,8 @@ class Throughput:
     """What the storage delivers to all ranks together."""
     contention: Mapping[int, float] = field(default_factory=dict)
     """k by number of workers, measured: 1 where workers do not slow each other down."""
+    stall: Mapping[int, float] = field(default_factory=dict)
+    """CPU seconds the trainer's threads lose per CPU second of the workers, by number of workers; else 0."""
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.ranks < 1 or min(self.step_s, self.worker_s) < 0 or self.cores <= 0:
@@ -49,7 +55,8 @@ class Throughput:
             limits["trainer prepares"] = _per_second(self.ranks, busy_s + self.worker_s)
         else:
             limits["workers"] = _per_second(self.ranks * self.workers * self.k(self.workers), self.worker_s)
-        limits["cores"] = _per_second(self.cores, self.worker_cpu_s + self.trainer_cpu_s)
+        lost = _interpolated(self.stall, self.workers, 0.0) if self.workers else 0.0
+        limits["cores"] = _per_second(self.cores, (1.0 + lost) * self.worker_cpu_s + self.trainer_cpu_s)
         if self.storage_samples_per_s is not None:
             limits["storage"] = self.storage_samples_per_s
         return limits
@@ -69,15 +76,19 @@ class Throughput:
 
     def k(self, workers: int) -> float:
         """Contention: measured, interpolated between measured counts, and held beyond them."""
-        if not self.contention:
-            return 1.0
-        known = sorted(self.contention)
-        above = next((one for one in known if one >= workers), known[-1])
-        below = next((one for one in reversed(known) if one <= workers), known[0])
-        if above == below:
-            return self.contention[above]
-        share = (workers - below) / (above - below)
-        return self.contention[below] + share * (self.contention[above] - self.contention[below])
+        return _interpolated(self.contention, workers, 1.0)
+
+
+def _interpolated(known: Mapping[int, float], workers: int, default: float) -> float:
+    """Between the counts on either side, held beyond them."""
+    if not known:
+        return default
+    above = min((one for one in known if one >= workers), default=max(known))
+    below = max((one for one in known if one <= workers), default=min(known))
+    if above == below:
+        return known[above]
+    share = (workers - below) / (above - below)
+    return known[below] + share * (known[above] - known[below])
 
 
 def soft_minimum(values: list[float], sharpness: float = SHARPNESS) -> float:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.profiling.diagnose import diagnose, record_keys
+from feedline.profiling.predict import assumed_stall
 from feedline.profiling.recording import STAGES, Compute, Recording, Script, Trial
 from tests.profiling.recordings import made, rich
 
@@ -133,6 +134,20 @@ def test_the_trainers_own_cpu_is_told_apart_from_its_preparing() -> None:
     assert found.situation.now.trainer_cpu_s == pytest.approx(0.004)
     one_more = next(one for one in found.predictions if one.remedy == "num_workers=2")
     assert one_more.why.startswith("the training process prepares every batch itself")
+
+
+def test_only_a_model_that_fills_the_cores_stalls() -> None:
+    """Step seconds per sample are 0.03 / 32: with 1.9 ms of CPU in them both cores are busy, with 0.9 ms one is."""
+    filling, single = ({"workers": 1, "cores": 2, "trainer_cpu_s": cpu_s} for cpu_s in (0.0019, 0.0009))
+    assert stall(filling) == {1: 1.0, 2: 0.5}
+    assert not stall(single)
+    assert not stall(filling | {"device": "cuda:0"})
+
+
+def stall(costs: dict[str, Any]) -> dict[int, float]:
+    found = diagnose(made(**costs))
+    assert found.situation is not None
+    return assumed_stall(found.measured, found.situation.now)
 
 
 def test_a_loop_without_training_is_measured_and_said() -> None:

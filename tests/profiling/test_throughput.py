@@ -134,3 +134,13 @@ def test_a_trial_replaces_the_workers_cost() -> None:
     found = next(p for p in all_predictions(at) if "64 px raw" in p.remedy)
     assert 0.85 * 9000 < found.samples_per_s <= 9000
     assert found.settings == {"codec": "raw", "size": 64, "loader": "feedline", "num_workers": 1}
+
+
+def test_a_model_that_fills_the_cores_waits_for_each_worker() -> None:
+    """One worker on two cores: what it takes and what the model takes then add up, as if nothing overlapped."""
+    model = Throughput(workers=1, step_s=0.0004, worker_s=0.001, worker_cpu_s=0.001, trainer_cpu_s=0.0008, cores=2)
+    assert model.limits()["cores"] == pytest.approx(2 / 0.0018)
+    stalled = replace(model, stall={1: 1.0, 2: 0.5})
+    assert stalled.limits()["cores"] == pytest.approx(1 / 0.0014)
+    assert replace(stalled, workers=2).limits()["cores"] == pytest.approx(2 / 0.0023)
+    assert replace(stalled, workers=0).limits()["cores"] == model.limits()["cores"]
