@@ -214,7 +214,7 @@ def like(loader: Any, settings: dict[str, Any]) -> Any:
     from feedline.pipeline.loader import Loader
 
     options = {name: settings[name] for name in ("num_workers", "prefetch_factor") if settings.get(name) is not None}
-    return Loader.like(loader, settings["split"], **options)
+    return Loader.like(loader, settings["split"], persistent_workers=True, **options)  # no epoch's start counts
 
 
 def count_samples(batch: Any) -> int:
