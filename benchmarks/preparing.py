@@ -62,7 +62,9 @@ def main() -> None:
 
 def write(path: Path, figures: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"command": " ".join(["python -m feedline.benchmarks.preparing", *sys.argv[1:]]), "host": describe_host()}
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    command = f"python -m feedline.benchmarks.{Path(sys.argv[0]).stem}"
+    whole = {"command": " ".join([command, *words]), "host": describe_host()}
     path.write_text(json.dumps(whole | figures, indent=1) + "\n")
     print(json.dumps({key: value for key, value in figures.items() if key != "by_round"}, indent=1))
 
