@@ -122,8 +122,8 @@ FULL = 0.8
 def assumed_stall(measured: Measured, now: Throughput) -> dict[int, float]:
     """CPU time lost per CPU second of one worker, and of as many as there are cores.
 
-    Assumed here, measured where `benchmarks.predictions` can: its committed run on two cores found 0.93 and 0.76, earlier
-    ones about 1 and 0.5. More is not assumed on more cores.
+    Assumed here, measured where `benchmarks.predictions` can: its committed run on two cores found 0.93 and 0.76,
+    earlier ones about 1 and 0.5. More is not assumed on more cores.
     """
     share = measured.cores / measured.ranks
     if not measured.on_cpu or share < 2 or not now.step_s or now.trainer_cpu_s < FULL * share * now.step_s:
