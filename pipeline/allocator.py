@@ -16,11 +16,12 @@ KEPT_BYTES = 1 << 30
 ENVIRONMENT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory(most_bytes: int = KEPT_BYTES) -> bool:
     """For the whole process and the rest of its life. The process stays as large as its largest step made it.
 
-    Returns whether malloc was told. It is not where there is no glibc, nor where its user has chosen: mallopt's own
-    environment variables or another allocator (`LD_PRELOAD`) are left alone.
+    Blocks over `most_bytes` still come from the kernel and go back to it, and so does what is free at the heap's end
+    beyond that. Returns whether malloc was told. It is not where there is no glibc, nor where its user has chosen:
+    mallopt's own environment variables or another allocator (`LD_PRELOAD`) are left alone.
     """
     if not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ENVIRONMENT):
         return False
@@ -28,4 +29,4 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # musl has none
         return False
-    return bool(mallopt(M_TRIM_THRESHOLD, KEPT_BYTES) and mallopt(M_MMAP_THRESHOLD, KEPT_BYTES))
+    return bool(mallopt(M_TRIM_THRESHOLD, most_bytes) and mallopt(M_MMAP_THRESHOLD, most_bytes))

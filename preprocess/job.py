@@ -1,7 +1,8 @@
 """The Spark side of `prepare`: tasks out, outcomes back, and no process or file left behind.
 
-Spark carries descriptors out and short outcomes back; pixels never enter the JVM. One task is one shard, pure Python
-on the executor (`preprocess.work`). This is the only file that imports pyspark, and only when a job runs.
+Spark carries descriptors out and short outcomes back; pixels never enter the JVM. A task is one shard, or a few small
+ones, pure Python on the executor (`preprocess.work`). This is the only file that imports pyspark, and only when a job
+runs.
 """
 
 import contextlib
@@ -19,14 +20,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feedline.pipeline.errors import FeedlineError
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.scratch import scratch_folder
-from feedline.preprocess.work import Order, Outcome, ShardTask, write_shard
+from feedline.preprocess.work import Order, Outcome, ShardTask, settle, write_shards
 
 JAVA_MIN = 17
 TASK_ATTEMPTS = 4
-POLL_S = 0.2
+POLL_S = 0.5
+TASK_SHARDS, TASK_SAMPLES = 8, 4000
+"""At most, where shards share a task. Each task costs some 20 ms of the JVM's time and of waiting for it, and only
+within a task can a shard be published while the next is worked on; but news of shards comes task by task."""
+TAIL = 3
+"""The last tasks shrink to this part of what is left for each slot, so that all slots end together."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """In local mode the JVM only hands out tasks: compiling it well, on several threads, takes cores from the work."""
@@ -96,11 +104,31 @@ def warm_up(context: Any) -> None:
     """Has local Python workers import what the tasks need, so that their start is not taken for work."""
     if context.master.startswith("local"):
         count = context.defaultParallelism
-        context.parallelize(range(count), count).foreach(imported)
+        context.parallelize(range(count), count).foreach(settled)
 
 
-def imported(_: int) -> None:
+def settled(_: int) -> None:
     """Named, so that unpickling it imports this module, and with it all that a task needs."""
+    settle()
+
+
+def outcomes(order: Order, group: Sequence[ShardTask]) -> list[Outcome]:
+    """What became of the group's shards, up to the first that cannot be mended."""
+    settle()
+    return write_shards(order, group)
+
+
+def grouped(tasks: Sequence[ShardTask], slots: int) -> list[list[ShardTask]]:
+    """The shards in order, small ones several to a group; the groups get smaller towards the end."""
+    groups: list[list[ShardTask]] = []
+    position = 0
+    while position < len(tasks):
+        most = min(TASK_SHARDS, (len(tasks) - position) // (TAIL * slots))
+        samples = np.cumsum([len(task.keys) for task in tasks[position : position + most]])
+        size = max(1, int(np.searchsorted(samples, TASK_SAMPLES, "right")))
+        groups.append(list(tasks[position : position + size]))
+        position += size
+    return groups
 
 
 class Job:
@@ -111,17 +139,18 @@ class Job:
         self._arrived = context.accumulator([], outcome_list())
         self._taken = 0
         self._group = f"feedline-{order.run}"
-        self._tasks = len(tasks)
+        groups = grouped(tasks, context.defaultParallelism)
+        self._tasks = len(groups)
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(order, tasks), name=self._group, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(order, groups), name=self._group, daemon=True)
         self._thread.start()
 
-    def _run(self, order: Order, tasks: Sequence[ShardTask]) -> None:
+    def _run(self, order: Order, groups: Sequence[Sequence[ShardTask]]) -> None:
         try:
             self._context.setJobGroup(self._group, f"feedline prepare, plan {order.plan_hash[:12]}", True)
             arrived = self._arrived
-            rdd = self._context.parallelize(tasks, len(tasks))
-            rdd.foreach(lambda task: arrived.add([write_shard(order, task)]))
+            rdd = self._context.parallelize(groups, len(groups))
+            rdd.foreach(lambda group: arrived.add(outcomes(order, group)))
         except BaseException as error:
             self._error = error
 

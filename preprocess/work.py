@@ -5,21 +5,24 @@ order, so a second attempt, a speculative copy or a restart writes the same byte
 plus the shard's index rows.
 """
 
+import gc
 import hashlib
 import os
 import re
 import resource
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feedline.pipeline.allocator import keep_freed_memory
 from feedline.pipeline.errors import FeedlineError
 from feedline.pipeline.shards import ShardWriter, shard_name
 from feedline.preprocess.reading import Stat, Where, read_all
@@ -28,6 +31,8 @@ from feedline.preprocess.resize import BadImage, Kernel, Output, fingerprint
 from feedline.preprocess.store import WORK, open_store, readable
 
 QUARANTINE = "quarantine"
+KEPT_BYTES = 32 << 20
+"""Of an executor's freed memory, for its next image. One giant's goes back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,21 +97,37 @@ class Outcome:
     """Why the job cannot go on: nothing that another attempt would mend."""
 
 
-def write_shard(order: Order, task: ShardTask) -> Outcome:
-    """Publishes the shard and its receipt. Trouble that no retry would mend comes back as `fatal`."""
-    started, cpu = time.perf_counter(), time.process_time()
-    outcome = Outcome(split=task.split, shard=task.shard)
-    try:
-        check_encoder(order)
-        ShardJob(order, task, outcome).run()
-    except FeedlineError as error:
-        outcome.fatal = str(error)
-    except OSError as error:
-        outcome.fatal = str(readable(error, f"writing shard {task.shard} of {task.split} in {order.address}"))
-    outcome.total_s = time.perf_counter() - started
-    outcome.cpu_s = time.process_time() - cpu
-    outcome.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return outcome
+@cache
+def settle() -> None:
+    """Once in an executor's process, before its first shard; for the rest of its life.
+
+    Images, tars and their buffers come and go by the hundred kilobytes: without page faults for each. And Spark
+    collects garbage after every task: what is imported by now is no garbage and need not be looked through.
+    """
+    keep_freed_memory(KEPT_BYTES)
+    gc.collect()
+    gc.freeze()
+
+
+def write_shards(order: Order, tasks: Sequence[ShardTask]) -> list[Outcome]:
+    """Writes the shards and their receipts; each is synced and published while the next one's images are worked on.
+
+    One outcome a shard, up to the first with trouble that no retry would mend: that one says so (`fatal`).
+    """
+    outcomes: list[Outcome] = []
+    with ExitStack() as end, ThreadPoolExecutor(1, "feedline-publish") as publisher:
+        publishing: Future[None] = publisher.submit(lambda: None)
+        for task in tasks:
+            job = ShardJob(order, task)
+            end.callback(job.discard)
+            job.make()
+            publishing.result()
+            if outcomes and outcomes[-1].fatal:
+                break
+            outcomes.append(job.outcome)
+            publishing = publisher.submit(job.publish)
+        publishing.result()
+    return outcomes
 
 
 def check_encoder(order: Order) -> None:
@@ -125,24 +146,55 @@ def own_fingerprint(outputs: tuple[Output, ...]) -> str:
 
 
 class ShardJob:
-    """The state of one attempt at one shard."""
+    """The state of one attempt at one shard: `make`, then `publish` or `discard`, maybe on another thread."""
 
-    def __init__(self, order: Order, task: ShardTask, outcome: Outcome) -> None:
-        self.order, self.task, self.outcome = order, task, outcome
-        self.store = open_store(order.address, order.storage_options)
-        self.kernel = Kernel(order.outputs, order.max_pixels)
+    def __init__(self, order: Order, task: ShardTask) -> None:
+        self.order, self.task = order, task
+        self.outcome = Outcome(split=task.split, shard=task.shard)
         self.quarantined: list[Quarantined] = []
         self.read_s = self.write_s = 0.0
+        self._attempts_end = ExitStack()
 
-    def run(self) -> None:
-        with ExitStack() as attempts_end:
-            attempts = [attempts_end.enter_context(self.store.attempt(self.order.run)) for _ in self.order.outputs]
-            writers = [ShardWriter(attempt.file, self.task.shard) for attempt in attempts]
+    def make(self) -> None:
+        """Reads, prepares and writes the samples; nobody sees them yet."""
+        with self._accounted():
+            check_encoder(self.order)
+            self.store = open_store(self.order.address, self.order.storage_options)
+            self.kernel = Kernel(self.order.outputs, self.order.max_pixels)
+            attempts = [self.store.attempt(self.order.run) for _ in self.order.outputs]
+            self._attempts = [self._attempts_end.enter_context(attempt) for attempt in attempts]
+            self._writers = [ShardWriter(attempt.file, self.task.shard) for attempt in self._attempts]
             with ExitStack() as writers_end:
-                for writer in writers:
+                for writer in self._writers:
                     writers_end.enter_context(writer)
-                self._samples(writers)
-            self._publish(writers, attempts)
+                self._samples(self._writers)
+
+    def publish(self) -> None:
+        """Nothing when making it failed: then there is nothing to be seen."""
+        if not self.outcome.fatal:
+            with self._accounted():
+                self._publish(self._writers, self._attempts)
+        self.discard()
+
+    def discard(self) -> None:
+        """Removes what was written and not published; again does nothing."""
+        self._attempts_end.close()
+
+    @contextmanager
+    def _accounted(self) -> Generator[None]:
+        """Adds the time, and keeps what no retry would mend as the outcome's."""
+        started, cpu = time.perf_counter(), time.thread_time()
+        outcome = self.outcome
+        try:
+            yield
+        except FeedlineError as error:
+            outcome.fatal = str(error)
+        except OSError as error:
+            doing = f"writing shard {self.task.shard} of {self.task.split} in {self.order.address}"
+            outcome.fatal = str(readable(error, doing))
+        outcome.total_s += time.perf_counter() - started
+        outcome.cpu_s += time.thread_time() - cpu
+        outcome.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _samples(self, writers: Sequence[ShardWriter]) -> None:
         clock = time.perf_counter

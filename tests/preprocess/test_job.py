@@ -11,12 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pyspark
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feedline.cli import main as feedline_main
-from feedline.preprocess.job import with_retries
+from feedline.preprocess.job import TASK_SAMPLES, TASK_SHARDS, grouped, with_retries
+from feedline.preprocess.work import ShardTask
 from tests.preprocess.making import photo, saved
 
 FEEDLINE = [str(Path(sys.executable).with_name("feedline"))]
@@ -246,3 +250,20 @@ def test_a_master_that_is_none_is_one_line(source: Path, tmp_path: Path, scratch
 )
 def test_local_tasks_are_tried_again(master: str, expected: str) -> None:
     assert with_retries(master) == expected
+
+
+def shard_of(number: int, samples: int) -> ShardTask:
+    nothing = np.zeros(0, np.int64)
+    return ShardTask(split="train", shard=number, keys=[""] * samples, labels_N=nothing.astype(np.int32), paths=[],
+                     path_N=nothing.astype(np.int32), offsets_N=nothing, lengths_N=nothing, troubles={})  # fmt: skip
+
+
+@given(samples=st.lists(st.integers(0, 2 * TASK_SAMPLES), max_size=80), slots=st.integers(1, 9))
+def test_small_shards_share_a_task_and_the_last_ones_do_not(samples: list[int], slots: int) -> None:
+    shards = [shard_of(number, count) for number, count in enumerate(samples)]
+    groups = grouped(shards, slots)
+    assert [task.shard for group in groups for task in group] == list(range(len(samples)))
+    for group in groups:
+        assert 1 <= len(group) <= TASK_SHARDS
+        assert len(group) == 1 or sum(len(task.keys) for task in group) <= TASK_SAMPLES
+    assert all(len(group) == 1 for group in groups[-slots:])

@@ -17,6 +17,7 @@ from feedline.pipeline.shards import read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.job import Ran
+from feedline.preprocess.store import LocalAttempt
 from feedline.preprocess.verify import verify
 from feedline.preprocess.work import ShardJob
 from tests.preprocess.making import CLASSES, PER_CLASS, photo, run_here, saved, write_images
@@ -241,6 +242,22 @@ def test_a_full_disk_is_one_line_and_resumes(images: Path, tmp_path: Path, monke
 
 
 # --- quarantine ---------------------------------------------------------------------------------------
+
+
+def test_what_was_made_beside_a_shard_that_failed_is_not_published(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def full(self: LocalAttempt, folder: str, name: str, sha256: str) -> str:
+        tried.append(name)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LocalAttempt, "publish", full)
+    with pytest.raises(FeedlineError, match="no space left while writing shard 0 of train"):
+        prepare(images, tmp_path / "out")
+    assert len(tried) == 1
+    assert not [path.name for path in (tmp_path / "out").rglob("*") if path.suffix in (".tar", ".tmp", ".receipt")]
 
 
 def test_quarantine_keeps_the_bytes_and_the_reason(images: Path, tmp_path: Path) -> None:
