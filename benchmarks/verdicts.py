@@ -15,6 +15,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ KINDS = {
     "collate": Kind(bound="data", place="collate", remedies=("cheaper collate",)),
     "slow_worker": Kind(bound="data", place="worker 0", remedies=("mend worker 0",)),
     "serialise": Kind(bound="data", place="send", remedies=("cheaper send",)),
-    "compute": Kind(bound="compute", place=None, remedies=(NONE_HELPS, "channels_last")),
+    "compute": Kind(bound="compute", place=None, remedies=("freed memory kept", "channels_last", NONE_HELPS)),
     "main_thread": Kind(bound="trainer", place=None, remedies=("less Python in the training loop",)),
 }
 
@@ -60,7 +61,7 @@ def place_of(found: Diagnosis) -> str | None:
     measured = found.measured
     if measured.slow_worker is not None:
         return f"worker {measured.slow_worker[0].worker}"
-    return "send" if measured.unpickle_share >= 0.1 else found.top_stage
+    return "send" if measured.unpickling_limits else found.top_stage
 
 
 def judged(kind: Kind, found: Diagnosis) -> dict[str, Any]:
@@ -83,11 +84,14 @@ def busy(count: int) -> Generator[None]:
             hog.wait()
 
 
-def run(plant: str, pictures: Path, seconds: float, hogs: int) -> dict[str, Any]:
+def run(plant: str, pictures: Path, seconds: float, hogs: int, keep: Path | None) -> dict[str, Any]:
     argv = [str(SCRIPT), plant, str(pictures), "--samples", "1000000", *KINDS[plant].arguments]
     with busy(hogs):
         done = study(StudyConfig(argv=argv, seconds=seconds))
     found = judged(KINDS[plant], diagnose(done.recording))
+    if keep is not None and not found["right"]:
+        keep.mkdir(parents=True, exist_ok=True)
+        done.recording.save(keep / f"{plant}-{hogs}-{int(time.time())}.json")
     return {**found, "busy": hogs, "steps": len(done.recording.steps), "load_average": os.getloadavg()[0]}
 
 
@@ -99,7 +103,7 @@ def measure(pictures: Path, plants: Sequence[str], args: argparse.Namespace) -> 
     for repeat in range(args.repeats):
         for plant in dice.sample(plants, len(plants)):
             for hogs in sorted({0, args.busy}):
-                found[plant].append(one := run(plant, pictures, args.seconds, hogs))
+                found[plant].append(one := run(plant, pictures, args.seconds, hogs, args.keep))
                 words = "right" if one["right"] else f"WRONG: {one}"
                 print(f"{repeat + 1}/{args.repeats} {plant:12} beside {hogs} busy: {words}", flush=True)
         write(found, args)
@@ -133,6 +137,7 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=2, help="processes that burn CPU beside every second run")
     parser.add_argument("--more", action="store_true", help="add to the runs of the result file")
     parser.add_argument("--only", choices=list(KINDS), nargs="*", default=list(KINDS))
+    parser.add_argument("--keep", type=Path, help="a folder for the recordings of wrong runs")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

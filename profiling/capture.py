@@ -91,6 +91,7 @@ class Capture:
         self._loading: dict[int, Tally] = {}
         self._self_told: dict[int, SelfTold] = {}
         self._told = [0.0, 0.0, 0]
+        self._passes: dict[tuple[int, int], list[Any]] = {}
         self._usage: Any = None
 
     # --- what the hooks tell ------------------------------------------------------------------------------
@@ -127,6 +128,7 @@ class Capture:
         if self.device is not None:
             self.device.step_ended()
         self.asking = one
+        one.last_asked = now
         self.hook_s += time.thread_time() - cpu_s
         return now
 
@@ -140,14 +142,18 @@ class Capture:
         if "batch_bytes" not in about:
             about.update(describe_batch(batch))
         one.row = self.current = row
+        one.first_got = now if one.first_got is None else one.first_got
+        one.samples += row.samples
         self._usage = describe.usage()
         one.batches += 1
         self.events["batch"] += 1
         self.hook_s += time.thread_time() - cpu_s
 
-    def end_pass(self, one: Pass) -> None:
+    def end_pass(self, one: Pass, *, exhausted: bool = False) -> None:
         """The iterator is exhausted, was dropped, or failed."""
         now = time.perf_counter()
+        if not one.done and one.batches and exhausted:
+            self._passes[one.loader, one.epoch] = one.told(now)
         if self.asking is one:
             self.asking = None
         self._close_row(one, now)
@@ -353,6 +359,11 @@ class Capture:
         (waited_s, seconds, samples), self._told = self._told, [0.0, 0.0, 0]
         return {"wait_fraction": waited_s / seconds, "samples_per_s": samples / seconds} if seconds else {}
 
+    def _told_passes(self) -> list[list[Any]]:
+        """Those that have ended, and those still open."""
+        going = [one.told(None) for one in list(self._open) if one.first_got is not None]
+        return [*self._passes.values(), *going]
+
     def about(self) -> dict[str, Any]:
         sampler = self._sampler
         return {
@@ -364,6 +375,7 @@ class Capture:
             "train_steps": self.train_steps,
             "ended_by": self.ended_by,
             "error": self.error,
+            "passes": self._told_passes(),
             "events": dict(self.events),
             "hook_s": self.hook_s,
             "sampler_cpu_s": sampler.cpu_s if sampler else 0.0,

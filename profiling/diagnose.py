@@ -24,6 +24,10 @@ STALLED = 1.5
 """The ceiling over the measured rate from which data is to blame even if the loop hardly waits."""
 
 
+EPOCH_START = 0.03
+"""Share of an epoch from which its beginning is worth a sentence."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     bound: Bound | None
@@ -88,6 +92,9 @@ def record_keys(recording: Recording, diagnosis: Diagnosis) -> dict[str, Any]:
             "overhead_fraction": diagnosis.overhead_fraction,
             "shares": asdict(measured.shares),
             "steps": measured.steps,
+            "others_cores": measured.others_cores,
+            "epoch_start_s": measured.epoch_start_s,
+            "epoch_samples": measured.epoch_samples,
         },
         "stages": measured.stages,
         "workers": [
@@ -117,9 +124,18 @@ def _bound(measured: Measured) -> Bound | None:
         return None
     shares = asdict(measured.shares)
     candidates: dict[Bound, float] = {n: shares[n] for n, least in THRESHOLDS.items() if shares[n] >= least}
-    if not candidates and measured.ceiling and measured.ceiling.value > STALLED * measured.rate.value:
+    if not candidates and _stalled(measured):
         return "data"
     return max(candidates, key=lambda name: candidates[name]) if candidates else "compute"
+
+
+def _stalled(measured: Measured) -> bool:
+    """Data for free would be far faster although the loop hardly waits: its workers take the cores that the model
+    needs. Where other programs take more of them than the workers do, it is not the data."""
+    if measured.rate is None or measured.ceiling is None:
+        return False
+    workers_cores = measured.rate.value * (measured.worker_cpu_s or 0.0)
+    return measured.ceiling.value > STALLED * measured.rate.value and measured.others_cores <= workers_cores
 
 
 def _headline(measured: Measured, bound: Bound | None) -> str:
@@ -133,7 +149,8 @@ def _headline(measured: Measured, bound: Bound | None) -> str:
         "compute": f"Compute-bound: the model computes {units.percent(shares.compute)} of the time.",
     }
     if bound == "data" and shares.data < THRESHOLDS["data"]:
-        return "Data-bound: the workers take the cores that the model needs."
+        who = "the workers and other programs" if measured.others_cores else "the workers"
+        return f"Data-bound: {who} take the cores that the model needs."
     return texts[bound]
 
 
@@ -148,10 +165,33 @@ def _evidence(recording: Recording, measured: Measured, bound: Bound | None) -> 
     said = [
         f"Over {units.count(measured.steps, 'step')} at {units.rate(measured.rate.value)}, the loop spent {told}."
     ]
+    said += _crowd_evidence(measured)
     said += _ceiling_evidence(measured)
+    said += _epoch_evidence(measured)
     said += _worker_evidence(measured, bound)
     said += _trainer_evidence(recording, bound)
     return said
+
+
+def _crowd_evidence(measured: Measured) -> list[str]:
+    if not measured.others_cores:
+        return []
+    taken = f"{units.number(measured.others_cores, 2)} of the {measured.cores:g} cores"
+    return [f"Other programs took {taken} meanwhile: without them the script is faster, whatever bounds it."]
+
+
+def _epoch_evidence(measured: Measured) -> list[str]:
+    """Where epochs are short, what they begin with is part of the bill."""
+    if measured.rate is None or not measured.epoch_samples:
+        return []
+    steps_s = measured.epoch_samples / measured.rate.value
+    if measured.epoch_start_s < EPOCH_START * steps_s:
+        return []
+    whole = measured.epoch_samples / (steps_s + measured.epoch_start_s)
+    return [
+        f"Each epoch takes {units.seconds(measured.epoch_start_s)} to begin and end beside {units.seconds(steps_s)} "
+        f"of steps: over whole epochs it is {units.rate(whole)}, which predictions are compared with."
+    ]
 
 
 def _ceiling_evidence(measured: Measured) -> list[str]:
@@ -173,7 +213,7 @@ def _worker_evidence(measured: Measured, bound: Bound) -> list[str]:
         who = "The trainer prepares its batches itself" if measured.workers == 0 else "The workers spend their time"
         idle = f"; they idle {units.percent(measured.stages['idle'])}" if measured.workers else ""
         said.append(f"{who}: {shares}{idle}.")
-    if measured.unpickle_share >= 0.1:
+    if measured.unpickling_limits:
         said.append(
             f"Unpickling batches in the main thread takes {units.percent(measured.unpickle_share)} of the time."
         )

@@ -260,8 +260,8 @@ def fetch(capture: Capture, one: Pass, original: Callable[[], Any]) -> Any:
         batch = original() if director is None else director.next(one, original)
     except Finished:
         raise
-    except BaseException:
-        capture.end_pass(one)
+    except BaseException as error:
+        capture.end_pass(one, exhausted=isinstance(error, StopIteration))
         raise
     capture.got(one, asked, batch)
     return batch

@@ -14,7 +14,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from feedline.profiling.recording import STAGES, LoaderSeen, Recording, Step, WorkerTime
+from feedline.profiling.neighbours import others_cores
+from feedline.profiling.recording import STAGES, LoaderPass, LoaderSeen, Recording, Step, WorkerTime
 
 GROUPS = 10
 """Steps are cut into this many stretches; the spread of their rates is the rate's uncertainty."""
@@ -90,7 +91,18 @@ class Measured:
     """One worker that needs far longer per sample than the others, and how many times as long."""
     on_cpu: bool = False
     """The model computes on the same cores as the workers."""
+    others_cores: float = 0.0
+    """Cores that other programs took from a machine without a free one."""
+    epoch_start_s: float = 0.0
+    """What beginning and ending a pass over the loader takes beside its steps; 0 where no second pass was seen."""
+    epoch_samples: float | None = None
+    """Of one whole pass, all ranks together; None where none was seen."""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def unpickling_limits(self) -> bool:
+        """The loop waits for its own unpickling more than for its workers."""
+        return self.unpickle_share >= 0.1 and self.unpickle_share > 0.5 * self.wait_fraction
 
 
 def measure(recording: Recording) -> Measured:
@@ -107,6 +119,9 @@ def measure(recording: Recording) -> Measured:
     wall_s = _per_sample(sum(w.seconds - w.stages.get("idle", 0.0) for w in workers), workers)
     cpu_s = recording.costs.worker_cpu_s or _per_sample(_sum_known([w.cpu_s for w in workers]), workers)
     parts = _trainer_parts(recording)
+    own_cpu_s = (cpu_s or 0.0) + (recording.costs.trainer_cpu_s or 0.0)
+    own_cores = (rate.value if rate else 0.0) * own_cpu_s
+    epoch_start_s, epoch_samples = _epoch(recording, loader, steps)
     return Measured(
         rate=rate,
         steps=len(steps),
@@ -133,6 +148,9 @@ def measure(recording: Recording) -> Measured:
         slowdown=slowdown,
         slow_worker=_slow_worker(workers),
         on_cpu=recording.compute.device == "cpu",
+        others_cores=others_cores(recording, steps, own_cores=own_cores, cores=cores) or 0.0,
+        epoch_start_s=epoch_start_s,
+        epoch_samples=epoch_samples,
         notes=notes,
     )
 
@@ -229,6 +247,23 @@ def _shares(steps: Sequence[Step], seconds: float, parts: dict[str, float]) -> S
         dry = sum(max(0.0, (step.starved_s or 0.0) - step.wait_s) for step in steps) / ranks / seconds
         trainer, data = min(own, dry), max(0.0, data - min(own, dry))
     return Shares(data=data, copy=copy, trainer=trainer, compute=max(0.0, 1.0 - data - copy - trainer))
+
+
+def _epoch(recording: Recording, loader: LoaderSeen | None, steps: Sequence[Step]) -> tuple[float, float | None]:
+    """(seconds that a pass takes beside its steps, samples of a pass).
+
+    From asking for an iterator to its first batch, in second and later passes, and from asking for a batch that is
+    not there to being told so; less the wait that the first batch would have had anyway.
+    """
+    mine = [one for one in recording.passes if loader is None or one.loader == loader.id]
+    later: list[LoaderPass] = [one for one in mine if one.epoch > 0]
+    whole = [one for one in mine if one.end_s is not None]
+    if not later or not whole or not steps:
+        return 0.0, None
+    ranks = len({one.rank for one in whole})
+    usual_s = statistics.fmean(_waited(step) for step in steps)
+    start_s = statistics.fmean(one.start_s for one in later) + statistics.fmean(one.end_s or 0.0 for one in whole)
+    return max(0.0, start_s - usual_s), statistics.fmean(one.samples for one in whole) * ranks
 
 
 def _training_workers(recording: Recording, loader: LoaderSeen | None) -> list[WorkerTime]:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from feedline.profiling.costs import costs, overhead
 from feedline.profiling.host import describe_host
 from feedline.profiling.journal import Journal
-from feedline.profiling.passes import STEP_COLUMNS
+from feedline.profiling.passes import PASS_COLUMNS, STEP_COLUMNS
 from feedline.profiling.recording import (
     STAGES,
     Compute,
+    LoaderPass,
     LoaderSeen,
     Phase,
     Recording,
@@ -73,6 +74,7 @@ def merge(
         loaders=loaders,
         compute=_compute(trainers),
         steps=steps,
+        passes=[one for said in trainers for one in _passes(said)],
         optimizer_steps=max((said.get("optimizer_steps", 0) for said in trainers), default=0),
         warm_up=WarmUp(rule=WARM_UP_RULE, steps=sum(step.warm_up for step in steps)),
         workers=workers,
@@ -189,6 +191,11 @@ def _step(row: dict[str, Any], rank: int, phase: Phase, origin: float) -> Step:
         starved_s=row["starved"],
         bytes=row["bytes"],
     )
+
+
+def _passes(said: dict[str, Any]) -> list[LoaderPass]:
+    rows = [dict(zip(PASS_COLUMNS, values, strict=False)) for values in said.get("passes", [])]
+    return [LoaderPass(**row, rank=said.get("rank", 0)) for row in rows]
 
 
 def warm_up_steps(loader: dict[str, Any], epoch: int, batches: int) -> int:

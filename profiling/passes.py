@@ -6,6 +6,8 @@ from typing import Any
 STEP_COLUMNS = ("start", "got", "end", "samples", "bytes", "loader", "epoch", "copy", "backward", "optimizer",
                 "pause", "sync", "starved", "trained")  # fmt: skip
 """Of `Row.values`, as the journal keeps them."""
+PASS_COLUMNS = ("loader", "epoch", "samples", "start_s", "end_s")
+"""Of `Pass.told`."""
 
 
 @dataclass(eq=False)
@@ -42,7 +44,16 @@ class Pass:
     outer: Row | None
     row: Row | None = None
     batches: int = 0
+    samples: int = 0
+    first_got: float | None = None
+    """When its first batch had come."""
+    last_asked: float = 0.0
     done: bool = False
     source: Any = None
     """Weak reference to the loader object, for legs."""
     inner: list["Pass"] = field(default_factory=list)
+
+    def told(self, ended: float | None) -> list[Any]:
+        """By `PASS_COLUMNS`; `ended` is when the loader said that there is no more."""
+        start_s = (self.first_got or self.started) - self.started
+        return [self.loader, self.epoch, self.samples, start_s, None if ended is None else ended - self.last_asked]

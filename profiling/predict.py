@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from feedline.profiling.measure import Measured, Rate
+from feedline.profiling.neighbours import fair_share
 from feedline.profiling.recording import Recording, Trial
 from feedline.profiling.render import units
 from feedline.profiling.throughput import Throughput
@@ -30,10 +31,11 @@ NOTABLE = 0.05
 class Prediction:
     remedy: str
     samples_per_s: float
+    """Over whole epochs, what they begin and end with included."""
     low: float
     high: float
     gain: float
-    """Factor over the measured rate."""
+    """Factor over the measured rate, that too over whole epochs."""
     cost: str
     why: str
     helps: bool
@@ -76,6 +78,10 @@ class Situation:
         return self.rate.value / modelled if math.isfinite(modelled) and modelled > 0 else 1.0
 
     @property
+    def rate_over_epochs(self) -> float:
+        return self.now.over_epochs(self.rate.value)
+
+    @property
     def ceiling(self) -> float:
         """The most that better data can give: the leg's ceiling, never below what was measured."""
         return max(self.now.limits()["compute"], self.rate.value)
@@ -112,6 +118,8 @@ def model_of(measured: Measured) -> Throughput | None:
         cores=_cores(measured),
         ranks=measured.ranks,
         contention=contention(measured, worker_s),
+        epoch_start_s=measured.epoch_start_s,
+        epoch_samples=measured.epoch_samples,
     )
 
 
@@ -153,9 +161,13 @@ def even_worker_s(measured: Measured) -> float:
 
 
 def _cores(measured: Measured) -> float:
-    """The cores the run could really use. Where its workers had work all the time and were clearly fighting for cores
-    although the run did not use them all, somebody else did."""
-    if measured.rate is None or measured.slowdown < 1.25 or measured.stages.get("idle", 1.0) > 0.3:
+    """The cores the run could really use: beside other programs its fair share. Where nobody counted those, but the
+    workers computed all the time and were clearly fighting for cores that the run did not use, somebody else did."""
+    if measured.others_cores:
+        return fair_share(measured.cores, measured.ranks * (measured.workers + 1), measured.others_cores)
+    computing = (measured.worker_cpu_s or 0.0) > 0.5 * (measured.worker_alone_s or 0.0)
+    fighting = measured.slowdown >= 1.25 and measured.stages.get("idle", 1.0) <= 0.3
+    if measured.rate is None or not (fighting and computing):
         return measured.cores
     used = measured.rate.value * ((measured.worker_cpu_s or 0.0) + (measured.trainer_cpu_s or 0.0))
     return min(measured.cores, max(used, 0.25 * measured.cores)) if used else measured.cores
@@ -180,7 +192,8 @@ def with_trial(now: Throughput, measured: Measured, trial: Trial, as_is: Trial |
     extra_s = trial.trainer_cpu_s_per_sample or 0.0
     if trial.loader == "feedline":
         cost_s = trial.load_cpu_s_per_sample
-        lighter = replace(now, worker_s=cost_s, worker_cpu_s=cost_s, handover_s=0.0, contention={})
+        lighter = replace(now, worker_s=cost_s, worker_cpu_s=cost_s, handover_s=0.0, contention={},
+                          epoch_start_s=kept_start_s(now, measured, cost_s))  # fmt: skip
         busy_s = extra_s / max(1.0, now.cores / now.ranks)
         return replace(lighter, trainer_cpu_s=now.trainer_cpu_s + extra_s, step_s=now.step_s + busy_s)
     if as_is is None or not as_is.load_cpu_s_per_sample:
@@ -190,6 +203,12 @@ def with_trial(now: Throughput, measured: Measured, trial: Trial, as_is: Trial |
     share = min(1.0, shrinking / now.worker_s) if now.worker_s else 1.0
     scale = 1.0 - share + share * ratio
     return replace(now, worker_s=now.worker_s * scale, worker_cpu_s=now.worker_cpu_s * scale)
+
+
+def kept_start_s(now: Throughput, measured: Measured, worker_s: float) -> float:
+    """What an epoch begins with when workers live on: one of them prepares the first batch, everybody else waits."""
+    batch = measured.loader.batch_size if measured.loader else None
+    return min(now.epoch_start_s, (batch or 1) * worker_s)
 
 
 def predict(at: Situation, change: Change) -> Prediction:
@@ -202,13 +221,14 @@ def predict(at: Situation, change: Change) -> Prediction:
         top, modelled * (at.factor if same else math.sqrt(at.factor)) if math.isfinite(modelled) else at.ceiling
     )
     reach = 1 + STANDARD_ERRORS * _error(at, then, same, change.extra_error)
-    gain = value / at.rate.value
-    once = _preparing(at, change.trial, value)
+    whole = then.over_epochs(value)
+    gain = whole / at.rate_over_epochs
+    once = _preparing(at, change.trial, whole)
     return Prediction(
         remedy=change.remedy,
-        samples_per_s=value,
-        low=value / reach,
-        high=max(value, min(value * reach, top)),
+        samples_per_s=whole,
+        low=whole / reach,
+        high=max(whole, min(whole * reach, then.over_epochs(top))),
         gain=gain,
         cost=_cost(change, once),
         why=change.why,
@@ -236,7 +256,7 @@ def _preparing(at: Situation, trial: Trial | None, rate: float) -> dict[str, flo
         return {}
     per_sample_s = trial.prepare_cpu_s_per_sample
     prepare_s = samples * per_sample_s / at.measured.cores if per_sample_s is not None else None
-    saved_s = samples / at.rate.value - samples / rate if rate > 0 else 0.0
+    saved_s = samples / at.rate_over_epochs - samples / rate if rate > 0 else 0.0
     disk = samples * trial.bytes_per_sample if trial.bytes_per_sample is not None else None
     epochs = prepare_s / saved_s if prepare_s is not None and saved_s > 0 else None
     return {"prepare_s": prepare_s, "disk_bytes": disk, "break_even_epochs": epochs}

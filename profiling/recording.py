@@ -154,6 +154,20 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoaderPass:
+    """One iteration over one loader: what lies before its first batch and behind its last."""
+
+    loader: int = 0
+    epoch: int = 0
+    rank: int = 0
+    samples: int = 0
+    start_s: float = 0.0
+    """From asking for the iterator (workers start) to the first batch."""
+    end_s: float | None = None
+    """From asking for one more batch to being told that there is none (workers end); None: it was broken off."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class WarmUp:
     rule: str
     """In words, e.g. "the first prefetch × workers + 3 batches of every pass"."""
@@ -313,6 +327,7 @@ class Recording:
     loaders: list[LoaderSeen] = field(default_factory=list)
     compute: Compute = field(default_factory=Compute)
     steps: list[Step] = field(default_factory=list)
+    passes: list[LoaderPass] = field(default_factory=list)
     optimizer_steps: int = 0
     warm_up: WarmUp = field(default_factory=lambda: WarmUp(rule="none"))
     workers: list[WorkerTime] = field(default_factory=list)

@@ -14,6 +14,7 @@ from feedline.profiling.predict import (
     Situation,
     assumed_stall,
     even_worker_s,
+    kept_start_s,
     predict,
     with_own_workers,
     with_trial,
@@ -34,6 +35,7 @@ def all_predictions(at: Situation) -> list[Prediction]:
     remedies = (
         more_workers,
         prefetch,
+        kept_workers,
         prepared,
         storage,
         slow_worker,
@@ -104,6 +106,20 @@ def prefetch(at: Situation) -> Iterable[Change]:
         why, error = f"the loader alone reaches {units.rate(own.value)}: its batches come unevenly", 0.15
     yield Change(remedy=f"prefetch_factor={deeper}", then=then, cost="one argument", why=why,
                  settings={"prefetch_factor": deeper}, extra_error=error)  # fmt: skip
+
+
+def kept_workers(at: Situation) -> Iterable[Change]:
+    """Without persistent_workers every epoch begins by starting processes and filling the queue."""
+    loader, now = at.measured.loader, at.now
+    if not now.workers or loader is None or loader.persistent_workers is not False or not now.epoch_samples:
+        return
+    then = replace(now, epoch_start_s=kept_start_s(now, at.measured, now.worker_s))
+    seconds = now.epoch_samples / at.rate.value + now.epoch_start_s
+    why = f"starting an epoch takes {units.seconds(now.epoch_start_s)} of its {units.seconds(seconds)}"
+    if now.epoch_start_s < HARDLY * seconds:
+        why = f"{IN_VAIN} {why}"
+    yield Change(remedy="persistent_workers=True", then=then, cost="one argument", why=why,
+                 settings={"persistent_workers": True}, extra_error=0.02)  # fmt: skip
 
 
 def prepared(at: Situation) -> Iterable[Change]:
@@ -202,7 +218,7 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
 def lighter_batches(at: Situation) -> Iterable[Change]:
     """Batches whose objects take the main thread long to unpickle."""
     share = at.measured.unpickle_share
-    if share < 0.1:
+    if not at.measured.unpickling_limits:
         return
     send_s = at.measured.stage_alone_s.get("send", 0.0)
     left_s = max(0.0, at.now.worker_s - send_s)

@@ -10,6 +10,11 @@ The limits of one rank, times the ranks. With `num_workers=0` the trainer prepar
 overlaps: 1 / (worker seconds + step seconds). Two limits that nearly tie cost each other a little (queues run empty
 by chance), so the minimum is a soft one: the p-norm with p = 12 takes 5.6 % off at an exact tie, and is never above
 the hard minimum.
+
+That is the rate between the first and the last batch of an epoch. Over whole epochs, each of which begins and ends
+with something that no step overlaps (workers start, the first batch is prepared, workers end):
+
+    1 / (1 / rate + epoch seconds / epoch samples)
 """
 
 import math
@@ -40,6 +45,10 @@ class Throughput:
     """What the storage delivers to all ranks together."""
     contention: Mapping[int, float] = field(default_factory=dict)
     """k by number of workers, measured: 1 where workers do not slow each other down."""
+    epoch_start_s: float = 0.0
+    """Seconds of each epoch beside its steps."""
+    epoch_samples: float | None = None
+    """Of all ranks; None: epochs are taken to be endless."""
     stall: Mapping[int, float] = field(default_factory=dict)
     """CPU seconds the trainer's threads lose per CPU second of the workers, by number of workers; else 0."""
 
@@ -68,6 +77,12 @@ class Throughput:
             others = {name: value for name, value in self.limits().items() if name != "compute"}
             return soft_minimum(list(others.values()))
         return soft_minimum(list(self.limits().values()))
+
+    def over_epochs(self, rate: float) -> float:
+        """A rate between two batches -> the rate over whole epochs."""
+        if not self.epoch_samples or rate <= 0 or not math.isfinite(rate):
+            return rate
+        return 1.0 / (1.0 / rate + self.epoch_start_s / self.epoch_samples)
 
     def binding(self) -> str:
         """The name of the lowest limit."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from feedline.profiling.diagnose import diagnose, record_keys
 from feedline.profiling.predict import assumed_stall
-from feedline.profiling.recording import STAGES, Compute, Recording, Script, Trial
+from feedline.profiling.recording import STAGES, Compute, LoaderPass, Recording, Script, Series, Trial
 from tests.profiling.recordings import made, rich
 
 SMALL = {"read": 0.0, "decode": 0.0001, "transform": 0.0001, "collate": 0.0, "send": 0.0}
@@ -148,6 +148,48 @@ def stall(costs: dict[str, Any]) -> dict[int, float]:
     found = diagnose(made(**costs))
     assert found.situation is not None
     return assumed_stall(found.measured, found.situation.now)
+
+
+def crowded(machine: float, **costs: Any) -> Recording:
+    """So many cores of the machine were busy."""
+    seen = made(trainer_cpu_s=0.0005, **costs)
+    end = int(seen.seconds) + 2
+    times = [float(second) for second in range(end)]
+    busy = Series(
+        name="cpu_cores", unit="cores", scope="host", source="/proc/stat", t_s=times, values=[machine] * end
+    )
+    return replace(seen, series=[busy])
+
+
+def test_other_programs_on_the_cores_are_named() -> None:
+    """356 samples/s at 3.6 ms of CPU are 1.3 of the 4 cores; the machine has no free one."""
+    found = diagnose(crowded(4.0))
+    assert found.bound == "data"
+    assert found.measured.others_cores == pytest.approx(2.65, abs=0.02)
+    assert any("Other programs took 2.6 of the 4 cores" in sentence for sentence in found.evidence)
+    free = diagnose(crowded(3.0))
+    assert not free.measured.others_cores and not any("Other programs" in one for one in free.evidence)
+
+
+def test_workers_are_not_blamed_for_cores_that_others_take() -> None:
+    """It hardly waits, and cached batches are three times as fast: that was the workers, or it was somebody else."""
+    costs: dict[str, Any] = {"wait_s": 0.001, "compute_s": 0.1, "ceiling": 1000.0, "stages": SMALL}
+    assert diagnose(made(**costs)).headline == "Data-bound: the workers take the cores that the model needs."
+    assert diagnose(crowded(4.0, **costs)).bound == "compute"
+
+
+def test_what_an_epoch_begins_with_is_said_and_workers_that_stay_save_it() -> None:
+    """Fifty steps of 90 ms to an epoch, half a second to start it; a first batch takes one worker 0.1 s."""
+    passes = [LoaderPass(epoch=epoch, samples=1600, start_s=0.5, end_s=0.06) for epoch in range(3)]
+    seen = made(wait_s=0.06, compute_s=0.03, passes=passes, ceiling=1000.0)
+    seen = replace(seen, loaders=[replace(seen.loaders[0], persistent_workers=False)])
+    found = diagnose(seen)
+    assert found.measured.epoch_start_s == pytest.approx(0.5)
+    assert any("Each epoch takes 500 ms to begin and end" in sentence for sentence in found.evidence)
+    kept = next(one for one in found.predictions if one.remedy == "persistent_workers=True")
+    first_batch_s = 32 * (found.measured.worker_alone_s or 0.0)
+    assert kept.gain == pytest.approx((50 * 0.09 + 0.5) / (50 * 0.09 + first_batch_s), rel=0.01)
+    assert kept.samples_per_s < (found.samples_per_s or 0.0)  # over whole epochs, not between two batches
 
 
 def test_a_loop_without_training_is_measured_and_said() -> None:

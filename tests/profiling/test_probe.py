@@ -56,6 +56,19 @@ def test_a_plain_loop() -> None:
     assert recording.compute.parameters == 15
 
 
+def test_passes_are_told_whole_or_broken_off() -> None:
+    loader = DataLoader(data(), batch_size=8)
+    with watch(resources=False) as seen:
+        for epoch in range(3):
+            for number, _ in enumerate(loader):
+                if epoch == 2 and number == 3:
+                    break
+    assert [(one.epoch, one.samples, one.end_s is not None) for one in seen.recording.passes] == [
+        (0, 64, True), (1, 64, True), (2, 32, False),
+    ]  # fmt: skip
+    assert all(one.start_s > 0 for one in seen.recording.passes)
+
+
 def test_steps_follow_each_other_without_gaps() -> None:
     training = Training()
     with watch(resources=False) as seen:
