@@ -30,10 +30,10 @@ from feedline.preprocess.work import Order, Outcome, ShardTask, settle, write_sh
 JAVA_MIN = 17
 TASK_ATTEMPTS = 4
 POLL_S = 0.5
-TASK_SHARDS, TASK_SAMPLES = 8, 4000
+TASK_SHARDS, TASK_SAMPLES = 16, 4000
 """At most, where shards share a task. Each task costs some 20 ms of the JVM's time and of waiting for it, and only
 within a task can a shard be published while the next is worked on; but news of shards comes task by task."""
-TAIL = 3
+TAIL = 2
 """The last tasks shrink to this part of what is left for each slot, so that all slots end together."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -2,7 +2,7 @@
 
 Runs on an executor and imports neither Spark nor torch. Everything it publishes depends only on the task and the
 order, so a second attempt, a speculative copy or a restart writes the same bytes again. Memory: one image at a time,
-plus the shard's index rows.
+plus two shards' index rows.
 """
 
 import gc
