@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.grid import Cell, Grid
-from feedline.benchmarks.intervals import MARGIN, SAME, Comparison, Estimate, Noise, compare, estimate, pool
+from feedline.benchmarks.intervals import MARGIN, Comparison, Estimate, Noise, compare, estimate, pool
 from feedline.benchmarks.measuring import shuffled
 from feedline.benchmarks.subject import Subject, Window
 from feedline.pipeline.errors import UsageError
@@ -50,8 +50,10 @@ class CompareConfig:
 
     @property
     def comparisons(self) -> int:
-        """Among how many the 5 % are shared."""
-        return max(1, len(self.grid.cells()) - 1) * len(self.looks)
+        """Among how many the 5 % are shared: every cell with the best at every look, and the statement's steps."""
+        others = len(self.grid.cells()) - 1
+        steps = sum(len(self.grid.axes[name]) - 1 for name in self.grid.varied) if others > 1 else 0
+        return max(1, others * len(self.looks) + steps)
 
     @property
     def identity(self) -> str:
@@ -174,7 +176,17 @@ def subject_of(config: CompareConfig, cell: Cell) -> Subject:
 
 
 def best_of(results: Results, cells: Sequence[Cell]) -> Cell:
-    return max(cells, key=lambda cell: results.estimate(cell).value)
+    """The highest median; or what beats it within rounds, where the medians are of different rounds."""
+    best = max(cells, key=lambda cell: results.estimate(cell).value)
+    beaten = {best.key}
+    while (better := next((c for c in cells if c.key not in beaten and beats(results, c, best)), None)) is not None:
+        best = better
+        beaten.add(best.key)
+    return best
+
+
+def beats(results: Results, a: Cell, b: Cell) -> bool:
+    return results.against(a, b).outcome == "faster"
 
 
 def settle(results: Results, cells: Sequence[Cell], rounds_left: int) -> None:
@@ -194,10 +206,7 @@ def settle(results: Results, cells: Sequence[Cell], rounds_left: int) -> None:
 
 
 def hopeless(found: Comparison, rounds_left: int) -> bool:
-    """Four times the rounds that are left would not narrow the interval to a verdict."""
-    ratio = found.ratio
-    if ratio.low is None or ratio.high is None:
-        return False
-    goal = max(SAME, abs(math.log(ratio.value)) - MARGIN)
-    half = math.log(ratio.high / ratio.low) / 2
-    return half * math.sqrt(ratio.n / (ratio.n + 4 * rounds_left)) > goal
+    """All rounds that are left would not narrow the interval to a verdict, even with half the noise seen so far."""
+    half = found.half_after(rounds_left)
+    goal = max(MARGIN, abs(math.log(found.ratio.value)) - MARGIN)
+    return half is not None and half / 2 > goal

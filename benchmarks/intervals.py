@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 CONFIDENCE = 0.95
-MARGIN = 0.02
-"""Differences below this share are nobody's business: they are called none even where they could be shown."""
-SAME = 0.05
-"""An interval of a ratio wholly within ±5 % is called "no difference"."""
+MARGIN = 0.04
+"""Differences up to this share are nobody's business. An interval of a ratio wholly within it is "no difference", one
+wholly beyond it a difference. One border for both: no true ratio can be called the one today and the other tomorrow
+without one of the two intervals being wrong."""
 
 Outcome = Literal["faster", "slower", "same", "open"]
 
@@ -54,8 +54,19 @@ class Comparison:
     ratio: Estimate
     """Rate of a by rate of b."""
     outcome: Outcome
-    """faster and slower only where the whole interval is beyond the margin; same where it is wholly within ±5 %;
+    """faster and slower only where the whole interval is beyond the margin; same where it is wholly within;
     open where more rounds may decide."""
+    freedom: int = 1
+    """Degrees of freedom of the interval."""
+    confidence: float = CONFIDENCE
+
+    def half_after(self, rounds: int) -> float | None:
+        """Half the interval of the ratio's logarithm that `rounds` more of the same noise would leave."""
+        if self.ratio.low is None or self.ratio.high is None:
+            return None
+        grown = (self.ratio.n + rounds) / self.ratio.n
+        shrink = student_t(int(self.freedom * grown), self.confidence) / student_t(self.freedom, self.confidence)
+        return math.log(self.ratio.high / self.ratio.low) / 2 * shrink / math.sqrt(grown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +108,7 @@ def compare(
     freedom = max(len(logs) - 1, noise.freedom if noise else 0)
     reach = student_t(freedom, confidence) * deviation * math.sqrt(math.pi / 2) / math.sqrt(len(logs))
     ratio = Estimate(value=math.exp(middle), low=_exp(middle - reach), high=_exp(middle + reach), n=len(logs))
-    return Comparison(ratio=ratio, outcome=_outcome(ratio))
+    return Comparison(ratio=ratio, outcome=_outcome(ratio), freedom=freedom, confidence=confidence)
 
 
 def _exp(value: float) -> float:
@@ -111,7 +122,7 @@ def _outcome(ratio: Estimate) -> Outcome:
         return "faster"
     if ratio.high < 1 / (1 + MARGIN):
         return "slower"
-    return "same" if ratio.low > 1 / (1 + SAME) and ratio.high < 1 + SAME else "open"
+    return "same" if ratio.low > 1 / (1 + MARGIN) and ratio.high < 1 + MARGIN else "open"
 
 
 def _half_interval(logs: Sequence[float], confidence: float) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from feedline.benchmarks.compare import Results, best_of
+from feedline.benchmarks.compare import Results, beats, best_of
 from feedline.benchmarks.grid import Cell, cheaper, phrase
 from feedline.benchmarks.intervals import Comparison
 from feedline.profiling.host import usable_cores
@@ -13,6 +13,8 @@ FULL = 0.9
 """Share of the usable cores from which they are called full."""
 NEAR = 0.10
 """An undecided cell whose median is farther off than this is not offered as the equal of the best."""
+LOPSIDED = 0.04
+"""Ends of a ratio's interval that differ so much from ± their mean are given themselves."""
 MOST_SENTENCES = 8
 
 
@@ -48,6 +50,7 @@ def record_of(results: Results) -> dict[str, Any]:
         "axes": {name: list(values) for name, values in results.config.grid.axes.items()},
         "cells": cells_record(results),
         "statement": statement(results, cores),
+        "claims": claims(results),
         "results": str(results.path),
         "window_s": results.config.window_s,
         "usable_cores": cores,
@@ -58,14 +61,38 @@ def statement(results: Results, cores: float) -> str:
     """Sentences: who is best, who ties with it, and what each step along each axis gives."""
     cells = results.config.grid.cells()
     best = best_of(results, cells)
-    tied = [cell for cell in cells if cell.key == best.key or level(results.against(cell, best))]
     if all(results.against(cell, best).outcome != "slower" for cell in cells if cell.key != best.key):
         return nothing_shown(results, cells, best)
+    tied = ties(results, best)
     chosen = choice(tied)
-    sentences = [opening(results, chosen, best, tied)]
+    sentences = [opening(results, chosen, tied)]
     for axis in results.config.grid.varied:
-        sentences += steps(results, axis, chosen, cores)
+        sentences += [step(results, axis, a, b, cores) for a, b in step_pairs(results, axis, chosen)]
     return " ".join(sentences[:MOST_SENTENCES])
+
+
+def claims(results: Results) -> list[dict[str, Any]]:
+    """Every pair that table and statement compare, with what is said of it: `a` against `b`, by name."""
+    grid = results.config.grid
+    cells = grid.cells()
+    best = best_of(results, cells)
+    chosen = choice(ties(results, best))
+    pairs = [(cell, best) for cell in cells if cell.key != best.key]
+    pairs += [pair for axis in grid.varied for pair in step_pairs(results, axis, chosen)]
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for a, b in pairs:
+        against = results.against(a, b)
+        ratio = {"ratio": against.ratio.value, "low": against.ratio.low, "high": against.ratio.high}
+        key = (grid.name(a), grid.name(b))
+        found[key] = {"a": key[0], "b": key[1], "outcome": against.outcome, **ratio, "n": against.ratio.n}
+    return list(found.values())
+
+
+def ties(results: Results, best: Cell) -> list[Cell]:
+    """The best and what is level with it, less what another of these beats."""
+    near = [c for c in results.config.grid.cells() if c.key == best.key or level(results.against(c, best))]
+    unbeaten = [c for c in near if not any(beats(results, other, c) for other in near if other.key != c.key)]
+    return unbeaten or [best]
 
 
 def level(found: Comparison) -> bool:
@@ -96,7 +123,7 @@ def reach(found: Sequence[Comparison]) -> str:
     return f"{max(ends, default=1.0):.0%}".replace("%", " %")
 
 
-def opening(results: Results, chosen: Cell, best: Cell, tied: Sequence[Cell]) -> str:
+def opening(results: Results, chosen: Cell, tied: Sequence[Cell]) -> str:
     grid = results.config.grid
     measured = results.estimate(chosen)
     words = f"Best: {grid.name(chosen)}, {measured.value:,.0f} samples/s"
@@ -109,18 +136,14 @@ def opening(results: Results, chosen: Cell, best: Cell, tied: Sequence[Cell]) ->
     return f"{words}; no more could be shown for {listed}."
 
 
-def steps(results: Results, axis: str, chosen: Cell, cores: float) -> list[str]:
-    """Along one axis, the other settings as in the chosen cell: what each value gives over the one before."""
+def step_pairs(results: Results, axis: str, chosen: Cell) -> list[tuple[Cell, Cell]]:
+    """Along one axis, the other settings as in the chosen cell: each value and the one before it; values without an
+    order each beside the chosen one."""
     line = [cell for cell in results.config.grid.cells() if differs_only_in(cell, chosen, axis)]
-    numeric = all(isinstance(cell.settings[axis], int | float) for cell in line)
-    if numeric:
+    if all(isinstance(cell.settings[axis], int | float) for cell in line):
         line.sort(key=lambda cell: cell.settings[axis])
-        return [step(results, axis, after, before, cores) for before, after in pairwise(line)]
-    return [
-        step(results, axis, chosen, cell, cores)
-        for cell in line
-        if cell.key != chosen.key
-    ]  # fmt: skip
+        return [(after, before) for before, after in pairwise(line)]
+    return [(chosen, cell) for cell in line if cell.key != chosen.key]
 
 
 def differs_only_in(cell: Cell, other: Cell, axis: str) -> bool:
@@ -132,22 +155,29 @@ def step(results: Results, axis: str, a: Cell, b: Cell, cores: float) -> str:
     found = results.against(a, b)
     name_a, name_b = phrase(axis, a.settings[axis]), phrase(axis, b.settings[axis])
     if found.outcome == "faster":
-        return beats(found, name_a, name_b, verb(a, axis))
+        return gain(found, name_a, name_b, verb(a, axis))
     if found.outcome == "slower":
-        return beats(results.against(b, a), name_b, name_a, verb(b, axis))
+        return gain(results.against(b, a), name_b, name_a, verb(b, axis))
     why = full_cores(results, b, cores) if axis == "num_workers" else ""
     if found.outcome == "same":
         return capital(f"between {name_a} and {name_b} there is no difference (±{reach([found])}){why}.")
     return capital(f"between {name_a} and {name_b} no difference could be shown (±{reach([found])}){why}.")
 
 
-def beats(found: Comparison, winner: str, loser: str, verb: str) -> str:
-    """With the interval around the ratio: `4 workers beat 2 workers by 31 ± 4 %.`"""
-    ratio = found.ratio
-    half = 0.0 if ratio.low is None or ratio.high is None else (ratio.high - ratio.low) / 2
-    if ratio.value >= 2:
-        return capital(f"{winner} {verb} {loser}: {ratio.value:.1f} ± {half:.1f} times as fast.")
-    return capital(f"{winner} {verb} {loser} by {100 * (ratio.value - 1):.0f} ± {100 * half:.0f} %.")
+def gain(found: Comparison, winner: str, loser: str, verb: str) -> str:
+    """With the interval around the ratio: `4 workers beat 2 workers by 31 ± 4 %.`; its ends where it is lopsided."""
+    value, low, high = found.ratio.value, found.ratio.low, found.ratio.high
+    assert low is not None and high is not None  # or it would not be called faster
+    lopsided = abs((high - value) - (value - low)) > LOPSIDED
+    half = (high - low) / 2
+    if value >= 2:
+        said = f": {value:.1f} times as fast ({low:.1f} to {high:.1f})" if lopsided else (
+            f": {value:.1f} ± {half:.1f} times as fast")  # fmt: skip
+    elif lopsided:
+        said = f" by {100 * (value - 1):.0f} % ({100 * (low - 1):.0f} to {100 * (high - 1):.0f} %)"
+    else:
+        said = f" by {100 * (value - 1):.0f} ± {100 * half:.0f} %"
+    return capital(f"{winner} {verb} {loser}{said}.")
 
 
 def verb(cell: Cell, axis: str) -> str:

@@ -68,7 +68,7 @@ def test_three_runs_do_not_contradict_each_other(tmp_path: Path) -> None:
 
 
 def test_the_statement_names_the_step_the_tie_and_the_reason(tmp_path: Path) -> None:
-    said = compared(config(tmp_path, num_workers=[0, 1, 2, 4]), tmp_path, noise=0.005)
+    said = compared(config(tmp_path, rounds=20, num_workers=[0, 1, 2, 4]), tmp_path, noise=0.005)
     words = said["statement"]
     assert words.startswith("Best: 2 workers, ")
     assert "2 workers beat 1 worker by" in words and "the 2 cores are full" in words
