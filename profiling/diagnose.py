@@ -12,7 +12,7 @@ The rule, in order (shares as in `measure`; a share below its threshold is no ca
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from feedline.profiling.measure import Measured, measure
+from feedline.profiling.measure import Measured, measure, own_places
 from feedline.profiling.predict import Prediction, Situation, situation
 from feedline.profiling.recording import STAGES, Line, Recording
 from feedline.profiling.remedies import all_predictions
@@ -24,6 +24,8 @@ STALLED = 1.5
 """The ceiling over the measured rate from which data is to blame even if the loop hardly waits."""
 
 
+HANDOVER = 0.8
+"""Workers that idle more than this share of the time have batches ready."""
 EPOCH_START = 0.03
 """Share of an epoch from which its beginning is worth a sentence."""
 
@@ -213,6 +215,13 @@ def _worker_evidence(measured: Measured, bound: Bound) -> list[str]:
         who = "The trainer prepares its batches itself" if measured.workers == 0 else "The workers spend their time"
         idle = f"; they idle {units.percent(measured.stages['idle'])}" if measured.workers else ""
         said.append(f"{who}: {shares}{idle}.")
+    if (
+        measured.workers
+        and bound == "data"
+        and measured.stages.get("idle", 0.0) > HANDOVER
+        and not _stalled(measured)
+    ):
+        said.append("The workers hardly work: what the loop waits for is batches being handed over, not prepared.")
     if measured.unpickling_limits:
         said.append(
             f"Unpickling batches in the main thread takes {units.percent(measured.unpickle_share)} of the time."
@@ -222,7 +231,7 @@ def _worker_evidence(measured: Measured, bound: Bound) -> list[str]:
         said.append(
             f"Worker {worker.worker} takes {units.times(factor)} as long per sample as the others: all wait for it."
         )
-    if measured.slowdown > 1.25 and bound in ("data", "compute"):
+    if measured.slowdown > 1.25 and bound in ("data", "compute") and measured.stages.get("idle", 0.0) < 0.5:
         said.append(
             f"Cores are short: what needs one second of CPU takes the workers {measured.slowdown:.1f} s "
             f"on {measured.cores:g} cores."
@@ -234,12 +243,8 @@ _WORDS = ("reading", "decoding", "transforming", "collating", "sending", "idling
 _STAGE_WORDS: dict[str, str] = dict(zip(STAGES, _WORDS, strict=True))
 
 
-def _trainer_evidence(recording: Recording, bound: Bound) -> list[str]:
-    places: dict[str, float] = {}
-    for trainer in recording.trainers:
-        for place, seconds in trainer.functions.items():
-            places[place] = places.get(place, 0.0) + seconds
-    if bound != "trainer" or not places:
+def _trainer_evidence(recording: Recording, bound: Bound | None) -> list[str]:
+    place = next(iter(own_places(recording)), None)
+    if bound != "trainer" or place is None:
         return []
-    top = max(places, key=lambda place: places[place])
-    return [f"Most of the main thread's own time is in {top}."]
+    return [f"Most of the main thread's own time is in {place}."]

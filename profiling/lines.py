@@ -121,8 +121,17 @@ class LineWatch:
                 method = getattr(type(one), name, None)
                 if method is not None and "torch/utils/data/dataset.py" not in _file_of(method):
                     self.add(method)
-            self.add(getattr(one, "loader", None))
+            loader = getattr(one, "loader", None)
+            for function in (loader, *called_by(loader)):
+                self.add(function)
         self.add(collate)
+
+
+def called_by(function: Any) -> Iterator[Any]:
+    """Functions of its own module that a function names: what torchvision's `default_loader` hands on to."""
+    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    found = [names.get(name) for name in getattr(code, "co_names", ())]
+    yield from (one for one in found if getattr(one, "__module__", None) == getattr(function, "__module__", ""))
 
 
 def _ours(module: ModuleType) -> bool:

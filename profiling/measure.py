@@ -112,13 +112,15 @@ def measure(recording: Recording) -> Measured:
     workers = _training_workers(recording, loader)
     samples = sum(step.samples for step in steps)
     rate = _rate(steps)
-    wait_fraction = sum(_waited(step) for step in steps) / seconds if seconds else 0.0
+    ranks_s = seconds * max(1, len({step.rank for step in steps}))
+    waited_s = sum(_waited(step) for step in steps)
+    wait_fraction = waited_s / ranks_s if ranks_s else 0.0
     cores = float(recording.host.get("affinity") or recording.host.get("cores") or 1)
     # Every worker and every thread of the trainer may want a core at once; more than that is sleep, not contention.
     stage_alone_s, slowdown = _alone(workers, most=1.0 + (len(workers) + cores) / cores)
     wall_s = _per_sample(sum(w.seconds - w.stages.get("idle", 0.0) for w in workers), workers)
     cpu_s = recording.costs.worker_cpu_s or _per_sample(_sum_known([w.cpu_s for w in workers]), workers)
-    parts = _trainer_parts(recording)
+    parts, unpickling = _trainer_parts(recording), _unpickling(recording)
     own_cpu_s = (cpu_s or 0.0) + (recording.costs.trainer_cpu_s or 0.0)
     own_cores = (rate.value if rate else 0.0) * own_cpu_s
     epoch_start_s, epoch_samples = _epoch(recording, loader, steps)
@@ -141,9 +143,9 @@ def measure(recording: Recording) -> Measured:
         worker_alone_s=sum(stage_alone_s.values()) or recording.costs.worker_wall_s or wall_s,
         stage_alone_s=stage_alone_s,
         trainer_cpu_s=recording.costs.trainer_cpu_s,
-        step_s=max(0.0, seconds - sum(_waited(step) for step in steps)) / samples if samples else None,
-        unpickle_s=parts.get("unpickle", 0.0) * seconds / samples / _trainer_slowdown(recording) if samples else 0.0,
-        unpickle_share=min(wait_fraction, parts.get("unpickle", 0.0)),
+        step_s=max(0.0, ranks_s - waited_s) / samples if samples else None,
+        unpickle_s=unpickling * ranks_s / samples / _trainer_slowdown(recording) if samples else 0.0,
+        unpickle_share=min(wait_fraction, unpickling),
         copy_s=sum(step.copy_s for step in steps) / samples if samples else 0.0,
         slowdown=slowdown,
         slow_worker=_slow_worker(workers),
@@ -341,6 +343,18 @@ def _slowdown(wall: dict[str, float], cpu: dict[str, float], most: float) -> flo
     return least if len(ratios) > 1 else min(least, most)
 
 
+def own_places(recording: Recording) -> dict[str, float]:
+    """Seconds of the main thread by place of the script's own Python, the largest first. `windows.RowSum` puts the
+    part before the place: those of other parts are left out."""
+    places: dict[str, float] = {}
+    for trainer in recording.trainers:
+        for name, seconds in trainer.functions.items():
+            part, _, place = name.rpartition(" ")
+            if part in ("", *MAIN_THREAD):
+                places[place] = places.get(place, 0.0) + seconds
+    return dict(sorted(places.items(), key=lambda item: -item[1]))
+
+
 def _trainer_slowdown(recording: Recording) -> float:
     """Wall over CPU time of the main thread while it did something; 1 where its CPU time is unknown.
 
@@ -349,9 +363,24 @@ def _trainer_slowdown(recording: Recording) -> float:
     if recording.compute.device != "cpu":
         return 1.0
     idle = ("wait", "copy", "synchronise", "other")
+    if any(one.parts_cpu_s for one in recording.trainers):
+        idle = (*idle, "unpickle", "load")
+        cpu = sum(s for one in recording.trainers for name, s in one.parts_cpu_s.items() if name not in idle)
+    else:
+        cpu = _sum_known([trainer.main_cpu_s for trainer in recording.trainers])
     busy = sum(s for one in recording.trainers for name, s in one.parts.items() if name not in idle)
-    cpu = _sum_known([trainer.main_cpu_s for trainer in recording.trainers])
     return max(1.0, busy / cpu) if cpu else 1.0
+
+
+def _unpickling(recording: Recording) -> float:
+    """Share of the main thread's time in which it really unpickles. What it then waits for the worker that has the
+    bytes (a busy one answers late when its memory is asked for) is waiting for the worker."""
+    total = sum(one.seconds for one in recording.trainers)
+    wall = sum(one.parts.get("unpickle", 0.0) for one in recording.trainers)
+    if any(one.parts_cpu_s for one in recording.trainers):
+        cpu = sum(one.parts_cpu_s.get("unpickle", 0.0) for one in recording.trainers)
+        wall = min(wall, cpu * _trainer_slowdown(recording))
+    return wall / total if total else 0.0
 
 
 def _slow_worker(workers: Sequence[WorkerTime]) -> tuple[WorkerTime, float] | None:

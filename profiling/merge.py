@@ -277,6 +277,7 @@ def _trainer_time(journal: Journal, said: dict[str, Any], windows: Windows, orig
         pid=said["pid"],
         seconds=total.seconds,
         parts=dict(total.sums["stages"]),
+        parts_cpu_s=dict(total.sums["stages_cpu"]),
         functions=total.top_functions(),
         cpu_s=total.numbers["cpu_s"],
         main_cpu_s=sum(total.sums["stages_cpu"].values()),

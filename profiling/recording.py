@@ -216,6 +216,8 @@ class TrainerTime:
     seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     """Seconds of the main thread's wall time by `TrainerPart`."""
+    parts_cpu_s: dict[str, float] = field(default_factory=dict)
+    """CPU seconds of the main thread by `TrainerPart`."""
     functions: dict[str, float] = field(default_factory=dict)
     """Seconds of the busiest places of the script's own Python, `file:function:line`."""
     cpu_s: float | None = None

@@ -7,6 +7,7 @@ with the range published for such changes as the interval, and the prediction sa
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from feedline.profiling.measure import own_places
 from feedline.profiling.predict import Change, Situation
 from feedline.profiling.render import units
 
@@ -71,11 +72,8 @@ def main_thread(at: Situation) -> Iterable[Change]:
     share = at.measured.shares.trainer
     if share < 0.1:
         return
-    places: dict[str, float] = {}
-    for trainer in at.recording.trainers:
-        for place, seconds in trainer.functions.items():
-            places[place] = places.get(place, 0.0) + seconds
-    where = f"; most of it in {max(places, key=lambda one: places[one])}" if places else ""
+    place = next(iter(own_places(at.recording)), None)
+    where = f"; most of it in {place}" if place else ""
     own_s = share * at.measured.ranks / at.rate.value
     then = replace(at.now, step_s=max(0.0, at.now.step_s - own_s))
     why = f"the main thread spends {units.percent(share)} of the time in Python of its own{where}"

@@ -120,6 +120,10 @@ def with_lines(config: StudyConfig, recording: Recording, say: Say = lambda _: N
         recording = noted(recording, failed)
     if not lines:
         return noted(recording, "no lines: none of the chosen functions ran (name one with --lines-of)")
+    if not any(line.where == "trainer" for line in lines):
+        recording = noted(
+            recording, "no lines of the training loop: lines are timed inside functions, put it into one"
+        )
     return replace(recording, lines=lines)
 
 

@@ -10,6 +10,7 @@ from feedline.profiling.render.charts import Bar, Stack
 from feedline.profiling.render.html_lines import line_tables
 from feedline.profiling.render.html_time import resources, timeline
 from feedline.profiling.render.markup import Markup, join, tag
+from feedline.profiling.render.reasons import in_vain
 from feedline.profiling.versus import Versus
 
 STAGE_HUES = {
@@ -91,9 +92,9 @@ def _remedies(diagnosis: Diagnosis) -> Markup | None:
     if not diagnosis.predictions or diagnosis.measured.rate is None:
         return None
     helpful = [one for one in diagnosis.predictions if one.helps][:MOST_REMEDIES]
-    vain = [one for one in diagnosis.predictions if not one.helps]
-    now = Bar(label="as it is now", value=diagnosis.samples_per_s, low=diagnosis.measured.rate.low,
-              high=diagnosis.measured.rate.high, tone="muted")  # fmt: skip
+    rate, at = diagnosis.measured.rate, diagnosis.situation
+    over = at.now.over_epochs if at else float
+    now = Bar(label="as it is now", value=over(rate.value), low=over(rate.low), high=over(rate.high), tone="muted")
     ceiling = diagnosis.ceiling_samples_per_s
     chart = charts.bars(
         [*(_remedy_bar(one) for one in helpful), now],
@@ -105,7 +106,7 @@ def _remedies(diagnosis: Diagnosis) -> Markup | None:
         "Predicted from this run, ranked; whiskers are the error bar. Check one by applying it and profiling again."
     )
     nothing = page.prose("Nothing that can be predicted would make this run notably faster.")
-    return page.section("What would help", chart if helpful else nothing, _vain(vain), lede=lede)
+    return page.section("What would help", chart if helpful else nothing, _vain(diagnosis.predictions), lede=lede)
 
 
 def _remedy_bar(one: Prediction) -> Bar:
@@ -115,15 +116,9 @@ def _remedy_bar(one: Prediction) -> Bar:
     return Bar(label=one.remedy, value=one.samples_per_s, low=one.low, high=one.high, note=words)
 
 
-def _vain(vain: Sequence[Prediction]) -> Markup | None:
-    if not vain:
-        return None
-    rows = [[one.remedy, units.times(one.gain), _why_not(one)] for one in vain]
-    return join(tag("h3", "What would not"), page.table(["remedy", "gain", "why"], rows, numeric=[1]))
-
-
-def _why_not(one: Prediction) -> str:
-    return one.why if "will not help" in one.why else f"little or no gain: {one.why}"
+def _vain(predictions: Sequence[Prediction]) -> Markup | None:
+    rows = [[", ".join(one.remedy for one in ones), why] for why, ones in in_vain(predictions).items()]
+    return join(tag("h3", "What would not"), page.table(["remedy", "why"], rows)) if rows else None
 
 
 # --- attribution --------------------------------------------------------------------------------------

@@ -11,11 +11,14 @@ from feedline.profiling.lprof import LineProfile
 from feedline.profiling.predict import Prediction
 from feedline.profiling.recording import Gpu, Line, Recording
 from feedline.profiling.render import units
+from feedline.profiling.render.reasons import in_vain
 from feedline.profiling.versus import Versus
 
 BAR_COLUMNS = 30
 BLOCKS = " ▏▎▍▌▋▊▉█"
 MOST_LINES = 12
+LEAST_OF_TOP = 0.005
+"""Of the hottest line's time: what took less is left to the other renderings."""
 MOST_WORKERS = 8
 
 
@@ -94,8 +97,11 @@ def _figures(diagnosis: Diagnosis) -> list[str]:
         return []
     interval = units.spread(measured.rate.low, measured.rate.high)
     ceiling = units.rate(diagnosis.ceiling_samples_per_s) if measured.ceiling else "not measured (run with --legs)"
+    whole = diagnosis.situation.rate_over_epochs if diagnosis.situation else measured.rate.value
+    epochs = [f"  {'epochs':<12}{units.rate(whole)} with what each begins and ends with"]
     return [
         f"  {'now':<12}{units.rate(measured.rate.value)}  ({interval})",
+        *(epochs if whole < 0.97 * measured.rate.value else []),
         f"  {'ceiling':<12}{ceiling}",
         f"  {'waiting':<12}{units.percent(measured.wait_fraction)}",
         f"  {'profiling':<12}cost {units.percent(diagnosis.overhead_fraction)} of the run",
@@ -154,24 +160,18 @@ def _remedy(prediction: Prediction, width: int) -> list[str]:
 
 
 def _in_vain(diagnosis: Diagnosis, width: int) -> list[str]:
-    vain = [prediction for prediction in diagnosis.predictions if not prediction.helps]
-    if not vain:
-        return []
+    """What was considered, those with the same reason together."""
     wrapped = [
         line
-        for one in vain
+        for why, ones in in_vain(diagnosis.predictions).items()
         for line in textwrap.wrap(
-            f"{one.remedy}: {_why_not(one)} ({units.times(one.gain)})", width - 2, initial_indent="  ",
+            f"{', '.join(one.remedy for one in ones)}: {why}",
+            width - 2,
+            initial_indent="  ",
             subsequent_indent="    ",
         )
-    ]  # fmt: skip
-    return ["WHAT WOULD NOT", *wrapped]
-
-
-def _why_not(prediction: Prediction) -> str:
-    if "will not help" in prediction.why:
-        return prediction.why
-    return f"little or no gain: {prediction.why}"
+    ]
+    return ["WHAT WOULD NOT", *wrapped] if wrapped else []
 
 
 def _gpus(gpus: Sequence[Gpu], note: str) -> list[str]:
@@ -202,11 +202,12 @@ def line_table(
     if not lines:
         return []
     rows = ["LINES", f"  {'time':>9} {'share':>6} {'hits':>9}  {'line':<24}source"]
-    for line in sorted(lines, key=lambda line: -line.seconds)[:MOST_LINES]:
+    ranked = sorted(lines, key=lambda line: -line.seconds)[:most]
+    for line in (one for one in ranked if one.seconds >= LEAST_OF_TOP * ranked[0].seconds):
         place = f"{line.file.rsplit('/', 1)[-1]}:{line.line}" + (
             "" if line.where == "trainer" else f" [{line.where}]"
         )
-        cells = f"  {units.seconds(line.seconds):>9} {units.percent(line.fraction):>6} {line.hits:>9,}  {place:<24}"
+        cells = f"  {units.seconds(line.seconds):>9} {units.percent(line.fraction):>6} {line.hits:>9,}  {place:<23} "
         source, room = line.source.strip(), max(10, width - len(cells))
         rows.append(cells + (source if len(source) <= room else source[: room - 1] + "…"))
         if hint := (hints or {}).get((line.file, line.line)):

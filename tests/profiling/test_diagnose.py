@@ -49,6 +49,25 @@ def test_unpickling_is_named_and_lighter_batches_lead() -> None:
     assert found.measured.slow_worker is None
 
 
+def test_waiting_for_a_busy_worker_is_not_unpickling() -> None:
+    """Three quarters of the wait inside `rebuild_storage`, hardly any CPU in it: a worker answers late."""
+    seen = made(wait_s=0.08, unpickle_s=0.06, compute_s=0.02)
+    slow = replace(seen.trainers[0], parts_cpu_s={"unpickle": 0.1, "forward": 1.2})
+    found = diagnose(replace(seen, trainers=[slow]))
+    assert not found.measured.unpickling_limits and not any("Unpickling" in one for one in found.evidence)
+    busy = replace(seen.trainers[0], parts_cpu_s={"unpickle": 3.5, "forward": 1.2})
+    assert diagnose(replace(seen, trainers=[busy])).measured.unpickling_limits
+
+
+def test_shares_of_time_are_those_of_one_rank() -> None:
+    seen = made(wait_s=0.06, compute_s=0.02, batch=32)
+    both = [*seen.steps, *(replace(step, rank=1) for step in seen.steps)]
+    found = diagnose(replace(seen, steps=both, compute=Compute(world_size=2))).measured
+    assert found.wait_fraction == found.shares.data == pytest.approx(0.75)
+    assert found.rate is not None and found.rate.value == pytest.approx(800)
+    assert found.step_s == pytest.approx(0.02 / 32)
+
+
 def test_rate_wait_and_ceiling() -> None:
     found = diagnose(made(wait_s=0.06, compute_s=0.02, batch=32, ceiling=1600.0))
     assert found.samples_per_s == pytest.approx(400.0)
@@ -100,6 +119,10 @@ def test_main_thread_bound_names_the_place() -> None:
     found = diagnose(made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL))
     assert found.predictions[0].remedy == "less Python in the training loop"
     assert "train.py:log:12" in found.predictions[0].why
+    seen = made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL)
+    named = {"forward train.py:main:8": 9.0, "python train.py:log:12": 4.0}
+    found = diagnose(replace(seen, trainers=[replace(seen.trainers[0], functions=named)]))
+    assert found.evidence[-1] == "Most of the main thread's own time is in train.py:log:12."
     assert found.predictions[0].samples_per_s == pytest.approx(32 / 0.021, rel=0.12)
 
 
