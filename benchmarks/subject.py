@@ -20,6 +20,8 @@ class Subject:
     warm_up_s: float = 1.0
     """At least so long, and at least `warm_up_batches`: what was prefetched before the start must not count."""
     warm_up_batches: int = 8
+    warm_up_most_s: float = float("inf")
+    """From then on batches are not waited for: a loop that took so long for so few is slower than its loader."""
     window_s: float = 3.0
     least_batches: int = 6
     """A window is longer than `window_s` if so many batches have not come."""
@@ -70,7 +72,7 @@ class Meter:
         self._first = now if self._first is None else self._first
         self._batches += 1
         if self._start is None:
-            if now - self._first >= self._subject.warm_up_s and self._batches >= self._subject.warm_up_batches:
+            if self._warm(now - self._first):
                 self._begin()
             return
         self._samples += samples
@@ -78,6 +80,10 @@ class Meter:
         if now - self._start.clock_s >= self._subject.window_s and self._batches >= self._subject.least_batches:
             self._finish(self._start)
             raise WindowDone
+
+    def _warm(self, spent_s: float) -> bool:
+        enough = self._batches >= self._subject.warm_up_batches or spent_s >= self._subject.warm_up_most_s
+        return enough and spent_s >= self._subject.warm_up_s
 
     def _begin(self) -> None:
         settle_device()

@@ -111,7 +111,7 @@ class Search:
         depth = int(cell.settings["num_workers"]) * int(cell.settings["prefetch_factor"])
         return Subject(
             kind="loader", settings=settings, window_s=config.window_s, warm_up_s=config.warm_up_s,
-            warm_up_batches=depth + 3,
+            warm_up_batches=depth + 3, warm_up_most_s=3 * config.window_s, least_batches=3,
         )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from feedline.benchmarks.subject import Subject, Window
 from feedline.benchmarks.tune import TuneConfig, predicted, promising, tune, write_config
+from feedline.benchmarks.tuning import case
 from feedline.pipeline.errors import UsageError
 
 WORKER_S, STEP_S, CORES = 2e-3, 0.6e-3, 8.0
@@ -58,6 +59,14 @@ def test_lands_within_five_percent_of_the_grid_in_a_quarter_of_its_time(tmp_path
     best = max(machine.rate(settings) for settings in grid)
     assert machine.rate(found["best"]) > 0.95 * best
     assert found["seconds_used"] <= 60.0 <= len(grid) * 3 * 2.0 / 4  # three windows a cell, two seconds each
+
+
+def test_the_benchmark_sees_a_bad_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert case(config(tmp_path), Machine(0.01, 0).measure, 1)["all_within"]
+    monkeypatch.setattr("feedline.benchmarks.tune.LEADING", 0.0)
+    monkeypatch.setattr("feedline.benchmarks.tune.TIE", 0.9)  # any setting is as good as the best
+    found = case(config(tmp_path), Machine(0.01, 0).measure, 1)
+    assert not found["all_within"] and all(one["high"] < 0.95 for one in found["tunings"])
 
 
 def test_the_budget_is_kept(tmp_path: Path) -> None:
