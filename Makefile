@@ -2,7 +2,7 @@
 # make test   set-up, then every test
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench pins clean
 
 help:
 	@echo "make demo   set-up, then profile, prepare, train and the ladder on a synthetic ImageNet"
@@ -32,6 +32,10 @@ lint: .venv/.ready
 
 bench: .venv/.ready
 	.venv/bin/python -m feedline.benchmarks.gate
+
+pins: .venv/.ready
+	sed -i -e 's/ *\\$$//' -e '/--hash=/d' requirements.txt
+	.venv/bin/uv pip compile -q --no-deps --generate-hashes --no-header --no-annotate -o requirements.txt requirements.txt
 
 clean:
 	rm -rf .venv .typing build *.egg-info

@@ -1,7 +1,8 @@
 """Make `.venv` from the pinned requirements, with the system's parts checked first. Standard library only.
 
 Pillow-SIMD replaces Pillow's files, so the two must never meet in one environment: everything is installed
-without dependency resolution (requirements.txt is the full closure), and exactly one of the two at the end.
+without dependency resolution (requirements.txt is the full closure, with both), exactly one of the two at the end.
+Files whose SHA-256 is not among those in requirements.txt are refused.
 """
 
 import argparse
@@ -10,12 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-UV = "uv==0.13.8"
 JAVA_MIN = 17
 
 
@@ -130,13 +133,14 @@ def install_python_parts() -> None:
     if not PYTHON.exists():
         say("creating .venv")
         subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-    subprocess.run([str(PYTHON), "-m", "pip", "install", "-q", UV], check=True)
-    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and line[0] != "#"]
-    pillow_simd = next(line for line in lines if line.startswith("pillow-simd=="))
-    others = [line for line in lines if line != pillow_simd]
-    say(f"installing {len(lines)} pinned packages (torch with CUDA is about 5 GB)")
-    pip_install(*others)
-    install_pillow(pillow_simd)
+    pins = pinned()
+    with requirements([pins.pop("uv")]) as file:
+        subprocess.run([str(PYTHON), "-m", "pip", "install", "-q", "--no-deps", *file], check=True)
+    pillows = {name: pins.pop(name) for name in ("pillow", "pillow-simd")}
+    say(f"installing {len(pins) + 1} pinned packages (torch with CUDA is about 5 GB)")
+    with requirements(list(pins.values())) as file:
+        pip_install(*file)
+    install_pillow(pillows)
     pip_install("--no-build-isolation", "--editable", str(ROOT))
     link = ROOT / ".typing" / "feedline"  # how static tools resolve `feedline.*`
     link.parent.mkdir(exist_ok=True)
@@ -144,19 +148,36 @@ def install_python_parts() -> None:
         link.symlink_to("..")
 
 
-def install_pillow(pillow_simd: str) -> None:
+def pinned() -> dict[str, str]:
+    """By name: `name==version` and the hashes it may have, as requirements.txt has them."""
+    text = (ROOT / "requirements.txt").read_text()
+    return {block.partition("==")[0]: block for block in re.split(r"\n(?=[a-z])", text.strip())}
+
+
+@contextmanager
+def requirements(pins: list[str]) -> Generator[list[str]]:
+    """The arguments that make pip or uv install just these, refusing files with other hashes."""
+    with tempfile.NamedTemporaryFile("w", prefix="feedline-pins-", suffix=".txt") as file:
+        file.write("\n".join(pins) + "\n")
+        file.flush()
+        yield ["--require-hashes", "--requirement", file.name]
+
+
+def install_pillow(pillows: dict[str, str]) -> None:
     """Pillow-SIMD where it builds, else the Pillow it was made from; never both."""
     subprocess.run(
-        [str(VENV / "bin" / "uv"), "pip", "uninstall", "-q", "--python", str(PYTHON), "pillow", "pillow-simd"],
+        [str(VENV / "bin" / "uv"), "pip", "uninstall", "-q", "--python", str(PYTHON), *pillows],
         check=False,
         stderr=subprocess.DEVNULL,
     )
     say("building Pillow-SIMD (about half a minute)")
     try:
-        pip_install("--no-binary", "pillow-simd", pillow_simd, cc="cc -mavx2" if has_avx2() else "cc")
+        with requirements([pillows["pillow-simd"]]) as file:
+            pip_install("--no-binary", "pillow-simd", *file, cc="cc -mavx2" if has_avx2() else "cc")
     except subprocess.CalledProcessError:
         say("Pillow-SIMD could not be built here, using Pillow (everything works, slower)")
-        pip_install(pillow_simd.replace("pillow-simd", "pillow").partition(".post")[0])
+        with requirements([pillows["pillow"]]) as file:
+            pip_install(*file)
 
 
 def has_avx2() -> bool:
