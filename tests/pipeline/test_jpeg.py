@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import simplejpeg
 import skimage.data
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.io import decode_image
 
 from feedline.pipeline import jpeg
 from feedline.pipeline.jpeg import JpegError, Subsampling
@@ -74,13 +76,15 @@ def test_tiles_are_whole_columns_of_at_most_64_px(width: int) -> None:
     assert blocks * 16 <= 64 and -(-width // 16) % blocks == 0
 
 
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities of TorchVision")
 def test_every_decoder_reads_the_same_pixels(tmp_path: Path) -> None:
     """Within what decoders differ by on any JPEG: chroma upsampling and rounding."""
     pixels = photo(341, 256)
     data = jpeg.encode(pixels)
     pillow = np.asarray(Image.open(io.BytesIO(data)))
     opencv = cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
-    for other in (jpeg.decode(data), opencv):
+    torchs = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8)).permute(1, 2, 0).numpy()
+    for other in (jpeg.decode(data), simplejpeg.decode_jpeg(data), opencv, torchs):
         assert np.abs(pillow.astype(int) - other).mean() < 0.5
     if shutil.which("djpeg"):
         (tmp_path / "x.jpg").write_bytes(data)
