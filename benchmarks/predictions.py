@@ -169,7 +169,7 @@ def trial_of(at: Situation, form: Output) -> Trial:
 
 
 def _foretold(at: Situation, change: Change) -> Foretold:
-    said, rate = predict(at, change), at.rate.value
+    said, rate = predict(at, change), at.rate_over_epochs
     return Foretold(gain=said.gain, low=said.low / rate, high=said.high / rate, binding=change.then.binding())
 
 

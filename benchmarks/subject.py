@@ -39,7 +39,7 @@ class Window:
     trainer_cpu_s: float
     """All threads of the process with the loop."""
     worker_cpu_s: float
-    """All its child processes."""
+    """All its child processes, those that have ended meanwhile included."""
     others_cores: float | None = None
     """Cores that other programs on this machine used meanwhile; None where the kernel does not say."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -114,7 +114,8 @@ class _Mark:
         import psutil
 
         self.trainer_cpu_s = time.process_time()
-        self.worker_cpu_s = 0.0
+        ended = os.times()  # workers that ended with their epoch
+        self.worker_cpu_s = ended.children_user + ended.children_system
         for child in psutil.Process().children(recursive=True):
             try:
                 times = child.cpu_times()
