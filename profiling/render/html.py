@@ -117,8 +117,12 @@ def _remedy_bar(one: Prediction) -> Bar:
 
 
 def _vain(predictions: Sequence[Prediction]) -> Markup | None:
-    rows = [[", ".join(one.remedy for one in ones), why] for why, ones in in_vain(predictions).items()]
-    return join(tag("h3", "What would not"), page.table(["remedy", "why"], rows)) if rows else None
+    """What was considered, by reason."""
+    members = [
+        tag("div", tag("dt", "; ".join(one.remedy for one in ones)), tag("dd", f"{why[:1].upper()}{why[1:]}."))
+        for why, ones in in_vain(predictions).items()
+    ]
+    return join(tag("h3", "What would not"), tag("dl", *members, class_="vain")) if members else None
 
 
 # --- attribution --------------------------------------------------------------------------------------

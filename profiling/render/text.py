@@ -165,7 +165,7 @@ def _in_vain(diagnosis: Diagnosis, width: int) -> list[str]:
         line
         for why, ones in in_vain(diagnosis.predictions).items()
         for line in textwrap.wrap(
-            f"{', '.join(one.remedy for one in ones)}: {why}",
+            f"{'; '.join(one.remedy for one in ones)}: {why}",
             width - 2,
             initial_indent="  ",
             subsequent_indent="    ",
