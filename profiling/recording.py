@@ -12,9 +12,13 @@ know and fills those it misses with their defaults.
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
+
+import psutil
 
 from feedline.profiling.errors import RecordingError
 from feedline.profiling.plain import build, to_plain
@@ -387,9 +391,15 @@ class Recording:
         """Atomically. Raises RecordingError when it cannot be written."""
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
+            for stale in path.parent.glob(f".{escape(path.name)}.*.part"):  # of killed processes
+                pid = stale.name.split(".")[-2]
+                if pid.isdigit() and not psutil.pid_exists(int(pid)):
+                    stale.unlink(missing_ok=True)
             part.write_text(json.dumps(self.to_dict()) + "\n")
             part.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
             raise RecordingError(f"cannot write {path}: {error.strerror}") from error
 
     @classmethod

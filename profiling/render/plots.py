@@ -57,7 +57,7 @@ def lines(
         (one.name, f"border-top: 3px {dashed[index % 4]} var(--{_hue(one, index)})", "line")
         for index, one in enumerate(series)
     ]
-    legend += [(name, "", "shade") for name in dict.fromkeys(shade.name for shade in shades)]
+    legend += [(name, f"background: var(--{hue})", "shade") for name, hue in shade_hues(shades).items()]
     return figure(title, [body], unit=y_unit, legend=legend, note=note)
 
 
@@ -88,7 +88,7 @@ def columns(
     said = f"{title}: {len(starts)} steps, {', '.join(name for name, _ in named)}, in {y_unit}"
     body = _frame(drawn, x_scale, y_scale, height_px, x_unit, _shades(shades, x_scale), said)
     legend = [(name, f"background: var(--{hue})", "block") for name, hue in named]
-    legend += [(name, "", "shade") for name in dict.fromkeys(shade.name for shade in shades)]
+    legend += [(name, f"background: var(--{hue})", "shade") for name, hue in shade_hues(shades).items()]
     return figure(title, [body], unit=y_unit, legend=legend, note=note)
 
 
@@ -146,12 +146,24 @@ def _x_labels(x_scale: Scale, height_px: int, unit: str) -> list[Markup]:
     return marks
 
 
+SHADES = ("shade", "c6", "c5")
+
+
+def shade_hues(shades: Sequence[Shade]) -> dict[str, str]:
+    """By name, the last of the alphabet (warm-up) in grey, so that one page's charts agree."""
+    names = sorted({shade.name for shade in shades}, reverse=True)
+    return {name: SHADES[index % len(SHADES)] for index, name in enumerate(names)}
+
+
 def _shades(shades: Sequence[Shade], x_scale: Scale) -> list[Markup]:
     drawn: list[Markup] = []
+    hues = shade_hues(shades)
     for shade in shades:
         left, right = x_scale.percent(shade.start), x_scale.percent(shade.end)
         box = {"x": left, "y": 0, "width": max(right - left, 0.15), "height": 100}
-        drawn.append(tag("rect", tag("title", shade.name), **box, class_="shade"))
+        drawn.append(
+            tag("rect", tag("title", shade.name), **box, class_="shade", style=f"fill: var(--{hues[shade.name]})")
+        )
     return drawn
 
 
