@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from feedline.profiling.diagnose import diagnose
 from feedline.profiling.recording import STAGES, Line, LoaderSeen, Recording, Script
 from feedline.profiling.study import StudyConfig, study, with_legs, with_lines, worker_counts
 
@@ -123,6 +124,32 @@ def test_ranks_under_torchrun_are_merged() -> None:
     assert [len(found) for found in by_rank.values()] == [40, 40]
     assert {trainer.rank for trainer in done.recording.trainers} == {0, 1}
     assert {worker.rank for worker in done.recording.workers} == {0, 1}
+
+
+def test_an_image_folder_and_mobilenet(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    image = pytest.importorskip("PIL.Image")
+    for number in range(96):
+        folder = tmp_path / f"class{number % 2}"
+        folder.mkdir(exist_ok=True)
+        image.new("RGB", (90, 90), (number, 9, 9)).save(folder / f"{number}.jpg")
+    argv = [str(SCRIPTS / "imagefolder_mobilenet.py"), str(tmp_path), "1", "1"]
+    done = study(StudyConfig(argv=argv))
+    assert done.status == 0
+    loader = done.recording.train_loader
+    assert loader is not None
+    assert (loader.kind, loader.dataset, loader.dataset_samples, loader.num_workers) == (
+        "torch",
+        "ImageFolder",
+        96,
+        1,
+    )
+    assert loader.transforms == ["RandomResizedCrop", "RandomHorizontalFlip", "ToTensor", "Normalize"]
+    assert (done.recording.compute.optimizer, done.recording.optimizer_steps) == ("SGD", 12)
+    (worker,) = done.recording.workers
+    assert worker.stages["other"] < 0.1 * worker.seconds
+    found = diagnose(done.recording)
+    assert found.bound == "compute"  # MobileNetV2 on one thread, beside pictures of 90 pixels
 
 
 def test_webdataset_without_a_dataloader(tmp_path: Path) -> None:
