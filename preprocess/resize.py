@@ -14,7 +14,6 @@ import io
 import struct
 import time
 import warnings
-import zlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -193,8 +192,8 @@ class Kernel:
         return Image.frombuffer("RGBX", (width, height), self._buffer, "raw", "RGBX", 0, 1)
 
     def _decode_pillow(self, data: bytes) -> tuple[Image.Image, str]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # broken EXIF, sizes we check ourselves
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")  # broken EXIF, sizes we check ourselves; formats this Pillow lacks
             Image.init()
             try:
                 image = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -203,13 +202,16 @@ class Kernel:
                 image.load()
                 colours = image.mode
                 converted = to_rgb(image)
+            except (BadImage, MemoryError):
+                raise
             except Image.DecompressionBombError as error:
                 raise BadImage("too many pixels", str(error)) from None
             except Image.UnidentifiedImageError:
-                raise BadImage("not an image") from None
-            except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError,
-                    AttributeError, struct.error, zlib.error) as error:  # fmt: skip
-                # What Pillow's parsers raise on damaged files; anything else is a bug of ours and must be seen.
+                lacking = next((str(one.message) for one in said if "not installed" in str(one.message)), "")
+                raise BadImage("format not supported" if lacking else "not an image", lacking) from None
+            except ImportError as error:  # LAB needs LittleCMS, which a lean build of Pillow lacks
+                raise BadImage("format not supported", str(error).partition(" (")[0]) from None
+            except Exception as error:  # Pillow's parsers raise anything on damaged files
                 reason = "truncated" if "truncated" in str(error) else "unreadable"
                 raise BadImage(reason, f"{type(error).__name__}: {error}") from None
         if kind not in ("JPEG", "MPO"):

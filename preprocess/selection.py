@@ -86,7 +86,9 @@ def rows_of(columns: Columns, rows_N: npt.NDArray[np.int64]) -> Columns:
 
 
 def with_val_split(columns: Columns, fraction: float, seed: int) -> Columns:
-    """Moves a share of each class from train to a new val, by keyed hash. Raises UsageError if there is a val."""
+    """Moves a share of each class from train to a new val, by keyed hash. Raises UsageError if there is a val, or
+    when a split would be empty.
+    """
     if "val" in columns.split_names and bool(np.any(columns.splits_N == columns.split_names.index("val"))):
         raise UsageError("the source has a val split already: leave --val-fraction out")
     ranks_N = keyed_ranks(columns.keys, seed, "val")
@@ -96,6 +98,8 @@ def with_val_split(columns: Columns, fraction: float, seed: int) -> Columns:
     sizes = np.diff(np.append(starts, len(ordered)))
     place_in_class = np.arange(len(ordered)) - np.repeat(starts, sizes)
     taken = place_in_class < np.repeat(np.rint(sizes * fraction), sizes)
+    if not taken.any() or taken.all():
+        raise UsageError(f"val fraction {fraction:g} would leave {'train' if taken.any() else 'val'} empty")
     names = [*(name for name in columns.split_names if name != "val"), "val"]
     splits_N = np.array([names.index(name) for name in columns.split_names], np.int8)[columns.splits_N]
     splits_N[order[taken]] = names.index("val")

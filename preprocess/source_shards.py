@@ -61,8 +61,8 @@ class ShardWalk:
         rows = Rows()
         with reader(self.path, self.options, WINDOW_BYTES) as (read, size):
             members = walk(read, 0, size, self.path)
-            for key, group in itertools.groupby(named(members), key=lambda item: item[0]):
-                rows.add(key, {extension: member for _, extension, member in group}, read)
+            for key, group in samples(named(members)):
+                rows.add(key, group, read)
         return rows.part(self.split, self.path)
 
 
@@ -72,6 +72,18 @@ def named(members: Iterator[Member]) -> Iterator[tuple[str, str, Member]]:
         found = BASE_AND_EXTENSION.fullmatch(member.name)
         if found is not None:
             yield found[1], found[2].lower(), member
+
+
+def samples(members: Iterator[tuple[str, str, Member]]) -> Iterator[tuple[str, dict[str, Member]]]:
+    """(key, its members by extension). An extension that comes again begins the same key's next sample."""
+    for key, group in itertools.groupby(members, key=lambda item: item[0]):
+        sample: dict[str, Member] = {}
+        for _, extension, member in group:
+            if extension in sample:
+                yield key, sample
+                sample = {}
+            sample[extension] = member
+        yield key, sample
 
 
 class Rows:
@@ -204,7 +216,7 @@ def numbered_classes(numbers: Sequence[str], where: str) -> Classes:
     most = max((int(number) for number in numbers), default=-1)
     if most >= CLASSES_MAX:
         raise SourceError(
-            f"{where}: a label of {most} is no class number (under {CLASSES_MAX:,}): which member has it?"
+            f"{where}: a label of {most} is no class number (under {CLASSES_MAX:,}): mend that sample's .cls or .json"
         )
     return [{"name": str(label)} for label in range(most + 1)]
 

@@ -232,7 +232,7 @@ class ShardJob:
                 key=key,
                 label=int(self.task.labels_N[position]),
                 reason=bad.reason,
-                detail=re.sub(r"0x[0-9a-f]+", "0x…", bad.detail),
+                detail=re.sub(r"\b0x[0-9a-f]+", "0x…", bad.detail),
                 source=place.path,
                 offset=place.offset,
                 length=len(data),

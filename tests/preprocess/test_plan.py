@@ -167,6 +167,12 @@ def test_a_source_with_val_is_not_split_again() -> None:
         with_val_split(table(10, splits=("train", "val")), 0.1, 0)
 
 
+@pytest.mark.parametrize(("fraction", "empty"), [(0.01, "val"), (0.99, "train")])
+def test_a_split_that_would_be_empty_is_said(fraction: float, empty: str) -> None:
+    with pytest.raises(UsageError, match=f"{empty} empty"):
+        with_val_split(table(10, 2), fraction, 0)
+
+
 def test_bad_names_and_labels_become_troubles_not_errors() -> None:
     columns = replace(table(5, 2), keys=["a", "../../a", "/etc/passwd", "b.c", "x y é"])
     columns = replace(columns, labels_N=np.array([0, 1, 2, -1, 0], np.int32))

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -274,6 +275,12 @@ def test_quarantine_keeps_the_bytes_and_the_reason(images: Path, tmp_path: Path)
     assert cut["source"] == str(images / "bear" / "cut.JPEG")
     assert (tmp_path / "out" / "quarantine" / cut["file"]).read_bytes() == (images / "bear" / "cut.JPEG").read_bytes()
     assert rows["empty"]["length"] == 0
+
+
+def test_the_size_of_what_is_too_large_is_said(clean_images: Path, tmp_path: Path) -> None:
+    prepare(clean_images, tmp_path / "out", max_bad=1, max_pixels=16)
+    lines = (tmp_path / "out" / "quarantine" / "report.jsonl").read_text().splitlines()
+    assert all(re.match(r"\d+x\d+ is over the limit of 16 ", json.loads(line)["detail"]) for line in lines)
 
 
 def test_too_many_bad_samples_are_an_error_that_resumes(images: Path, tmp_path: Path) -> None:

@@ -111,6 +111,30 @@ def test_what_cannot_be_used_has_a_reason(data: bytes, reason: str) -> None:
     assert caught.value.reason == reason
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ImportError("no LittleCMS"), "format not supported"), (RuntimeError("odd"), "unreadable")],
+)
+def test_whatever_pillow_raises_ends_one_sample_and_not_the_job(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(image: Image.Image) -> Image.Image:
+        raise error
+
+    monkeypatch.setattr("feedline.preprocess.resize.to_rgb", fails)
+    with pytest.raises(BadImage) as caught:
+        Kernel((RAW,))(saved(picture(), "PNG"))
+    assert caught.value.reason == reason and str(error) in caught.value.detail
+
+
+def test_a_format_that_this_pillow_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.init()
+    monkeypatch.setitem(Image.OPEN, "BMP", (Image.OPEN["BMP"][0], lambda prefix: "BMP support not installed"))
+    with pytest.raises(BadImage) as caught:
+        Kernel((RAW,))(saved(picture(), "BMP"))
+    assert caught.value.reason == "format not supported" and "BMP" in caught.value.detail
+
+
 def test_a_bomb_is_refused_before_it_is_decoded() -> None:
     for kind in ("JPEG", "PNG"):
         with pytest.raises(BadImage) as caught:

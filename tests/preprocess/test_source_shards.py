@@ -106,6 +106,9 @@ def test_tars_that_each_count_from_zero(tmp_path: Path) -> None:
 
 def test_the_same_key_twice_in_one_tar_stays_a_duplicate(tmp_path: Path) -> None:
     assert indexed(wds(tmp_path / "x.tar", ("a", 0), ("b", 0), ("a", 0))).columns.keys == ["a", "b", "a"]
+    for first in ("image", "label"):
+        found = indexed(wds(tmp_path / "x.tar", ("a", 0), ("a", 1), first=first)).columns
+        assert found.keys == ["a", "a"] and found.labels_N.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("key", ["../../up", "/abs/olute", "a b", "ünï", "..", "x" * 200])
