@@ -176,7 +176,7 @@ def _in_vain(diagnosis: Diagnosis, width: int) -> list[str]:
 
 def _gpus(gpus: Sequence[Gpu], note: str) -> list[str]:
     if not gpus:
-        return [f"GPU: {note}"] if note else []
+        return [f"{note[0].upper()}{note[1:]}."] if note else []
     rows = ["GPUS"]
     for gpu in gpus:
         values = [
