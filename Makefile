@@ -2,7 +2,7 @@
 # make test   set-up, then every test
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench pins clean
+.PHONY: help setup demo test lint bench pins licences audit clean
 
 help:
 	@echo "make demo   set-up, then profile, prepare, train and the ladder on a synthetic ImageNet"
@@ -36,6 +36,13 @@ bench: .venv/.ready
 pins: .venv/.ready
 	sed -i -e 's/ *\\$$//' -e '/--hash=/d' requirements.txt
 	.venv/bin/uv pip compile -q --no-deps --generate-hashes --no-header --no-annotate -o requirements.txt requirements.txt
+
+licences: .venv/.ready
+	{ echo "# Licences of what set-up installs"; echo; echo "Written by \`make licences\`."; echo; \
+		.venv/bin/uv tool run -q --from pip-licenses==5.5.5 pip-licenses --python .venv/bin/python --format=markdown; } > LICENCES.md
+
+audit: .venv/.ready
+	.venv/bin/uv tool run -q --from pip-audit==2.10.1 pip-audit --disable-pip --progress-spinner off -r requirements.txt
 
 clean:
 	rm -rf .venv .typing build *.egg-info

@@ -42,9 +42,9 @@ FILTERS = {
     "box": Image.Resampling.BOX,
     "hamming": Image.Resampling.HAMMING,
 }
-# Not EPS and the like: those start other programs.
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "ICO", "TGA", "PCX")
-EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "PPM": "ppm", "TIFF": "tif", "JPEG2000": "jp2"}
+# What photographs come in, and no more: EPS starts other programs, and each other decoder is one more to trust.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "PPM": "ppm", "TIFF": "tif"}
 MAX_PIXELS = 1 << 26
 KEEP_BUFFER_BYTES = 1 << 25  # a larger one is dropped again, so that one giant does not stay in memory
 HEADER_BYTES = 1 << 17  # application segments come first; two of the longest fit
