@@ -1,32 +1,44 @@
 """A subject of kind "loader": feedline's own loader over one split, alone or feeding a training step.
 
 Settings: the fields of `LoaderConfig` that a comparison varies (split, batch_size, image_size, num_workers,
-prefetch_factor, pin_memory, device), `model` (None: the batches are only taken), `threads` of the model.
+prefetch_factor, pin_memory, device), `model` (None: the batches are only taken), `threads` of the model, `devices`
+(GPUs, or processes on a CPU, that train together; workers and batch size are each one's).
 """
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+from feedline.benchmarks.ranks import run_ranks, together
 from feedline.benchmarks.subject import Meter, WindowDone
+from feedline.pipeline.errors import DatasetError
 
 LOADER_FIELDS = ("batch_size", "image_size", "num_workers", "prefetch_factor", "pin_memory", "seed", "train")
 
 
 def run_loader(meter: Meter, settings: dict[str, Any]) -> None:
     """Until the meter is full."""
+    device, devices = pick_device(settings), int(settings.get("devices") or 1)
+    if devices == 1:
+        drive(meter, settings, device, 1, 0)
+    else:
+        run_ranks(devices, device, partial(drive, meter, settings, device, devices))
+
+
+def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, rank: int) -> None:
+    """One rank's loop. Rank 0's meter counts the samples of all; the others go on until they are ended."""
     from feedline.pipeline.loader import Loader
 
     options = {name: settings[name] for name in LOADER_FIELDS if settings.get(name) is not None}
-    device = pick_device(settings)
     step: Callable[[Any, Any], None] | None = None
     if settings.get("model") or device != "cpu":
-        options["device"] = device
-    loader = Loader(settings["split"], **options)
+        options["device"] = device if devices == 1 or device == "cpu" else f"{device}:{rank}"
+    loader = Loader(settings["split"], rank=rank, world_size=devices, **options)
     if settings.get("model"):
-        step = training_step(settings, len(loader.manifest.classes), device)
+        step = training_step(settings, len(loader.manifest.classes), device, devices, rank)
     try:
-        consume(meter, epochs(loader), step)
+        consume(meter if rank == 0 else None, epochs(loader), step, devices)
     except WindowDone:
         meter.facts["stages"] = loader.stats()["stages"]
         if meter.window is not None:
@@ -42,13 +54,16 @@ def pick_device(settings: dict[str, Any]) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
 
 
-def consume(meter: Meter, batches: Iterator[Any], step: Callable[[Any, Any], None] | None) -> None:
+def consume(
+    meter: Meter | None, batches: Iterator[Any], step: Callable[[Any, Any], None] | None, devices: int
+) -> None:
     while True:
         asked = time.perf_counter()
         images, labels = next(batches)
-        if not meter.facts:
-            meter.facts.update(dtype=str(images.dtype).removeprefix("torch."), shape=list(images.shape))
-        meter.batch(len(labels), time.perf_counter() - asked)
+        if meter is not None:
+            if not meter.facts:
+                meter.facts.update(dtype=str(images.dtype).removeprefix("torch."), shape=list(images.shape))
+            meter.batch(devices * len(labels), time.perf_counter() - asked)
         if step is not None:
             step(images, labels)
 
@@ -59,10 +74,12 @@ def epochs(loader: Any) -> Iterator[Any]:
         for count, batch in enumerate(loader, 1):  # noqa: B007  used after the loop
             yield batch
         if not count:
-            raise ValueError("an epoch gave no batch: the split is smaller than one batch")
+            raise DatasetError("an epoch gave no batch: the split is smaller than one, take a smaller --batch-size")
 
 
-def training_step(settings: dict[str, Any], classes: int, device: str) -> Callable[[Any, Any], None]:
+def training_step(
+    settings: dict[str, Any], classes: int, device: str, devices: int = 1, rank: int = 0
+) -> Callable[[Any, Any], None]:
     import torch
     from torch import nn
 
@@ -73,6 +90,8 @@ def training_step(settings: dict[str, Any], classes: int, device: str) -> Callab
     torch.manual_seed(0)
     model: Any = build_model(settings["model"], classes)
     model = model.to(device, memory_format=torch.channels_last)
+    if devices > 1:
+        model = together(model, device, rank)
     criterion = nn.CrossEntropyLoss(ignore_index=-1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 

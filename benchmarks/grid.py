@@ -4,9 +4,10 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from feedline.pipeline.errors import UsageError
+from feedline.pipeline.shards import Codec
 
 LOADER_AXES = ("num_workers", "prefetch_factor", "batch_size", "image_size", "pin_memory", "model", "devices")
 SHARD_AXES = ("codec", "size", "quality", "shard_size", "shards")
@@ -25,6 +26,10 @@ WORDS = {
     "shards": "shards",
 }
 """How an axis is called in tables and sentences."""
+LEAST = {"num_workers": 0, "prefetch_factor": 1, "batch_size": 1, "image_size": 1, "devices": 1, "size": 1,
+         "quality": 1, "shards": 1}  # fmt: skip
+"""Smaller values are refused before anything is measured."""
+CODECS = get_args(Codec)
 COST_ORDER = ("num_workers", "devices", "prefetch_factor", "batch_size")
 """Where cells tie, the one that takes least of these is named: workers cost memory, deep queues too."""
 
@@ -59,6 +64,8 @@ class Grid:
         empty = [name for name, values in self.axes.items() if not values]
         if empty:
             raise UsageError(f"no values given for {empty[0]}")
+        for name, values in self.axes.items():
+            check_values(name, values)
         if not self.varied:
             raise UsageError("nothing to compare: give an option several values, like --num-workers 0,1,2,4")
 
@@ -82,6 +89,16 @@ class Grid:
         words = [phrase(axis, cell.settings[axis]) for axis in self.varied]
         again = f" ({ordinal(cell.copy + 1)} time)" if cell.copy else ""
         return ", ".join(words) + again
+
+
+def check_values(name: str, values: Sequence[Any]) -> None:
+    """Raises UsageError."""
+    option = f"--{name.replace('_', '-')}"
+    for value in values:
+        if name in LEAST and value < LEAST[name]:
+            raise UsageError(f"{option} {value}: at least {LEAST[name]}")
+        if name == "codec" and value not in CODECS:
+            raise UsageError(f"{option} {value}: known are {', '.join(CODECS)}")
 
 
 def phrase(axis: str, value: Any) -> str:
@@ -109,8 +126,11 @@ def parse_values(text: str, kind: type = int) -> list[Any]:
         try:
             found.append(_parse(word, kind))
         except (KeyError, ValueError):
-            raise UsageError(f"{word!r} in {text!r} is not a {kind.__name__}") from None
+            raise UsageError(f"{word!r} in {text!r} is not {KINDS[kind]}") from None
     return found
+
+
+KINDS = {int: "a whole number", bool: "true or false", str: "a word"}
 
 
 def _parse(word: str, kind: type) -> Any:

@@ -116,7 +116,7 @@ class Bench:
 
     def _last_words(self, but: str) -> str:
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        return "" if not lines or lines[-1] == but else f" (its last line: {lines[-1][:200]})"
+        return "" if not lines or lines[-1].endswith(but) else f" (its last line: {lines[-1][:200]})"
 
 
 def end_group(pid: int) -> None:

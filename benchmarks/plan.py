@@ -35,6 +35,8 @@ class PlanInputs:
     prepare_cpu_s: float | None = None
     """Preparing one original, on one core."""
     original_bytes: float | None = None
+    prepare_start_s: float = 0.0
+    """Of preparing, whatever the number of images."""
     epochs: int = 90
     core_speed: float = 1.0
     """Of the other machine's cores by this machine's."""
@@ -104,15 +106,16 @@ def make_plan(inputs: PlanInputs) -> Plan:
 
 
 def preparing(inputs: PlanInputs) -> tuple[float | None, str | None]:
-    """Seconds for all images on all cores, or as fast as the originals can be read; and which of the two it is."""
+    """Seconds to start, and for all images on all cores or as fast as originals are read and shards written; and
+    which of the two it is."""
     if inputs.prepare_cpu_s is None:
         return None, None
     cpu_s = inputs.images * inputs.prepare_cpu_s / inputs.core_speed / inputs.cores
     if inputs.bandwidth_bytes_per_s is None or inputs.original_bytes is None:
-        return cpu_s, "cores"
+        return inputs.prepare_start_s + cpu_s, "cores"
     moved = inputs.images * (inputs.original_bytes + inputs.sample_bytes)
     read_s = moved / inputs.bandwidth_bytes_per_s
-    return max(cpu_s, read_s), "cores" if cpu_s >= read_s else "storage"
+    return inputs.prepare_start_s + max(cpu_s, read_s), "cores" if cpu_s >= read_s else "storage"
 
 
 def shard_count(inputs: PlanInputs) -> int:
@@ -134,7 +137,9 @@ def assumptions(inputs: PlanInputs) -> list[str]:
     if inputs.bandwidth_bytes_per_s is None:
         found.append("the storage sets no limit")
     if inputs.prepare_cpu_s is not None:
-        found.append(f"a core prepares an original in {1e3 * inputs.prepare_cpu_s / inputs.core_speed:,.2f} ms")
+        core_ms = 1e3 * inputs.prepare_cpu_s / inputs.core_speed
+        found.append(f"a core prepares an original in {core_ms:,.2f} ms, and a job takes "
+                     f"{inputs.prepare_start_s:,.0f} s to start and end")  # fmt: skip
     if inputs.core_speed != 1.0:
         found.append(f"the other machine's cores are {inputs.core_speed:g} times as fast as this one's")
     return found

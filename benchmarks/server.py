@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn, cast
 
 from feedline.benchmarks.subject import Meter, Subject, die_with_parent
+from feedline.pipeline.errors import FeedlineError
 
 PRELOAD = ("numpy", "psutil", "torch", "torchvision", "torch.utils.data")
 
@@ -105,6 +106,8 @@ def run(subject: Subject) -> dict[str, Any]:
 
 def one_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
+    if text and isinstance(error, FeedlineError):
+        return text[-1]  # written for users
     return f"{type(error).__name__}: {text[-1]}" if text else type(error).__name__
 
 

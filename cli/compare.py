@@ -24,6 +24,9 @@ def compare(
     shard_size: Annotated[str | None, Opt(help="Shards: size of one, as 16MiB,64MiB.")] = None,
     shards: Annotated[str | None, Opt(help="Shards: how many per split.")] = None,
     model: Annotated[str | None, Opt(help="Also train: small_cnn,mobilenet_v2; else the loader alone.")] = None,
+    devices: Annotated[
+        str | None, Opt(help="With --model: GPUs that train together, as 1,2,4; processes on a CPU.")
+    ] = None,
     device: Annotated[str, Opt(help="cpu, cuda or auto.")] = "auto",
     rounds: Annotated[int, Opt(min=3, help="Windows per setting at most.")] = 9,
     window: Annotated[float, Opt(min=0.2, help="Seconds measured per window.")] = 2.0,
@@ -44,7 +47,7 @@ def compare(
         "num_workers": (num_workers, int), "prefetch_factor": (prefetch_factor, int), "batch_size": (batch_size, int),
         "image_size": (image_size, int), "pin_memory": (pin_memory, bool), "codec": (codec, str),
         "size": (size, int), "quality": (quality, int), "shard_size": (shard_size, str), "shards": (shards, int),
-        "model": (model, str),
+        "model": (model, str), "devices": (devices, int),
     }  # fmt: skip
     grid = Grid(axes={name: parse_values(text, kind) for name, (text, kind) in kinds.items() if text is not None})
     record = Record("compare")
@@ -61,12 +64,14 @@ def run(
     from feedline.benchmarks.compare import CompareConfig
     from feedline.benchmarks.compare import run as measure_all
     from feedline.benchmarks.measuring import Bench
+    from feedline.benchmarks.ranks import check_devices
     from feedline.benchmarks.statement import record_of
     from feedline.benchmarks.variants import splits_of
 
     def say(line: str) -> None:
         stderr.print(line, markup=False, soft_wrap=True)
 
+    check_devices(grid.axes.get("devices", [1]), common["device"], grid.axes.get("model", []))
     splits = splits_of(grid.cells(), dataset, work, say)
     config = CompareConfig(grid=grid, splits=splits, common=common, rounds=rounds, window_s=window_s)
     results = work / f"compare-{config.identity}.jsonl"

@@ -30,10 +30,15 @@ def tune(
     """
     from feedline.benchmarks.grid import parse_values
     from feedline.benchmarks.measuring import Bench
+    from feedline.benchmarks.ranks import check_devices
     from feedline.benchmarks.tune import TuneConfig, write_config
     from feedline.benchmarks.tune import tune as search
+    from feedline.pipeline.errors import UsageError
     from feedline.profiling.host import usable_cores
 
+    check_devices([1], device, [])
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {out}: there is no folder {out.absolute().parent}")
     record, split, cores = Record("tune"), train_split(dataset), usable_cores()
     config = TuneConfig(
         split=split, model=model, image_size=image_size, batch_sizes=tuple(parse_values(batch_size)), cores=cores,

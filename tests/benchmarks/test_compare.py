@@ -11,6 +11,7 @@ import pytest
 
 from feedline.benchmarks.compare import CompareConfig, Results, read_lines, run
 from feedline.benchmarks.grid import Grid, parse_values
+from feedline.benchmarks.ranks import check_devices
 from feedline.benchmarks.statement import record_of
 from feedline.benchmarks.subject import Subject, Window
 from feedline.pipeline.errors import UsageError
@@ -106,6 +107,30 @@ def test_a_rerun_after_a_kill_goes_on(tmp_path: Path) -> None:
     assert len(cells) == len(set(cells))
 
 
+def test_a_window_beside_a_noisy_neighbour_is_measured_again_but_a_steady_load_is_not(tmp_path: Path) -> None:
+    for burst, most in ((1.5, 3), (0.0, 1)):
+        calls: list[float] = []
+
+        def measure(subject: Subject, burst: float = burst, calls: list[float] = calls) -> Window:
+            calls.append(0.5 + burst * (len(calls) % 7 == 5))  # every seventh window meets the burst
+            slow = 1.0 if calls[-1] < 1 else 0.4
+            return Window(samples=round(1000 * slow), seconds=1.0, batches=9, wait_s=0.1, trainer_cpu_s=0.5,
+                          worker_cpu_s=0.5, others_cores=calls[-1])  # fmt: skip
+
+        path = tmp_path / f"{burst}.jsonl"
+        results = run(config(tmp_path, num_workers=[0, 2, 4], rounds=4), path, measure, lambda done, total: None)
+        kept = [window for windows in results.windows.values() for window in windows.values()]
+        assert max(window.others_cores or 0.0 for window in kept) == 0.5
+        assert len(calls) - len(kept) == sum(one > 1 for one in calls) <= most * 2
+
+
+def test_devices_are_refused_where_they_change_nothing() -> None:
+    check_devices([1, 2], "cpu", ["small_cnn"])
+    for counts, device, models in (([1, 2], "cpu", []), ([1], "tpu", ["small_cnn"])):
+        with pytest.raises(UsageError):
+            check_devices(counts, device, models)
+
+
 def test_other_settings_start_anew(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     Results.open(path, config(tmp_path, num_workers=[0, 2]))
@@ -119,6 +144,8 @@ def test_other_settings_start_anew(tmp_path: Path) -> None:
         ({"num_workers": [2]}, "nothing to compare"),
         ({"speed": [1, 2]}, "cannot compare 'speed'"),
         ({"codec": []}, "no values"),
+        ({"num_workers": [0, -1]}, "--num-workers -1: at least 0"),
+        ({"codec": ["jpeg", "gif"]}, "--codec gif: known are jpeg"),
     ],
 )
 def test_wrong_grids(axes: dict[str, list[Any]], said: str) -> None:
@@ -129,5 +156,5 @@ def test_wrong_grids(axes: dict[str, list[Any]], said: str) -> None:
 def test_values() -> None:
     assert parse_values("0, 1,2") == [0, 1, 2]
     assert parse_values("true,off", bool) == [True, False]
-    with pytest.raises(UsageError, match="'x' in '1,x' is not a int"):
+    with pytest.raises(UsageError, match="'x' in '1,x' is not a whole number"):
         parse_values("1,x")
