@@ -77,7 +77,7 @@ def check_free(store: Store, plan_hash: str, folders: list[str]) -> None:
             f"{store.address} holds an unfinished run of another plan ({running.get('said', 'unknown')}): finish it "
             "with its own options, choose another folder, or give --overwrite"
         )
-    for folder in sorted(prepared_folders(store) | set(folders)):
+    for folder in sorted(claimed_folders(store) | set(folders)):
         text = store.read(f"{folder}/{MANIFEST}")
         if text is not None:
             try:
@@ -92,15 +92,39 @@ def check_free(store: Store, plan_hash: str, folders: list[str]) -> None:
 
 
 def check_only_ours(store: Store, folder: str) -> None:
-    foreign = [name for name in store.list(folder) if not is_ours(name)]
+    """Raises UsageError for the first file that neither a manifest nor an unfinished plan says is feedline's."""
+    ours = files_of_ours(store, folder)
+    foreign = [name for name in store.list(folder) if name not in ours and not TEMPORARY_FILE.fullmatch(name)]
     if foreign:
         raise UsageError(
-            f"{store.address}/{folder} holds files that are not feedline's ({foreign[0]}): choose another folder"
+            f"{store.address}/{folder} holds files that are not feedline's ({foreign[0]}): choose another folder, or "
+            "move them away"
         )
+
+
+def files_of_ours(store: Store, folder: str) -> set[str]:
+    """A name proves nothing (others' tars are called train-000000.tar too): the manifest names its shards, and a plan
+    is only begun where nothing else was."""
+    if folder in (unfinished_plan(store) or {}).get("folders", []):
+        return {name for name in store.list(folder) if is_ours(name)}
+    text = store.read(f"{folder}/{MANIFEST}")
+    if text is None:
+        return set()
+    try:
+        manifest = Manifest.from_json(text.decode(), MANIFEST)
+    except (DatasetError, UnicodeDecodeError):
+        return set()
+    shards = [] if manifest.settings.get("foreign", False) else manifest.shards
+    return {INDEX, MANIFEST, *(shard.name for shard in shards)}
 
 
 def is_ours(name: str) -> bool:
     return name in (INDEX, MANIFEST) or bool(SHARD_FILE.fullmatch(name) or TEMPORARY_FILE.fullmatch(name))
+
+
+def is_place_of_ours(top: str) -> bool:
+    """Whether `prepare` may write or wipe under this name in its output folder."""
+    return top in (*SPLITS, WORK, QUARANTINE) or bool(OUTPUT_FOLDER.fullmatch(top))
 
 
 def unfinished_plan(store: Store) -> dict[str, Any] | None:
@@ -123,6 +147,12 @@ def prepared_folders(store: Store) -> set[str]:
     return {folder for folder in found if any(is_ours(name) for name in store.list(folder))}
 
 
+def claimed_folders(store: Store) -> set[str]:
+    """Those with a manifest, and those of an unfinished plan."""
+    begun = set((unfinished_plan(store) or {}).get("folders", []))
+    return {folder for folder in prepared_folders(store) if folder in begun or store.size(f"{folder}/{MANIFEST}")}
+
+
 def begin(store: Store, plan_hash: str, said: str, folders: list[str], run: str) -> None:
     """Writes the plan down, makes the folders, and clears what dead runs left."""
     for name in store.list(WORK):
@@ -135,8 +165,13 @@ def begin(store: Store, plan_hash: str, said: str, folders: list[str], run: str)
         for name in store.list(folder):
             if TEMPORARY_FILE.fullmatch(name):
                 store.delete(f"{folder}/{name}")
+    write_plan(store, plan_hash, said, folders)
+
+
+def write_plan(store: Store, plan_hash: str, said: str, folders: list[str]) -> None:
+    plan = {"plan_hash": plan_hash, "said": said, "folders": folders}
     try:
-        store.write(PLAN, (json.dumps({"plan_hash": plan_hash, "said": said}, sort_keys=True) + "\n").encode())
+        store.write(PLAN, (json.dumps(plan, sort_keys=True) + "\n").encode())
     except OSError as error:
         raise readable(error, f"writing in {store.address}") from error
 
@@ -159,9 +194,11 @@ def wipe(store: Store) -> None:
 
     Raises UsageError when files of others stand among ours.
     """
-    folders = sorted(prepared_folders(store))
+    folders = sorted(claimed_folders(store))
     for folder in folders:
         check_only_ours(store, folder)
+    store.prepare([WORK])
+    write_plan(store, "", "being overwritten", folders)  # a death below leaves shards that are still known as ours
     for folder in folders:
         store.delete(f"{folder}/{MANIFEST}")
     for folder in folders:

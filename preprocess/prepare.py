@@ -311,16 +311,13 @@ def staging_folder(store: claim.Store) -> Generator[Path]:
 
 
 def check_apart(config: PrepareConfig) -> None:
-    """The output must not lie inside a source folder, nor hold it: it would be indexed, or wiped."""
+    """The output must not lie inside a source folder, nor the source where the output goes: it would be indexed, or
+    wiped. What is in quarantine may be prepared on its own, elsewhere."""
     if "://" in config.source or "://" in config.out:
         return
     source, out = Path(config.source).resolve(), Path(config.out).resolve()
-    quarantine = source == out / commit.QUARANTINE
-    if (
-        source == out
-        or (out.is_relative_to(source) and source.is_dir())
-        or (source.is_relative_to(out) and quarantine)
-    ):
+    top = source.relative_to(out).parts[:1] if source.is_relative_to(out) else ("elsewhere",)
+    if (out.is_relative_to(source) and source.is_dir()) or not top or claim.is_place_of_ours(top[0]):
         raise UsageError(f"OUT {config.out} and SOURCE {config.source} lie in each other: choose another folder")
 
 

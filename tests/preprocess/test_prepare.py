@@ -19,7 +19,7 @@ from feedline.pipeline.shards import read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.job import Ran
-from feedline.preprocess.store import LocalAttempt
+from feedline.preprocess.store import WORK, LocalAttempt, LocalStore
 from feedline.preprocess.verify import verify
 from feedline.preprocess.work import ShardJob
 from tests.preprocess.making import CLASSES, PER_CLASS, photo, run_here, saved, write_images
@@ -203,6 +203,50 @@ def test_files_of_others_are_never_touched(images: Path, tmp_path: Path) -> None
     assert (tmp_path / "out" / "train" / "thesis.tex").read_text() == "years of work"
 
 
+def test_shards_of_others_are_not_taken_for_ours(images: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "out" / "train" / "train-000000.tar"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"another tool's, by the usual name")
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="not feedline's"):
+            prepare(images, tmp_path / "out", overwrite=overwrite)
+    assert theirs.read_bytes() == b"another tool's, by the usual name"
+    prepare(images, tmp_path / "mine")
+    (tmp_path / "mine" / "train" / "train-000077.tar").write_bytes(b"put there later")
+    with pytest.raises(UsageError, match="not feedline's"):
+        prepare(images, tmp_path / "mine", seed=1, overwrite=True)
+    assert (tmp_path / "mine" / "train" / "manifest.json").exists()
+
+
+def test_a_death_while_overwriting_is_mended(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(images, tmp_path / "out")
+    whole = LocalStore.delete
+
+    def dies(self: LocalStore, name: str) -> None:
+        whole(self, name)
+        if name.endswith("train-000001.tar"):
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "delete", dies)
+        with pytest.raises(Killed):
+            prepare(images, tmp_path / "out", seed=1, overwrite=True)
+    with pytest.raises(UsageError, match="being overwritten"):
+        prepare(images, tmp_path / "out", seed=1)
+    prepare(images, tmp_path / "out", seed=1, overwrite=True)
+    prepare(images, tmp_path / "fresh", seed=1)
+    assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
+
+
+def test_the_output_is_no_source_of_itself(images: Path, tmp_path: Path) -> None:
+    prepare(images, tmp_path / "out", outputs=(parse_output("keep"), parse_output("48:raw")))
+    before = digests(tmp_path / "out")
+    for source in ("keep", "keep/train", "48-raw/train/train-000000.tar"):
+        with pytest.raises(UsageError, match="lie in each other"):
+            prepare(tmp_path / "out" / source, tmp_path / "out", overwrite=True)
+    assert digests(tmp_path / "out") == before
+
+
 def test_a_second_job_is_refused_while_the_first_runs(images: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     held = os.open(tmp_path / "out", os.O_RDONLY)
@@ -248,7 +292,16 @@ def test_a_full_disk_is_one_line_and_resumes(images: Path, tmp_path: Path, monke
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
 
 
-# --- quarantine ---------------------------------------------------------------------------------------
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_file_that_a_full_disk_cut_short_is_left_without_another_error(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.prepare(["train", f"{WORK}/attempts-run"])
+    with store.attempt("run") as attempt, Path("/dev/full").open("wb") as full:
+        attempt.file.write(b"x")
+        os.dup2(full.fileno(), attempt.file.fileno())
+        with pytest.raises(OSError, match="No space left"):
+            attempt.publish("train", "train-000000.tar", "")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_what_was_made_beside_a_shard_that_failed_is_not_published(
@@ -265,6 +318,9 @@ def test_what_was_made_beside_a_shard_that_failed_is_not_published(
         prepare(images, tmp_path / "out")
     assert len(tried) == 1
     assert not [path.name for path in (tmp_path / "out").rglob("*") if path.suffix in (".tar", ".tmp", ".receipt")]
+
+
+# --- quarantine ---------------------------------------------------------------------------------------
 
 
 def test_quarantine_keeps_the_bytes_and_the_reason(images: Path, tmp_path: Path) -> None:
