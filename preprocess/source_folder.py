@@ -5,6 +5,7 @@ some class folders each.
 """
 
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,14 +84,14 @@ class FolderTask:
             path_N=np.arange(len(paths), dtype=np.int32),
             offsets_N=np.zeros(len(paths), np.int64),
             lengths_N=np.array(lengths, np.int64),
-            passed_over={"files without an image's extension": len(others)} if others else {},
+            passed_over={"things that are no image files": len(others)} if others else {},
         )
 
 
 def images_under(
     folder: str, max_depth: int, others: list[str] | None = None, beneath: str = ""
 ) -> Iterator[tuple[str, str, int]]:
-    """(name relative to the folder, path, size) of every image; `others` gets the names of other files, hidden apart.
+    """(name relative to the folder, path, size) of every image; `others` gets the other names, hidden ones apart.
 
     Linked files are followed, linked folders are not: they may lead back.
     """
@@ -102,8 +103,8 @@ def images_under(
             if entry.is_dir(follow_symlinks=False):
                 if max_depth > 1:
                     yield from images_under(entry.path, max_depth - 1, others, f"{name}/")
-            elif is_image(entry.name):
-                yield name, entry.path, entry.stat().st_size
+            elif is_image(entry.name) and stat.S_ISREG((found := entry.stat()).st_mode):
+                yield name, entry.path, found.st_size
             elif others is not None:
                 others.append(name)
     except OSError as error:

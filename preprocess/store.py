@@ -72,11 +72,13 @@ class LocalStore:
     def attempt(self, run: str) -> Generator["LocalAttempt"]:
         """Fails when the run's folder is gone: a straggler of an older run must not bring anything back."""
         path = self.root / WORK / f"attempts-{run}" / f"{uuid.uuid4().hex}.tmp"
-        with path.open("xb", buffering=1 << 20) as file:
-            try:
-                yield LocalAttempt(self.root, path, file)
-            finally:
-                path.unlink(missing_ok=True)
+        file = path.open("xb", buffering=1 << 20)
+        try:
+            yield LocalAttempt(self.root, path, file)
+        finally:
+            with suppress(OSError):  # on a full disk closing fails too; what is published was flushed before
+                file.close()
+            path.unlink(missing_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
         write_atomically(self.root / name, data)
