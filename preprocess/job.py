@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -80,7 +81,7 @@ def run_on_spark(
     """
     ran = Ran()
     started = time.monotonic()
-    with spark_context(config) as context:
+    with deaths_in_one_line(), spark_context(config) as context:
         warm_up(context)
         ran.start_s = time.monotonic() - started
         ran.parallelism, ran.master = context.defaultParallelism, context.master
@@ -98,6 +99,17 @@ def run_on_spark(
         started = time.monotonic()
     ran.stop_s = time.monotonic() - started
     return ran
+
+
+@contextlib.contextmanager
+def deaths_in_one_line() -> Generator[None]:
+    """The JVM may die under any call to it, also before the job."""
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+    except (Py4JError, ConnectionError, EOFError) as error:
+        raise SparkFailed(one_line(error)) from error
 
 
 def warm_up(context: Any) -> None:
@@ -235,7 +247,7 @@ def spark_context(config: PrepareConfig) -> Generator[Any]:
     with scratch_folder("spark") as scratch, quiet_py4j():
         master = config.master or (None if under_submit() else "local[*]")
         conf = settings(master, scratch, config.spark)
-        with environment(master), output_to(scratch / "jvm.log"):
+        with environment(master), output_to(scratch / "jvm.log"), temporary_files_in(scratch):
             context = start(conf)
         quiet_accumulators(context)
         try:
@@ -342,6 +354,16 @@ def output_to(log: Path) -> Generator[None]:
         os.dup2(saved[1], 2)
         for descriptor in (*saved, target):
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def temporary_files_in(folder: Path) -> Generator[None]:
+    """pyspark makes a folder while it starts; should we be killed then, it goes with ours."""
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,18 @@ import pyspark
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from py4j.protocol import Py4JNetworkError
 
 from feedline.cli import main as feedline_main
-from feedline.preprocess.job import TASK_SAMPLES, TASK_SHARDS, grouped, with_retries
+from feedline.preprocess.job import (
+    TASK_SAMPLES,
+    TASK_SHARDS,
+    SparkFailed,
+    deaths_in_one_line,
+    grouped,
+    temporary_files_in,
+    with_retries,
+)
 from feedline.preprocess.work import ShardTask
 from tests.preprocess.making import photo, saved
 
@@ -250,6 +260,22 @@ def test_a_master_that_is_none_is_one_line(source: Path, tmp_path: Path, scratch
 )
 def test_local_tasks_are_tried_again(master: str, expected: str) -> None:
     assert with_retries(master) == expected
+
+
+@pytest.mark.parametrize(
+    "death", [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(), EOFError()]
+)
+def test_a_jvm_that_dies_under_any_call_is_one_line(death: Exception) -> None:
+    """Found by chaos_prepare: killed while Python workers are started, before there is a job."""
+    with pytest.raises(SparkFailed, match="JVM died"), deaths_in_one_line():
+        raise death
+
+
+def test_what_pyspark_leaves_when_killed_at_its_start_is_in_our_own_folder(tmp_path: Path) -> None:
+    with temporary_files_in(tmp_path):
+        made = tempfile.mkdtemp()
+    assert Path(made).parent == tmp_path
+    assert Path(tempfile.gettempdir()) != tmp_path
 
 
 def shard_of(number: int, samples: int) -> ShardTask:
