@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.errors import DatasetError
+from feedline.pipeline.files import open_shard
 
 Images = npt.NDArray[np.uint8]
 
@@ -46,10 +47,7 @@ class Gather:
 
     def _map(self, shard: int) -> memoryview:
         path = self._folder / self._names[shard]
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise DatasetError(f"shard {path} cannot be read: {error.strerror}") from error
+        descriptor = open_shard(path)
         try:
             size = os.fstat(descriptor).st_size
             last = int((self._ends[0] + self._ends[1])[self._shards == shard].max())

@@ -5,8 +5,10 @@ An object store cannot rename (a copy is not atomic): objects appear whole, shar
 content's hash, so two attempts either write the same object or never meet.
 """
 
+import errno
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Generator
@@ -43,8 +45,6 @@ def open_store(where: str, options: dict[str, Any] | None = None) -> "LocalStore
 
 def readable(error: OSError, doing: str) -> FeedlineError:
     """One line for what a file system refused."""
-    import errno
-
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FeedlineError(f"no space left while {doing}: free some, then run the same command again to resume")
     return UsageError(f"{doing} failed: {error.strerror or error}")
@@ -84,8 +84,12 @@ class LocalStore:
         write_atomically(self.root / name, data)
 
     def read(self, name: str) -> bytes | None:
+        """None when it is not there. Raises OSError when it cannot be read."""
+        path = self.root / name
         try:
-            return (self.root / name).read_bytes()
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+                raise OSError(errno.EINVAL, "it is no file")
+            return path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 

@@ -74,17 +74,18 @@ def no_dataset(store: LocalStore | ObjectStore) -> str:
 
 def load(store: LocalStore | ObjectStore, folder: str, problems: list[Problem]) -> Split | None:
     place = f"{folder}/" if folder else ""
-    text = store.read(f"{place}{MANIFEST}")
-    if text is None:
-        problems.append(Problem(shard=f"{place}{MANIFEST}", key="", what="missing: the split was never finished"))
-        return None
+    where = f"{place}{MANIFEST}"
     try:
-        manifest = Manifest.from_json(text.decode("utf-8", "replace"), f"{place}{MANIFEST}")
-        with store.local_copy(f"{place}{INDEX}") as path:
+        text = store.read(where)
+        if text is None:
+            raise DatasetError("missing: the split was never finished")
+        manifest = Manifest.from_json(text.decode("utf-8", "replace"), where)
+        where = f"{place}{INDEX}"
+        with store.local_copy(where) as path:
             index = read_index(path.parent)
             keys = index.keys
-    except DatasetError as error:
-        problems.append(Problem(shard=f"{place}{INDEX}", key="", what=str(error)))
+    except (DatasetError, OSError) as error:
+        problems.append(Problem(shard=where, key="", what=str(error)))
         return None
     return Split(folder, manifest, index, keys)
 

@@ -53,7 +53,11 @@ class ShardCheck:
 
     def run(self) -> tuple[int, list[Problem]]:
         """Samples decoded, problems found."""
-        data = self._store.read(self._where)
+        try:
+            data = self._store.read(self._where)
+        except OSError as error:
+            self._note("", f"cannot be read: {error.strerror or error}")
+            return 0, self._problems
         if data is None:
             self._note("", "missing")
             return 0, self._problems
@@ -143,7 +147,7 @@ def walk_sample(
 
 def member_at(data: bytes, cursor: int, end: int) -> tarfile.TarInfo | None:
     """The member whose header begins at `cursor`, with absolute offsets; None when there is none that can be read."""
-    if end - cursor < BLOCK_BYTES or not data[cursor]:
+    if min(end, len(data)) - cursor < BLOCK_BYTES or not data[cursor]:
         return None
     try:
         with tarfile.open(fileobj=io.BytesIO(data[cursor:end] + bytes(2 * BLOCK_BYTES))) as tar:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -181,6 +182,30 @@ def test_quarantine_must_account_for_every_missing_sample(prepared: Path) -> Non
         assert not verify(str(prepared))["ok"]
     finally:
         file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["train-000000.tar", "manifest.json"])
+@pytest.mark.parametrize("instead", ["nothing", "a pipe", "a folder", "a link to itself", "a few bytes"])
+def test_whatever_lies_in_a_file_s_place_is_one_line(prepared: Path, name: str, instead: str) -> None:
+    path = prepared / "64-jpeg" / "train" / name
+    aside = path.rename(path.with_name("aside"))
+    try:
+        match instead:
+            case "nothing":
+                path.touch()
+            case "a pipe":
+                os.mkfifo(path)
+            case "a folder":
+                path.mkdir()
+            case "a link to itself":
+                path.symlink_to(path)
+            case _:
+                path.write_bytes(b"\xff\xfe\0bad")
+        said = verify(str(prepared), full=True)
+    finally:
+        path.rmdir() if path.is_dir() else path.unlink()
+        aside.rename(path)
+    assert f"64-jpeg/train/{name}" in [problem["shard"] for problem in said["problems"]]
 
 
 def test_strays_are_noticed(prepared: Path) -> None:
