@@ -1,7 +1,11 @@
 """Files that are whole or not there, also after a power cut. Standard library only."""
 
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
+
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|part)")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -16,6 +20,26 @@ def write_atomically(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def sweep(folder: Path) -> None:
+    """Removes the temporaries that killed processes of this host left in `folder`. For whoever owns the folder, when
+    it starts: another host's process may be writing where a folder is shared."""
+    with suppress(OSError):
+        for path in list(folder.iterdir()):
+            found = _TEMPORARY.fullmatch(path.name)
+            if found and not _lives(int(found[1])):
+                path.unlink(missing_ok=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True  # somebody else's
+    return True
 
 
 def sync_folder(folder: Path) -> None:

@@ -59,9 +59,12 @@ class ShardCache:
             return True
         if shard.bytes > self._spec.most_bytes:
             return False
-        with locked(self._folder / f".{shard.name}.lock", wait=False) as mine:
-            if mine and not path.exists():
-                self._into_place(shard, path)
+        try:
+            with locked(self._folder / f".{shard.name}.lock", wait=False) as mine:
+                if mine and not path.exists():
+                    self._into_place(shard, path)
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be cached: {error.strerror or error}") from error
         return True
 
     def _into_place(self, shard: Shard, path: Path) -> None:
@@ -72,8 +75,6 @@ class ShardCache:
         try:
             self._fetch(shard.name, part, shard.bytes, shard.sha256)
             part.replace(path)
-        except OSError as error:
-            raise DatasetError(f"{path} cannot be cached: {error.strerror or error}") from error
         finally:
             part.unlink(missing_ok=True)
             reservation.write_text("")

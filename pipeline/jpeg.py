@@ -33,6 +33,8 @@ bytes, 32 px 2.4 %, 64 px 1.2 %."""
 _BASELINE = (0xC0, 0xC1)  # sequential Huffman, 8 bit; anything else is decoded whole
 _PARAMETERLESS = frozenset({0x01, *range(0xD0, 0xD8)})
 EOI = b"\xff\xd9"
+MOST_PX = 178_956_970
+"""Of a picture that is read at all: Pillow's own limit. A header of a few bytes can claim 4 gigapixels."""
 
 
 class JpegError(DatasetError):
@@ -118,7 +120,7 @@ def parse(data: bytes) -> Frame:
     known = _KNOWN_HEADERS.get(data[:size_at] + data[size_at + 4 : scan_at])
     if known is not None and known[0] == size_at:
         height, width = _SIZE.unpack_from(data, size_at)
-        if height and width:
+        if height and width and height * width <= MOST_PX:
             return Frame(width, height, *known[1:3], size_at, scan_at, known[3])
     frame = _walk(data)
     if frame.scan_at:
@@ -172,6 +174,8 @@ def _frame(data: bytes, at: int, length: int, marker: int) -> Frame:
     height, width = int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
     if not (components and width and height) or length < 8 + 3 * components:
         raise JpegError(f"damaged JPEG: a frame of {width}x{height} px with {components} components")
+    if width * height > MOST_PX:
+        raise JpegError(f"{width}x{height} px are more than the limit of {MOST_PX:,}")
     factors = [data[at + 11 + 3 * number] for number in range(components)]
     across, down = (max(f >> 4 for f in factors), max(f & 15 for f in factors)) if components > 1 else (1, 1)
     if not (1 <= across <= 4 and 1 <= down <= 4):
@@ -291,16 +295,27 @@ def decode(data: bytes, colours: Colours = "RGB", *, factor: int = 1, fast_chrom
     """Pixels, HWC uint8, `factor` (1, 2, 4, 8) times smaller, sides rounded up. `fast_chroma` repeats chroma pixels
     instead of smoothing them: 7 % faster, 45 dB from the smooth picture, and a cut then equals a full decode exactly.
 
-    CMYK and other rarities go through Pillow, always at full size. Raises JpegError when nothing can read it, and for
-    a picture that is damaged or cut short: it is never filled up with something.
+    Rarities go through Pillow, always at full size. Raises JpegError when nothing can read it, and for a picture that
+    is damaged or cut short: it is never filled up with something.
     """
-    min_height, min_width = (-(-side // factor) for side in size(data)[::-1]) if factor > 1 else (0, 0)
-    try:
-        return simplejpeg.decode_jpeg(data, colours, False, fast_chroma, min_height, min_width)
-    except ValueError as error:
-        if _DAMAGE.match(str(error)) and not _COMPLETE.fullmatch(str(error)):
-            raise JpegError(f"damaged JPEG: {error}") from error
-        return _decode_anyway(data, colours, (False, fast_chroma, min_height, min_width), error)
+    frame = parse(data)
+    min_height, min_width = (-(-side // factor) for side in frame[1::-1]) if factor > 1 else (0, 0)
+    options = (colours, False, fast_chroma, min_height, min_width)
+    said = ""
+    for _ in range(_MOST_ODDITIES):
+        try:
+            return simplejpeg.decode_jpeg(data, *options)
+        except ValueError as error:
+            said = str(error)
+        if _COMPLETE.fullmatch(said):  # the first complaint, and it comes when every pixel is in place
+            return simplejpeg.decode_jpeg(data, *options, strict=False)
+        mended = _mended(data, said)
+        if mended == data:
+            break
+        data = mended
+    if _DAMAGE.match(said):
+        raise JpegError(f"damaged JPEG: {said}")
+    return _decode_with_pillow(data, colours, said)
 
 
 def decode_shortened(data: bytes, colours: Colours, width_px: int, height_px: int, fast_chroma: bool) -> Pixels:
@@ -311,22 +326,40 @@ def decode_shortened(data: bytes, colours: Colours, width_px: int, height_px: in
         simplejpeg.decode_jpeg(data, colours, fastupsample=fast_chroma, buffer=pixels_HWC)
     except ValueError as error:
         if not _COMPLETE.fullmatch(str(error)):
+            mended = _mended(data, str(error))
+            if mended != data:
+                return decode_shortened(mended, colours, width_px, height_px, fast_chroma)
             raise JpegError(f"damaged JPEG: {error}") from error
     return pixels_HWC
 
 
-_DAMAGE = re.compile("Corrupt JPEG data|Premature end")  # libjpeg's words
+_DAMAGE = re.compile("Corrupt JPEG data|Premature end|Inconsistent progression")  # libjpeg's words
 _COMPLETE = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
+_MOST_ODDITIES = 3  # the last of them is not looked at again
 
 
-def _decode_anyway(data: bytes, colours: Colours, options: tuple[bool, bool, int, int], first: ValueError) -> Pixels:
-    """What is harmless (an unknown JFIF version, bytes left over) is passed over; the rest is tried with Pillow."""
-    try:
-        return simplejpeg.decode_jpeg(data, colours, *options, strict=False)
-    except ValueError:
-        pass
+def _mended(data: bytes, said: str) -> bytes:
+    """What libjpeg complains of and reads all the same, put right, so that it says whether anything else is wrong: it
+    reports its first complaint only, and reading on regardless (`strict=False`) gives uninitialised memory for a
+    picture that it cannot decode at all."""
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        body = data[at + 4 : at + 2 + length]
+        if "JFIF" in said and marker == 0xE0 and body[:5] == b"JFIF\0":
+            return b"".join((data[: at + 9], b"\1\1", data[at + 11 :]))
+        if "Adobe" in said and marker == 0xEE and body[:5] == b"Adobe" and len(body) >= 12:
+            return b"".join((data[: at + 15], b"\1", data[at + 16 :]))
+        if marker == 0xDA:
+            end = at + 2 + length
+            return b"".join((data[: end - 3], b"\0\x3f\0", data[end:])) if "SOS" in said else data
+        at += 2 + length
+    return data
+
+
+def _decode_with_pillow(data: bytes, colours: Colours, said: str) -> Pixels:
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
             return np.array(image.convert("RGB").convert(colours), np.uint8)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise JpegError(f"JPEG cannot be decoded ({first})") from error
+        raise JpegError(f"JPEG cannot be decoded ({said})") from error

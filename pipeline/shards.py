@@ -11,12 +11,12 @@ import json
 import os
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from feedline.pipeline.errors import DatasetError as DatasetError
 from feedline.pipeline.errors import FeedlineError as FeedlineError
 from feedline.pipeline.errors import UsageError as UsageError
+from feedline.pipeline.files import open_shard
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -79,21 +80,57 @@ class Manifest:
             version = fields["format_version"]
             if version != FORMAT_VERSION:
                 raise DatasetError(f"{where}: format version {version!r}, this feedline reads {FORMAT_VERSION}")
+            _check_depth(fields)
             fields["shards"] = [ShardInfo(**shard) for shard in fields["shards"]]
             manifest = cls(**fields)
-        except (ValueError, KeyError, TypeError) as error:
-            raise DatasetError(f"{where} is not a feedline manifest ({error}): prepare the dataset again") from error
+            _check_types(manifest)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            what = f"{where} is not a feedline manifest ({error}): prepare the dataset again"
+            raise DatasetError(what) from error
         for shard in manifest.shards:
-            if Path(shard.name).name != shard.name:
+            if Path(shard.name).name != shard.name or "\0" in shard.name or shard.name == "..":
                 raise DatasetError(f"{where}: shard name {shard.name!r} points outside its folder")
         return manifest
+
+
+_DEEPEST = 8  # a manifest has three levels; Python's own recursion must not be what ends a reader
+_CODECS: frozenset[Any] = frozenset(get_args(Codec))
+
+
+def _check_depth(value: Any, levels: int = _DEEPEST) -> None:
+    if levels == 0:
+        raise ValueError(f"nested more than {_DEEPEST} levels deep")
+    inner: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for one in inner:
+        _check_depth(one, levels - 1)
+
+
+def _check_types(manifest: Manifest) -> None:
+    """Raises TypeError or ValueError where a dataclass from JSON holds what it does not declare."""
+    shards = manifest.shards
+    counts = [manifest.samples, *(n for one in shards for n in (one.samples, one.planned_samples, one.bytes))]
+    if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts) or type(manifest.seed) is not int:
+        raise ValueError("a count is not a whole number")
+    texts: list[Any] = [manifest.split, manifest.plan_hash]
+    texts += [text for one in shards for text in (one.name, one.sha256)]
+    for entry in manifest.classes:
+        texts += [entry["name"], entry.get("wnid", ""), *(entry.get("names") or [])]
+    if not all(isinstance(text, str) and text.isprintable() for text in texts):
+        raise ValueError("a name is not a printable text")
+    if not isinstance(manifest.versions, dict) or manifest.settings["codec"] not in _CODECS:
+        raise ValueError(f"codec {manifest.settings['codec']!r}")
 
 
 def read_manifest(split_folder: Path) -> Manifest:
     path = split_folder / MANIFEST
     if not path.exists():
         raise DatasetError(f"{split_folder} is not a prepared split (no {MANIFEST}): run `feedline prepare` first")
-    return Manifest.from_json(path.read_text(), str(path))
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or "it is no text"
+        raise DatasetError(f"{path} cannot be read: {what}") from error
+    return Manifest.from_json(text, str(path))
 
 
 def manifest_hash(split_folder: Path) -> str:
@@ -150,15 +187,30 @@ class Index:
 
     @cached_property
     def _key_column(self) -> pa.ChunkedArray:
-        return pq.ParquetFile(self.path).read(columns=["key"])["key"]
+        with _unreadable(self.path):
+            column = pq.ParquetFile(self.path).read(columns=["key"])["key"]
+            if len(column) != len(self) or column.null_count:
+                raise DatasetError(f"{self.path} has {len(self)} samples and {len(column)} keys: prepare it again")
+            column.validate(full=True)  # no offset outside its buffer, and text that is text
+            return column
 
     @cached_property
     def keys(self) -> list[str]:
+        """Raises DatasetError, as `key` does, when that column cannot be read: it is only then looked at."""
         return self._key_column.to_pylist()
 
     def key(self, sample: int) -> str:
         """One key costs no list of them all: a tenth of the time and memory at 1.28 M samples."""
         return self._key_column[sample].as_py()
+
+
+@contextmanager
+def _unreadable(path: Path) -> Generator[None]:
+    """What Arrow says of a damaged file, as a DatasetError of one line."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, BufferError, ValueError, KeyError) as error:
+        raise DatasetError(f"{path} cannot be read ({(str(error).splitlines() or ['damaged'])[0]})") from error
 
 
 def index_bytes(rows: Iterable[SampleRow]) -> bytes:
@@ -184,16 +236,15 @@ def read_index(split_folder: Path, manifest: Manifest | None = None) -> Index:
     two do not fit, so that no row points outside its shard."""
     path = split_folder / INDEX
     names = [name for name, _ in _columns() if name != "key"]
-    try:
-        table = pq.ParquetFile(path).read(columns=names)
-        if not table.schema.equals(pa.schema([INDEX_SCHEMA.field(name) for name in names])):
+    with _unreadable(path):
+        file = pq.ParquetFile(path)
+        table = file.read(columns=names)
+        if not file.schema_arrow.equals(INDEX_SCHEMA):
             raise DatasetError(f"{path} has other columns than this feedline reads: prepare the dataset again")
         if any(table[name].null_count for name in names):
             raise DatasetError(f"{path} has empty cells: prepare the dataset again")
         # neither pq.read_table nor to_numpy: both import pandas, 1.2 s of a loader's 1.5 to its first batch
         columns: list[Any] = [np.from_dlpack(table[name].combine_chunks()) for name in names]
-    except (OSError, pa.ArrowException, BufferError) as error:
-        raise DatasetError(f"{path} cannot be read ({str(error).splitlines()[0]})") from error
     index = Index(
         labels_N=columns[0],
         shards_N=columns[1],
@@ -359,11 +410,7 @@ class ShardReader:
 
     def _descriptor(self, shard: int) -> int:
         if shard not in self._descriptors:
-            path = self._folder / self._names[shard]
-            try:
-                self._descriptors[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise DatasetError(f"shard {path} cannot be read: {error.strerror}") from error
+            self._descriptors[shard] = open_shard(self._folder / self._names[shard])
         return self._descriptors[shard]
 
 

@@ -95,17 +95,24 @@ def _with_timeout(address: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def fetch_metadata(address: str, options: dict[str, Any], cache: CacheSpec) -> Path:
     """A local folder with the split's manifest and index; shards will join them. Raises DatasetError."""
-    from feedline.pipeline.atomic import write_atomically
+    from feedline.pipeline.atomic import sweep, write_atomically
     from feedline.pipeline.shards import INDEX, MANIFEST
 
     remote = Remote(address, options)
     manifest = remote.read(MANIFEST)
     identity = hashlib.sha256(f"{remote.address}\n".encode() + manifest).hexdigest()[:20]
     folder = cache.folder / identity
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / INDEX).exists():
-        write_atomically(folder / INDEX, remote.read(INDEX))
-    write_atomically(folder / MANIFEST, manifest)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
+        if not (folder / INDEX).exists():
+            write_atomically(folder / INDEX, remote.read(INDEX))
+        write_atomically(folder / MANIFEST, manifest)
+    except OSError as error:
+        what = f"the cache {cache.folder} cannot be written ({error.strerror or error})"
+        raise DatasetError(
+            f"{what}: make room there, or set FEEDLINE_CACHE or cache_dir to another folder"
+        ) from error
     return folder
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from feedline.pipeline.atomic import write_atomically
+from feedline.pipeline.atomic import sweep, write_atomically
 from feedline.pipeline.errors import UsageError
 from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes
 from feedline.preprocess.plan import Columns
@@ -24,6 +24,7 @@ from feedline.preprocess.receipts import KINDS, Rows, index_table
 from feedline.preprocess.report import versions
 from feedline.preprocess.resize import FORMATS
 from feedline.preprocess.sources import open_source
+from feedline.preprocess.store import readable
 
 OnProgress = Callable[[int, int], None]
 MAX_NAMED = 20
@@ -45,10 +46,14 @@ def index_shards(
     for place in places:
         if (place / MANIFEST).exists() and not overwrite:
             raise UsageError(f"{place} has a manifest already: --overwrite replaces it and its index")
-    return {str(place): index_folder(place, on_progress or (lambda *_: None)) for place in places}
+    try:
+        return {str(place): index_folder(place, on_progress or (lambda *_: None)) for place in places}
+    except OSError as error:
+        raise readable(error, f"indexing {folder}") from error
 
 
 def index_folder(folder: Path, on_progress: OnProgress) -> dict[str, Any]:
+    sweep(folder)
     for name in (MANIFEST, INDEX):  # else the folder would be taken for what its manifest says
         (folder / name).unlink(missing_ok=True)
     source = open_source(str(folder), kind="shards")

@@ -52,13 +52,17 @@ def walk(read: Read, start: int, end: int, where: str) -> Iterator[Member]:
     """
     position = start
     pending: dict[str, str] = {}
+    announced = False
     while True:
         block = read(position, BLOCK_BYTES) if position + BLOCK_BYTES <= end else b""
         if len(block) < BLOCK_BYTES:
             raise cut_short(where, position, end)
         if block == ZERO_BLOCK:
+            if announced:
+                raise TarError(f"{where}: an extended header and no member behind it at byte {position}: damaged")
             return
         kind = block[156:157]
+        announced = kind in b"xLK"
         length = checked_length(block, where, position)
         if kind in REGULAR:
             if pending:

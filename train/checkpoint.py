@@ -9,6 +9,7 @@ import io
 import random
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,13 @@ def epoch_name(epoch: int) -> str:
 
 
 def save(folder: Path, data: bytes, names: Iterable[str]) -> None:
-    """The same bytes under each of `names`. Raises CheckpointError when the disk refuses."""
+    """The same bytes under each of `names`. Raises CheckpointError when the disk refuses.
+
+    `step-…` comes last: a run that is killed in between resumes before it, and writes the others anew.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in names:
+        for name in sorted(names, key=lambda name: name.startswith("step-")):
             write_atomically(folder / name, data)
     except OSError as error:
         raise CheckpointError(f"cannot write a checkpoint to {folder}: {error.strerror}") from error
@@ -82,8 +86,9 @@ def save(folder: Path, data: bytes, names: Iterable[str]) -> None:
 
 def forget_old(folder: Path, keep_last: int) -> None:
     """Removes all but the newest `keep_last` step checkpoints; the best and the named ones stay."""
-    for path in step_checkpoints(folder)[:-keep_last]:
-        path.unlink(missing_ok=True)
+    with suppress(OSError):  # the next time
+        for path in step_checkpoints(folder)[:-keep_last]:
+            path.unlink(missing_ok=True)
 
 
 def step_checkpoints(folder: Path) -> list[Path]:

@@ -8,11 +8,15 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from feedline.pipeline.atomic import sweep
+from feedline.pipeline.errors import FeedlineError
 
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
@@ -30,12 +34,21 @@ class Journal:
 
     def __init__(self, run: Path, *, tensorboard: bool, from_step: int = 0) -> None:
         """`from_step` > 0 continues a run: TensorBoard then forgets what an interrupted run logged beyond it."""
-        run.mkdir(parents=True, exist_ok=True)
-        self._lines = (run / "metrics.jsonl").open("a", buffering=1)
+        self._path = run / "metrics.jsonl"
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            for folder in (run, run / "checkpoints"):
+                sweep(folder)
+            torn = self._path.exists() and self._path.read_bytes()[-1:] not in (b"", b"\n")
+            self._lines = self._path.open("a", buffering=1)
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+        if torn:  # the run was killed in the middle of a line
+            self._line("")
         self._board = open_board(run / "tensorboard", from_step) if tensorboard else None
 
     def __call__(self, event: Event) -> None:
-        self._lines.write(json.dumps({"time": round(time.time(), 3), **event}) + "\n")
+        self._line(json.dumps({"time": round(time.time(), 3), **event}))
         if self._board is None:
             return
         kind = event["event"]
@@ -43,6 +56,12 @@ class Journal:
         for name in dict.fromkeys(names):
             if isinstance(value := event.get(name), int | float):
                 self._board.add_scalar(f"{kind}/{name}", value, event["step"])
+
+    def _line(self, text: str) -> None:
+        try:
+            self._lines.write(text + "\n")
+        except OSError as error:
+            raise unwritable(self._path, error) from error
 
     def show_model(self, model: nn.Module, images_NCHW: Tensor) -> None:
         """The model's graph and some of the images it is fed, where TensorBoard is on. Costs a trace of the model."""
@@ -62,7 +81,8 @@ class Journal:
                 model.train(mode)
 
     def close(self) -> None:
-        self._lines.close()
+        with suppress(OSError):  # what could not be written has been said
+            self._lines.close()
         if self._board is not None:
             self._board.close()
 
@@ -71,6 +91,10 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def unwritable(path: Path, error: OSError) -> FeedlineError:
+    return FeedlineError(f"{path} cannot be written: {error.strerror or error}; then go on with --resume auto")
 
 
 def open_board(folder: Path, from_step: int) -> Any:
