@@ -84,17 +84,27 @@ def curve_section(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], cell
     if numeric is None or len(set(axes[numeric])) < 2:
         return None
     curves = curves_over(numeric, varied, cells)
-    drawn = plots.lines(curves, title=f"Throughput over {WORDS[numeric]}", y_unit="samples/s", x_unit=WORDS[numeric])
+    drawn = plots.lines(
+        curves, title=f"Throughput over {WORDS[numeric]}", y_unit="samples/s", x_unit=WORDS[numeric],
+        note="whiskers: 95 % intervals of the median",
+    )  # fmt: skip
     return section(f"Over {WORDS[numeric]}", drawn)
 
 
 def curves_over(axis: str, varied: Sequence[str], cells: Cells) -> list[plots.Series]:
     others = [name for name in varied if name != axis]
-    groups: dict[str, dict[float, float]] = {}
+    groups: dict[str, dict[float, Mapping[str, Any]]] = {}
     for cell in cells:
         name = ", ".join(phrase(other, cell[other]) for other in others) or "samples/s"
-        groups.setdefault(name, {})[float(cell[axis])] = cell["samples_per_s"]
-    return [plots.Series(name=name, points=sorted(points.items())) for name, points in groups.items()]
+        groups.setdefault(name, {})[float(cell[axis])] = cell
+    return [
+        plots.Series(
+            name=name,
+            points=[(x, members[x]["samples_per_s"]) for x in sorted(members)],
+            intervals=[(members[x]["low"], members[x]["high"]) for x in sorted(members)],
+        )
+        for name, members in groups.items()
+    ]
 
 
 def heat_section(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], cells: Cells) -> Markup | None:

@@ -24,6 +24,8 @@ class Series:
     name: str
     points: Sequence[tuple[float, float | None]]
     hue: str = ""
+    intervals: Sequence[tuple[float | None, float | None]] = ()
+    """(low, high) of each point, drawn as whiskers, and the points as marks; for few points: none is thinned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +47,18 @@ def lines(
     y_max: float | None = None,
     height_px: int = 170,
     note: str = "",
+    x_name: str = "",
 ) -> Markup:
-    """Curves over a common x axis; the y axis starts at zero and holds at least `y_max`."""
+    """Curves over a common x axis; the y axis starts at zero and holds at least `y_max`. `x_name` is said in the
+    caption, and whiskers of several curves stand beside each other."""
     xs = [x for one in series for x, _ in one.points]
-    x_scale = Scale.exactly(min(xs, default=0.0), max(xs, default=1.0))
-    y_scale = Scale.covering([y_max, *(y for one in series for _, y in one.points)], count=4)
+    low, high = min(xs, default=0.0), max(xs, default=1.0)
+    room = 0.03 * (high - low) if any(one.intervals for one in series) else 0.0  # or the outer marks would be cut
+    x_scale = Scale.exactly(low - room, high + room)
+    tops = [high for one in series for _, high in one.intervals]
+    y_scale = Scale.covering([y_max, *tops, *(y for one in series for _, y in one.points)], count=4)
     drawn = [_curve(one, index, x_scale, y_scale) for index, one in enumerate(series)]
+    drawn += [_whiskers(one, index, len(series), x_scale, y_scale) for index, one in enumerate(series)]
     body = _frame(drawn, x_scale, y_scale, height_px, x_unit, _shades(shades, x_scale), _said(series, title))
     dashed = ("solid", "dashed", "dotted", "dashed")
     legend = [
@@ -58,7 +66,7 @@ def lines(
         for index, one in enumerate(series)
     ]
     legend += [(name, f"background: var(--{hue})", "shade") for name, hue in shade_hues(shades).items()]
-    return figure(title, [body], unit=y_unit, legend=legend, note=note)
+    return figure(title, [body], unit=f"{y_unit} over {x_name}" if x_name else y_unit, legend=legend, note=note)
 
 
 def columns(
@@ -181,6 +189,23 @@ def _curve(one: Series, index: int, x_scale: Scale, y_scale: Scale) -> Markup:
         for run in runs if run
     ]  # fmt: skip
     return tag("g", tag("title", one.name), drawn, class_="curve")
+
+
+def _whiskers(one: Series, index: int, count: int, x_scale: Scale, y_scale: Scale) -> Markup:
+    """Of a series with intervals. Strokes keep their width in the stretched plane, so a mark is a stroke without
+    length; curves are set apart by half a unit of width, or their whiskers would cover each other."""
+    style = f"stroke: var(--{_hue(one, index)})"
+    drawn: list[Markup] = []
+    for (x, y), (low, high) in zip(one.points, one.intervals, strict=False):
+        if y is None:
+            continue
+        at = f"{x_scale.percent(x) + 0.5 * (index - (count - 1) / 2):.2f}"
+        middle = f"{100 - y_scale.percent(y):.2f}"
+        drawn.append(tag("line", x1=at, x2=at, y1=middle, y2=middle, style=style, class_="mark"))
+        if low is not None and high is not None:
+            ends = {"y1": f"{100 - y_scale.percent(low):.2f}", "y2": f"{100 - y_scale.percent(high):.2f}"}
+            drawn.append(tag("line", x1=at, x2=at, **ends, style=style, class_="interval"))
+    return tag("g", drawn) if drawn else Markup()
 
 
 def _column(
