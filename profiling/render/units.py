@@ -30,7 +30,9 @@ def percent(fraction: float | None) -> str:
     if fraction is None or not math.isfinite(fraction):
         return UNKNOWN
     value = fraction * 100
-    return f"{value:.0f} %" if abs(value) >= 9.95 or abs(value) < 0.05 else f"{value:.1f} %"
+    if abs(value) < 0.05:
+        return "0 %"
+    return f"{value:.0f} %" if abs(value) >= 9.95 else f"{value:.1f} %"
 
 
 def times(factor: float | None) -> str:

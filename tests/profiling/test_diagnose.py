@@ -32,6 +32,14 @@ def test_the_verdict(costs: dict[str, Any], bound: str) -> None:
     assert diagnose(made(**costs)).bound == bound
 
 
+def test_waiting_for_batches_that_are_ready_is_no_want_of_data() -> None:
+    found = diagnose(made(wait_s=0.02, compute_s=0.08, stages=SMALL))
+    assert found.bound == "compute"
+    assert any("Batches are ready" in sentence for sentence in found.evidence)
+    assert diagnose(made(wait_s=0.02, compute_s=0.08, stages=SMALL, slow=20.0)).bound == "data"
+    assert diagnose(made(wait_s=0.06, compute_s=0.02, stages=SMALL)).bound == "data"
+
+
 def test_serialising_is_the_data_side_when_workers_send() -> None:
     heavy = {"read": 0.0, "decode": 0.0001, "transform": 0.0, "collate": 0.0, "send": 0.0015}
     found = diagnose(made(wait_s=0.09, unpickle_s=0.06, compute_s=0.02, workers=1, stages=heavy))
