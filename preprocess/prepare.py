@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.errors import FeedlineError, UsageError
-from feedline.pipeline.shards import Manifest
+from feedline.pipeline.shards import MANIFEST, Manifest
 from feedline.preprocess import claim, commit, report
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.gather import gather
@@ -79,6 +79,7 @@ class Preparation:
         self.store = open_store(config.out, dict(config.storage_options))
         with claim.locked(self.store), staging_folder(self.store) as staging:
             started = time.monotonic()
+            self.staging = str(staging)
             columns, self.classes, self.stats = gather(config, staging, self.on_note)
             self.seconds["index"] = time.monotonic() - started
             self.fingerprint = fingerprint(config.outputs)
@@ -100,6 +101,9 @@ class Preparation:
         for split in plan.splits:
             self.on_note(f"{split.split}: {len(split.rows_N):,} samples in {split.shards} shards ({split.reason})")
         claim.begin(store, plan.hash, describe(self.config), folders, self.run_id)
+        if self.config.retry_quarantine:  # other bytes will come under the same names: until then it is no dataset
+            for folder in folders:
+                store.delete(f"{folder}/{MANIFEST}")
         return self._write()
 
     def _folders(self, split: SplitPlan) -> list[str]:
@@ -114,7 +118,7 @@ class Preparation:
 
     def _complete(self, folders: Sequence[str], manifests: Sequence[Manifest]) -> bool:
         """Whether every shard of the finished dataset is there with its size, and nothing is to be retried."""
-        if self.config.retry_quarantine:
+        if self.config.retry_quarantine and commit.read_quarantine(self.store):
             return False
         return all(
             self.store.size(f"{folder}/{shard.name}") == shard.bytes
@@ -180,6 +184,8 @@ class Preparation:
             max_pixels=self.config.max_pixels,
             metadata=self.config.metadata,
             stats=self.stats,
+            staging=self.staging,
+            source=self.config.source,
         )
 
     # --- committing -----------------------------------------------------------------------------------

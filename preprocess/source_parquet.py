@@ -101,7 +101,10 @@ def opened(path: str, options: SourceOptions) -> Generator[pq.ParquetFile]:
 
     remote: Any = fsspec.open(path, "rb", **options.storage_options) if "://" in path else None
     try:
-        with remote if remote is not None else Path(path).open("rb") as file, pq.ParquetFile(file) as parquet:
+        with (
+            remote if remote is not None else Path(path).open("rb") as file,
+            pq.ParquetFile(file, page_checksum_verification=True) as parquet,
+        ):
             yield parquet
     except (pa.ArrowInvalid, pa.ArrowException) as error:
         first = str(error).strip().splitlines()[0]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.atomic import write_atomically
-from feedline.pipeline.errors import FeedlineError
 from feedline.preprocess.plain_tar import TarWriter, tar_file
+from feedline.preprocess.store import readable
 
 STAMP = "staged.json"
 TAR_BYTES = 1 << 30
@@ -47,7 +47,7 @@ class StagingWriter:
             while first is not None:
                 first = self._tar(split, first, arriving)
         except OSError as error:
-            raise FeedlineError(f"staging in {self._folder} failed: {error.strerror or error}") from error
+            raise readable(error, f"unpacking into {self._folder}") from error
 
     def _tar(self, split: str, first: Unpacked, arriving: Iterable[Unpacked]) -> Unpacked | None:
         """Writes one tar; returns the sample that begins the next."""

@@ -51,6 +51,9 @@ class Order:
     max_pixels: int
     metadata: bool
     stats: dict[str, Stat]
+    staging: str = ""
+    """Folder of staging tars, gone when the job ends: samples from there are said to be from `source`."""
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,12 @@ class ShardTask:
         for position, path in self.mended.items():
             listed[position] = Where(path, 0, -1)
         return listed
+
+    def origin(self, position: int, order: Order) -> tuple[str, int]:
+        """(path, offset) that people and KEY.json are told; offset -1: unpacked from there, the key says which."""
+        path = self.paths[int(self.path_N[position])]
+        staged = order.staging and path.startswith(f"{order.staging}/")
+        return (order.source, -1) if staged else (path, int(self.offsets_N[position]))
 
 
 @dataclass(kw_only=True)
@@ -201,7 +210,7 @@ class ShardJob:
         places = self.task.where()
         labels = self.task.labels_N.tolist()
         arriving = read_all(places, self.order.stats, self.order.storage_options)
-        for position, (key, label, place) in enumerate(zip(self.task.keys, labels, places, strict=True)):
+        for position, (key, label) in enumerate(zip(self.task.keys, labels, strict=True)):
             before = clock()
             data = next(arriving)
             self.read_s += clock() - before
@@ -214,16 +223,20 @@ class ShardJob:
                 self._quarantine(position, bad, data)
                 continue
             before = clock()
-            metadata = {"source": place.path, "offset": place.offset} if self.order.metadata else None
+            metadata = self._metadata(position) if self.order.metadata else None
             for writer, member in zip(writers, prepared, strict=True):
                 writer.add(key, member.data, member.extension, label=label, width=member.width,
                            height=member.height, metadata=metadata)  # fmt: skip
             self.write_s += clock() - before
         next(arriving, None)  # lets the reader check that the source stayed the same
 
+    def _metadata(self, position: int) -> dict[str, Any]:
+        source, offset = self.task.origin(position, self.order)
+        return {"source": source, "offset": offset}
+
     def _quarantine(self, position: int, bad: BadImage, data: bytes) -> None:
         key = self.task.keys[position]
-        place = self.task.where()[position]
+        source, offset = self.task.origin(position, self.order)
         file = quarantine_name(self.task.split, self.task.shard, position, key)
         self.store.write(f"{QUARANTINE}/{file}", data)
         self.quarantined.append(
@@ -233,8 +246,8 @@ class ShardJob:
                 label=int(self.task.labels_N[position]),
                 reason=bad.reason,
                 detail=re.sub(r"\b0x[0-9a-f]+", "0x…", bad.detail),
-                source=place.path,
-                offset=place.offset,
+                source=source,
+                offset=offset,
                 length=len(data),
                 file=file,
                 shard=self.task.shard,

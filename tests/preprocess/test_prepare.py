@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from feedline.pipeline.errors import FeedlineError, UsageError
@@ -359,6 +361,21 @@ def test_mended_files_go_to_their_places(images: Path, tmp_path: Path) -> None:
     assert cut["key"] in read_index(out / "train").keys
     assert verify(str(out), full=True)["ok"]
     assert len(names(out / "quarantine")) == 2
+    empty = json.loads((out / "quarantine" / "report.jsonl").read_text())
+    assert empty["source"].startswith(str(images))
+
+
+def test_a_retry_that_dies_leaves_no_dataset_that_is_half_old_and_half_new(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(images, out)
+    for file in (out / "quarantine").glob("*.bin"):
+        file.write_bytes(saved(photo(3)))
+    with pytest.raises(Killed):
+        prepare(images, out, retry_quarantine=True, runner=dies_after(2))
+    assert not list(out.rglob("manifest.json"))
+    assert prepare(images, out, retry_quarantine=True)["quarantined"] == 0
+    assert verify(str(out), full=True)["ok"]
+    assert prepare(images, out, retry_quarantine=True)["already_complete"]
 
 
 def test_nothing_bad_leaves_no_quarantine(clean_images: Path, tmp_path: Path) -> None:
@@ -391,6 +408,19 @@ def test_metadata_says_where_a_sample_came_from(clean_images: Path, tmp_path: Pa
         assert member is not None
         assert json.load(member)["source"].startswith(str(clean_images))
     assert verify(str(tmp_path / "out"), full=True)["ok"]
+
+
+def test_samples_that_were_unpacked_are_said_to_be_from_the_source(tmp_path: Path) -> None:
+    """Where they were unpacked is gone when the job ends, and must not show in any byte."""
+    images = [saved(photo(number)) for number in range(6)] + [b"no image"]
+    table = pa.table({"image": pa.array(images, pa.binary()), "label": [number % 2 for number in range(7)]})
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in" / "train-0.parquet")
+    for out in ("one", "other"):
+        prepare(tmp_path / "in", tmp_path / out, metadata=True, shards=1)
+    assert digests(tmp_path / "one") == digests(tmp_path / "other")
+    bad = json.loads((tmp_path / "one" / "quarantine" / "report.jsonl").read_text())
+    assert (bad["source"], bad["key"]) == (str(tmp_path / "in"), "00000006")
 
 
 def test_an_object_store_gets_hashed_names_and_no_renames(images: Path, tmp_path: Path) -> None:
