@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from feedline.benchmarks.measuring import rounds
+from feedline.benchmarks.peers.environments import PEERS as LOADERS
 from feedline.benchmarks.peers.environments import SCRIPTS, Peer, PeerError, interpreter
 from feedline.benchmarks.preparing import RESULTS, spark_job, write
 from feedline.profiling.host import usable_cores
@@ -27,9 +28,10 @@ PEERS = (
     Peer(name="litdata", packages=("litdata==0.2.76",)),
     Peer(name="img2dataset", packages=("img2dataset==1.47.0", "setuptools<81"), with_torch=False),
     Peer(name="webdataset"),
+    LOADERS["ffcv"],
 )
 WANTED = {"mosaicml": 1.4, "litdata": 3.0, "img2dataset": 3.0, "webdataset": 2.5}
-"""How far ahead prepare should be."""
+"""How far ahead prepare should be; of FFCV nothing was asked."""
 
 
 def main() -> None:
@@ -101,7 +103,7 @@ def summary(source: str, by_round: Sequence[dict[str, float]], failed: dict[str,
         },
         "feedline_is_times_faster": {
             name: {"median": round(median(found), 2), "low": round(found[0], 2), "high": round(found[-1], 2),
-                   "wanted": WANTED[name]}
+                   "wanted": WANTED.get(name)}
             for name, found in ratios.items()
             if found
         },

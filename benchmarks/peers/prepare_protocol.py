@@ -24,18 +24,22 @@ def image_files(source):
     return files
 
 
-def resized_jpeg(item):
-    """Short side 256, bicubic, quality 90."""
+def resized(path):
+    """Short side 256, bicubic."""
     from PIL import Image
 
-    path, label = item
     with Image.open(path) as opened:
         image = opened.convert("RGB")
     width, height = image.size
     short = min(width, height)
-    image = image.resize((256 * width // short, 256 * height // short), Image.Resampling.BICUBIC)
+    return image.resize((256 * width // short, 256 * height // short), Image.Resampling.BICUBIC)
+
+
+def resized_jpeg(item):
+    """The same as JPEG of quality 90."""
+    path, label = item
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=90)
+    resized(path).save(file, "JPEG", quality=90)
     return file.getvalue(), label
 
 
