@@ -10,6 +10,11 @@ from feedline.pipeline.errors import UsageError
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 MARKERS = "osD^vPX*"
+LINES = ("-", "--", ":", "-.")
+AXIS_NAMES = {"num_workers": "worker processes", "image_size": "image side, px", "size": "side in the shards, px",
+              "batch_size": "batch size, samples", "prefetch_factor": "prefetched batches per worker",
+              "quality": "JPEG quality", "shards": "shards per split"}  # fmt: skip
+"""What an axis counts, where its short name does not say it."""
 
 
 def new_figure(width_in: float = 7.0, height_in: float = 4.2) -> tuple[Any, Any]:
@@ -61,8 +66,9 @@ def draw_curves(plot: Any, axis: str, varied: Sequence[str], cells: Sequence[Map
         error = [[r - (c["low"] or r) for r, c in zip(y, members, strict=True)],
                  [(c["high"] or r) - r for r, c in zip(y, members, strict=True)]]  # fmt: skip
         x = [cell[axis] for cell in members]
-        plot.errorbar(x, y, error, label=name or None, marker=MARKERS[number % len(MARKERS)], capsize=3)
-    plot.set_xlabel(WORDS[axis])
+        style = {"marker": MARKERS[number % len(MARKERS)], "linestyle": LINES[number % len(LINES)], "capsize": 3}
+        plot.errorbar(x, y, error, label=name or None, **style)
+    plot.set_xlabel(AXIS_NAMES.get(axis, WORDS[axis]))
     plot.set_ylabel("samples/s")
     plot.set_ylim(bottom=0)
     plot.set_xticks(sorted({cell[axis] for cell in cells}))
@@ -101,7 +107,7 @@ def heat_png(
                 )
     plot.set_xticks(range(len(columns)), [str(value) for value in columns])
     plot.set_yticks(range(len(rows)), [str(value) for value in rows])
-    plot.set_xlabel(WORDS[varied[1]])
-    plot.set_ylabel(WORDS[varied[0]])
+    plot.set_xlabel(AXIS_NAMES.get(varied[1], WORDS[varied[1]]))
+    plot.set_ylabel(AXIS_NAMES.get(varied[0], WORDS[varied[0]]))
     figure.colorbar(image, ax=plot, label="samples/s")
     save(figure, path)
