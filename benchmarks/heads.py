@@ -33,6 +33,7 @@ TITLES = {
         "feedline's planes beside FFCV's raw pixels, RandomResizedCrop 224 and flip",
     ),
     "keep": ("From the original files", "unprepared JPEGs around 500 × 375 px, RandomResizedCrop 224 and flip"),
+    "scaling": ("More workers", "feedline over the same JPEG shards, its workers varied"),
     "raw": ("64 px raw pixels", "a batch is a copy: beside a plain NumPy gather of the same bytes"),
 }
 
@@ -44,10 +45,15 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="kept between runs; default: a temporary folder")
     parser.add_argument("--page", action="store_true", help="only write the page from the records that are there")
     said = parser.parse_args()
+    if said.images < 1 or said.rounds < 1:
+        parser.error("--images and --rounds: at least 1")
     if not said.page:
         with tempfile.TemporaryDirectory(prefix="feedline-heads-") as scratch:
             measure(said.images, said.rounds, said.work or Path(scratch))
-    text = heads_page(record("loading.json"), record("prepare-peers.json"))
+    try:
+        text = heads_page(record("loading.json"), record("prepare-peers.json"))
+    except UsageError as error:
+        raise SystemExit(f"feedline: {error}") from error
     write_atomically(RESULTS / "heads.html", str(text).encode())
     print("results/heads.html")
 
@@ -126,13 +132,22 @@ def loading_section(name: str, rows: list[Mapping[str, Any]]) -> Markup:
         for row in rows
     ]
     reference = ("a bare loop of the same kernel", limit) if limit else None
-    return section(title, bars(drawn, title=title, reference=reference), lede=lede)
+    return section(
+        title, bars(drawn, title=title, reference=reference, note="whiskers: range of the rounds"), lede=lede
+    )
 
 
 def preparing_section(preparing: Mapping[str, Any]) -> Markup:
     rates, ahead = preparing["samples_per_s"], preparing["feedline_is_times_faster"]
+    of_rounds = {name: [one[name] for one in preparing["by_round"] if name in one] for name in rates}
     drawn = [
-        Bar(label=name, value=rate, tone="good" if name == "feedline" else "main")
+        Bar(
+            label=name,
+            value=rate,
+            low=min(of_rounds[name]),
+            high=max(of_rounds[name]),
+            tone="good" if name == "feedline" else "main",
+        )
         for name, rate in sorted(rates.items(), key=lambda item: -item[1])
     ]
     drawn += [Bar(label=name, note=reason, tone="bad") for name, reason in preparing["failed"].items()]
@@ -140,7 +155,7 @@ def preparing_section(preparing: Mapping[str, Any]) -> Markup:
             for name, one in ahead.items()]  # fmt: skip
     return section(
         "Preparing",
-        bars(drawn, title="Preparing", note="medians of the rounds; process starts apart"),
+        bars(drawn, title="Preparing", note="medians of the rounds, whiskers: their range; process starts apart"),
         table(["feedline beside", "lowest", "median", "highest"], rows, numeric=(1, 2, 3)),
         lede=preparing["what"],
     )

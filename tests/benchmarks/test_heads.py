@@ -23,6 +23,7 @@ PREPARING: dict[str, Any] = {
         "mosaicml": {"low": 1.4, "median": 1.5, "high": 1.6, "wanted": 1.4},
         "webdataset": {"low": 2.9, "median": 3.0, "high": 3.1, "wanted": 2.5},
     },
+    "by_round": [{"mosaicml": 610.0, "webdataset": 300.0, "feedline": 900.0}, {"mosaicml": 590.0, "feedline": 901.0}],
     "failed": {"img2dataset": "could not be installed"},
 }
 
@@ -41,6 +42,7 @@ def test_the_page_shows_every_row_and_why_one_is_missing() -> None:
         "could not be installed",
         "a &lt;fast&gt; one",
         "4,500",
+        "590–610",
     ):
         assert words in text
     assert "://" not in text.replace("http://www.w3.org", "")
