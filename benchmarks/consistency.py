@@ -1,6 +1,7 @@
 """Does `feedline compare` contradict itself? The same grids three times each, in peace and beside a noisy neighbour.
 
     python -m feedline.benchmarks.consistency DATASET [--work DIR] [--rounds 6] [--window 1]
+                                              [--neighbours none,noisy]
 
 Two grids: workers 0,1,2,4 with two codecs, and the same setting twice. Every run is `feedline compare` in a fresh
 process with results of its own; the neighbour is a process per core that burns CPU at random. All claims of the runs
@@ -53,29 +54,33 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="kept between runs; default: a temporary folder")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--window", type=float, default=1.0)
+    parser.add_argument("--neighbours", default=",".join(NEIGHBOURS))
     parser.add_argument("--json", type=Path, default=RESULT)
     said = parser.parse_args()
+    neighbours = said.neighbours.split(",")
     with tempfile.TemporaryDirectory(prefix="feedline-consistency-") as scratch:
         options = ["--rounds", str(said.rounds), "--window", f"{said.window:g}"]
-        found = {name: runs(name, said.dataset, options, said.work or Path(scratch)) for name in GRIDS}
+        found = {name: runs(name, said.dataset, options, said.work or Path(scratch), neighbours) for name in GRIDS}
     record = {
         "command": "python -m feedline.benchmarks.consistency DATASET",
         "host": describe_host(),
         "usable_cores": usable_cores(),
         "options": " ".join(options),
         "warm_up": "0.5 s and what was prefetched, in each window",
-        "n": RUNS * len(NEIGHBOURS),
+        "n": RUNS * len(neighbours),
         "grids": {name: judged(name, of_grid) for name, of_grid in found.items()},
     }
     write_atomically(said.json, (json.dumps(record, indent=1) + "\n").encode())
     return show(record)
 
 
-def runs(name: str, dataset: Path, options: Sequence[str], work: Path) -> list[dict[str, Any]]:
+def runs(
+    name: str, dataset: Path, options: Sequence[str], work: Path, neighbours: Sequence[str]
+) -> list[dict[str, Any]]:
     """All runs of one grid; runs with and without a neighbour take turns."""
     found: list[dict[str, Any]] = []
     for number in range(RUNS):
-        for neighbour in NEIGHBOURS:
+        for neighbour in neighbours:
             folder = work / f"{name}-{neighbour}-{number}"
             argv = ["compare", str(dataset), *GRIDS[name], *options, "--image-size", "128", "--work", str(folder)]
             step = commands.Step(name=folder.name, argv=argv)
