@@ -3,10 +3,12 @@
     python -m feedline.benchmarks.preparing_peers SOURCE      SOURCE: a folder of class folders
 
 Every tool runs in an environment of its own, in rounds, in an order drawn anew for each round; process starts are
-taken off for all. Tools that use Pillow get this project's own (Pillow-SIMD where it is installed).
+taken off for all. The limit is a bare pool of as many processes, which reads, runs feedline's kernel and writes.
+Tools that use Pillow get this project's own (Pillow-SIMD where it is installed).
 """
 
 import argparse
+import functools
 import json
 import shutil
 import subprocess
@@ -20,7 +22,8 @@ from typing import Any
 from feedline.benchmarks.measuring import rounds
 from feedline.benchmarks.peers.environments import PEERS as LOADERS
 from feedline.benchmarks.peers.environments import SCRIPTS, Peer, PeerError, interpreter
-from feedline.benchmarks.preparing import RESULTS, spark_job, write
+from feedline.benchmarks.preparing import RESULTS, bare_pool, spark_job, where_samples_are, write
+from feedline.preprocess.config import PrepareConfig
 from feedline.profiling.host import usable_cores
 
 PEERS = (
@@ -30,6 +33,7 @@ PEERS = (
     Peer(name="webdataset"),
     LOADERS["ffcv"],
 )
+LIMIT = "limit: bare pool"
 WANTED = {"mosaicml": 1.4, "litdata": 3.0, "img2dataset": 3.0, "webdataset": 2.5}
 """How far ahead prepare should be; of FFCV nothing was asked."""
 
@@ -55,7 +59,7 @@ def measure(source: str, peers: Sequence[Peer], count: int) -> dict[str, Any]:
             failed[peer.name] = str(error)
     by_round: list[dict[str, float]] = [{} for _ in range(count)]
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
-        for number, name in rounds([*pythons, "feedline"], count):
+        for number, name in rounds([*pythons, LIMIT, "feedline"], count):
             if name in failed:
                 continue
             try:
@@ -72,6 +76,8 @@ def one_run(name: str, python: Path | None, source: str, folder: Path) -> float:
     """samples/s, starts apart. Raises PeerError when a peer fails."""
     out = folder / "out"
     try:
+        if name == LIMIT:
+            return float(bare_pool(places(source), usable_cores(), out)["samples_per_s"])
         if python is None:
             return float(spark_job(source, None, usable_cores(), out)["samples_per_s"])
         command = [str(python), str(SCRIPTS / f"prepare_{name}.py"), source, str(out), str(usable_cores())]
@@ -85,8 +91,15 @@ def one_run(name: str, python: Path | None, source: str, folder: Path) -> float:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
+@functools.cache
+def places(source: str) -> Any:
+    """Where the samples are, looked up outside the time measured."""
+    with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
+        return where_samples_are(PrepareConfig(source=source, out=folder))
+
+
 def summary(source: str, by_round: Sequence[dict[str, float]], failed: dict[str, str]) -> dict[str, Any]:
-    names = sorted({name for one in by_round for name in one} - {"feedline"})
+    names = sorted({name for one in by_round for name in one} - {"feedline", LIMIT})
     ratios = {
         name: sorted(one["feedline"] / one[name] for one in by_round if {name, "feedline"} <= one.keys())
         for name in names
@@ -98,7 +111,7 @@ def summary(source: str, by_round: Sequence[dict[str, float]], failed: dict[str,
         "warm_up_rounds": 0,
         "samples_per_s": {
             name: round(median(one[name] for one in by_round if name in one), 1)
-            for name in (*names, "feedline")
+            for name in (*names, "feedline", LIMIT)
             if any(name in one for one in by_round)
         },
         "feedline_is_times_faster": {
