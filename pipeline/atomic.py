@@ -10,7 +10,8 @@ _TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|part)")
 
 def write_atomically(path: Path, data: bytes) -> None:
     """`path` holds all of `data` or what it held before, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Containers that share a folder have the same process IDs.
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)

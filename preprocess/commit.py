@@ -8,7 +8,7 @@ from typing import Any
 
 from feedline.pipeline.errors import DatasetError
 from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes
-from feedline.preprocess.claim import QUARANTINE_FILE, Store, is_ours
+from feedline.preprocess.claim import QUARANTINE_FILE, TEMPORARY_FILE, Store, is_ours
 from feedline.preprocess.receipts import Quarantined, Receipt, index_table, receipt_name
 from feedline.preprocess.store import WORK
 from feedline.preprocess.work import QUARANTINE
@@ -82,7 +82,8 @@ def commit_quarantine(store: Store, bad: Sequence[Quarantined]) -> None:
     report = f"{QUARANTINE}/report.jsonl"
     keep = {row.file for row in bad} | ({"report.jsonl"} if bad else set())
     for name in store.list(QUARANTINE):
-        if QUARANTINE_FILE.fullmatch(name) and name not in keep:
+        killed = TEMPORARY_FILE.fullmatch(name)
+        if killed or (QUARANTINE_FILE.fullmatch(name) and name not in keep):
             store.delete(f"{QUARANTINE}/{name}")
     if bad:
         lines = (json.dumps(vars(row), sort_keys=True, ensure_ascii=False) for row in bad)

@@ -22,6 +22,7 @@ from feedline.pipeline.errors import FeedlineError, UsageError
 
 WORK = ".feedline"
 """The folder beside the splits that a running job keeps its plan, receipts and attempts in; gone when it is done."""
+DELETIONS = 3
 
 
 class Attempt(Protocol):
@@ -115,7 +116,11 @@ class LocalStore:
         (self.root / name).unlink(missing_ok=True)
 
     def delete_tree(self, folder: str) -> None:
-        shutil.rmtree(self.root / folder, ignore_errors=True)
+        """More than once when somebody still writes in it; what cannot be deleted stays."""
+        for _ in range(DELETIONS):
+            shutil.rmtree(self.root / folder, ignore_errors=True)
+            if not (self.root / folder).exists():
+                return
 
     def delete_folder_if_empty(self, folder: str) -> None:
         with suppress(OSError):

@@ -4,6 +4,8 @@ import io
 import shutil
 import subprocess
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,6 +209,20 @@ def test_writing_atomically_leaves_the_old_or_the_new(tmp_path: Path, monkeypatc
     with pytest.raises(OSError, match="No space"):
         atomic.write_atomically(path, b"new")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_writers_of_one_process_id_do_not_take_each_others_temporaries(tmp_path: Path) -> None:
+    """As in containers that share a folder, where speculative copies of a task write the same receipt."""
+    barrier = threading.Barrier(2)
+
+    def write(_: int) -> None:
+        for _ in range(20):
+            barrier.wait(30)
+            atomic.write_atomically(tmp_path / "receipt", b"all of it")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, range(2)))
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"all of it"]
 
 
 def test_columns_are_views_of_one_buffer_not_python_objects(split: Path) -> None:

@@ -83,7 +83,7 @@ def test_labels_are_those_of_the_folders(images: Path, tmp_path: Path) -> None:
 
 
 def test_stock_webdataset_reads_it(clean_images: Path, tmp_path: Path) -> None:
-    import webdataset
+    webdataset = pytest.importorskip("webdataset")
 
     prepare(clean_images, tmp_path / "out", shards=2)
     urls = str(tmp_path / "out" / "train" / "train-{000000..000001}.tar")
@@ -132,6 +132,22 @@ def test_a_death_while_writing_leaves_nothing_behind(
     left = tmp_path / "out" / ".feedline" / "attempts-dead"
     left.mkdir()
     (left / "half.tmp").write_bytes(b"x")
+    prepare(images, tmp_path / "out")
+    assert digests(tmp_path / "calm") == digests(tmp_path / "out")
+
+
+def test_a_worker_killed_at_a_quarantined_file_leaves_no_part_of_it(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker does its shard again within the same job."""
+    prepare(images, tmp_path / "calm")
+    whole = ShardJob._publish
+
+    def after_a_death(self: ShardJob, *arguments: Any) -> None:
+        (Path(self.order.address) / "quarantine" / ".train-000000-00001-cut.bin.0a.77.tmp").write_text("half")
+        whole(self, *arguments)
+
+    monkeypatch.setattr(ShardJob, "_publish", after_a_death)
     prepare(images, tmp_path / "out")
     assert digests(tmp_path / "calm") == digests(tmp_path / "out")
 
