@@ -26,6 +26,7 @@ from feedline.profiling.render.page import page, section, table, verdict
 
 RESULTS = Path(__file__).with_name("results")
 LIMIT = "limit: bare kernel"
+PREPARING_LIMIT = "limit: bare pool"
 TITLES = {
     "jpeg": ("From 256 px JPEG", "RandomResizedCrop 224 and flip, batches of 64, the same JPEG bytes for all"),
     "planes": (
@@ -146,16 +147,23 @@ def preparing_section(preparing: Mapping[str, Any]) -> Markup:
             value=rate,
             low=min(of_rounds[name]),
             high=max(of_rounds[name]),
-            tone="good" if name == "feedline" else "main",
+            tone="good" if name == "feedline" else "main" if is_peer({"name": name}) else "muted",
         )
         for name, rate in sorted(rates.items(), key=lambda item: -item[1])
     ]
     drawn += [Bar(label=name, note=reason, tone="bad") for name, reason in preparing["failed"].items()]
     rows = [(name, units.times(one["low"]), units.times(one["median"]), units.times(one["high"]))
             for name, one in ahead.items()]  # fmt: skip
+    limit = rates.get(PREPARING_LIMIT)
+    reference = ("a bare pool of the same kernel", limit) if limit else None
     return section(
         "Preparing",
-        bars(drawn, title="Preparing", note="medians of the rounds, whiskers: their range; process starts apart"),
+        bars(
+            drawn,
+            title="Preparing",
+            reference=reference,
+            note="medians of the rounds, whiskers: their range; process starts apart",
+        ),
         table(["feedline beside", "lowest", "median", "highest"], rows, numeric=(1, 2, 3)),
         lede=preparing["what"],
     )
