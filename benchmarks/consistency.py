@@ -58,6 +58,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=RESULT)
     said = parser.parse_args()
     neighbours = said.neighbours.split(",")
+    if not set(neighbours) <= set(NEIGHBOURS):
+        parser.error(f"--neighbours {said.neighbours}: known are {', '.join(NEIGHBOURS)}")
     with tempfile.TemporaryDirectory(prefix="feedline-consistency-") as scratch:
         options = ["--rounds", str(said.rounds), "--window", f"{said.window:g}"]
         found = {name: runs(name, said.dataset, options, said.work or Path(scratch), neighbours) for name in GRIDS}
@@ -66,6 +68,7 @@ def main() -> int:
         "host": describe_host(),
         "usable_cores": usable_cores(),
         "options": " ".join(options),
+        "neighbours": neighbours,
         "warm_up": "0.5 s and what was prefetched, in each window",
         "n": RUNS * len(neighbours),
         "grids": {name: judged(name, of_grid) for name, of_grid in found.items()},
