@@ -72,13 +72,22 @@ def study_page(record: Mapping[str, Any]) -> Markup:
         ),
         section("Accuracy", over_batch(cells, "top1", title="Top-1 at the end", y_unit="%", scaled=percents)),
         section("Every cell", table(HEADERS, rows(record), numeric=range(1, len(HEADERS)))),
-        section("Measured on", facts({name: value for name, value in record["host"].items() if plain(value)})),
+        section("Measured on", facts(hardware(record))),
         kicker="feedline study",
     )
 
 
-def plain(value: Any) -> bool:
-    return isinstance(value, str | int | float)
+def hardware(record: Mapping[str, Any]) -> dict[str, Any]:
+    host = record["host"]
+    return {
+        "processor": host["cpu"],
+        "usable cores": record["usable_cores"],
+        "memory": units.size(host.get("memory_bytes")),
+        "GPUs": ", ".join(str(gpu) for gpu in host.get("gpus", [])) or "none",
+        "system": host.get("system"),
+        "Python": host.get("python"),
+        "torch": host.get("versions", {}).get("torch"),
+    }
 
 
 def percents(value: float) -> float:
