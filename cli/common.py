@@ -14,11 +14,21 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from feedline.pipeline.text import printable
+
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the full record to FILE.")]
 
-console = Console(highlight=False)
+
+class PlainConsole(Console):
+    """Text comes from files and names that others wrote: nothing in it may steer the terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(printable(one, "\n\t") if isinstance(one, str) else one for one in objects), **options)
+
+
+console = PlainConsole(highlight=False)
 """Results go to standard output; progress and complaints to standard error."""
-stderr = Console(stderr=True, highlight=False)
+stderr = PlainConsole(stderr=True, highlight=False)
 
 Advance = Callable[..., None]
 
@@ -45,6 +55,21 @@ def progress(what: str, unit: str = "samples") -> Generator[Advance]:
         yield advance
 
 
+def shown(argv: Sequence[str]) -> list[str]:
+    """The command line without credentials: a storage option keeps its name only."""
+    from feedline.pipeline.errors import redacted
+
+    said: list[str] = []
+    for number, text in enumerate(argv):
+        option, name = (argv[number - 1], text) if number else ("", text)
+        if text.startswith("--storage-option="):
+            option, name = "--storage-option", text.removeprefix("--storage-option=")
+            said.append(f"--storage-option={name.partition('=')[0]}=…")
+        else:
+            said.append(f"{name.partition('=')[0]}=…" if option == "--storage-option" else redacted(text))
+    return said
+
+
 class Record:
     """The object that `--json FILE` writes: who ran what, where, for how long, and the verb's own keys."""
 
@@ -64,7 +89,7 @@ class Record:
         whole = {
             "feedline": version("feedline"),
             "verb": self.verb,
-            "argv": sys.argv[1:],
+            "argv": shown(sys.argv[1:]),
             "started": self._started.isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - self._clock, 3),
             "host": describe_host(),

@@ -24,6 +24,7 @@ from feedline.cli import (
     verify,
 )
 from feedline.cli.common import stderr
+from feedline.pipeline.text import printable
 
 app = typer.Typer(
     name="feedline",
@@ -75,7 +76,7 @@ def explain(error: Exception) -> int:
     status = getattr(error, "exit_status", None)
     if status is None or os.environ.get("FEEDLINE_DEBUG"):
         raise error
-    stderr.print(f"feedline: {error}", markup=False, soft_wrap=True)
+    stderr.print(printable(f"feedline: {error}"), markup=False, soft_wrap=True)
     return status
 
 

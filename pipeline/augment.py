@@ -12,19 +12,18 @@ only. Training repeats chroma pixels where evaluation smooths them: 7 % of the d
 No torch here: loader workers run this.
 """
 
-import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from feedline.pipeline import jpeg, regions
 from feedline.pipeline.counters import FIELD, Clock
 from feedline.pipeline.errors import DatasetError
 from feedline.pipeline.npy import npy_view
+from feedline.pipeline.pictures import open_rgb
 from feedline.pipeline.regions import Augment as Augment
 from feedline.pipeline.regions import Region
 from feedline.pipeline.resample import bilinear_into, needs_pillow, planes_into, resize_into, shrink_into
@@ -96,10 +95,7 @@ def dct_factor(region: Region, out_HWC: Pixels) -> int:
 
 def _fill_from_any(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock) -> None:
     """`keep` shards hold whatever the source held."""
-    try:
-        pixels_HWC = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DatasetError(f"it is no image that can be decoded ({error})") from error
+    pixels_HWC = np.asarray(open_rgb(data))
     clock.mark(_DECODE)
     resize_into(pixels_HWC, choose(pixels_HWC.shape[1], pixels_HWC.shape[0]), out_HWC)
     clock.mark(_TRANSFORM)

@@ -190,12 +190,18 @@ def _no_interrupts() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+HINTS: dict[int, str] = {
+    signal.SIGKILL: ", perhaps for want of memory,",
+    signal.SIGBUS: ", perhaps because a shard became shorter while it was read,",
+}
+
+
 def _end(worker: subprocess.Popen[bytes]) -> str:
     status = worker.returncode
     if status >= 0:
         return f"(pid {worker.pid}) ended with status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
-    hint = ", perhaps for want of memory," if -status == signal.SIGKILL else ""
+    hint = HINTS.get(-status, "")
     return f"(pid {worker.pid}) was killed by {name}{hint}"
 
 

@@ -5,7 +5,6 @@
 deals the shards out over ranks and DataLoader workers.
 """
 
-import io
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +22,13 @@ from feedline.pipeline.errors import DatasetError, UsageError
 from feedline.pipeline.files import LocalFiles
 from feedline.pipeline.npy import npy_view
 from feedline.pipeline.order import keyed_randoms
+from feedline.pipeline.pictures import open_rgb
 from feedline.pipeline.place import place
 from feedline.pipeline.shards import read_index, read_manifest
 
 Transform = Callable[[Any], Any]
+MOST_MEMBER_BYTES = 1 << 30
+"""A compressed tar of kilobytes can hold a member of terabytes."""
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "npy")
 
 
@@ -134,6 +136,8 @@ def _samples(url: str, tar: tarfile.TarFile) -> Iterator[tuple[bytes, int]]:
             if image and label is not None:
                 yield image, label
             key, image, label = here, b"", None
+        if member.size > MOST_MEMBER_BYTES:
+            raise DatasetError(f"{url}: {member.name} of {member.size:,} bytes is no sample")
         file = tar.extractfile(member)
         data = file.read() if file else b""
         if extension.lower() in IMAGE_EXTENSIONS:
@@ -168,7 +172,7 @@ def decode_as(kind: str, data: bytes) -> Any:
         return array.copy() if kind == "array" else Image.fromarray(array)
     if kind == "array" and data[:2] == b"\xff\xd8":
         return jpeg.decode(data)
-    image = Image.open(io.BytesIO(data)).convert("RGB")
+    image = open_rgb(data)
     return image if kind == "pil" else np.array(image)
 
 

@@ -288,7 +288,8 @@ class Loader:
         config = self.config
         augment = config.augment or Augment(train=config.train)
         still = not augment.train and augment.crop_fraction == 1
-        return still and config.transform is None and not self.split.address
+        # not in the trainer's own process: a mapped shard that becomes shorter would end it
+        return still and config.transform is None and not self.split.address and self.num_workers > 0
 
     def _ready_device(self) -> OnDevice | None:
         """What turns host batches into the device's; made with the first engine, when CUDA is surely up."""

@@ -27,6 +27,7 @@ from feedline.pipeline.errors import DatasetError as DatasetError
 from feedline.pipeline.errors import FeedlineError as FeedlineError
 from feedline.pipeline.errors import UsageError as UsageError
 from feedline.pipeline.files import open_shard
+from feedline.pipeline.text import UNPRINTABLE, is_printable
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -115,7 +116,7 @@ def _check_types(manifest: Manifest) -> None:
     texts += [text for one in shards for text in (one.name, one.sha256)]
     for entry in manifest.classes:
         texts += [entry["name"], entry.get("wnid", ""), *(entry.get("names") or [])]
-    if not all(isinstance(text, str) and text.isprintable() for text in texts):
+    if not all(isinstance(text, str) and is_printable(text) for text in texts):
         raise ValueError("a name is not a printable text")
     if not isinstance(manifest.versions, dict) or manifest.settings["codec"] not in _CODECS:
         raise ValueError(f"codec {manifest.settings['codec']!r}")
@@ -270,6 +271,11 @@ def _check_index(index: Index, manifest: Manifest) -> None:
         inside = (index.offsets_N >= 0) & (index.lengths_N >= 0) & ends_fit
     if not inside.all():
         raise DatasetError(f"{index.path}: row {int(np.argmin(inside))} points outside its shard: prepare it again")
+    known = (index.labels_N >= 0) & (index.labels_N < len(manifest.classes))
+    if manifest.classes and not known.all():
+        row = int(np.argmin(known))
+        raise DatasetError(f"{index.path}: row {row} has label {index.labels_N[row]}, {MANIFEST} has "
+                           f"{len(manifest.classes)} classes: prepare it again")  # fmt: skip
 
 
 # --- tars ---------------------------------------------------------------------------------------------
@@ -362,6 +368,8 @@ class ShardWriter:
 
 def safe_key(name: str) -> str:
     """A WebDataset key from a source name: readers cut at the first dot, and a path must not leave its folder."""
+    if not name.isprintable():
+        name = UNPRINTABLE.sub(lambda found: f"_{ord(found[0]):x}", name)
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
     return "/".join(part.replace(".", "_") for part in parts) or "_"
 

@@ -17,12 +17,13 @@ from PIL import Image
 
 from feedline.pipeline.atomic import sweep, write_atomically
 from feedline.pipeline.errors import UsageError
+from feedline.pipeline.pictures import FORMATS
 from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes
 from feedline.preprocess.plan import Columns
 from feedline.preprocess.reading import Where, read_local
 from feedline.preprocess.receipts import KINDS, Rows, index_table
 from feedline.preprocess.report import versions
-from feedline.preprocess.resize import FORMATS
+from feedline.preprocess.selection import with_checked_labels, with_safe_keys, with_safe_names
 from feedline.preprocess.sources import open_source
 from feedline.preprocess.store import readable
 
@@ -60,7 +61,7 @@ def index_folder(folder: Path, on_progress: OnProgress) -> dict[str, Any]:
     if source.needs_staging:
         raise UsageError(f"{folder} holds compressed tars, which cannot be read at random: unpack or prepare them")
     found = source.finish([task.run() for task in source.tasks()])
-    columns = found.columns
+    columns = with_checked_labels(with_safe_keys(found.columns), len(found.classes))
     splits = [columns.split_names[number] for number in np.unique(columns.splits_N).tolist()]
     if len(splits) != 1:
         raise UsageError(f"{folder} holds shards of {', '.join(splits)}: give each split a folder of its own")
@@ -77,7 +78,7 @@ def index_folder(folder: Path, on_progress: OnProgress) -> dict[str, Any]:
     manifest = Manifest(
         split=splits[0],
         samples=sum(info.samples for info in infos),
-        classes=list(found.classes),
+        classes=with_safe_names(list(found.classes)),
         shards=infos,
         settings={"codec": "keep", "foreign": True},
         seed=0,

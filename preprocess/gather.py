@@ -13,6 +13,7 @@ from feedline.preprocess.selection import (
     seeded_subset,
     with_checked_labels,
     with_safe_keys,
+    with_safe_names,
     with_val_split,
 )
 from feedline.preprocess.sources import open_source
@@ -31,7 +32,7 @@ def selected(columns: Columns, classes: Classes, config: PrepareConfig) -> tuple
         columns, classes = seeded_subset(columns, classes, config.classes, config.seed)
     if config.val_fraction is not None:
         columns = with_val_split(columns, config.val_fraction, config.seed)
-    return columns, classes
+    return columns, with_safe_names(classes)
 
 
 def source_stats(paths: list[str]) -> dict[str, Stat]:

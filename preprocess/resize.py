@@ -26,6 +26,7 @@ from PIL import Image
 
 from feedline.pipeline import jpeg
 from feedline.pipeline.errors import UsageError
+from feedline.pipeline.pictures import FORMATS
 from feedline.pipeline.shards import Codec
 
 Resize = Literal["shortest", "square", "crop", "stretch", "none"]
@@ -42,8 +43,6 @@ FILTERS = {
     "box": Image.Resampling.BOX,
     "hamming": Image.Resampling.HAMMING,
 }
-# What photographs come in, and no more: EPS starts other programs, and each other decoder is one more to trust.
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "PPM": "ppm", "TIFF": "tif"}
 MAX_PIXELS = 1 << 26
 KEEP_BUFFER_BYTES = 1 << 25  # a larger one is dropped again, so that one giant does not stay in memory

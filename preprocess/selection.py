@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from feedline.pipeline.errors import UsageError
 from feedline.pipeline.shards import safe_key
+from feedline.pipeline.text import printable
 from feedline.preprocess.plan import Columns, keyed_ranks
 
 Classes = list[dict[str, Any]]
@@ -24,6 +25,11 @@ def with_safe_keys(columns: Columns) -> Columns:
             troubles.setdefault(row, "duplicate key")
         seen.add(here)
     return replace(columns, keys=keys, troubles=troubles)
+
+
+def with_safe_names(classes: Classes) -> Classes:
+    """Class names that a terminal and a manifest take, whatever the folders are called."""
+    return [entry | {"name": printable(str(entry["name"]))} for entry in classes]
 
 
 def with_checked_labels(columns: Columns, classes: int) -> Columns:

@@ -140,7 +140,7 @@ def extension_records(kind: bytes, data: bytes, where: str) -> dict[str, str]:
     found: dict[str, str] = {}
     while data:
         size, space, _ = data.partition(b" ")
-        if not space or not size.isdigit() or not len(size) + 3 <= int(size) <= len(data):
+        if not space or not is_number(size) or not len(size) + 3 <= int(size) <= len(data):
             raise TarError(f"{where}: a PAX header cannot be read: damaged")
         key, _, value = data[len(size) + 1 : int(size) - 1].partition(b"=")
         found[key.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
@@ -150,10 +150,15 @@ def extension_records(kind: bytes, data: bytes, where: str) -> dict[str, str]:
     return found
 
 
+def is_number(digits: bytes) -> bool:
+    """Of at most twenty digits, as every size is: Python refuses to read thousands of them with a ValueError."""
+    return digits.isdigit() and len(digits) <= 20
+
+
 def pax_length(records: dict[str, str], length: int, where: str) -> int:
     if "size" not in records:
         return length
-    if not records["size"].isascii() or not records["size"].isdigit():
+    if not is_number(records["size"].encode("utf-8", "surrogateescape")):
         raise TarError(f"{where}: a PAX header says a size of {records['size']!r}: damaged")
     return int(records["size"])
 

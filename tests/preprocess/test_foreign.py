@@ -62,6 +62,19 @@ def test_what_is_no_image_is_left_out_and_named(tmp_path: Path) -> None:
     assert read_index(tmp_path / "train").keys == ["good"]
 
 
+def test_what_has_no_label_or_no_key_of_its_own_is_left_out(tmp_path: Path) -> None:
+    picture = saved(photo(1), "PNG")
+    write_tar(tmp_path / "train" / "a.tar", [("a", picture, b"1"), ("b", picture, b"0"), ("a", picture, b"0")])
+    with tarfile.open(tmp_path / "train" / "a.tar", "a") as tar:
+        info = tarfile.TarInfo("c.png")
+        info.size = len(picture)
+        tar.addfile(info, io.BytesIO(picture))
+    said = index_shards(tmp_path)[str(tmp_path / "train")]
+    assert (said["samples"], said["bad"]) == (2, 2)
+    assert "duplicate key" in said["left_out"][0] and "no label" in said["left_out"][1]
+    assert read_index(tmp_path / "train", read_manifest(tmp_path / "train")).labels_N.tolist() == [1, 0]
+
+
 def test_indexing_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no \.tar files"):
         index_shards(tmp_path)

@@ -1,0 +1,19 @@
+"""Text from files that others wrote, made fit for a terminal, a name and a line. Standard library only."""
+
+import re
+
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters (escape sequences begin with one), line ends of any kind, marks that turn text around, and
+halves of characters, which no encoding takes."""
+
+
+def is_printable(text: str) -> bool:
+    """`str.isprintable` says no to every space but one; this does not."""
+    return text.isprintable() or UNPRINTABLE.search(text) is None
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with what is unprintable, but for the characters in `keep`, as Python would escape it."""
+    if text.isprintable():
+        return text
+    return UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
