@@ -13,7 +13,17 @@ ALLOWED: dict[str, frozenset[str]] = {
     "profiling": frozenset({"profiling"}),
     "pipeline": frozenset({"pipeline"}),
     "preprocess": frozenset(
-        {"preprocess", "pipeline.shards", "pipeline.errors", "pipeline.atomic", "pipeline.jpeg", "pipeline.planes"}
+        {
+            "preprocess",
+            "pipeline.shards",
+            "pipeline.errors",
+            "pipeline.atomic",
+            "pipeline.jpeg",
+            "pipeline.planes",
+            "pipeline.allocator",
+            "pipeline.pictures",
+            "pipeline.text",
+        }
     ),
     "train": frozenset({"train", "pipeline", "profiling.sample", "profiling.host"}),
     "benchmarks": ANY,
