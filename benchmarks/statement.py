@@ -65,7 +65,9 @@ def statement(results: Results, cores: float) -> str:
         return nothing_shown(results, cells, best)
     tied = ties(results, best)
     chosen = choice(tied)
-    sentences = [opening(results, chosen, tied)]
+    named = {cell.key for cell in tied} | {best.key}
+    unsettled = [c for c in cells if c.key not in named and results.against(c, best).outcome != "slower"]
+    sentences = [opening(results, chosen, tied, unsettled)]
     for axis in results.config.grid.varied:
         sentences += [step(results, axis, a, b, cores) for a, b in step_pairs(results, axis, chosen)]
     return " ".join(sentences[:MOST_SENTENCES])
@@ -123,17 +125,23 @@ def reach(found: Sequence[Comparison]) -> str:
     return f"{max(ends, default=1.0):.0%}".replace("%", " %")
 
 
-def opening(results: Results, chosen: Cell, tied: Sequence[Cell]) -> str:
-    grid = results.config.grid
+def opening(results: Results, chosen: Cell, tied: Sequence[Cell], unsettled: Sequence[Cell]) -> str:
+    """The best, what is level with it, and what its intervals do not exclude: nobody reads more into it than that."""
     measured = results.estimate(chosen)
-    words = f"Best: {grid.name(chosen)}, {measured.value:,.0f} samples/s"
+    words = f"Best: {results.config.grid.name(chosen)}, {measured.value:,.0f} samples/s"
     if measured.low is not None and measured.high is not None:
         words += f" ({measured.low:,.0f}–{measured.high:,.0f})"
-    others = [grid.name(cell) for cell in tied if cell.key != chosen.key]
-    if not others:
-        return f"{words}."
-    listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-    return f"{words}; no more could be shown for {listed}."
+    others = [cell for cell in tied if cell.key != chosen.key]
+    if others:
+        words += f"; no more could be shown for {listed(results, others)}"
+    if unsettled:
+        words += f"; that it beats {listed(results, unsettled)} is not shown"
+    return f"{words}."
+
+
+def listed(results: Results, cells: Sequence[Cell], most: int = 3) -> str:
+    names = ", ".join(results.config.grid.name(cell) for cell in cells[:most])
+    return names + (f" and {len(cells) - most} more" if len(cells) > most else "")
 
 
 def step_pairs(results: Results, axis: str, chosen: Cell) -> list[tuple[Cell, Cell]]:
