@@ -33,6 +33,7 @@ TEMPORARY_FILE = re.compile(r"\..+\.\d+\.tmp")
 def locked(store: Store) -> Generator[None]:
     """Raises UsageError when another job holds the folder. Makes the folder; removes it again if it stayed empty."""
     if isinstance(store, ObjectStore):
+        store.check_reachable()
         yield
         return
     made = not store.root.exists()

@@ -50,7 +50,7 @@ class PrepareConfig:
     source_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Passed on to the source: kind, devkit, ground truth and the like."""
     storage_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """For fsspec, for both source and output: credentials, endpoint."""
+    """For fsspec: credentials, endpoint. For the output, and for the source if the output is local or of its scheme."""
 
     def __post_init__(self) -> None:
         check(len(self.outputs) > 0, "no output asked for")
@@ -67,6 +67,13 @@ class PrepareConfig:
         check(self.max_bad is None or 0 <= self.max_bad <= 1, f"max bad {self.max_bad} is not between 0 and 1")
         check(self.max_pixels >= 1, f"a limit of {self.max_pixels} pixels leaves nothing")
 
+    @property
+    def source_storage_options(self) -> dict[str, Any]:
+        """For fsspec at the source's end; `source_options["storage_options"]` wins."""
+        out, source = (where.partition("://")[0] if "://" in where else "" for where in (self.out, self.source))
+        ours = self.storage_options if out in ("", source) else {}
+        return dict(self.source_options.get("storage_options", ours))
+
     def folder(self, output: Output, split: str) -> str:
         """Where a split goes, relative to `out`."""
         return split if len(self.outputs) == 1 else f"{output.name}/{split}"
@@ -77,7 +84,7 @@ def parse_output(text: str, **settings: Any) -> Output:
     parts = text.split(":")
     if parts == ["keep"]:
         return Output(codec="keep", resize="none", size_px=0)
-    if len(parts) not in (2, 3) or not re.fullmatch(r"\d+", parts[0]):
+    if len(parts) not in (2, 3) or not re.fullmatch(r"\d{1,9}", parts[0]):
         raise UsageError(f"output {text!r} is not SIZE:CODEC or SIZE:CODEC:RESIZE, like 256:jpeg or 64:raw:square")
     if len(parts) == 3:
         check(parts[2] in RESIZES, f"resize {parts[2]!r} in output {text!r} is none of {', '.join(RESIZES)}")
@@ -96,7 +103,9 @@ def parse_bytes(text: str) -> int:
         raise UsageError(f"size {text!r} is not a number of bytes like 64MiB or 1000000")
     number, unit, binary = found.groups()
     power = " KMGT".index(unit.upper()) if unit else 0
-    return int(float(number) * (1024 if binary else 1000) ** power)
+    size = float(number) * (1024 if binary else 1000) ** power
+    check(size < 1 << 62, "a size is of more bytes than anything holds")
+    return int(size)
 
 
 def output_names(outputs: Sequence[Output]) -> list[str]:

@@ -16,7 +16,7 @@ from feedline.preprocess.selection import (
     with_safe_names,
     with_val_split,
 )
-from feedline.preprocess.sources import open_source
+from feedline.preprocess.sources import Source, open_source
 
 STATS_MAX = 10_000
 """Source files whose size and time are watched while they are read; a folder of loose images has more."""
@@ -47,14 +47,19 @@ def source_stats(paths: list[str]) -> dict[str, Stat]:
     return found
 
 
+def open_configured(config: PrepareConfig) -> Source:
+    """Only looks around. Raises UsageError for a source that is not there or is none of the known kinds."""
+    options = dict(config.source_options)
+    if storage_options := config.source_storage_options:
+        options["storage_options"] = storage_options
+    return open_source(config.source, **options)
+
+
 def gather(
     config: PrepareConfig, staging: Path, on_note: Callable[[str], None]
 ) -> tuple[Columns, Classes, dict[str, Stat]]:
     """Indexes the source (unpacking it into `staging` first where its bytes cannot be addressed)."""
-    options = dict(config.source_options)
-    if config.storage_options:
-        options["storage_options"] = dict(config.storage_options)
-    source = open_source(config.source, **options)
+    source = open_configured(config)
     if source.needs_staging:
         staging.mkdir(parents=True, exist_ok=True)
         source = source.stage(staging)

@@ -18,13 +18,12 @@ from feedline.pipeline.errors import FeedlineError, UsageError
 from feedline.pipeline.shards import MANIFEST, Manifest
 from feedline.preprocess import claim, commit, report
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.gather import gather
+from feedline.preprocess.gather import gather, open_configured
 from feedline.preprocess.job import Ran, check_java, has_context, run_on_spark, under_submit
 from feedline.preprocess.plan import Plan, SplitPlan, make_plan
 from feedline.preprocess.receipts import Receipt
 from feedline.preprocess.resize import fingerprint
 from feedline.preprocess.scratch import scratch_folder
-from feedline.preprocess.sources import open_source
 from feedline.preprocess.store import WORK, LocalStore, open_store, readable
 from feedline.preprocess.work import Order, Outcome, ShardTask
 
@@ -75,7 +74,7 @@ class Preparation:
         if self.runner is run_on_spark:
             check_java_if_needed()
         check_apart(config)
-        open_source(config.source, **dict(config.source_options))  # a wrong path is said before anything is made
+        open_configured(config)  # a wrong path is said before anything is made
         self.store = open_store(config.out, dict(config.storage_options))
         with claim.locked(self.store), staging_folder(self.store) as staging:
             started = time.monotonic()
@@ -165,7 +164,7 @@ class Preparation:
         found: dict[tuple[str, int], dict[int, str]] = {}
         for row in commit.read_quarantine(self.store):
             place = found.setdefault((row["split"], row["shard"]), {})
-            place[row["position"]] = f"{self.store.address}/{commit.QUARANTINE}/{row['file']}"
+            place[row["position"]] = row["file"]
         return found
 
     def _receipt(self, split: SplitPlan, shard: int) -> Receipt | None:
@@ -179,6 +178,7 @@ class Preparation:
             fingerprint=self.fingerprint,
             address=self.store.address,
             storage_options=dict(self.config.storage_options),
+            source_storage_options=self.config.source_storage_options,
             folders={split.split: self._folders(split) for split in self.plan.splits},
             outputs=self.config.outputs,
             max_pixels=self.config.max_pixels,

@@ -167,9 +167,21 @@ def fetch(group: Sequence[Where], stats: Mapping[str, Stat], options: Mapping[st
             on_error="raise",
         )
     except (OSError, ValueError) as error:
-        raise SourceChanged(f"{group[0].path} cannot be read: {error or type(error).__name__}") from error
+        raise SourceChanged(f"{group[0].path} cannot be read: {what_happened(error)}") from error
+    for span, data in zip(spans, parts, strict=True):
+        if len(data) > span.length >= 0:
+            raise FeedlineError(
+                f"{span.path}: its server sends more than the range asked for (whole files, it seems): take one that "
+                "answers range requests, like nginx, or download the files first"
+            )
     held = {(span.path, span.offset, span.length): data for span, data in zip(spans, parts, strict=True)}
     return [cut(sample, spans, held) for sample in group]
+
+
+def what_happened(error: BaseException) -> str:
+    """One line. fsspec's own errors often say no more than the address; their cause says what the server did."""
+    said = str(error.__cause__ or error).strip().splitlines()
+    return said[0] if said else type(error).__name__
 
 
 def coalesced(group: Sequence[Where]) -> list[Where]:

@@ -28,6 +28,7 @@ from feedline.pipeline.errors import FeedlineError, UsageError
 from feedline.pipeline.shards import safe_key
 from feedline.preprocess.places import is_pattern
 from feedline.preprocess.plan import Columns
+from feedline.preprocess.reading import what_happened
 
 KINDS = ("torchvision", "ilsvrc", "folder", "parquet", "shards")
 """Modules `feedline.preprocess.source_*`, asked in this order."""
@@ -65,6 +66,9 @@ class SourceOptions:
     """For fsspec."""
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, dict if name == "storage_options" else str | None):
+                raise UsageError(f"source option {name} cannot be {value!r:.40}")
         if self.kind is not None and self.kind not in KINDS:
             raise UsageError(f"source kind {self.kind!r} is none of {', '.join(KINDS)}")
         if self.missing_classes not in ("refuse", "allow"):
@@ -147,7 +151,15 @@ def open_source(path: str, **options: Any) -> Source:
     if not is_address(path) and not is_pattern(path):
         check_exists(path)
     for kind in KINDS if said.kind is None else (said.kind,):
-        source = import_module(f"feedline.preprocess.source_{kind}").recognise(path, said)
+        try:
+            source = import_module(f"feedline.preprocess.source_{kind}").recognise(path, said)
+        except FeedlineError:
+            raise
+        except Exception as error:
+            if "://" not in path:
+                raise
+            # every store's own library has its own errors
+            raise UsageError(f"{path} cannot be read: {what_happened(error)}") from error
         if source is not None:
             return source
     raise UsageError(

@@ -154,6 +154,13 @@ class ObjectStore:
         except (ImportError, ValueError) as error:
             raise UsageError(f"{self.address} cannot be opened: {error}") from error
 
+    def check_reachable(self) -> None:
+        """Raises UsageError when it is not, whatever the store's own library says of it."""
+        try:
+            self._fs.exists(self._path(WORK))
+        except Exception as error:
+            raise UsageError(f"{self.address} cannot be reached: {error or type(error).__name__}") from error
+
     def prepare(self, folders: list[str]) -> None:
         """Object stores have no folders; writing one small object shows whether we may."""
         name = f"{WORK}/writable"

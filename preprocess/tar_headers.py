@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from feedline.pipeline.errors import FeedlineError, UsageError
+from feedline.preprocess.reading import what_happened
 
 BLOCK_BYTES = 512
 ZERO_BLOCK = bytes(BLOCK_BYTES)
@@ -229,8 +230,7 @@ def remote_reader(address: str, options: dict[str, Any]) -> Generator[tuple[Read
 
             yield read, size
     except (OSError, ValueError, ImportError) as error:
-        said = str(error).strip().splitlines()
-        raise UsageError(f"{address} cannot be read: {said[0] if said else type(error).__name__}") from error
+        raise UsageError(f"{address} cannot be read: {what_happened(error)}") from error
 
 
 @contextmanager

@@ -51,6 +51,7 @@ class Order:
     max_pixels: int
     metadata: bool
     stats: dict[str, Stat]
+    source_storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
     staging: str = ""
     """Folder of staging tars, gone when the job ends: samples from there are said to be from `source`."""
     source: str = ""
@@ -71,14 +72,11 @@ class ShardTask:
     troubles: dict[int, str]
     """Position -> why this sample goes to quarantine whatever its bytes are."""
     mended: dict[int, str] = field(default_factory=dict[int, str])
-    """Position -> file to read instead (a retried quarantined sample)."""
+    """Position -> file in quarantine to read instead (a sample to be tried again)."""
 
     def where(self) -> list[Where]:
         rows = zip(self.path_N.tolist(), self.offsets_N.tolist(), self.lengths_N.tolist(), strict=True)
-        listed = [Where(self.paths[path], offset, length) for path, offset, length in rows]
-        for position, path in self.mended.items():
-            listed[position] = Where(path, 0, -1)
-        return listed
+        return [Where(self.paths[path], offset, length) for path, offset, length in rows]
 
     def origin(self, position: int, order: Order) -> tuple[str, int]:
         """(path, offset) that people and KEY.json are told; offset -1: unpacked from there, the key says which."""
@@ -207,9 +205,8 @@ class ShardJob:
 
     def _samples(self, writers: Sequence[ShardWriter]) -> None:
         clock = time.perf_counter
-        places = self.task.where()
         labels = self.task.labels_N.tolist()
-        arriving = read_all(places, self.order.stats, self.order.storage_options)
+        arriving = self._read()
         for position, (key, label) in enumerate(zip(self.task.keys, labels, strict=True)):
             before = clock()
             data = next(arriving)
@@ -228,7 +225,22 @@ class ShardJob:
                 writer.add(key, member.data, member.extension, label=label, width=member.width,
                            height=member.height, metadata=metadata)  # fmt: skip
             self.write_s += clock() - before
+        next(arriving, None)  # its own last check
+
+    def _read(self) -> Generator[bytes]:
+        """The samples' bytes, in order, from their source or from where they were mended."""
+        mended = self.task.mended
+        places = [place for position, place in enumerate(self.task.where()) if position not in mended]
+        arriving = read_all(places, self.order.stats, self.order.source_storage_options)
+        for position in range(len(self.task.keys)):
+            yield self._mended(mended[position]) if position in mended else next(arriving)
         next(arriving, None)  # lets the reader check that the source stayed the same
+
+    def _mended(self, file: str) -> bytes:
+        data = self.store.read(f"{QUARANTINE}/{file}")
+        if data is None:
+            raise FeedlineError(f"{self.order.address}/{QUARANTINE}/{file} is gone: put it back to try it again")
+        return data
 
     def _metadata(self, position: int) -> dict[str, Any]:
         source, offset = self.task.origin(position, self.order)

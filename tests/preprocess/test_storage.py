@@ -6,8 +6,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.pipeline.errors import FeedlineError
+from feedline.pipeline.errors import FeedlineError, UsageError
 from feedline.pipeline.shards import read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.reading import Where, coalesced, grouped, read_all
 from feedline.preprocess.verify import verify
-from tests.preprocess.making import run_here
+from tests.preprocess.making import photo, run_here, saved
 
 NGINX = shutil.which("nginx")
 CONFIG = """
@@ -120,6 +123,16 @@ def test_a_source_on_the_web_is_read_by_ranges(shards: Path, web: tuple[str, Pat
     assert verify(str(tmp_path / "web"), full=True)["ok"]
 
 
+def test_a_server_without_ranges_is_said(shards: Path, tmp_path: Path) -> None:
+    """It answers with whole files, of which every piece would be taken for a damaged image."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(shards))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(FeedlineError, match="range"):
+            prepare(f"http://127.0.0.1:{server.server_port}/train", str(tmp_path / "out"))
+        server.shutdown()
+
+
 def test_a_web_source_that_vanishes_is_one_line(web: tuple[str, Path], tmp_path: Path) -> None:
     address, _ = web
     places = [Where(f"{address}/train/nothing.tar", 0, 100)]
@@ -147,9 +160,41 @@ def test_s3_is_a_source_too(s3: dict[str, Any], shards: Path, tmp_path: Path) ->
     fs = s3fs.S3FileSystem(**s3)
     for path in sorted((shards / "train").glob("*.tar")):
         fs.put_file(str(path), f"bucket/raw/{path.name}")
-    prepare("s3://bucket/raw/train-{000000..000001}.tar", str(tmp_path / "out"), storage_options=s3)
     prepare(str(shards / "train"), str(tmp_path / "local"))
-    assert shard_hashes(tmp_path / "out") == shard_hashes(tmp_path / "local")
+    for number, source in enumerate(("s3://bucket/raw", "s3://bucket/raw/train-{000000..000001}.tar")):
+        prepare(source, str(tmp_path / f"out{number}"), storage_options=s3)
+        assert shard_hashes(tmp_path / f"out{number}") == shard_hashes(tmp_path / "local")
+
+
+def test_a_store_that_is_not_there_is_one_line(s3: dict[str, Any], shards: Path, tmp_path: Path) -> None:
+    gone = s3 | {"endpoint_url": "http://127.0.0.1:1", "config_kwargs": {"retries": {"max_attempts": 0}}}
+    for source, out in (("s3://bucket/raw", str(tmp_path / "out")), (str(shards / "train"), "s3://bucket/x")):
+        with pytest.raises(UsageError, match=r"s3://bucket/.* cannot be (read|listed|reached|opened)") as caught:
+            prepare(source, out, storage_options=gone)
+        assert "\n" not in str(caught.value)
+
+
+def test_from_the_web_to_s3_each_end_has_its_own_options(
+    web: tuple[str, Path], s3: dict[str, Any], shards: Path, tmp_path: Path
+) -> None:
+    prepare(f"{web[0]}/train", "s3://bucket/web", storage_options=s3)
+    assert verify("s3://bucket/web", full=True, storage_options=s3)["ok"]
+    again = {"source_options": {"storage_options": s3}}
+    prepare("s3://bucket/web", str(tmp_path / "out"), **again)
+    assert verify(str(tmp_path / "out"), full=True)["ok"]
+
+
+def test_mended_files_are_read_from_the_store(s3: dict[str, Any], images: Path) -> None:
+    import s3fs
+
+    out = "s3://bucket/mended"
+    bad = prepare(str(images), out, storage_options=s3, max_bad=0.2)["quarantined"]
+    fs = s3fs.S3FileSystem(**s3)
+    for name in fs.glob("bucket/mended/quarantine/*.bin"):
+        fs.pipe_file(name, saved(photo(3)))
+    report = prepare(str(images), out, storage_options=s3, max_bad=0.2, retry_quarantine=True)
+    assert bad and report["quarantined"] == 0
+    assert verify(out, full=True, storage_options=s3)["ok"]
 
 
 # --- ranges -------------------------------------------------------------------------------------------
