@@ -50,7 +50,7 @@ class PrepareConfig:
     source_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Passed on to the source: kind, devkit, ground truth and the like."""
     storage_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """For fsspec: credentials, endpoint. For the output, and for the source if the output is local or of its scheme."""
+    """For fsspec: credentials, endpoint. For the output, and for a source of its scheme or beside a local output."""
 
     def __post_init__(self) -> None:
         check(len(self.outputs) > 0, "no output asked for")
