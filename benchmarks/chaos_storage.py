@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,21 @@ for epoch in range(1000):
 """
 
 
+class Turns:
+    """Whose turn it is to go wrong: `times` answers from the one numbered `at`."""
+
+    def __init__(self, at: int, times: int) -> None:
+        self._first, self._last = at, at + times
+        self._answers = 0
+
+    def next(self) -> bool:
+        self._answers += 1
+        return self._first < self._answers <= self._last
+
+    def end(self) -> None:
+        self._last = 0
+
+
 def storage(folder: Path, faults: int, rng: random.Random) -> Iterator[Outcome]:
     import_module("feedline.pipeline.loader")  # once, not in every fork
 
@@ -56,8 +71,9 @@ def storage(folder: Path, faults: int, rng: random.Random) -> Iterator[Outcome]:
         shutil.rmtree(cache, ignore_errors=True)
 
 
-def delivered(address: str, split: Path, epoch: int, cache: Path) -> list[str]:
-    """What is wrong with an epoch over `address`: nothing, if it is exact or ends in an error of ours."""
+def delivered(address: str, epoch: int, cache: Path, calm: Callable[[], None]) -> list[str]:
+    """What is wrong with an epoch over `address`: nothing, if it is exact or ends in an error of ours. `calm` ends
+    all faults: the same epoch is then the measure."""
     from feedline.pipeline.errors import FeedlineError
 
     had: list[list[int]] = []
@@ -78,12 +94,10 @@ def over_fsspec(split: Path, wrong: str, at: int, times: int, epoch: int, cache:
     import fsspec
     from fsspec.implementations.local import LocalFileSystem
 
-    answers = 0
+    turns = Turns(at, times)
 
     def spoilt(data: bytes) -> bytes:
-        nonlocal answers
-        answers += 1
-        return spoil(data, wrong) if at < answers <= at + times else data
+        return spoil(data, wrong) if turns.next() else data
 
     class Chaotic(LocalFileSystem):
         protocol = "chaos"
@@ -100,7 +114,7 @@ def over_fsspec(split: Path, wrong: str, at: int, times: int, epoch: int, cache:
             return LocalFileSystem._strip_protocol(str(path).removeprefix("chaos://"))
 
     fsspec.register_implementation("chaos", Chaotic, clobber=True)
-    return delivered(f"chaos://{split}", split, epoch, cache)
+    return delivered(f"chaos://{split}", epoch, cache, turns.end)
 
 
 def spoil(data: bytes, wrong: str) -> bytes:
@@ -116,14 +130,13 @@ def spoil(data: bytes, wrong: str) -> bytes:
 
 
 def over_http(split: Path, wrong: str, at: int, times: int, epoch: int, cache: Path) -> list[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(split, wrong, at, times))
+    turns = Turns(at, times)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(split, wrong, turns))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    return delivered(f"http://127.0.0.1:{server.server_address[1]}", split, epoch, cache)
+    return delivered(f"http://127.0.0.1:{server.server_address[1]}", epoch, cache, turns.end)
 
 
-def _handler(split: Path, wrong: str, at: int, times: int) -> type[http.server.BaseHTTPRequestHandler]:
-    answers = 0
-
+def _handler(split: Path, wrong: str, turns: Turns) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing is printed."""
@@ -135,9 +148,7 @@ def _handler(split: Path, wrong: str, at: int, times: int) -> type[http.server.B
             self._answer(head=False)
 
         def _answer(self, *, head: bool) -> None:
-            nonlocal answers
-            answers += not head
-            now = wrong if at < answers <= at + times and not head else ""
+            now = wrong if not head and turns.next() else ""
             path = split / self.path.lstrip("/")
             if now in ("status 503", "not found") or not path.is_file():
                 self.send_error(503 if now == "status 503" else 404)

@@ -38,7 +38,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     first_epoch = step = 0
     if args.checkpoint and args.checkpoint.exists():
-        saved = torch.load(args.checkpoint)
+        saved = torch.load(args.checkpoint, weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])

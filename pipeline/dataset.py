@@ -119,7 +119,7 @@ def read_tar(url: str) -> Iterator[tuple[bytes, int]]:
     try:
         with _open_stream(url) as file, tarfile.open(fileobj=file, mode="r|*") as tar:
             yield from _samples(url, tar)
-    except (OSError, tarfile.TarError, EOFError) as error:
+    except (OSError, ValueError, ImportError, tarfile.TarError, EOFError) as error:
         raise DatasetError(f"{url} cannot be read to its end: {error}") from error
 
 

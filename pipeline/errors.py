@@ -1,10 +1,33 @@
 """The product's exceptions, apart from everything heavy: workers raise them and import neither torch nor pyarrow."""
 
+import re
+
+_IN_ADDRESS = re.compile(r"(?<=://)[^/\s@?#'\"]+@")
+_IN_QUERY = re.compile(
+    r"([?&;](?:x-amz-(?:signature|credential|security-token)|awsaccesskeyid|signature|sig|[a-z_-]*token|[a-z_-]*key|"
+    r"password|[a-z_-]*secret)=)[^&\s'\"]+",
+    re.IGNORECASE,
+)
+_KEY_ID = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")
+
+
+def redacted(text: str) -> str:
+    """`text` without credentials: user:password@ in an address, signatures and tokens in a query, AWS key ids."""
+    text = _IN_ADDRESS.sub("…@", text) if "://" in text else text
+    text = _IN_QUERY.sub(r"\1…", text) if "=" in text else text
+    return _KEY_ID.sub("…", text) if "AKIA" in text or "ASIA" in text else text
+
 
 class FeedlineError(Exception):
-    """One clear line: what, where, the remedy. `exit_status` is what the command line ends with."""
+    """One clear line: what, where, the remedy. `exit_status` is what the command line ends with.
+
+    Its text never shows credentials, whoever wrote it: what a transport says often repeats the whole address.
+    """
 
     exit_status = 1
+
+    def __str__(self) -> str:
+        return redacted(super().__str__())
 
 
 class UsageError(FeedlineError):

@@ -74,6 +74,11 @@ class TorchvisionSource(Source):
         return {"tars": writer.tars, "classes": classes}
 
 
+UNSAFE = frozenset({"LSUN", "LSUNClass"})
+"""The only ones that unpickle a file without checking it first: CIFAR's must have the published checksums, the others
+use `weights_only` or formats that run nothing (torchvision 0.29)."""
+
+
 def installed_version() -> str:
     try:
         return version("torchvision")
@@ -89,6 +94,10 @@ def datasets_of(name: str, root: str, options: SourceOptions) -> list[tuple[str,
     if not inspect.isclass(kind) or not hasattr(kind, "__getitem__"):
         near = difflib.get_close_matches(name, [n for n in dir(datasets) if n[0].isupper()], 1)
         raise UsageError(f"torchvision has no dataset {name!r}{f': did you mean {near[0]}?' if near else ''}")
+    if name in UNSAFE:
+        raise UsageError(
+            f"torchvision's {name} unpickles whatever lies in its cache: export it to an image folder first"
+        )
     known = inspect.signature(kind).parameters
     common: dict[str, Any] = ({"root": root} if "root" in known else {}) | (
         {"download": False} if "download" in known else {}

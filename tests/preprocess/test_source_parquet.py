@@ -171,6 +171,8 @@ def test_torchvision_mistakes(tmp_path: Path) -> None:
         open_source(f"torchvision:CIFAR10:{tmp_path}/gone")
     with pytest.raises(UsageError, match="has no dataset 'CIFAR11': did you mean CIFAR10"):
         indexed(f"torchvision:CIFAR11:{tmp_path}", tmp_path / "staging")
+    with pytest.raises(UsageError, match="unpickles whatever lies in its cache"):
+        indexed(f"torchvision:LSUN:{tmp_path}", tmp_path / "staging")
     with pytest.raises(UsageError, match=r"CIFAR10 cannot be opened in .*download it there first"):
         indexed(f"torchvision:CIFAR10:{tmp_path}", tmp_path / "staging")
 
