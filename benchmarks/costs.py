@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from feedline.benchmarks.measuring import Bench
 from feedline.benchmarks.subject import Subject
@@ -20,6 +21,8 @@ class Costs:
     original_bytes: float | None
     prepare_start_s: float = 0.0
     """Whatever the number of images: starting, planning, committing."""
+    prepared_originals: int | None = None
+    """How many the job that says so had."""
 
 
 def measure_costs(dataset: Path, image_size_px: int, *, windows: int = 3) -> Costs:
@@ -32,29 +35,26 @@ def measure_costs(dataset: Path, image_size_px: int, *, windows: int = 3) -> Cos
     subject = Subject(kind="loader", settings=settings, window_s=1.0, warm_up_s=0.5)
     with Bench() as bench:
         found = sorted(w.worker_cpu_s / w.samples for w in (bench.measure(subject) for _ in range(windows)))
-    prepare_cpu_s, original_bytes, prepare_start_s = from_report(split)
+    job = from_report(split)
     return Costs(
         split=split,
         load_cpu_s=found[len(found) // 2],
         sample_bytes=sum(shard.bytes for shard in manifest.shards) / max(1, manifest.samples),
-        prepare_cpu_s=prepare_cpu_s,
-        original_bytes=original_bytes,
-        prepare_start_s=prepare_start_s,
+        **job,
     )
 
 
-def from_report(split: Path) -> tuple[float | None, float | None, float]:
-    """Core seconds and bytes of one original, and the job's fixed seconds, from its report beside the splits; None
-    where it says nothing."""
+def from_report(split: Path) -> dict[str, Any]:
+    """The fields of `Costs` about preparing, from the job's report beside the splits; None without one."""
     for folder in (split.parent, split.parent.parent):
         try:
             said = json.loads((folder / "report.json").read_text())
             done = said["input_samples"] - said["resumed_samples"]
             run_s, all_s = said["seconds"]["run"], said["seconds"]["all"]
-            core_s = run_s * said["parallelism"]
+            core_s, bytes_in = run_s * said["parallelism"], said.get("bytes_in")
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if done > 0:
-            bytes_in = said.get("bytes_in")
-            return core_s / done, (bytes_in / done if bytes_in else None), all_s - run_s
-    return None, None, 0.0
+            return {"prepare_cpu_s": core_s / done, "original_bytes": bytes_in / done if bytes_in else None,
+                    "prepare_start_s": all_s - run_s, "prepared_originals": done}  # fmt: skip
+    return {"prepare_cpu_s": None, "original_bytes": None}

@@ -1,16 +1,19 @@
 """`feedline plan` held against runs: epochs and preparing at several scales, foretold from the smallest one's costs.
 
     python -m feedline.benchmarks.planned SMALL MIDDLE LARGE [--image-size 128 --epochs 3]
+                                         [--jobs prepare-job-N.json …]
 
 The folders are prepared alike from different numbers of images. Costs per sample are measured on the first; with them
 `make_plan` foretells each scale's epoch twice: for the loader alone (its workers fill the cores), and for a device
 that takes 0.4 of what the cores could load (it is the limit then; here a loop that sleeps, so that no core is
 taken). Then whole epochs are timed, scales and cases in turn; the first epoch of a loader, which checks every
-sample's sum, is told apart. Preparing is foretold too and held against what the job wrote down. Writes
-results/plan-scales.json. Not checked here: a limit set by storage, and more than one GPU.
+sample's sum, is told apart. Preparing is foretold too, from each of the results of `benchmarks.preparing job` that
+are given, for the larger ones. Writes results/plan-scales.json. Not checked here: a limit set by storage, and more
+than one GPU.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -39,6 +42,7 @@ def main() -> None:
     parser.add_argument("datasets", type=Path, nargs="+", help="prepared folders, the smallest first")
     parser.add_argument("--image-size", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=3, help="timed, after the first")
+    parser.add_argument("--jobs", type=Path, nargs="*", default=[], help="results of `benchmarks.preparing job`")
     parser.add_argument("--json", type=Path, default=RESULT)
     said = parser.parse_args()
     costs = measure_costs(said.datasets[0], said.image_size)
@@ -54,13 +58,14 @@ def main() -> None:
         "warm_up": "the first epoch of each loader, stated apart",
         "n": said.epochs,
         "scales": scales,
+        "preparing": preparing([json.loads(path.read_text()) for path in said.jobs]),
     }
     write_atomically(said.json, (json.dumps(record, indent=1) + "\n").encode())
     show(record)
 
 
 def scale(folder: Path, costs: Costs, px: int, epochs: int, device: float) -> dict[str, Any]:
-    """Both cases of one scale, and its preparing."""
+    """Both cases of one scale."""
     split = next(one for one in prepared_splits(folder) if read_manifest(one).split == "train")
     images = read_manifest(split).samples
     found: dict[str, Any] = {"images": images}
@@ -70,7 +75,7 @@ def scale(folder: Path, costs: Costs, px: int, epochs: int, device: float) -> di
         found[name] = {"predicted_epoch_s": plan.epoch_s, "bound": plan.bound, **figures(plan.epoch_s, times_s),
                        "first_epoch_s": first_s}  # fmt: skip
         print(f"{images:,} images, {name}: {found[name]}", file=sys.stderr)
-    return {**found, "preparing": preparing(folder, costs)}
+    return found
 
 
 def planned(images: int, costs: Costs, device: float) -> Plan:
@@ -113,18 +118,34 @@ def one_epoch(loader: Loader, device: float) -> float:
     return time.perf_counter() - started_s
 
 
-def preparing(folder: Path, costs: Costs) -> Mapping[str, Any] | None:
-    """Foretold from the first folder's costs; None where the job left no report."""
-    try:
-        said = json.loads((folder / "report.json").read_text())
-        images, measured_s = said["input_samples"], said["seconds"]["all"]
-    except (OSError, ValueError, KeyError):
-        return None
-    predicted_s = planned(images, costs, NO_LIMIT).prepare_s
-    if predicted_s is None:
-        return None
-    return {"originals": images, "predicted_s": predicted_s, "measured_s": measured_s,
-            "predicted_by_measured": predicted_s / measured_s}  # fmt: skip
+def preparing(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every job foretold from every smaller one: from its fixed seconds and its core seconds per image."""
+    known = sorted(job_figures(job) for job in jobs)
+    return [foretold(small, large) for small, large in itertools.combinations(known, 2)]
+
+
+def foretold(small: tuple[int, float, float], large: tuple[int, float, float]) -> dict[str, Any]:
+    images, start_s, run_s = small
+    costs = Costs(
+        split=Path(), load_cpu_s=1.0, sample_bytes=1.0, original_bytes=None,
+        prepare_cpu_s=run_s * usable_cores() / images, prepare_start_s=start_s,
+    )  # fmt: skip
+    predicted_s, measured_s = planned(large[0], costs, NO_LIMIT).prepare_s, large[1] + large[2]
+    assert predicted_s is not None  # the costs name preparing
+    return {
+        "originals": large[0],
+        "foretold_from": images,
+        "predicted_s": predicted_s,
+        "measured_s": measured_s,
+        "predicted_by_measured": predicted_s / measured_s,
+    }
+
+
+def job_figures(job: Mapping[str, Any]) -> tuple[int, float, float]:
+    """Images, seconds of Spark's start, seconds of the work: medians of the rounds."""
+    ours = [one["feedline"] for one in job["by_round"]]
+    start_s, run_s = (statistics.median(one[name] for one in ours) for name in ("spark_start_s", "seconds"))
+    return job["n"], start_s, run_s
 
 
 def show(record: Mapping[str, Any]) -> None:
@@ -134,10 +155,9 @@ def show(record: Mapping[str, Any]) -> None:
             case = one[name]
             print(f"{one['images']:>9,}  {name:<13} {case['predicted_epoch_s']:>8.2f} s {case['epoch_s']:>8.2f} s"
                   f"  {case['predicted_by_measured']:.2f}")  # fmt: skip
-        if one["preparing"]:
-            case = one["preparing"]
-            print(f"{case['originals']:>9,}  {'preparing':<13} {case['predicted_s']:>8.1f} s"
-                  f" {case['measured_s']:>8.1f} s  {case['predicted_by_measured']:.2f}")  # fmt: skip
+    for case in record["preparing"]:
+        print(f"{case['originals']:>9,}  {'preparing':<13} {case['predicted_s']:>8.1f} s"
+              f" {case['measured_s']:>8.1f} s  {case['predicted_by_measured']:.2f}")  # fmt: skip
 
 
 if __name__ == "__main__":

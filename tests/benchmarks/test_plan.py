@@ -31,6 +31,12 @@ def test_too_few_cores_are_the_bound_and_said_to_be() -> None:
     assert make_plan(replace(IMAGENET, cores=plan.cores_needed)).bound != "cores"
 
 
+def test_costs_known_from_a_small_job_only_are_said_to_be() -> None:
+    for originals, said in ((2_000, True), (50_000, False), (None, False)):
+        plan = make_plan(replace(IMAGENET, prepared_originals=originals))
+        assert any("too much" in one for one in plan.assumptions) == said
+
+
 @given(
     images=st.integers(1, 10**11), gpus=st.integers(1, 4096), cores=st.integers(1, 10**5),
     load_us=st.floats(1, 1e5), kilobytes=st.floats(0.1, 1e5),
