@@ -1,10 +1,10 @@
 """Is the verdict right, every time? Scripts with one planted cause each, profiled again and again.
 
-    python -m feedline.benchmarks.verdicts [--repeats 10 --seconds 3 --busy 2]
+    python -m feedline.benchmarks.verdicts [--repeats 10 --seconds 3 --busy 0 2]
 
 `tests/profiling/scripts/planted.py` runs unmodified under `profiling.study`, once per kind and repeat, kinds in
 random order. Right is a run whose bound, whose named place (the workers' top stage, the slow worker, unpickling)
-and whose first remedy all fit the plant. `--busy N` lets N processes burn CPU beside every second repeat. Writes
+and whose first remedy all fit the plant. `--busy 0 2` runs each alone and beside two processes that burn CPU. Writes
 results/verdicts.json.
 """
 
@@ -102,7 +102,7 @@ def measure(pictures: Path, plants: Sequence[str], args: argparse.Namespace) -> 
     dice = random.Random(0)
     for repeat in range(args.repeats):
         for plant in dice.sample(plants, len(plants)):
-            for hogs in sorted({0, args.busy}):
+            for hogs in args.busy:
                 found[plant].append(one := run(plant, pictures, args.seconds, hogs, args.keep))
                 words = "right" if one["right"] else f"WRONG: {one}"
                 print(f"{repeat + 1}/{args.repeats} {plant:12} beside {hogs} busy: {words}", flush=True)
@@ -112,7 +112,7 @@ def measure(pictures: Path, plants: Sequence[str], args: argparse.Namespace) -> 
 
 def write(found: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
     whole = {
-        "command": f"python -m feedline.benchmarks.verdicts --seconds {args.seconds} --busy {args.busy}",
+        "command": f"python -m feedline.benchmarks.verdicts --repeats 10 --seconds {args.seconds} --more",
         "host": describe_host(),
         "warm_up": "as the profiler's rule: see its recordings",
         "right_by_busy_processes": {plant: summary(runs) for plant, runs in found.items()},
@@ -134,7 +134,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=3.0, help="of training, warm-up included")
-    parser.add_argument("--busy", type=int, default=2, help="processes that burn CPU beside every second run")
+    parser.add_argument(
+        "--busy", type=int, nargs="+", default=[0, 2], help="processes that burn CPU beside it: a run for each"
+    )
     parser.add_argument("--more", action="store_true", help="add to the runs of the result file")
     parser.add_argument("--only", choices=list(KINDS), nargs="*", default=list(KINDS))
     parser.add_argument("--keep", type=Path, help="a folder for the recordings of wrong runs")
