@@ -145,7 +145,7 @@ def assumptions(inputs: PlanInputs) -> list[str]:
         found.append(f"a core prepares an original in {core_ms:,.2f} ms, and a job takes "
                      f"{inputs.prepare_start_s:,.0f} s to start and end")  # fmt: skip
     if inputs.prepared_originals is not None and inputs.prepared_originals < MANY_ORIGINALS:
-        found.append(f"that comes from a job over {inputs.prepared_originals:,} originals: so few show rather too much "
+        found.append(f"that comes from a job over {inputs.prepared_originals:,} originals: so few show too much "
                      "(a fifth at 2,000)")  # fmt: skip
     if inputs.core_speed != 1.0:
         found.append(f"the other machine's cores are {inputs.core_speed:g} times as fast as this one's")
