@@ -24,6 +24,7 @@ from feedline.cli import (
     verify,
 )
 from feedline.cli.common import stderr
+from feedline.pipeline.errors import UsageError
 from feedline.pipeline.text import printable
 
 app = typer.Typer(
@@ -60,6 +61,7 @@ def _global_options(debug: bool = typer.Option(False, "--debug", help="Show trac
 def run() -> None:
     """Errors of ours end as one line and their exit status; anything else is a bug and keeps its traceback."""
     try:
+        refuse_empty(sys.argv[1:])
         status = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         stderr.print("interrupted")
@@ -69,14 +71,27 @@ def run() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
+PASSED_ON = ("profile", "ladder", "slurm")
+"""Verbs some of whose words are another program's."""
+
+
+def refuse_empty(words: list[str]) -> None:
+    """An empty path would mean the current folder: a variable that is not set, not what anybody wants."""
+    if "" in words and words[0] not in PASSED_ON:
+        raise UsageError("one of the arguments is empty: is a variable not set?")
+
+
 def explain(error: Exception) -> int:
-    """Says in one line what is wrong; returns the exit status. Raises what is not ours, and all with --debug."""
+    """Says in one line what is wrong; returns the exit status. Raises what is neither ours nor the file system's, and
+    all with --debug."""
     if isinstance(error, WrongUse):
         return explain_usage(error)
-    status = getattr(error, "exit_status", None)
+    refused = isinstance(error, OSError) and error.filename is not None
+    status = 1 if refused else getattr(error, "exit_status", None)
     if status is None or os.environ.get("FEEDLINE_DEBUG"):
         raise error
-    stderr.print(printable(f"feedline: {error}"), markup=False, soft_wrap=True)
+    what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    stderr.print(printable(f"feedline: {what}"), markup=False, soft_wrap=True)
     return status
 
 

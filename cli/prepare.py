@@ -189,6 +189,6 @@ def values(texts: list[str] | None, option: str) -> dict[str, Any]:
     for key, text in pairs(texts, option).items():
         try:
             found[key] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found[key] = text
     return found

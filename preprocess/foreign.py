@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 
 from feedline.pipeline.atomic import sweep, write_atomically
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.errors import DatasetError, UsageError
 from feedline.pipeline.pictures import FORMATS
-from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes
+from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes, read_manifest
 from feedline.preprocess.plan import Columns
 from feedline.preprocess.reading import Where, read_local
 from feedline.preprocess.receipts import KINDS, Rows, index_table
@@ -45,18 +45,29 @@ def index_shards(
     if not places:
         raise UsageError(f"{folder} holds no .tar files: give the folder of the shards")
     for place in places:
-        if (place / MANIFEST).exists() and not overwrite:
-            raise UsageError(f"{place} has a manifest already: --overwrite replaces it and its index")
+        if (place / MANIFEST).exists():
+            check_replaceable(place, overwrite)
     try:
         return {str(place): index_folder(place, on_progress or (lambda *_: None)) for place in places}
     except OSError as error:
         raise readable(error, f"indexing {folder}") from error
 
 
+def check_replaceable(place: Path, overwrite: bool) -> None:
+    """Raises UsageError where the manifest was not asked to be replaced, or says more than `index` could find out."""
+    if not overwrite:
+        raise UsageError(f"{place} has a manifest already: --overwrite replaces it and its index")
+    try:
+        prepared = not read_manifest(place).settings.get("foreign", False)
+    except DatasetError:
+        return
+    if prepared:
+        raise UsageError(f"{place} was written by `feedline prepare`: its manifest knows classes and settings that "
+                         "`index` cannot find out")  # fmt: skip
+
+
 def index_folder(folder: Path, on_progress: OnProgress) -> dict[str, Any]:
     sweep(folder)
-    for name in (MANIFEST, INDEX):  # else the folder would be taken for what its manifest says
-        (folder / name).unlink(missing_ok=True)
     source = open_source(str(folder), kind="shards")
     if source.needs_staging:
         raise UsageError(f"{folder} holds compressed tars, which cannot be read at random: unpack or prepare them")
@@ -74,7 +85,6 @@ def index_folder(folder: Path, on_progress: OnProgress) -> dict[str, Any]:
             done += len(shard.members)
             on_progress(done, len(columns))
     infos = [shard.info(one) for shard, one in zip(shards, rows, strict=True)]
-    write_atomically(folder / INDEX, index_table_bytes(index_table(rows)))
     manifest = Manifest(
         split=splits[0],
         samples=sum(info.samples for info in infos),
@@ -85,6 +95,8 @@ def index_folder(folder: Path, on_progress: OnProgress) -> dict[str, Any]:
         plan_hash=hashlib.sha256("".join(info.sha256 for info in infos).encode()).hexdigest(),
         versions=versions(),
     )
+    (folder / MANIFEST).unlink(missing_ok=True)  # it does not fit the index that is written now
+    write_atomically(folder / INDEX, index_table_bytes(index_table(rows)))
     write_atomically(folder / MANIFEST, manifest.to_json().encode())
     left_out = [why for shard in shards for why in shard.left_out]
     return {"samples": manifest.samples, "shards": len(infos), "left_out": left_out[:MAX_NAMED], "bad": len(left_out)}

@@ -15,21 +15,32 @@ PREFIX = "feedline-scratch-"
 def scratch_folder(what: str) -> Generator[Path]:
     """A fresh folder in the system's temporary folder, held by a lock that dies with this process."""
     clear_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{what}-"))
-    held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    folder, held = locked_folder(what)
     try:
-        fcntl.flock(held, fcntl.LOCK_SH)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
 
 
+def locked_folder(what: str) -> tuple[Path, int]:
+    """A folder and the descriptor that holds its lock. Another job that starts may clear it before it is locked: then
+    there is nothing at its path any more, and a new one is made."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{what}-"))
+        with suppress(FileNotFoundError):
+            held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(held, fcntl.LOCK_SH)
+            if folder.exists():
+                return folder, held
+            os.close(held)
+
+
 def clear_abandoned() -> None:
     """Removes scratch folders whose process is gone."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -47,6 +47,24 @@ def test_errors_are_one_line_without_a_traceback(words: tuple[str, ...]) -> None
     assert "no/such/folder" in done.stderr
 
 
+def test_what_the_file_system_refuses_is_one_line() -> None:
+    done = feedline("verify", "x" * 300)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("File name too long") and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_an_empty_argument_is_a_variable_that_is_not_set() -> None:
+    done = feedline("verify", "")
+    assert done.returncode == 2
+    assert "is a variable not set?" in done.stderr
+
+
+def test_names_do_not_steer_the_terminal() -> None:
+    done = feedline("verify", "no\x1b]0;title\x07\nsuch folder")
+    assert done.returncode in (1, 2)
+    assert r"no\x1b]0;title\x07\nsuch folder" in done.stderr
+
+
 def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in feedline("verify", "no/such/folder", debug=True).stderr
 

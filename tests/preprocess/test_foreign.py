@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedline.pipeline.errors import DatasetError, UsageError
+from feedline.pipeline.errors import DatasetError, FeedlineError, UsageError
 from feedline.pipeline.shards import ShardReader, read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
@@ -73,6 +73,19 @@ def test_what_has_no_label_or_no_key_of_its_own_is_left_out(tmp_path: Path) -> N
     assert (said["samples"], said["bad"]) == (2, 2)
     assert "duplicate key" in said["left_out"][0] and "no label" in said["left_out"][1]
     assert read_index(tmp_path / "train", read_manifest(tmp_path / "train")).labels_N.tolist() == [1, 0]
+
+
+def test_a_failed_or_unwanted_index_takes_nothing_away(prepared: Path, tmp_path: Path) -> None:
+    split = prepared / "64-jpeg" / "train"
+    with pytest.raises(UsageError, match="written by `feedline prepare`"):
+        index_shards(split, overwrite=True)
+    assert read_manifest(split).codec == "jpeg"
+    write_tar(tmp_path / "a.tar", [("a", saved(photo(1), "PNG"), b"0")])
+    index_shards(tmp_path)
+    (tmp_path / "b.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:700])
+    with pytest.raises(FeedlineError):
+        index_shards(tmp_path, overwrite=True)
+    assert read_manifest(tmp_path).samples == len(read_index(tmp_path)) == 1
 
 
 def test_indexing_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
