@@ -8,6 +8,7 @@ from feedline.benchmarks.compare import Results, beats, best_of
 from feedline.benchmarks.grid import Cell, cheaper, phrase
 from feedline.benchmarks.intervals import Comparison
 from feedline.profiling.host import usable_cores
+from feedline.profiling.render import units
 
 FULL = 0.9
 """Share of the usable cores from which they are called full."""
@@ -115,14 +116,15 @@ def nothing_shown(results: Results, cells: Sequence[Cell], best: Cell) -> str:
     others = [results.against(cell, best) for cell in cells if cell.key != best.key]
     names = " and ".join(results.config.grid.name(cell) for cell in cells) if len(cells) < 4 else "all settings"
     if all(found.outcome == "same" for found in others):
-        return f"No difference: {names} are within ±{reach(others)} of each other."
-    return f"No difference could be shown between {names}: it is within ±{reach(others)}, the noise here."
+        return f"No difference: {names} are within {reach(others)} of each other."
+    return f"No difference could be shown between {names}: it is within {reach(others)}, the noise here."
 
 
 def reach(found: Sequence[Comparison]) -> str:
-    """The farthest end of the intervals from 1, as a percentage."""
+    """The farthest end of the intervals from 1: `±4 %`, or `a factor of 3.2` beyond double."""
     ends = [abs(end - 1) for one in found for end in (one.ratio.low, one.ratio.high) if end is not None]
-    return f"{max(ends, default=1.0):.0%}".replace("%", " %")
+    far = max(ends, default=1.0)
+    return f"±{far:.0%}".replace("%", " %") if far <= 1 else f"a factor of {units.number(1 + far, 2)}"
 
 
 def opening(results: Results, chosen: Cell, tied: Sequence[Cell], unsettled: Sequence[Cell]) -> str:
@@ -168,8 +170,8 @@ def step(results: Results, axis: str, a: Cell, b: Cell, cores: float) -> str:
         return gain(results.against(b, a), name_b, name_a, verb(b, axis))
     why = full_cores(results, b, cores) if axis == "num_workers" else ""
     if found.outcome == "same":
-        return capital(f"between {name_a} and {name_b} there is no difference (±{reach([found])}){why}.")
-    return capital(f"between {name_a} and {name_b} no difference could be shown (±{reach([found])}){why}.")
+        return capital(f"between {name_a} and {name_b} there is no difference ({reach([found])}){why}.")
+    return capital(f"between {name_a} and {name_b} no difference could be shown ({reach([found])}){why}.")
 
 
 def gain(found: Comparison, winner: str, loser: str, verb: str) -> str:
