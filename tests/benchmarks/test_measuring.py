@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from feedline.benchmarks import tiny_split
 from feedline.benchmarks.measuring import TRIES, Bench, MeasureError, shuffled
 from feedline.benchmarks.subject import Meter, Subject, Window, WindowDone
 
@@ -58,6 +59,17 @@ def test_a_script_is_measured_however_its_batches_come(bench: Bench, script: Pat
     assert window.samples == 16 * window.batches > 0 and window.seconds >= 0.2
     assert window.facts["shape"] == [16, 3, 8, 8] and window.facts["dtype"] == "float32"
     assert not children_named("train.py")
+
+
+def test_ranks_train_in_step(bench: Bench, tmp_path: Path) -> None:
+    tiny_split.write(tmp_path / "train", 128, 2, classes=4)
+    settings = {"split": str(tmp_path / "train"), "model": "small_cnn", "devices": 2, "num_workers": 0,
+                "batch_size": 8, "image_size": 32, "device": "cpu"}  # fmt: skip
+    window = bench.measure(
+        Subject(kind="loader", settings=settings, warm_up_s=0.0, warm_up_batches=1, window_s=0.1, least_batches=3)
+    )
+    assert window.samples == window.batches * 2 * 8  # both ranks count
+    assert window.worker_cpu_s > 0  # the other rank's
 
 
 def test_a_script_that_raises_is_one_line(bench: Bench, tmp_path: Path) -> None:
