@@ -3,7 +3,8 @@
 The first rule that matches a frame decides. Rules for libraries name a file and, where it matters, a function or the
 text of the source line; rules for a user's own code look at the line ("np.load(" reads, "imdecode(" decodes) and then
 at the function's name. PIL decodes lazily, so `ImageFile.load` is where decoding happens, whoever called it; a
-transform that triggers it is not blamed. What no rule knows is `other`, with its place named.
+transform that triggers it is not blamed. What else the user's own code does for a sample is `transform`, by the name
+of its function; what no rule knows is `other`, with its place named.
 
 Cost: one dictionary look-up per frame once a place has been seen.
 """
@@ -124,6 +125,8 @@ COMPOSERS = (
     ("/albumentations/core/composition.py", "__call__"),
 )
 """Frames that call one transform after the other: the frame they called is the transform."""
+FETCH = "/torch/utils/data/_utils/fetch.py"
+"""What calls the dataset for every sample. Code of the user's own under it that no rule knows prepares a sample."""
 PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
 
 _USER_LINES = [(stage, re.compile(text)) for stage, text in USER_LINES]
@@ -206,12 +209,21 @@ def classify(frame: FrameType | None) -> Place:
         if stage is not None:
             name = transform_name(one, inner) if stage == "transform" else None
             return Place(stage, place_name(one.f_code), name)
+        if own is not None and FETCH in one.f_code.co_filename.replace("\\", "/"):
+            return _of_a_sample(own)
         if not _is_plumbing(one.f_code.co_filename):
             inner = one
         if own is None and not is_library(one.f_code.co_filename):
             own = one
     where = own or frame
     return Place("other", place_name(where.f_code) if where else "nowhere")
+
+
+def _of_a_sample(own: FrameType) -> Place:
+    """Code of the user's own that prepares a sample: who sleeps there stands in for a slow source."""
+    if "sleep(" in source_line(own.f_code.co_filename, own.f_lineno):
+        return Place("read", place_name(own.f_code))
+    return Place("transform", place_name(own.f_code), display_name(own))
 
 
 def place_name(code: CodeType) -> str:

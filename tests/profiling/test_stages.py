@@ -94,6 +94,17 @@ def test_what_no_rule_knows_is_other_with_its_place(user: ModuleType) -> None:
     assert seen(user.Data().rest) == Place("other", "user_code.py:plain")
 
 
+def test_what_else_a_dataset_does_for_a_sample_is_transform(user: ModuleType) -> None:
+    fetch = pytest.importorskip("torch.utils.data._utils.fetch")
+
+    def through(get: Callable[..., Any], collate: Callable[..., Any]) -> Callable[[Any], Any]:
+        data = type("Samples", (), {"__getitem__": lambda _, look: get(look)})()
+        return lambda look: fetch._MapDatasetFetcher(data, True, collate, False).fetch([look])
+
+    assert seen(through(user.plain, list)) == Place("transform", "user_code.py:plain", "plain")
+    assert seen(through(lambda look: look, lambda looks: user.plain(looks[0]))).stage == "collate"
+
+
 class Spying(io.BytesIO):
     """A file that classifies the stack whenever it is read."""
 
