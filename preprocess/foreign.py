@@ -24,7 +24,8 @@ from feedline.preprocess.reading import Where, read_local
 from feedline.preprocess.receipts import KINDS, Rows, index_table
 from feedline.preprocess.report import versions
 from feedline.preprocess.selection import with_checked_labels, with_safe_keys, with_safe_names
-from feedline.preprocess.sources import open_source
+from feedline.preprocess.source_shards import recognise_tars
+from feedline.preprocess.sources import SourceOptions
 from feedline.preprocess.store import readable
 
 OnProgress = Callable[[int, int], None]
@@ -68,7 +69,9 @@ def check_replaceable(place: Path, overwrite: bool) -> None:
 
 def index_folder(folder: Path, on_progress: OnProgress) -> dict[str, Any]:
     sweep(folder)
-    source = open_source(str(folder), kind="shards")
+    source = recognise_tars(str(folder), SourceOptions())
+    if source is None:
+        raise UsageError(f"{folder} holds no tar")
     if source.needs_staging:
         raise UsageError(f"{folder} holds compressed tars, which cannot be read at random: unpack or prepare them")
     found = source.finish([task.run() for task in source.tasks()])

@@ -261,13 +261,18 @@ def unpacked(path: str, target: Path, options: dict[str, Any]) -> str:
 
 
 def recognise(path: str, options: SourceOptions) -> Source | None:
-    storage = options.storage_options
     if path.startswith("torchvision:"):
         return None
     if not is_pattern(path) and not path.endswith((".tar", *COMPRESSED)):
-        prepared = expand(path, (MANIFEST,), storage)
+        prepared = expand(path, (MANIFEST,), options.storage_options)
         if prepared:
             return recognise_prepared(path, prepared, options)
+    return recognise_tars(path, options)
+
+
+def recognise_tars(path: str, options: SourceOptions) -> Source | None:
+    """The tars alone, whatever a manifest beside them says."""
+    storage = options.storage_options
     tars = [
         replace(tar, split=split_of(tar))
         for tar in expand(path, (".tar", *COMPRESSED), storage)
