@@ -16,7 +16,8 @@ programs on the cores), and data is a candidate only if it is half of the time o
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from feedline.profiling.measure import Measured, measure, own_places
+from feedline.profiling.main_thread import own_places
+from feedline.profiling.measure import Measured, measure
 from feedline.profiling.predict import Prediction, Situation, situation
 from feedline.profiling.recording import STAGES, Line, Recording
 from feedline.profiling.remedies import all_predictions

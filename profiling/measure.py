@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from feedline.profiling.main_thread import OWN, parts_of, slowdown_of, unpickling_share
 from feedline.profiling.neighbours import others_cores
 from feedline.profiling.recording import STAGES, LoaderPass, LoaderSeen, Recording, Step, WorkerTime
 
@@ -21,7 +22,6 @@ GROUPS = 10
 """Steps are cut into this many stretches; the spread of their rates is the rate's uncertainty."""
 FEW_STEPS = 8
 """Fewer measured steps than this give a verdict with a warning."""
-MAIN_THREAD = ("python", "logging", "checkpoint", "synchronise")
 CPU_STAGES = ("decode", "transform", "collate")
 """Stages that need a core and nothing else: their wall over CPU time is how much the cores were fought for."""
 
@@ -120,7 +120,7 @@ def measure(recording: Recording) -> Measured:
     stage_alone_s, slowdown = _alone(workers, most=1.0 + (len(workers) + cores) / cores)
     wall_s = _per_sample(sum(w.seconds - w.stages.get("idle", 0.0) for w in workers), workers)
     cpu_s = recording.costs.worker_cpu_s or _per_sample(_sum_known([w.cpu_s for w in workers]), workers)
-    parts, unpickling = _trainer_parts(recording), _unpickling(recording)
+    parts, unpickling = parts_of(recording), unpickling_share(recording)
     own_cpu_s = (cpu_s or 0.0) + (recording.costs.trainer_cpu_s or 0.0)
     own_cores = (rate.value if rate else 0.0) * own_cpu_s
     epoch_start_s, epoch_samples = _epoch(recording, loader, steps)
@@ -144,7 +144,7 @@ def measure(recording: Recording) -> Measured:
         stage_alone_s=stage_alone_s,
         trainer_cpu_s=recording.costs.trainer_cpu_s,
         step_s=max(0.0, ranks_s - waited_s) / samples if samples else None,
-        unpickle_s=unpickling * ranks_s / samples / _trainer_slowdown(recording) if samples else 0.0,
+        unpickle_s=unpickling * ranks_s / samples / slowdown_of(recording) if samples else 0.0,
         unpickle_share=min(wait_fraction, unpickling),
         copy_s=sum(step.copy_s for step in steps) / samples if samples else 0.0,
         slowdown=slowdown,
@@ -224,15 +224,6 @@ def _waited(step: Step) -> float:
     return step.wait_s if step.starved_s is None else min(step.starved_s, step.duration_s)
 
 
-def _trainer_parts(recording: Recording) -> dict[str, float]:
-    """Shares of the main thread's time, the mean over ranks."""
-    total = sum(trainer.seconds for trainer in recording.trainers)
-    names = {name for trainer in recording.trainers for name in trainer.parts}
-    if not total:
-        return {}
-    return {name: sum(trainer.parts.get(name, 0.0) for trainer in recording.trainers) / total for name in names}
-
-
 def _shares(steps: Sequence[Step], seconds: float, parts: dict[str, float]) -> Shares:
     """The four shares. Unpickling a batch is part of waiting for it, whoever's thread does it."""
     if not seconds:
@@ -242,7 +233,7 @@ def _shares(steps: Sequence[Step], seconds: float, parts: dict[str, float]) -> S
     copy = min(1.0 - data, sum(step.copy_s for step in steps) / ranks / seconds)
     on_device = any(step.starved_s is not None for step in steps)
     # On a GPU the main thread synchronises because it waits for the device: that is compute, not Python.
-    own = sum(parts.get(name, 0.0) for name in MAIN_THREAD if not (on_device and name == "synchronise"))
+    own = sum(parts.get(name, 0.0) for name in OWN if not (on_device and name == "synchronise"))
     trainer = min(1.0 - data - copy, own)
     if on_device:
         # Python is hidden while the device has queued work; it counts as far as the device ran dry beyond the wait.
@@ -341,46 +332,6 @@ def _slowdown(wall: dict[str, float], cpu: dict[str, float], most: float) -> flo
     ratios = [wall[name] / cpu[name] for name in CPU_STAGES if wall[name] > 0.05 * busy and cpu[name] > 0]
     least = max(1.0, min(ratios, default=1.0))
     return least if len(ratios) > 1 else min(least, most)
-
-
-def own_places(recording: Recording) -> dict[str, float]:
-    """Seconds of the main thread by place of the script's own Python, the largest first. `windows.RowSum` puts the
-    part before the place: those of other parts are left out."""
-    places: dict[str, float] = {}
-    for trainer in recording.trainers:
-        for name, seconds in trainer.functions.items():
-            part, _, place = name.rpartition(" ")
-            if part in ("", *MAIN_THREAD):
-                places[place] = places.get(place, 0.0) + seconds
-    return dict(sorted(places.items(), key=lambda item: -item[1]))
-
-
-def _trainer_slowdown(recording: Recording) -> float:
-    """Wall over CPU time of the main thread while it did something; 1 where its CPU time is unknown.
-
-    On a GPU the main thread sleeps while it synchronises, so there nothing can be told.
-    """
-    if recording.compute.device != "cpu":
-        return 1.0
-    idle = ("wait", "copy", "synchronise", "other")
-    if any(one.parts_cpu_s for one in recording.trainers):
-        idle = (*idle, "unpickle", "load")
-        cpu = sum(s for one in recording.trainers for name, s in one.parts_cpu_s.items() if name not in idle)
-    else:
-        cpu = _sum_known([trainer.main_cpu_s for trainer in recording.trainers])
-    busy = sum(s for one in recording.trainers for name, s in one.parts.items() if name not in idle)
-    return max(1.0, busy / cpu) if cpu else 1.0
-
-
-def _unpickling(recording: Recording) -> float:
-    """Share of the main thread's time in which it really unpickles. What it then waits for the worker that has the
-    bytes (a busy one answers late when its memory is asked for) is waiting for the worker."""
-    total = sum(one.seconds for one in recording.trainers)
-    wall = sum(one.parts.get("unpickle", 0.0) for one in recording.trainers)
-    if any(one.parts_cpu_s for one in recording.trainers):
-        cpu = sum(one.parts_cpu_s.get("unpickle", 0.0) for one in recording.trainers)
-        wall = min(wall, cpu * _trainer_slowdown(recording))
-    return wall / total if total else 0.0
 
 
 def _slow_worker(workers: Sequence[WorkerTime]) -> tuple[WorkerTime, float] | None:

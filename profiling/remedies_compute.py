@@ -7,7 +7,7 @@ with the range published for such changes as the interval, and the prediction sa
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from feedline.profiling.measure import own_places
+from feedline.profiling.main_thread import own_places
 from feedline.profiling.predict import Change, Situation
 from feedline.profiling.render import units
 
