@@ -4,6 +4,7 @@ Two addresses because Spark never runs a speculative copy on the host of the att
 """
 
 import contextlib
+import importlib.util
 import os
 import socket
 import subprocess
@@ -66,9 +67,7 @@ class Cluster:
         wait_until(lambda: not alive(family), START_S)
 
     def _launch(self, name: str, what: str, host: str, *options: str) -> None:
-        import pyspark
-
-        command = [str(Path(pyspark.__file__).parent / "bin" / "spark-class"), f"org.apache.spark.deploy.{what}"]
+        command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{what}"]
         command += ["--host", host, "--webui-port", "0", *options]
         environment = os.environ | {
             "SPARK_LOCAL_IP": host,
@@ -77,6 +76,14 @@ class Cluster:
         }
         with (self.folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+
+def spark_home() -> Path:
+    """Without importing pyspark. Raises FileNotFoundError when it is not installed."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise FileNotFoundError("pyspark is not installed: pip install feedline[prepare]")
+    return Path(found.origin).parent
 
 
 def free_port(host: str) -> int:
