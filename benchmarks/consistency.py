@@ -24,6 +24,7 @@ from typing import Any
 
 from feedline.benchmarks import commands
 from feedline.benchmarks.compare import read_lines
+from feedline.benchmarks.ending import end_with
 from feedline.pipeline.atomic import write_atomically
 from feedline.profiling.host import describe_host, usable_cores
 
@@ -170,4 +171,4 @@ def show(record: Mapping[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

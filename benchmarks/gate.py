@@ -19,6 +19,7 @@ from typing import Any
 
 from feedline.benchmarks import commands
 from feedline.benchmarks.ascent import NAIVE, find_train
+from feedline.benchmarks.ending import end_with
 from feedline.benchmarks.intervals import Estimate, compare
 from feedline.benchmarks.ladder import Climbed, LadderConfig, climb
 from feedline.benchmarks.story import IMAGE_PX, SHARDS_PX
@@ -134,4 +135,4 @@ def is_slower(now: Ratio, before: Ratio) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.commands import FEEDLINE
+from feedline.benchmarks.ending import end_with
 from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.errors import UsageError
 from feedline.profiling.render import units
@@ -51,10 +52,7 @@ def main() -> None:
     if not said.page:
         with tempfile.TemporaryDirectory(prefix="feedline-heads-") as scratch:
             measure(said.images, said.rounds, said.work or Path(scratch))
-    try:
-        text = heads_page(record("loading.json"), record("prepare-peers.json"))
-    except UsageError as error:
-        raise SystemExit(f"feedline: {error}") from error
+    text = heads_page(record("loading.json"), record("prepare-peers.json"))
     write_atomically(RESULTS / "heads.html", str(text).encode())
     print("results/heads.html")
 
@@ -170,4 +168,4 @@ def preparing_section(preparing: Mapping[str, Any]) -> Markup:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.costs import Costs, measure_costs
+from feedline.benchmarks.ending import end_with
 from feedline.benchmarks.plan import Plan, PlanInputs, make_plan
 from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.loader import Loader
@@ -161,4 +162,4 @@ def show(record: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

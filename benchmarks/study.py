@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feedline.benchmarks.ending import end_with
 from feedline.benchmarks.hosts import Host, joined_hosts
 from feedline.benchmarks.measuring import rounds
 from feedline.benchmarks.study_page import markdown, study_page
@@ -111,18 +112,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULT)
     said = parser.parse_args()
     words = said.devices.split(",")
-    try:
-        config = StudyConfig(
-            dataset=said.dataset, procs=numbers(said.procs), nodes=numbers(said.nodes), cpu="cpu" in words,
-            gpus=numbers(",".join(word for word in words if word != "cpu")), batch_sizes=numbers(said.batch_size),
-            repeats=said.repeats, epochs=said.epochs, model=said.model, image_size=said.image_size,
-            per_rank=said.per_rank,
-        )  # fmt: skip
-        check_gpus(config.gpus)
-        with tempfile.TemporaryDirectory(prefix="feedline-study-") as scratch:
-            record = study(config, Path(scratch), (said.work or Path(scratch)) / "runs.jsonl")
-    except FeedlineError as error:
-        raise SystemExit(f"feedline: {error}") from error
+    config = StudyConfig(
+        dataset=said.dataset, procs=numbers(said.procs), nodes=numbers(said.nodes), cpu="cpu" in words,
+        gpus=numbers(",".join(word for word in words if word != "cpu")), batch_sizes=numbers(said.batch_size),
+        repeats=said.repeats, epochs=said.epochs, model=said.model, image_size=said.image_size,
+        per_rank=said.per_rank,
+    )  # fmt: skip
+    check_gpus(config.gpus)
+    with tempfile.TemporaryDirectory(prefix="feedline-study-") as scratch:
+        record = study(config, Path(scratch), (said.work or Path(scratch)) / "runs.jsonl")
     write_atomically(said.json, (json.dumps(record, indent=1) + "\n").encode())
     write_atomically(said.json.with_suffix(".html"), str(study_page(record)).encode())
     write_atomically(said.json.with_suffix(".md"), markdown(record).encode())
@@ -272,4 +270,4 @@ def summary(
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

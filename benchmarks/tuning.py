@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from feedline.benchmarks.ending import end_with
 from feedline.benchmarks.grid import Cell
 from feedline.benchmarks.intervals import compare, estimate
 from feedline.benchmarks.measuring import Bench, rounds
@@ -143,4 +144,4 @@ def show(name: str, one: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)
