@@ -13,6 +13,7 @@ No torch here: loader workers run this.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import cv2
@@ -79,7 +80,8 @@ def _decode_region(data: bytes, frame: jpeg.Frame, region: Region, factor: int,
     if part.data is data and factor == 1:
         shortened, height_px = jpeg.shorten(data, region.top_px + region.height_px, frame)
         if shortened is not data:
-            return jpeg.decode_shortened(shortened, "RGBX", frame.width_px, height_px, fast_chroma), region, 1
+            with suppress(jpeg.JpegError):  # a full decode knows more ways, and says what is wrong with it
+                return jpeg.decode_shortened(shortened, "RGBX", frame.width_px, height_px, fast_chroma), region, 1
     pixels = jpeg.decode(part.data, "RGBX", factor=factor, fast_chroma=fast_chroma)
     if factor > 1 and pixels.shape[0] == jpeg.size(part.data)[1]:  # a rarity that only Pillow reads
         factor = 1

@@ -214,3 +214,17 @@ def test_small_outputs_are_decoded_small(factor: int) -> None:
     region = Region(10, 10, 250, 250)
     out_HWC = np.empty((250 // factor, 250 // factor, 3), np.uint8)
     assert augment.dct_factor(region, out_HWC) == factor
+
+
+def test_a_picture_that_cannot_be_shortened_is_decoded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file without tiles is cut below the region; what the decoder then says of it must not be the last word."""
+    data, config = plain_jpeg(PHOTO), Augment(scale=(0.2, 0.3))
+    usual_HWC, whole_HWC = (np.empty((64, 64, 3), np.uint8) for _ in range(2))
+    make_kernel("keep", config, 0)(data, usual_HWC, 3, 0, new_clock())
+
+    def refuse(*_: object) -> None:
+        raise jpeg.JpegError("not this one")
+
+    monkeypatch.setattr(jpeg, "decode_shortened", refuse)
+    make_kernel("keep", config, 0)(data, whole_HWC, 3, 0, new_clock())
+    assert np.abs(whole_HWC.astype(int) - usual_HWC).max() <= 2
