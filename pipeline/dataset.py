@@ -110,17 +110,39 @@ class ShardStream(IterableDataset[tuple[Any, int]]):
             order = np.argsort(keyed_randoms(len(self.urls), self._seed, self._epoch, stream=4), kind="stable")
         for shard in order[rank * workers + worker :: world_size * workers]:
             for data, label in read_tar(self.urls[shard]):
-                image = decode_as(self._decode, data)
+                try:
+                    image = decode_as(self._decode, data)
+                except DatasetError as error:
+                    raise DatasetError(f"{self.urls[shard]}: {error}") from error
                 yield (self.transform(image) if self.transform else image), label
 
 
 def read_tar(url: str) -> Iterator[tuple[bytes, int]]:
     """(image bytes, label) of each sample of a WebDataset tar, read front to back. Raises DatasetError."""
     try:
-        with _open_stream(url) as file, tarfile.open(fileobj=file, mode="r|*") as tar:
+        with _open_stream(url) as file, tarfile.open(fileobj=file, mode="r|*", tarinfo=_StrictHeader) as tar:
             yield from _samples(url, tar)
+            rest: Any = tar.fileobj
+            while block := rest.read(1 << 20):
+                if block.count(0) < len(block):
+                    raise DatasetError("there is more behind its end-of-archive mark")
+    except DatasetError as error:
+        raise error if url in str(error) else DatasetError(f"{url} cannot be read to its end: {error}") from error
     except (OSError, ValueError, ImportError, tarfile.TarError, EOFError) as error:
         raise DatasetError(f"{url} cannot be read to its end: {error}") from error
+
+
+class _StrictHeader(tarfile.TarInfo):
+    """`tarfile` takes a damaged header, and the end of a file that was cut, for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_StrictHeader":
+        try:
+            return super().frombuf(buf, encoding, errors)  # pyright: ignore[reportReturnType]
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and buf.count(0) == len(buf):
+                raise  # the end-of-archive mark
+            raise DatasetError(f"a member's header is damaged or missing ({error})") from error
 
 
 def _samples(url: str, tar: tarfile.TarFile) -> Iterator[tuple[bytes, int]]:

@@ -201,7 +201,12 @@ class Filler:
         except Exception as error:
             raise TransformError(f"the batch transform raised {where_raised(error)}", PADDING) from error
         if result is not None:
-            images_NHWC[:], labels_N[:] = result
+            if not isinstance(result, tuple) or len(result) != 2:
+                kind = type(result).__name__
+                raise TransformError(f"the batch transform returned {kind}, not (images, labels) or None", PADDING)
+            images, labels = result
+            _put(images, images_NHWC, "the batch transform", PADDING)
+            _put(labels, labels_N, "the batch transform", PADDING)
         self._clock.mark(_TRANSFORM)
 
 
@@ -225,11 +230,23 @@ class _SampleTransform:
         try:
             if self._wants_rng:
                 rng = np.random.default_rng((self._seed, epoch, sample, _TRANSFORM_STREAM))
-                out_HWC[:] = self._function(out_HWC, rng=rng)
+                result = self._function(out_HWC, rng=rng)
             else:
-                out_HWC[:] = self._function(out_HWC)
+                result = self._function(out_HWC)
         except Exception as error:
             raise TransformError(f"the transform raised {where_raised(error)}", sample) from error
+        _put(result, out_HWC, "the transform", sample)
+
+
+def _put(result: Any, out: npt.NDArray[Any], who: str, sample: int) -> None:
+    """Raises TransformError for what NumPy would cast or spread in silence: floats in 0..1 became a black image."""
+    found = np.asarray(result)
+    fits = found.dtype == out.dtype if out.dtype == np.uint8 else found.dtype.kind in "iu"
+    if not fits or found.shape != out.shape:
+        what = f"{found.dtype} of shape {found.shape}, not {out.dtype} of shape {out.shape}"
+        raise TransformError(f"{who} returned {what}: normalise on the device or in the training step", sample)
+    if result is not out:
+        out[:] = found
 
 
 def where_raised(error: BaseException) -> str:

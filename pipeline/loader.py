@@ -10,6 +10,7 @@ GPU. This file ties them together and keeps the state.
 """
 
 import os
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
@@ -40,7 +41,7 @@ from feedline.pipeline.engine import Engine, Run, Waits
 from feedline.pipeline.errors import DatasetError, FeedlineError, SampleError, TransformError, UsageError, WorkerError
 from feedline.pipeline.fill import FillSpec
 from feedline.pipeline.options import LoaderConfig as LoaderConfig
-from feedline.pipeline.order import EpochPlan, class_balanced, subset
+from feedline.pipeline.order import EpochPlan, Policy, class_balanced, subset
 from feedline.pipeline.pack import SLOT_PX
 from feedline.pipeline.place import place
 from feedline.pipeline.shards import read_manifest
@@ -90,6 +91,10 @@ class Loader:
         self._prefetcher: Prefetcher | None = None
         weakref.finalize(self, _close, self._engines)
         live_loaders.add(self)
+        samples = -(-self.manifest.samples // self.world_size)
+        if self._policy == "drop" and samples < config.batch_size:
+            warnings.warn(f"no batch of {config.batch_size} in the {samples} samples of rank {self.rank}: "
+                          "take a smaller batch_size or policy='wrap'", stacklevel=2)  # fmt: skip
 
     @classmethod
     def like(cls, dataloader: Any, split: str | Path, **options: Any) -> "Loader":
@@ -213,7 +218,7 @@ class Loader:
             batch_size=config.batch_size,
             world_size=self.world_size,
             rank=self.rank,
-            policy=config.policy or ("drop" if config.train else "pad"),
+            policy=self._policy,
             shuffle=config.train if config.shuffle is None else config.shuffle,
             start=delivered,
             chosen=self._chosen(epoch),
@@ -275,6 +280,10 @@ class Loader:
             transform=courier.pack(config.transform) if config.transform else "",
             batch_transform=courier.pack(config.batch_transform) if config.batch_transform else "",
         )
+
+    @property
+    def _policy(self) -> Policy:
+        return self.config.policy or ("drop" if self.config.train else "pad")
 
     def _can_pack(self) -> bool:
         if self.manifest.codec not in ("jpeg", "keep"):

@@ -1,5 +1,6 @@
 """The datasets for people who keep their own DataLoader."""
 
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,24 @@ def test_a_stream_is_shuffled_by_shard_and_epoch(split: Path) -> None:
     assert first == [label for _, label in stream]
     stream.set_epoch(1)
     assert first != [label for _, label in stream]
+
+
+@pytest.mark.parametrize("damage", ["header", "mark", "zeros"])
+def test_an_archive_that_ends_in_its_middle_is_not_a_short_epoch(make_split: MakeSplit, damage: str) -> None:
+    victim = make_split() / "train-000001.tar"
+    with tarfile.open(victim) as tar:
+        members = tar.getmembers()
+    data = bytearray(victim.read_bytes())
+    at = members[len(members) // 2].offset
+    if damage == "header":
+        data[at + 150] ^= 1
+    elif damage == "mark":
+        del data[at:]
+    else:
+        data[at : at + 512] = bytes(512)
+    victim.write_bytes(data)
+    with pytest.raises(DatasetError, match=r"train-000001.tar cannot be read to its end"):
+        list(ShardStream([victim]))
 
 
 def test_a_shard_that_is_cut_short_is_named(make_split: MakeSplit) -> None:

@@ -274,6 +274,26 @@ def test_own_transforms_see_each_image_and_each_batch(split: Path, workers: int)
     assert all(torch.equal(images, repeated) for (images, _), repeated in zip(seen, again, strict=True))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transform": lambda image_HWC: image_HWC / 255},
+        {"transform": lambda image_HWC: image_HWC[0, 0, 0]},
+        {"batch_transform": lambda images_NHWC, labels_N: (images_NHWC, labels_N * 0.7)},
+        {"batch_transform": lambda images_NHWC, labels_N: (images_NHWC[0], labels_N)},
+        {"batch_transform": lambda images_NHWC, labels_N: 1},
+    ],
+)
+def test_what_a_transform_returns_is_not_cast_or_spread_in_silence(split: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(FeedlineError, match="transform returned"):
+        labels(Loader(split, **SMALL | options | {"num_workers": 0}))
+
+
+def test_an_epoch_without_a_batch_is_warned_of(split: Path) -> None:
+    with pytest.warns(UserWarning, match="no batch of 4000 in the 60 samples"):
+        assert len(Loader(split, **SMALL | {"batch_size": 4000, "train": True})) == 0
+
+
 def damage(folder: Path, sample: int) -> None:
     index = shards.read_index(folder)
     with (folder / shards.shard_name("train", int(index.shards_N[sample]))).open("r+b") as file:
