@@ -2,11 +2,13 @@
 
 A model proposes, windows decide. Two windows (no worker, one worker) give the costs per sample; the throughput model
 ranks all counts of workers; the most promising are measured, the best of them with other batch sizes and deeper
-queues. Then the leaders are measured again and again, in turn, until the best is clear or the time is over. Of what
-cannot be told apart the cheapest is taken.
+queues. Then the leaders are measured again and again, in turn, until the best is clear or the time is over. Windows
+in which other programs took clearly more than in most do not count where there are others. Of what cannot be told
+apart the cheapest is taken.
 """
 
 import json
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +17,9 @@ from typing import Any
 
 from feedline.benchmarks.grid import Cell, cheaper, phrase
 from feedline.benchmarks.intervals import Estimate, estimate
+from feedline.benchmarks.measuring import QUIET_CORES, TRIES, busyness
 from feedline.benchmarks.subject import Subject, Window
-from feedline.pipeline.atomic import write_atomically
+from feedline.pipeline.atomic import write_as_asked
 from feedline.pipeline.errors import UsageError
 from feedline.profiling.throughput import Throughput
 
@@ -74,7 +77,26 @@ class Search:
         return spent + (spent / count if count else 0.0) > self.config.budget_s
 
     def rate(self, cell: Cell) -> Estimate:
-        return estimate([window.samples_per_s for window in self.windows[cell.key]])
+        return estimate([window.samples_per_s for window in self.counted(cell)])
+
+    def counted(self, cell: Cell) -> list[Window]:
+        """Its windows beside no more than the usual load; its quietest where there is none."""
+        windows = self.windows[cell.key]
+        return [one for one in windows if busyness(one) <= self.usual_cores] or [min(windows, key=busyness)]
+
+    @property
+    def usual_cores(self) -> float:
+        """What other programs take in the quieter quarter of all windows, and a little more."""
+        seen = sorted(busyness(one) for windows in self.windows.values() for one in windows)
+        return (statistics.quantiles(seen, n=4)[0] if len(seen) > 1 else seen[0]) + QUIET_CORES
+
+    def disturbed(self) -> list[Cell]:
+        """Cells of which nothing is known yet but windows beside a burst."""
+        cells = self.cells.values()
+        return [one for one in cells if len(self.windows[one.key]) < TRIES and not self.is_known(one)]
+
+    def is_known(self, cell: Cell) -> bool:
+        return busyness(self.counted(cell)[0]) <= self.usual_cores
 
     def best(self) -> Cell:
         return max(self.cells.values(), key=lambda cell: self.rate(cell).value)
@@ -125,7 +147,7 @@ def tune(config: TuneConfig, measure: Measure, clock: Clock = time.monotonic) ->
         search.run(workers, batch)
     around(search, batch)
     while not search.out_of_time and not sure(search):
-        behind = min(search.leaders(), key=lambda cell: len(search.windows[cell.key]))
+        behind = min(search.disturbed() or search.leaders(), key=lambda cell: len(search.windows[cell.key]))
         settings = behind.settings
         search.run(settings["num_workers"], settings["batch_size"], settings["prefetch_factor"], again=True)
     return record(search, foretold)
@@ -174,8 +196,10 @@ def around(search: Search, batch: int) -> None:
 
 def sure(search: Search) -> bool:
     """Every leader has been measured often enough, or there is one alone with two windows."""
+    if search.disturbed():
+        return False
     leaders = search.leaders()
-    least = min(len(search.windows[cell.key]) for cell in leaders)
+    least = min(len(search.counted(cell)) for cell in leaders)
     return least >= ENOUGH_WINDOWS or (len(leaders) == 1 and least >= 2)
 
 
@@ -221,6 +245,6 @@ def write_config(path: Path, found: dict[str, Any], split: Path) -> None:
     words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
     said = {"dataset": str(dataset), "options": options, "command": f"feedline train {dataset} {words}"}
     try:
-        write_atomically(path, (json.dumps(said, indent=1) + "\n").encode())
+        write_as_asked(path, (json.dumps(said, indent=1) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
