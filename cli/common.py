@@ -82,7 +82,7 @@ class Record:
         """Nothing when no file was asked for. Raises UsageError when it cannot be written."""
         if path is None:
             return
-        from feedline.pipeline.atomic import write_atomically
+        from feedline.pipeline.atomic import write_as_asked
         from feedline.pipeline.errors import UsageError
         from feedline.profiling.host import describe_host
 
@@ -96,6 +96,6 @@ class Record:
             **keys,
         }
         try:
-            write_atomically(path, (json.dumps(whole, indent=1, default=str) + "\n").encode())
+            write_as_asked(path, (json.dumps(whole, indent=1, default=str) + "\n").encode())
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from error

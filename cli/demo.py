@@ -29,14 +29,14 @@ def demo(
     from feedline.benchmarks.story import StoryConfig, tell
     from feedline.benchmarks.story_page import story_page
     from feedline.cli.ladder import show
-    from feedline.pipeline.atomic import write_atomically
+    from feedline.pipeline.atomic import write_as_asked
 
     record, started = Record("demo"), time.monotonic()
     base = StoryConfig.quick(out=out) if quick else StoryConfig(out=out)
     config = base if images is None else replace(base, images=images)
     story = tell(config, _begin, _end)
     report = out / "report.html"
-    write_atomically(report, story_page(story).encode())
+    write_as_asked(report, story_page(story).encode())
     console.rule("[bold]The ladder", align="left")
     show(story.record("ladder"))
     console.print(f"\nall of it in {time.monotonic() - started:.0f} s")

@@ -23,7 +23,7 @@ def inspect(
 
     Example: feedline inspect OUT --html sheet.html
     """
-    from feedline.pipeline.atomic import write_atomically
+    from feedline.pipeline.atomic import write_as_asked
     from feedline.pipeline.errors import UsageError
     from feedline.preprocess.contents import contact_sheet, thumbnails
     from feedline.preprocess.contents import inspect as look
@@ -36,10 +36,10 @@ def inspect(
     shown = thumbnails(out, samples, seed) if html or png else []
     try:
         if html:
-            write_atomically(html, page(str(out), found, shown).encode())
+            write_as_asked(html, page(str(out), found, shown).encode())
             console.print(f"page: {html}", markup=False, soft_wrap=True)
         if png:
-            write_atomically(png, contact_sheet(shown))
+            write_as_asked(png, contact_sheet(shown))
             console.print(f"contact sheet: {png}", markup=False, soft_wrap=True)
     except OSError as error:
         raise UsageError(f"cannot write the sheet: {error.strerror or error}") from error

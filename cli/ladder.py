@@ -82,11 +82,11 @@ def write_page(path: Path, record: Mapping[str, Any]) -> None:
 
 def write_markup(path: Path, markup: str) -> None:
     """Raises UsageError when it cannot be written."""
-    from feedline.pipeline.atomic import write_atomically
+    from feedline.pipeline.atomic import write_as_asked
     from feedline.pipeline.errors import UsageError
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, markup.encode())
+        write_as_asked(path, markup.encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error

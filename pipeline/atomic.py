@@ -23,6 +23,16 @@ def write_atomically(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def write_as_asked(path: Path, data: bytes) -> None:
+    """For a file that a user named: a link is followed, and what is no file (a pipe, a terminal) is written to and
+    not replaced. Otherwise as `write_atomically`."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as file:
+            file.write(data)
+    else:
+        write_atomically(path.resolve(), data)
+
+
 def sweep(folder: Path) -> None:
     """Removes the temporaries that killed processes of this host left in `folder`. For whoever owns the folder, when
     it starts: another host's process may be writing where a folder is shared."""

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.errors import DatasetError, UsageError
@@ -38,6 +39,7 @@ def locked(store: Store) -> Generator[None]:
         return
     made = not store.root.exists()
     store.prepare([""])
+    refuse_links(store.root)
     descriptor = os.open(store.root, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
@@ -54,6 +56,15 @@ def locked(store: Store) -> Generator[None]:
         if made:
             with suppress(OSError):
                 store.root.rmdir()
+
+
+def refuse_links(root: Path) -> None:
+    """Raises UsageError where one of our folders is a link: what lies behind it is not ours to write or clear."""
+    ours = [root / name for name in os.listdir(root) if is_place_of_ours(name)]  # noqa: PTH208
+    inner = [one / split for one in ours if OUTPUT_FOLDER.fullmatch(one.name) for split in SPLITS]
+    for folder in (*ours, *inner):
+        if folder.is_symlink():
+            raise UsageError(f"{folder} is a link: put the folder itself there, or choose another output")
 
 
 def finished(store: Store, folders: list[str]) -> list[Manifest] | None:

@@ -40,6 +40,8 @@ class Columns:
     lengths_N: npt.NDArray[np.int64]
     troubles: dict[int, str]
     """Row -> why it must go to quarantine."""
+    crc32_N: npt.NDArray[np.uint32] | None = None
+    """Of the samples' bytes, where the source knows them."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -86,6 +88,7 @@ class Plan:
             lengths_N=self.columns.lengths_N[rows],
             troubles={position: troubles[row] for position, row in enumerate(listed) if row in troubles},
             mended=mended or {},
+            crc32_N=None if self.columns.crc32_N is None else self.columns.crc32_N[rows],
         )
 
 

@@ -87,6 +87,7 @@ def rows_of(columns: Columns, rows_N: npt.NDArray[np.int64]) -> Columns:
         path_N=columns.path_N[rows_N],
         offsets_N=columns.offsets_N[rows_N],
         lengths_N=columns.lengths_N[rows_N],
+        crc32_N=None if columns.crc32_N is None else columns.crc32_N[rows_N],
         troubles={n: columns.troubles[row] for n, row in enumerate(listed) if row in columns.troubles},
     )
 

@@ -1,16 +1,13 @@
 """A dataset that feedline prepared, as a source: descriptors from its index, classes from its manifest."""
 
-import io
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from feedline.pipeline.errors import UsageError
-from feedline.pipeline.shards import INDEX, MANIFEST, Manifest
+from feedline.pipeline.errors import DatasetError, UsageError
+from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, read_index
 from feedline.preprocess.places import Listed
 from feedline.preprocess.sources import (
     Classes,
@@ -34,21 +31,23 @@ class PreparedTask:
 
     def run(self) -> Part:
         manifest = open_manifest(self.path, self.options)
-        try:
-            table = pq.read_table(io.BytesIO(fetch(f"{self.path}/{INDEX}", self.options)))
-            labels_N, shards_N, offsets_N, lengths_N = (
-                table[name].to_numpy() for name in ("label", "shard", "offset", "length")
-            )
-        except (pa.ArrowInvalid, KeyError) as error:
-            raise SourceError(f"{self.path}/{INDEX} cannot be read: run `feedline verify` on it") from error
+        with tempfile.TemporaryDirectory(prefix="feedline-index-") as folder:
+            (Path(folder) / INDEX).write_bytes(fetch(f"{self.path}/{INDEX}", self.options))
+            try:
+                index = read_index(Path(folder), manifest)
+                keys = index.keys
+            except DatasetError as error:
+                what = str(error).replace(folder, self.path)
+                raise SourceError(f"{what}: run `feedline verify` on {self.path}") from error
         return Part(
             split=self.split,
-            names=[f"{key}.jpg" for key in table["key"].to_pylist()],
-            labels_N=labels_N.astype(np.int32),
+            names=[f"{key}.jpg" for key in keys],
+            labels_N=index.labels_N,
             paths=[f"{self.path}/{shard.name}" for shard in manifest.shards],
-            path_N=shards_N.astype(np.int32),
-            offsets_N=offsets_N.astype(np.int64),
-            lengths_N=lengths_N.astype(np.int64),
+            path_N=index.shards_N,
+            offsets_N=index.offsets_N,
+            lengths_N=index.lengths_N,
+            crc32_N=index.crc32_N,
         )
 
 

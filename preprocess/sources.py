@@ -97,6 +97,8 @@ class Part:
     """Row -> why it cannot be used whatever its bytes are."""
     said_labels: list[str] | None = None
     """Labels as the source writes them, where only `finish` can number them; "" is none."""
+    crc32_N: npt.NDArray[np.uint32] | None = None
+    """Of the samples' bytes, where an index says them."""
     passed_over: dict[str, int] = field(default_factory=dict[str, int])
     """What was there and is no sample: what, how many."""
 
@@ -223,7 +225,13 @@ def joined(parts: Sequence[Part], labels: Sequence[npt.NDArray[np.int32]] | None
             for start, part in zip(starts[:-1], parts, strict=True)
             for row, why in part.troubles.items()
         },
+        crc32_N=stacked_if_all([part.crc32_N for part in parts]),
     )
+
+
+def stacked_if_all(columns: Sequence[npt.NDArray[np.uint32] | None]) -> npt.NDArray[np.uint32] | None:
+    known = [column for column in columns if column is not None]
+    return stacked(known, np.uint32) if known and len(known) == len(columns) else None
 
 
 def stacked(columns: Sequence[npt.NDArray[Any]], kind: type) -> npt.NDArray[Any]:

@@ -12,6 +12,7 @@ import re
 import resource
 import socket
 import time
+import zlib
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -73,6 +74,8 @@ class ShardTask:
     """Position -> why this sample goes to quarantine whatever its bytes are."""
     mended: dict[int, str] = field(default_factory=dict[int, str])
     """Position -> file in quarantine to read instead (a sample to be tried again)."""
+    crc32_N: npt.NDArray[np.uint32] | None = None
+    """Of the samples' bytes, where the source knows them; what was mended has others."""
 
     def where(self) -> list[Where]:
         rows = zip(self.path_N.tolist(), self.offsets_N.tolist(), self.lengths_N.tolist(), strict=True)
@@ -206,6 +209,7 @@ class ShardJob:
     def _samples(self, writers: Sequence[ShardWriter]) -> None:
         clock = time.perf_counter
         labels = self.task.labels_N.tolist()
+        crcs = None if self.task.crc32_N is None else self.task.crc32_N.tolist()
         arriving = self._read()
         for position, (key, label) in enumerate(zip(self.task.keys, labels, strict=True)):
             before = clock()
@@ -215,6 +219,8 @@ class ShardJob:
             try:
                 if position in self.task.troubles:
                     raise BadImage(self.task.troubles[position])
+                if crcs is not None and position not in self.task.mended and zlib.crc32(data) != crcs[position]:
+                    raise BadImage("damaged", "its bytes are not those that the source's index knows (CRC-32)")
                 prepared = self.kernel(data)
             except BadImage as bad:
                 self._quarantine(position, bad, data)

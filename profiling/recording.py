@@ -388,15 +388,19 @@ class Recording:
             raise RecordingError(f"{where}: not a whole recording ({error}): profile again") from error
 
     def save(self, path: Path) -> None:
-        """Atomically. Raises RecordingError when it cannot be written."""
+        """Atomically, through a link to what it leads to; straight into what is no file, like /dev/stdout. Raises
+        RecordingError when it cannot be written."""
+        path = path.resolve() if path.is_file() or not path.exists() else path
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             for stale in path.parent.glob(f".{escape(path.name)}.*.part"):  # of killed processes
                 pid = stale.name.split(".")[-2]
                 if pid.isdigit() and not psutil.pid_exists(int(pid)):
                     stale.unlink(missing_ok=True)
-            part.write_text(json.dumps(self.to_dict()) + "\n")
-            part.replace(path)
+            whole = path if path.exists() and not path.is_file() else part
+            whole.write_text(json.dumps(self.to_dict()) + "\n")
+            if whole is part:
+                part.replace(path)
         except OSError as error:
             with suppress(OSError):
                 part.unlink(missing_ok=True)

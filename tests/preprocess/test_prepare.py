@@ -265,6 +265,35 @@ def test_the_output_is_no_source_of_itself(images: Path, tmp_path: Path) -> None
     assert digests(tmp_path / "out") == before
 
 
+@pytest.mark.parametrize("name", [".feedline", "quarantine", "train", "64-jpeg/train"])
+def test_links_where_our_folders_would_be_are_refused(images: Path, tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "train-000000.tar").write_bytes(b"precious")
+    link = tmp_path / "out" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim)
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="is a link"):
+            prepare(images, tmp_path / "out", overwrite=overwrite)
+    assert names(victim) == ["train-000000.tar"]
+
+
+def test_damage_in_a_prepared_source_is_not_given_a_fresh_checksum(clean_images: Path, tmp_path: Path) -> None:
+    prepare(clean_images, tmp_path / "first", outputs=(parse_output("keep"),))
+    split = tmp_path / "first" / "train"
+    index = read_index(split)
+    shard = split / read_manifest(split).shards[int(index.shards_N[3])].name
+    with shard.open("r+b") as file:
+        file.seek(int(index.offsets_N[3]) + int(index.lengths_N[3]) // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    said = prepare(tmp_path / "first", tmp_path / "second")
+    assert said["reasons"] == {"damaged": 1}
+    assert said["input_samples"] == said["output_samples"] + 1
+
+
 def test_a_second_job_is_refused_while_the_first_runs(images: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     held = os.open(tmp_path / "out", os.O_RDONLY)
