@@ -1,5 +1,6 @@
 """The end of a job: every receipt checked, then indexes, quarantine report and, last of all, the manifests."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -61,10 +62,10 @@ def totals_of(receipts: Sequence[Receipt]) -> Totals:
     return totals
 
 
-def commit_split(store: Store, folder: str, output: int, receipts: Sequence[Receipt]) -> list[ShardInfo]:
-    """Writes the index of one output of one split; returns its shard list for the manifest."""
-    table = index_table([receipt.rows[output] for receipt in receipts])
-    store.write(f"{folder}/{INDEX}", index_table_bytes(table))
+def commit_split(store: Store, folder: str, output: int, receipts: Sequence[Receipt]) -> tuple[list[ShardInfo], str]:
+    """Writes the index of one output of one split; returns its shard list and the index's SHA-256, for the manifest."""
+    index = index_table_bytes(index_table([receipt.rows[output] for receipt in receipts]))
+    store.write(f"{folder}/{INDEX}", index)
     written = [(receipt.outputs[output], receipt.planned_samples) for receipt in receipts]
     infos = [
         ShardInfo(name=one.name, samples=one.samples, planned_samples=planned, bytes=one.bytes, sha256=one.sha256)
@@ -74,7 +75,7 @@ def commit_split(store: Store, folder: str, output: int, receipts: Sequence[Rece
     for name in store.list(folder):  # shards of an attempt that wrote other bytes, left by a kill
         if is_ours(name) and name not in keep:
             store.delete(f"{folder}/{name}")
-    return infos
+    return infos, hashlib.sha256(index).hexdigest()
 
 
 def commit_quarantine(store: Store, bad: Sequence[Quarantined]) -> None:

@@ -88,6 +88,7 @@ def index_folder(folder: Path, on_progress: OnProgress) -> dict[str, Any]:
             done += len(shard.members)
             on_progress(done, len(columns))
     infos = [shard.info(one) for shard, one in zip(shards, rows, strict=True)]
+    index = index_table_bytes(index_table(rows))
     manifest = Manifest(
         split=splits[0],
         samples=sum(info.samples for info in infos),
@@ -96,10 +97,11 @@ def index_folder(folder: Path, on_progress: OnProgress) -> dict[str, Any]:
         settings={"codec": "keep", "foreign": True},
         seed=0,
         plan_hash=hashlib.sha256("".join(info.sha256 for info in infos).encode()).hexdigest(),
+        index_sha256=hashlib.sha256(index).hexdigest(),
         versions=versions(),
     )
     (folder / MANIFEST).unlink(missing_ok=True)  # it does not fit the index that is written now
-    write_atomically(folder / INDEX, index_table_bytes(index_table(rows)))
+    write_atomically(folder / INDEX, index)
     write_atomically(folder / MANIFEST, manifest.to_json().encode())
     left_out = [why for shard in shards for why in shard.left_out]
     return {"samples": manifest.samples, "shards": len(infos), "left_out": left_out[:MAX_NAMED], "bad": len(left_out)}

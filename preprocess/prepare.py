@@ -200,8 +200,8 @@ class Preparation:
         manifests: dict[str, Manifest] = {}
         for split in self.plan.splits:
             for number, folder in enumerate(self._folders(split)):
-                infos = commit.commit_split(self.store, folder, number, receipts[split.split])
-                manifests[folder] = self._manifest(split, number, infos)
+                infos, index_sha256 = commit.commit_split(self.store, folder, number, receipts[split.split])
+                manifests[folder] = self._manifest(split, number, infos, index_sha256)
         commit.commit_quarantine(self.store, bad)
         self.seconds["commit"] = time.monotonic() - commit_started
         said = self._report(totals, ran, resumed, time.monotonic() - started)
@@ -219,7 +219,7 @@ class Preparation:
             )
         return [receipt for receipt in found if receipt is not None]
 
-    def _manifest(self, split: SplitPlan, number: int, infos: list[Any]) -> Manifest:
+    def _manifest(self, split: SplitPlan, number: int, infos: list[Any], index_sha256: str) -> Manifest:
         return Manifest(
             split=split.split,
             samples=sum(info.samples for info in infos),
@@ -229,6 +229,7 @@ class Preparation:
             | {"max_pixels": self.config.max_pixels, "metadata": self.config.metadata, "shuffle": "keyed hash"},
             seed=self.config.seed,
             plan_hash=self.plan.hash,
+            index_sha256=index_sha256,
             versions=report.versions(),
         )
 

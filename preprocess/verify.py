@@ -5,6 +5,7 @@ samples of every shard decoded. `full`: every byte of every tar against what the
 sample decoded, every JPEG cut and compared. A wrong byte is named by shard and sample in either mode.
 """
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from feedline.pipeline.shards import (
     read_index,
 )
 from feedline.preprocess import commit
-from feedline.preprocess.claim import PLAN, prepared_folders
+from feedline.preprocess.claim import PLAN, SPLITS, prepared_folders
 from feedline.preprocess.store import LocalStore, ObjectStore, open_store
 from feedline.preprocess.verify_shard import Problem, ShardCheck, Split, file_in
 from feedline.preprocess.work import QUARANTINE
@@ -84,6 +85,9 @@ def load(store: LocalStore | ObjectStore, folder: str, problems: list[Problem]) 
         with store.local_copy(where) as path:
             index = read_index(path.parent)
             keys = index.keys
+            found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if manifest.index_sha256 not in ("", found):
+            problems.append(Problem(shard=where, key="", what="not the index that the manifest names (SHA-256)"))
     except (DatasetError, OSError) as error:
         problems.append(Problem(shard=where, key="", what=str(error)))
         return None
@@ -97,6 +101,9 @@ def manifest_problems(split: Split) -> list[Problem]:
     manifest = split.manifest
     where = file_in(split, MANIFEST)
     found: list[str] = []
+    name = split.folder.rpartition("/")[2]
+    if name in SPLITS and manifest.split != name:
+        found.append(f"is of split {manifest.split!r}: was the folder renamed?")
     total = sum(shard.samples for shard in manifest.shards)
     if total != manifest.samples:
         found.append(f"says {manifest.samples} samples, its shards add up to {total}")
@@ -147,10 +154,13 @@ def stray_problems(store: LocalStore | ObjectStore, split: Split) -> list[Proble
 
 
 def agreement_problems(splits: Sequence[Split]) -> list[Problem]:
-    """Several outputs of one pass hold the same samples in the same order."""
+    """All splits know the same classes; several outputs of one pass hold the same samples in the same order."""
     first: dict[str, Split] = {}
     found: list[Problem] = []
     for split in splits:
+        if split.manifest.classes != splits[0].manifest.classes:
+            what = f"other classes than {splits[0].folder}"
+            found.append(Problem(shard=file_in(split, MANIFEST), key="", what=what))
         other = first.setdefault(split.manifest.split, split)
         if split is other:
             continue

@@ -69,7 +69,10 @@ def open_dataset(config: TrainConfig) -> Dataset:
 
 def _read_split(folder: Path, split: str) -> Manifest:
     if (folder / split / MANIFEST).exists():
-        return read_manifest(folder / split)
+        manifest = read_manifest(folder / split)
+        if manifest.split in ("train", "val") and manifest.split != split and not manifest.settings.get("foreign"):
+            raise DatasetError(f"{folder / split} holds the split {manifest.split!r}: give the folder its name back")
+        return manifest
     if not folder.is_dir():
         raise UsageError(f"{folder} does not exist: give a folder that `feedline prepare` made")
     if split == "val" and (folder / "train" / MANIFEST).exists():
