@@ -74,10 +74,12 @@ End = Callable[[Chapter, Done], None]
 
 
 def tell(config: StoryConfig, begin: Begin, end: End) -> Story:
-    """Runs every chapter. Raises CommandError, naming the command that failed."""
+    """Runs every chapter. Raises CommandError, naming the command that failed, and UsageError for a folder in use."""
     story = Story(config=config)
     chapters = chapters_of(config)
     keep = config.out / "records"
+    if config.out.is_dir() and not keep.is_dir() and any(config.out.iterdir()):
+        raise UsageError(f"{config.out} holds files that are not the demo's: choose a new folder")
     for number, chapter in enumerate(chapters, 1):
         begin(number, len(chapters), chapter)
         done = None if chapter.always else commands.reusable(chapter.step, keep)

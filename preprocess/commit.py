@@ -63,7 +63,7 @@ def totals_of(receipts: Sequence[Receipt]) -> Totals:
 
 
 def commit_split(store: Store, folder: str, output: int, receipts: Sequence[Receipt]) -> tuple[list[ShardInfo], str]:
-    """Writes the index of one output of one split; returns its shard list and the index's SHA-256, for the manifest."""
+    """Writes the index of one output of one split; returns its shard list and the index's SHA-256."""
     index = index_table_bytes(index_table([receipt.rows[output] for receipt in receipts]))
     store.write(f"{folder}/{INDEX}", index)
     written = [(receipt.outputs[output], receipt.planned_samples) for receipt in receipts]

@@ -92,7 +92,7 @@ def hidden_folder(out: Path) -> Generator[Path]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(exist_ok=True)
-        held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
     except OSError as error:
         raise UsageError(f"{folder.parent} cannot be written: {error.strerror}") from error
     try:

@@ -208,6 +208,31 @@ def test_whatever_lies_in_a_file_s_place_is_one_line(prepared: Path, name: str, 
     assert f"64-jpeg/train/{name}" in [problem["shard"] for problem in said["problems"]]
 
 
+def test_labels_that_were_changed_in_the_index_are_noticed_without_reading_a_shard(prepared: Path) -> None:
+    folder = prepared / "64-jpeg" / "train"
+    before = (folder / "index.parquet").read_bytes()
+    table = pq.read_table(folder / "index.parquet")
+    rotated = pa.array([(label + 1) % 3 for label in table["label"].to_pylist()], pa.int32())
+    pq.write_table(table.set_column(1, table.schema.field("label"), rotated), folder / "index.parquet")
+    try:
+        said = verify(str(prepared))
+        with pytest.raises(DatasetError, match=r"not the index that manifest\.json names"):
+            read_index(folder, read_manifest(folder))
+    finally:
+        (folder / "index.parquet").write_bytes(before)
+    assert "64-jpeg/train/index.parquet" in [problem["shard"] for problem in said["problems"]]
+
+
+def test_a_split_under_another_name_is_noticed(prepared: Path) -> None:
+    folder = prepared / "64-jpeg"
+    (folder / "train").rename(folder / "test")
+    try:
+        said = verify(str(prepared))
+    finally:
+        (folder / "test").rename(folder / "train")
+    assert any("was the folder renamed?" in problem["what"] for problem in said["problems"])
+
+
 def test_strays_are_noticed(prepared: Path) -> None:
     stray = prepared / "64-jpeg" / "train" / "train-000099.tar"
     stray.write_bytes(b"")
