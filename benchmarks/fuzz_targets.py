@@ -75,7 +75,7 @@ def _as_tarfile(data: bytes) -> list[tuple[str, bytes]] | str:
 
 def _tarfile_differs(data: bytes) -> bool:
     """Where tarfile is known to read otherwise: it ends at fields that we have no use for (times, owners) when they
-    are damaged, and reads a GNU long name beyond the length it was given."""
+    are damaged, reads a GNU long name beyond the length it was given, and a name's prefix where no ustar is."""
     for at in range(0, len(data) - 511, 512):
         block = data[at : at + 512]
         try:
@@ -84,6 +84,8 @@ def _tarfile_differs(data: bytes) -> bool:
             if type(error).__name__ == "InvalidHeaderError" and "bad checksum" not in str(error):
                 return True
         else:
+            if block[345] and block[257:263] != b"ustar\0":
+                return True
             if info.type in (b"L", b"K") and data[at + 511 + info.size : at + 512 + info.size] != b"\0":
                 return True
     return False

@@ -4,8 +4,8 @@
 
 A trainer in a process of its own reads a tiny prepared split and sleeps between batches, so that the hour costs a few
 per cent of one core. Every 20th epoch is left in its middle, every 50th resumes from a state in a new position, and
-every 100th a second loader with one worker is opened, read and closed: what an epoch's end, an early leave or a
-loader's end forgets to give back adds up. Every sample delivered is checked against the plan.
+every 100th (`--reopen`) a second loader with one worker is opened, read and closed: what an epoch's end, an early
+leave or a loader's end forgets to give back adds up. Every sample delivered is checked against the plan.
 
 Another process samples both sides: RSS, PSS, anonymous and shared pages of the trainer and of its workers, open
 descriptors, memfds, threads, files in /dev/shm. After `--settle` minutes a line is fitted to each; its slope per
@@ -47,7 +47,7 @@ Floats = npt.NDArray[np.float64]
 # --- the trainer --------------------------------------------------------------------------------------
 
 
-def train(split: Path, until_s: float, sleep_s: float) -> None:
+def train(split: Path, until_s: float, sleep_s: float, reopen: int) -> None:
     """Epochs until the clock says so; prints one JSON line of what was delivered. Exits with 1 on a wrong sample."""
     from feedline.pipeline.loader import Loader
 
@@ -57,7 +57,7 @@ def train(split: Path, until_s: float, sleep_s: float) -> None:
         seen = _epoch(loader, epochs, sleep_s)
         wrong += seen["wrong"]
         batches, samples, epochs = batches + seen["batches"], samples + seen["samples"], epochs + 1
-        if epochs % 100 == 0:
+        if epochs % reopen == 0:
             second = _loader(Loader, split, 1)
             wrong += _epoch(second, 1, 0)["wrong"]
             second.close()
@@ -248,11 +248,12 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=10, help="seconds between samples")
     parser.add_argument("--settle", type=float, default=5, help="minutes left out of the fit")
     parser.add_argument("--sleep", type=float, default=SLEEP_S, help="seconds between the trainer's batches")
+    parser.add_argument("--reopen", type=int, default=100, help="epochs between openings of a second loader")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--trainer", type=Path, help=argparse.SUPPRESS)
     said = parser.parse_args()
     if said.trainer:
-        train(said.trainer, time.monotonic() + 60 * said.minutes, said.sleep)
+        train(said.trainer, time.monotonic() + 60 * said.minutes, said.sleep, said.reopen)
     with tempfile.TemporaryDirectory(prefix="feedline-soak-") as folder:
         record = soak(Path(folder), said)
     said.out.write_text(json.dumps(record, indent=1) + "\n")
@@ -265,7 +266,7 @@ def soak(folder: Path, said: argparse.Namespace) -> dict[str, Any]:
     """Runs the trainer under the sampler and judges what was seen."""
     tiny_split.write(folder / "train", SAMPLES, 4)
     command = [sys.executable, "-m", "feedline.benchmarks.soak", "--trainer", str(folder / "train")]
-    command += ["--minutes", str(said.minutes), "--sleep", str(said.sleep)]
+    command += ["--minutes", str(said.minutes), "--sleep", str(said.sleep), "--reopen", str(said.reopen)]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=one_thread) as trainer:
         rows = watch(trainer, said.every, folder / "rows.jsonl")
@@ -275,7 +276,7 @@ def soak(folder: Path, said: argparse.Namespace) -> dict[str, Any]:
     draw(rows, 60 * said.settle, said.out.with_suffix(".png"))
     first, last = rows[0], rows[-1]
     used_s = sum(last[name] - first[name] for name in ("trainer_cpu_s", "workers_cpu_s"))
-    options = [f"--{name} {getattr(said, name):g}" for name in ("minutes", "every", "settle", "sleep")]
+    options = [f"--{name} {getattr(said, name):g}" for name in ("minutes", "every", "settle", "sleep", "reopen")]
     return {
         "command": " ".join(["python -m feedline.benchmarks.soak", *options]),
         "host": describe_host(),

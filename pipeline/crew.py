@@ -65,6 +65,11 @@ class InlineCrew:
 
     def close(self) -> None:
         self._tasks.clear()
+        self._perform = _gone  # it leads back to who owns us: the memory must not wait for the cycle collector
+
+
+def _gone(_: Task) -> Reply:
+    raise WorkerError("the loader has been closed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +177,7 @@ class WorkerCrew:
         for watch in self._watches:
             os.close(watch)
         self._workers, self._watches = [], {}
+        self._blame = str  # as `_perform` above
 
 
 def _environment() -> dict[str, str]:

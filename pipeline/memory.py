@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ class SharedMemory:
             os.ftruncate(self.descriptor, self.size_bytes)
             self.map = mmap.mmap(self.descriptor, self.size_bytes)
         except OSError as error:
-            os.close(self.descriptor)
+            self.close_descriptor()
             size = f"{self.size_bytes / 2**20:,.0f} MiB"
             raise FeedlineError(f"cannot share {size} of memory with the workers: {error.strerror}") from error
 
@@ -32,10 +33,14 @@ class SharedMemory:
         return memoryview(self.map)
 
     def close_descriptor(self) -> None:
-        """The mapping stays for as long as an array shows it; only the handle goes."""
+        """The mapping stays for as long as an array shows it; only the handle goes. So it does with its owner."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+    def __del__(self) -> None:
+        with suppress(OSError, AttributeError):  # it was never made, or the interpreter is ending
+            self.close_descriptor()
 
 
 def attach(descriptor: int, *, writable: bool = True) -> memoryview:

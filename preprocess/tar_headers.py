@@ -72,9 +72,12 @@ def walk(read: Read, start: int, end: int, where: str) -> Iterator[Member]:
                 pending = {}
             else:
                 name = header_name(block)
-            if position + BLOCK_BYTES + length > end:
+            if kind == b"\0" and name.endswith("/"):  # how tars older than ustar write a folder
+                length = 0
+            elif position + BLOCK_BYTES + length > end:
                 raise cut_short(where, position + BLOCK_BYTES + length, end, name)
-            yield Member(name, position + BLOCK_BYTES, length)
+            else:
+                yield Member(name, position + BLOCK_BYTES, length)
         elif kind in b"xgLK":
             data = extension_data(read, position, length, end, where)
             if kind != b"g":  # global headers carry no names

@@ -187,3 +187,14 @@ def rechecked(header: bytes | bytearray) -> bytes:
     """The header with its checksum put right."""
     total = sum(header[:148]) + 8 * 32 + sum(header[156:512])
     return bytes(header[:148]) + b"%06o\0 " % total + bytes(header[156:])
+
+
+def test_folders_of_old_tars_are_no_files_and_an_extension_needs_its_member() -> None:
+    data = bytearray(packed([("old/", b""), ("old/a", b"1")], tarfile.USTAR_FORMAT))
+    data[156:157] = b"\0"
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    assert contents(bytes(data), walked(bytes(data))) == [("old/a", b"1")]
+    long = packed([("x" * 150, b"")], tarfile.PAX_FORMAT)
+    with pytest.raises(TarError, match="no member behind it"):
+        walked(long[:1024] + bytes(1024))
