@@ -8,8 +8,8 @@ Names: `step-0000120.pt` (the last few are kept), `epoch-0005.pt` (asked for by 
 import io
 import random
 import zipfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,16 @@ def from_bytes(data: bytes, where: str) -> State:
     if state.get("version") != VERSION:
         raise CheckpointError(f"checkpoint {where} has version {state.get('version')}, this feedline reads {VERSION}")
     return state
+
+
+@contextmanager
+def as_whole(where: str) -> Generator[None]:
+    """What a state that lacks or mixes up something leads to while it is taken, as a CheckpointError."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
+        raise CheckpointError(f"checkpoint {where} is not whole ({reason}): use an older one") from error
 
 
 def read(path: Path) -> State:

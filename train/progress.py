@@ -39,6 +39,13 @@ class Progress:
     epoch_wait_s: float = 0.0
     """Of this in which the loop was blocked on the next batch, mean over the ranks."""
 
+    def check(self) -> None:
+        """Raises ValueError where a run could not have come to this."""
+        for name in ("epoch", "samples", "step", "trained_samples"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name} is {value!r}")
+
     def to_state(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -184,7 +184,12 @@ class Run:
         }
 
     def restore(self, state: checkpoint.State, where: str) -> None:
-        """Goes on from `state`. Raises CheckpointError when it is of another dataset, model or number of classes."""
+        """Goes on from `state`. Raises CheckpointError when it is of another dataset, model or number of classes, or
+        lacks something."""
+        with checkpoint.as_whole(where):
+            self._take(state, where)
+
+    def _take(self, state: checkpoint.State, where: str) -> None:
         self._check_kin(state, where)
         self.module.load_state_dict(state["model"])
         if self.ema:
@@ -192,6 +197,7 @@ class Run:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
+        self.progress.check()
         self._elapsed_before_s = self.progress.elapsed_s
         if self.progress.samples:
             self.loader.load_state_dict(state["loader"])
@@ -226,8 +232,9 @@ class Run:
 
     def _take_weights(self, path: Path) -> None:
         state = checkpoint.read(path)
-        self._check_fits(state, str(path))
-        self.module.load_state_dict(state["model"])
+        with checkpoint.as_whole(str(path)):
+            self._check_fits(state, str(path))
+            self.module.load_state_dict(state["model"])
 
     def _say_differences(self, theirs: dict[str, Any], world_size: int) -> None:
         mine = plain(self.config)
