@@ -2,11 +2,12 @@
 # make test   set-up, then every test
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench pins licences audit clean
+.PHONY: help setup demo test lint bench test-matrix pins licences audit clean
 
 help:
 	@echo "make demo   set-up, then profile, prepare, train and the ladder on a synthetic ImageNet"
 	@echo "make test   set-up, then every test      make lint   ruff and pyright"
+	@echo "make test-matrix   the tests under every Python from 3.11 on that is here, without Pillow-SIMD and Java"
 	@echo "make bench  a short fixed set of benchmarks against the committed baseline"
 
 .venv/.ready: requirements.txt pyproject.toml bootstrap.py
@@ -44,5 +45,8 @@ licences: .venv/.ready
 audit: .venv/.ready
 	.venv/bin/uv tool run -q --from pip-audit==2.10.1 pip-audit --disable-pip --progress-spinner off -r requirements.txt
 
+test-matrix: .venv/.ready-tests
+	.ci/matrix
+
 clean:
-	rm -rf .venv .typing build *.egg-info
+	rm -rf .matrix .venv .typing build *.egg-info
