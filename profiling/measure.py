@@ -101,8 +101,9 @@ class Measured:
 
     @property
     def unpickling_limits(self) -> bool:
-        """The loop waits for its own unpickling more than for its workers."""
-        return self.unpickle_share >= 0.1 and self.unpickle_share > 0.5 * self.wait_fraction
+        """The loop waits for its own unpickling more than for its workers, and these have time to spare."""
+        spare = self.workers == 0 or self.stages.get("idle", 1.0) >= 0.25
+        return spare and self.unpickle_share >= 0.1 and self.unpickle_share > 0.5 * self.wait_fraction
 
 
 def measure(recording: Recording) -> Measured:
