@@ -76,6 +76,7 @@ def prepare(
 
     Example: feedline prepare /data/imagenet OUT --output 256:jpeg --output 64:raw
     """
+    from feedline.pipeline.errors import UsageError
     from feedline.preprocess.config import PrepareConfig, parse_bytes, parse_output
     from feedline.preprocess.resize import MAX_PIXELS, Output
 
@@ -83,6 +84,8 @@ def prepare(
         "resize": resize, "filter": filter_name, "quality": quality, "subsampling": subsampling,
         "enlarge": enlarge, "apply_orientation": apply_orientation,
     }  # fmt: skip
+    if output and (size, codec) != (256, "jpeg"):
+        raise UsageError("--size and --codec mean a single output: beside --output say SIZE:CODEC there")
     if output:
         outputs = tuple(parse_output(text, **how) for text in output)
     elif codec == "keep":

@@ -1,5 +1,6 @@
 """Files that are whole or not there, also after a power cut. Standard library only."""
 
+import errno
 import os
 import re
 from contextlib import suppress
@@ -10,6 +11,8 @@ _TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|part)")
 
 def write_atomically(path: Path, data: bytes) -> None:
     """`path` holds all of `data` or what it held before, also after a power cut."""
+    if not path.name:  # the root folder
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     # Containers that share a folder have the same process IDs.
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.{os.getpid()}.tmp")
     try:

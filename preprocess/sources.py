@@ -32,6 +32,7 @@ from feedline.preprocess.reading import what_happened
 
 KINDS = ("torchvision", "ilsvrc", "folder", "parquet", "shards")
 """Modules `feedline.preprocess.source_*`, asked in this order."""
+SPLITS = ("train", "val", "test")
 IMAGE_EXTENSIONS = frozenset({".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 """Which files are taken for images; what they really are is found from their bytes."""
 
@@ -71,6 +72,9 @@ class SourceOptions:
                 raise UsageError(f"source option {name} cannot be {value!r:.40}")
         if self.kind is not None and self.kind not in KINDS:
             raise UsageError(f"source kind {self.kind!r} is none of {', '.join(KINDS)}")
+        strange = sorted({name.strip() for name in (self.splits or "").split(",")} - {"", *SPLITS})
+        if strange:
+            raise UsageError(f"splits names {strange[0]!r}, which is none of {', '.join(SPLITS)}")
         if self.missing_classes not in ("refuse", "allow"):
             raise UsageError(f"missing_classes {self.missing_classes!r} is neither refuse nor allow")
 

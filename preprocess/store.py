@@ -157,7 +157,9 @@ class ObjectStore:
     def check_reachable(self) -> None:
         """Raises UsageError when it is not, whatever the store's own library says of it."""
         try:
-            self._fs.exists(self._path(WORK))
+            self._fs.ls(self._root)
+        except FileNotFoundError:
+            return  # nothing there yet, or no bucket: writing will say
         except Exception as error:
             raise UsageError(f"{self.address} cannot be reached: {error or type(error).__name__}") from error
 

@@ -47,6 +47,12 @@ def test_errors_are_one_line_without_a_traceback(words: tuple[str, ...]) -> None
     assert "no/such/folder" in done.stderr
 
 
+def test_a_size_beside_the_outputs_is_not_ignored() -> None:
+    done = feedline("prepare", "no/such/folder", "out", "--output", "256:jpeg", "--size", "128")
+    assert done.returncode == 2
+    assert "beside --output say SIZE:CODEC" in done.stderr
+
+
 def test_what_the_file_system_refuses_is_one_line() -> None:
     done = feedline("verify", "x" * 300)
     assert done.returncode == 1

@@ -59,7 +59,7 @@ def test_names_that_collide_or_lead_astray(tmp_path: Path) -> None:
     )
     keys = indexed(tmp_path).columns.keys
     assert [re.sub(r"-[0-9a-f]{8}$", "-HASH", key) for key in sorted(keys)] == [
-        "a/back/slash", "a/p_q", "a/p_q-HASH", "a/with space é\n", "a/x", "a/x-HASH",
+        "a/back/slash", "a/p_q", "a/p_q-HASH", "a/with space é_a", "a/x", "a/x-HASH",
     ]  # fmt: skip
     assert keys == indexed(tmp_path).columns.keys
 
@@ -148,6 +148,8 @@ def test_options(tmp_path: Path) -> None:
         open_source(str(tmp_path), colour="red")
     with pytest.raises(UsageError, match="source kind 'zip' is none of"):
         open_source(str(tmp_path), kind="zip")
+    with pytest.raises(UsageError, match="splits names 'tarin', which is none of train"):
+        open_source(str(tmp_path), splits="tarin")
     with pytest.raises(UsageError, match="is not a parquet source"):
         open_source(str(tmp_path), kind="parquet")
     assert open_source(str(tmp_path), kind="folder").kind == "folder"

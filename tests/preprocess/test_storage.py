@@ -174,6 +174,11 @@ def test_a_store_that_is_not_there_is_one_line(s3: dict[str, Any], shards: Path,
         assert "\n" not in str(caught.value)
 
 
+def test_an_output_on_a_server_that_is_not_there_is_one_line(shards: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be reached: Cannot connect"):
+        prepare(str(shards / "train"), "http://127.0.0.1:1/out")
+
+
 def test_from_the_web_to_s3_each_end_has_its_own_options(
     web: tuple[str, Path], s3: dict[str, Any], shards: Path, tmp_path: Path
 ) -> None:
