@@ -101,8 +101,15 @@ def read_quarantine(store: Store) -> list[dict[str, Any]]:
     """The rows of `report.jsonl`; empty when nothing was quarantined. Raises DatasetError when it is damaged."""
     text = store.read(f"{QUARANTINE}/report.jsonl") or b""
     try:
-        return [json.loads(line) for line in text.splitlines()]
-    except ValueError as error:
+        rows = [vars(Quarantined(**json.loads(line))) for line in text.splitlines()]
+        for row in rows:
+            if not (isinstance(row["shard"], int) and isinstance(row["position"], int)):
+                raise ValueError("a shard or position is no number")
+            if row["file"] and ("/" in row["file"] or not QUARANTINE_FILE.fullmatch(row["file"])):
+                raise ValueError(f"file {row['file']!r:.60} is none of its own")
+            hash((row["split"], row["key"]))
+        return rows
+    except (ValueError, TypeError, RecursionError) as error:
         raise DatasetError(f"{store.address}/{QUARANTINE}/report.jsonl is damaged ({error})") from error
 
 

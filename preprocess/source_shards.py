@@ -36,6 +36,7 @@ from feedline.preprocess.sources import (
     joined,
     notes_of,
 )
+from feedline.preprocess.store import readable
 from feedline.preprocess.tar_headers import Member, Read, reader, walk
 
 BASE_AND_EXTENSION = re.compile(r"((?:.*/|)[^./][^./]*)[.]([^/]*)")
@@ -253,6 +254,9 @@ def unpacked(path: str, target: Path, options: dict[str, Any]) -> str:
             shutil.copyfileobj(plain, file, 1 << 20)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise SourceError(f"{path} is cut short or damaged ({error}): copy or download it again") from error
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise readable(error, f"unpacking {path} in {target.parent}") from error
     partial.replace(target)
     return str(target)
 

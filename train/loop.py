@@ -90,11 +90,16 @@ def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, 
         folder = world.from_main(run_folder(config))
         found = find_checkpoint(config, world, folder)
         state = checkpoint.from_bytes(found[0], found[1]) if found else None
-        from_step = int(state["progress"]["step"]) if state else 0
+        from_step = step_of(state, found[1]) if state and found else 0
         if not world.is_main:
             return _train(config, world, folder, silent, None, found, state)
         with Journal(folder, tensorboard=config.tensorboard, from_step=from_step) as journal:
             return _train(config, world, folder, everyone([journal, *listeners]), journal, found, state)
+
+
+def step_of(state: checkpoint.State, where: str) -> int:
+    with checkpoint.as_whole(where):
+        return int(state["progress"]["step"])
 
 
 def _train(config: TrainConfig, world: World, folder: Path, tell: Listener, journal: Journal | None,

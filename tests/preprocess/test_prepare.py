@@ -294,6 +294,19 @@ def test_damage_in_a_prepared_source_is_not_given_a_fresh_checksum(clean_images:
     assert said["input_samples"] == said["output_samples"] + 1
 
 
+@pytest.mark.parametrize(
+    "change", [{"file": "../../secret"}, {"shard": [1]}, {"split": None, "more": 1}, {"key": {}}]
+)
+def test_a_crafted_quarantine_report_is_one_line(images: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    prepare(images, tmp_path / "out")
+    report = tmp_path / "out" / "quarantine" / "report.jsonl"
+    row = json.loads(report.read_text().splitlines()[0])
+    report.write_text(json.dumps(row | change) + "\n")
+    assert not verify(str(tmp_path / "out"))["ok"]
+    with pytest.raises(FeedlineError, match=r"report\.jsonl is damaged"):
+        prepare(images, tmp_path / "out", retry_quarantine=True)
+
+
 def test_a_second_job_is_refused_while_the_first_runs(images: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     held = os.open(tmp_path / "out", os.O_RDONLY)
