@@ -249,6 +249,7 @@ def spark_job(source: str, classes: int | None, cores: int, out: Path) -> dict[s
     shutil.rmtree(out)
     seconds = said["wall_s"] - said["seconds"]["start"] - said["seconds"]["stop"]
     return {
+        "samples": said["output_samples"],
         "samples_per_s": round(said["output_samples"] / seconds, 1),
         "seconds": round(seconds, 3),
         "spark_start_s": said["seconds"]["start"],
