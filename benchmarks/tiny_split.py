@@ -5,6 +5,7 @@ holds without asking the labels: a wrong sample is seen even where labels are ri
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,13 @@ def write(
     for number, size in enumerate(shards.balanced_sizes(samples, shard_count)):
         infos.append(_shard(folder, number, range(len(rows), len(rows) + size), pictures, rows, px, classes))
     atomic.write_atomically(folder / shards.INDEX, shards.index_bytes(rows))
-    manifest = describe(infos, samples, classes or samples, px)
+    manifest = replace(describe(infos, samples, classes or samples, px), split=split_of(folder))
     atomic.write_atomically(folder / shards.MANIFEST, manifest.to_json().encode())
     return manifest
+
+
+def split_of(folder: Path) -> str:
+    return "val" if folder.name == "val" else "train"
 
 
 def describe(infos: list[shards.ShardInfo], samples: int, classes: int, px: int) -> shards.Manifest:
@@ -68,7 +73,7 @@ def _shard(
     px: int,
     classes: int | None,
 ) -> shards.ShardInfo:
-    name = shards.shard_name("train", number)
+    name = shards.shard_name(split_of(folder), number)
     with (folder / name).open("wb") as file, shards.ShardWriter(file, number) as writer:
         for sample in samples:
             label = sample % classes if classes else sample

@@ -177,6 +177,9 @@ def begin(store: Store, plan_hash: str, said: str, folders: list[str], run: str)
         for name in store.list(folder):
             if TEMPORARY_FILE.fullmatch(name):
                 store.delete(f"{folder}/{name}")
+    for name in store.list(""):
+        if name.startswith(f".{REPORT}.") and TEMPORARY_FILE.fullmatch(name):
+            store.delete(name)
     write_plan(store, plan_hash, said, folders)
 
 

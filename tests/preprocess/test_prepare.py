@@ -172,6 +172,18 @@ def test_a_death_between_the_manifests_is_mended(
     assert digests(tmp_path / "calm") == digests(tmp_path / "out")
 
 
+def test_a_report_that_was_being_written_when_it_died_goes_with_the_next_start(
+    clean_images: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    left = [out / ".report.json.0123abcd.4194303.tmp", out / ".mine.txt.0123abcd.4194303.tmp"]
+    for path in left:
+        path.write_text("{")
+    prepare(clean_images, out)
+    assert [path.exists() for path in left] == [False, True]
+
+
 def test_a_rerun_of_a_finished_job_does_nothing(images: Path, tmp_path: Path) -> None:
     first = prepare(images, tmp_path / "out")
     again = prepare(images, tmp_path / "out", runner=dies_after(0))
