@@ -1,5 +1,6 @@
 """`feedline profile`: why is this training script slow, proved, and what each remedy would give."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,8 +76,8 @@ def profile(
     recording = with_trials(done.recording) if trials else done.recording
     diagnosis = diagnose(recording)
     keys = record_keys(recording, diagnosis)
-    record.write(json_file, {**keys, "recording": recording.to_dict()})
     show(recording, diagnosis, html, trace)
+    record.write(json_file, {**keys, "recording": recording.to_dict()})
     for path in (json_file, html, trace):
         if path is not None:
             say(f"wrote {path}")
@@ -105,8 +106,13 @@ def check_writable(path: Path | None) -> None:
     """Before the script runs for an hour. Raises ProfilingUsageError."""
     from feedline.profiling.errors import ProfilingUsageError
 
-    if path is not None and not path.absolute().parent.is_dir():
+    if path is None:
+        return
+    place = path if path.exists() else path.absolute().parent
+    if not path.absolute().parent.is_dir():
         raise ProfilingUsageError(f"cannot write {path}: no folder {path.absolute().parent}")
+    if path.is_dir() or not os.access(place, os.W_OK):
+        raise ProfilingUsageError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'no permission'}")
 
 
 def how_it_ended(recording: "Recording") -> str:
