@@ -36,6 +36,7 @@ RESULTS = Path(__file__).with_name("results") / "chaos-prepare.json"
 VICTIMS = ("driver", "jvm", "worker", "stopped worker")
 STOPPED_S = 4.0
 GONE_S, HANGS_S = 60, 300
+LOOK_S = 0.25
 TRIES = 5
 """Draws of a moment: a run may be faster than the undisturbed one, and over by then."""
 
@@ -143,11 +144,10 @@ class Chaos:
         """Learns the result, and when each victim comes and goes. Raises RuntimeError when prepare fails."""
         started, process, out = self._start()
         while process.poll() is None:
-            for victim in VICTIMS:
-                if self._find(victim, process.pid, random.Random(0)):
-                    self.gone_s[victim] = time.monotonic() - started
-                    self.born_s.setdefault(victim, self.gone_s[victim])
-            time.sleep(0.1)
+            for victim in self._victims(process.pid):
+                self.gone_s[victim] = time.monotonic() - started
+                self.born_s.setdefault(victim, self.gone_s[victim])
+            time.sleep(LOOK_S)
         self.calm = digests(out)
         if process.returncode or not self.born_s.keys() >= set(VICTIMS):
             raise RuntimeError(f"an undisturbed prepare ended with {process.returncode}, seen: {self.born_s}")
@@ -167,10 +167,10 @@ class Chaos:
         family: list[psutil.Process] = []
         while time.monotonic() < started + moment_s and process.poll() is None:
             family = family_of(process.pid)
-            time.sleep(max(0.0, min(0.1, started + moment_s - time.monotonic())))
-        target = self._find(victim, process.pid, rng) if process.poll() is None else None
+            time.sleep(max(0.0, min(LOOK_S, started + moment_s - time.monotonic())))
+        there = self._victims(process.pid).get(victim, []) if process.poll() is None else []
         kill = Kill(self.where.name, victim, round(time.monotonic() - started, 2), receipts(out))
-        struck = target is not None and strike(target, stop=victim == "stopped worker")
+        struck = bool(there) and strike(rng.choice(there), stop=victim == "stopped worker")
         kill.status = self._end(process, kill.problems)
         if not struck:
             return None
@@ -222,16 +222,18 @@ class Chaos:
             print((self.folder / "said.txt").read_text(), file=sys.stderr)
         return process.returncode
 
-    def _find(self, victim: str, driver: int, rng: random.Random) -> psutil.Process | None:
-        """None when there is none."""
+    def _victims(self, driver: int) -> dict[str, list[psutil.Process]]:
+        """Those that are there, by kind."""
+        family = self.where.executors(driver)
+        workers = [one for one in family if holds(is_worker, one)]
+        found = {
+            "jvm": [one for one in family if holds(is_executor, one)],
+            "worker": workers,
+            "stopped worker": workers,
+        }
         with contextlib.suppress(psutil.Error):
-            if victim == "driver":
-                return psutil.Process(driver)
-            family = self.where.executors(driver)
-            which = is_executor if victim == "jvm" else is_worker
-            found = [one for one in family if holds(which, one)]
-            return rng.choice(found) if found else None
-        return None
+            found["driver"] = [psutil.Process(driver)]
+        return {victim: those for victim, those in found.items() if those}
 
 
 def holds(which: Callable[[psutil.Process], bool], one: psutil.Process) -> bool:

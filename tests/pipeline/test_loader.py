@@ -368,7 +368,13 @@ def test_wrong_use_is_one_line_before_any_process_starts(split: Path, tmp_path: 
     for wrong in ({"batch_size": 0}, {"num_workers": -1}, {"policy": "x"}, {"on_bad": "x"}, {"colour": 1},
                   {"rank": 2, "world_size": 2}, {"rank": 1}, {"device": "meta"}, {"image_size": 0}):  # fmt: skip
         with pytest.raises(UsageError):
-            next(iter(Loader(split, **wrong)))
+            next(iter(Loader(split, **{"batch_size": 8, "num_workers": 0} | wrong)))
+
+
+def test_an_epoch_without_a_batch_is_said(split: Path) -> None:
+    with pytest.warns(UserWarning, match="no batch of 64 in the 60 samples of rank 0"):
+        loader = Loader(split, **SMALL | {"batch_size": 64, "policy": "drop"})
+    assert not list(loader)
 
 
 def test_stats_say_where_the_time_went(split: Path) -> None:

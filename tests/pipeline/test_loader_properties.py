@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from feedline.pipeline.loader import Loader
 
+pytestmark = pytest.mark.filterwarnings("ignore:no batch of")  # some draws have fewer samples than a batch
 SAMPLES = 60
 IN_THE_TRAINER: dict[str, Any] = {"image_size": 8, "num_workers": 0, "checksums": False}
 few = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
