@@ -4,7 +4,10 @@
 
 Every tool runs in an environment of its own, in rounds, in an order drawn anew for each round; process starts are
 taken off for all. The limit is a bare pool of as many processes, which reads, runs feedline's kernel and writes.
-Tools that use Pillow get this project's own (Pillow-SIMD where it is installed).
+Tools that leave the picture to the user's own function get the same one, with the Pillow that `pip install` brings
+them and, as `_simd`, with this project's Pillow-SIMD. `webdataset` is the loop of its documentation, one process;
+`webdataset_simd` has a pool in front of the writer, as MosaicML's documentation does it: harder to beat than what
+either tool's users write.
 """
 
 import argparse
@@ -14,28 +17,33 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from feedline.benchmarks.measuring import rounds
 from feedline.benchmarks.peers.environments import PEERS as LOADERS
-from feedline.benchmarks.peers.environments import SCRIPTS, Peer, PeerError, interpreter
+from feedline.benchmarks.peers.environments import SCRIPTS, STOCK_PILLOW, Peer, PeerError, interpreter
 from feedline.benchmarks.preparing import RESULTS, bare_pool, spark_job, where_samples_are, write
 from feedline.preprocess.config import PrepareConfig
 from feedline.profiling.host import usable_cores
 
-PEERS = (
-    Peer(name="mosaicml", packages=("mosaicml-streaming==0.13.0",)),
-    Peer(name="litdata", packages=("litdata==0.2.76",)),
-    Peer(name="img2dataset", packages=("img2dataset==1.47.0", "setuptools<81"), with_torch=False),
-    Peer(name="webdataset"),
-    LOADERS["ffcv"],
-)
+PEERS = {
+    "mosaicml": Peer(name="mosaicml_stock", packages=(*LOADERS["mosaicml"].packages, STOCK_PILLOW)),
+    "mosaicml_simd": LOADERS["mosaicml"],
+    "litdata": Peer(name="litdata_stock", packages=(*LOADERS["litdata"].packages, STOCK_PILLOW)),
+    "litdata_simd": LOADERS["litdata"],
+    "img2dataset": Peer(name="img2dataset", packages=("img2dataset==1.47.0", "setuptools<81"), with_torch=False),
+    "webdataset": LOADERS["webdataset"],
+    "webdataset_simd": LOADERS["webdataset_simd"],
+    "ffcv": LOADERS["ffcv"],
+}
+"""By the name of the row; the Peer's own name is that of its environment, which the loading benchmark shares."""
+ONE_PROCESS = ("webdataset",)
 LIMIT = "limit: bare pool"
 WANTED = {"mosaicml": 1.4, "litdata": 3.0, "img2dataset": 3.0, "webdataset": 2.5}
-"""How far ahead prepare should be; of FFCV nothing was asked."""
+"""How far ahead prepare should be, of each tool as its users install it; of FFCV nothing was asked."""
 
 
 def main() -> None:
@@ -45,18 +53,18 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="these peers")
     parser.add_argument("--out", type=Path, default=RESULTS)
     said = parser.parse_args()
-    peers = [peer for peer in PEERS if said.only is None or peer.name in said.only]
+    peers = {name: peer for name, peer in PEERS.items() if said.only is None or name in said.only}
     write(said.out / "prepare-peers.json", measure(said.source, peers, said.rounds))
 
 
-def measure(source: str, peers: Sequence[Peer], count: int) -> dict[str, Any]:
+def measure(source: str, peers: Mapping[str, Peer], count: int) -> dict[str, Any]:
     pythons: dict[str, Path] = {}
     failed: dict[str, str] = {}
-    for peer in peers:
+    for name, peer in peers.items():
         try:
-            pythons[peer.name] = interpreter(peer)
+            pythons[name] = interpreter(peer)
         except PeerError as error:
-            failed[peer.name] = str(error)
+            failed[name] = str(error)
     by_round: list[dict[str, float]] = [{} for _ in range(count)]
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
         for number, name in rounds([*pythons, LIMIT, "feedline"], count):
@@ -80,7 +88,9 @@ def one_run(name: str, python: Path | None, source: str, folder: Path) -> float:
             return float(bare_pool(places(source), usable_cores(), out)["samples_per_s"])
         if python is None:
             return float(spark_job(source, None, usable_cores(), out)["samples_per_s"])
-        command = [str(python), str(SCRIPTS / f"prepare_{name}.py"), source, str(out), str(usable_cores())]
+        script = SCRIPTS / f"prepare_{name.removesuffix('_simd')}.py"
+        processes = 1 if name in ONE_PROCESS else usable_cores()
+        command = [str(python), str(script), source, str(out), str(processes)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
         if done.returncode:
             raise PeerError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")

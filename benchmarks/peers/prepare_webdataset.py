@@ -1,6 +1,7 @@
-"""webdataset's ShardWriter fed by a pool: workers read and resize, the writer packs."""
+"""webdataset's ShardWriter. One process: its documentation's loop. More: fed by a pool that reads and resizes."""
 
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
+from contextlib import nullcontext
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -11,11 +12,14 @@ from webdataset import ShardWriter
 def prepare(source: str, out: str, processes: int):
     files = image_files(source)
     Path(out).mkdir()
-    with Pool(processes) as pool:
-        pool.map(warm, range(processes * 4), 1)
+    with Pool(processes) if processes > 1 else nullcontext() as pool:
+        warm(0)
+        if pool is not None:
+            pool.map(warm, range(processes * 4), 1)
         yield "ready"
+        pictures = map(resized_jpeg, files) if pool is None else pool.imap(resized_jpeg, files, 16)
         with ShardWriter(f"{out}/train-%06d.tar", maxsize=1 << 26, verbose=0) as writer:
-            for number, (image, label) in enumerate(pool.imap(resized_jpeg, files, 16)):
+            for number, (image, label) in enumerate(pictures):
                 writer.write({"__key__": f"{number:08d}", "jpg": image, "cls": label})
         yield sum(path.stat().st_size for path in Path(out).rglob("*") if path.is_file())
 
