@@ -72,7 +72,7 @@ def walk(read: Read, start: int, end: int, where: str) -> Iterator[Member]:
                 pending = {}
             else:
                 name = header_name(block)
-            if kind == b"\0" and name.endswith("/"):  # how tars older than ustar write a folder
+            if kind == b"\0" and own_name(block).endswith(b"/"):  # how tars older than ustar write a folder
                 length = 0
             elif position + BLOCK_BYTES + length > end:
                 raise cut_short(where, position + BLOCK_BYTES + length, end, name)
@@ -119,8 +119,13 @@ def number(field: bytes) -> int:
     return int(field.rstrip(b" \0") or b"0", 8)
 
 
+def own_name(block: bytes) -> bytes:
+    """Without a prefix, and whatever an extended header says."""
+    return block[:100].partition(b"\0")[0]
+
+
 def header_name(block: bytes) -> str:
-    name = block[:100].partition(b"\0")[0]
+    name = own_name(block)
     if block[257:263] == b"ustar\0" and block[345]:
         name = block[345:500].partition(b"\0")[0] + b"/" + name
     return name.decode("utf-8", "surrogateescape")
