@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from feedline.benchmarks.measuring import rounds
+from feedline.benchmarks.measuring import end_group, rounds
 from feedline.benchmarks.peers.environments import PEERS as LOADERS
 from feedline.benchmarks.peers.environments import SCRIPTS, STOCK_PILLOW, Peer, PeerError, interpreter
 from feedline.benchmarks.preparing import RESULTS, bare_pool, spark_job, where_samples_are, write
@@ -42,6 +42,7 @@ PEERS = {
 """By the name of the row; the Peer's own name is that of its environment, which the loading benchmark shares."""
 ONE_PROCESS = ("webdataset",)
 LIMIT = "limit: bare pool"
+STUCK_S = 600
 WANTED = {"mosaicml": 1.4, "litdata": 3.0, "img2dataset": 3.0, "webdataset": 2.5}
 """How far ahead prepare should be, of each tool as its users install it; of FFCV nothing was asked."""
 
@@ -91,14 +92,27 @@ def one_run(name: str, python: Path | None, source: str, folder: Path) -> float:
         script = SCRIPTS / f"prepare_{name.removesuffix('_simd')}.py"
         processes = 1 if name in ONE_PROCESS else usable_cores()
         command = [str(python), str(script), source, str(out), str(processes)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-        if done.returncode:
-            raise PeerError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-        figures = json.loads(done.stdout.splitlines()[-1])
+        figures = json.loads(last_line(name, command, folder))
         return figures["samples"] / figures["seconds"]
     finally:
         for left in folder.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def last_line(name: str, command: Sequence[str], folder: Path) -> str:
+    """Of what it printed. Raises PeerError; a tool that waits for dead workers is ended with all that it started."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True
+    ) as process:
+        try:
+            printed, said = process.communicate(timeout=STUCK_S)
+        except subprocess.TimeoutExpired:
+            raise PeerError(f"{name} did not end in {STUCK_S} s") from None
+        finally:
+            end_group(process.pid)
+    if process.returncode:
+        raise PeerError(f"{name} failed: {(said.strip().splitlines() or ['no message'])[-1]}")
+    return printed.splitlines()[-1]
 
 
 @functools.cache
