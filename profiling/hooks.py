@@ -39,7 +39,7 @@ class Hooks:
     def install(self) -> None:
         """Patch what is loaded already, and the rest as it is imported."""
         if self.capture.withhold is not None:
-            self.capture.withhold.hook(self)
+            self.capture.withhold.libraries.hook(self)
         for name, patch in self.targets.items():
             module = sys.modules.get(name)
             if module is not None and not _loading(module):
@@ -192,7 +192,7 @@ class Hooks:
     def _torch(self, torch: Any) -> None:
         capture = self.capture
         self.replace(torch.autograd, "backward", lambda original: self._timed(original, capture.backward))
-        save = torch.save if capture.withhold is None else capture.withhold.torch_save(torch.save)
+        save = torch.save if capture.withhold is None else capture.withhold.libraries.torch_save(torch.save)
         save = self._timed(save, capture.pause)
         self.replace(torch, "save", lambda _: save)
         self.replace(torch.serialization, "save", lambda _: save)

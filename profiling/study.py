@@ -5,12 +5,13 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from feedline.profiling.elsewhere import remove_empty_folders
 from feedline.profiling.host import usable_cores
 from feedline.profiling.journal import Options
 from feedline.profiling.launch import Launch, Run, launched
 from feedline.profiling.legs import summarise
 from feedline.profiling.recording import Leg, LegName, Recording
-from feedline.profiling.withhold import TRACKERS, remove_empty_folders
+from feedline.profiling.withhold import TRACKERS
 
 LEGS: tuple[LegName, ...] = ("normal", "cached", "loader_only")
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from feedline.profiling.elsewhere import remove_empty_folders
 from feedline.profiling.journal import Journal
-from feedline.profiling.withhold import remove_empty_folders
 
 PRELUDE = """
 import json, os, sys
 from pathlib import Path
-from feedline.profiling.journal import Journal
-from feedline.profiling.withhold import Withhold
-Withhold(Path({scratch!r}), Journal(Path({folder!r}))).install()
+from feedline.profiling.journal import Journal, Options
+from feedline.profiling.probe import start
+start(Journal(Path({folder!r})), Options(mode="legs", scratch={scratch!r}))
 """
 
 
@@ -57,6 +57,22 @@ WRITES = {
     "copying": "import shutil; shutil.copy('best.pt', 'log.txt'); shutil.move('log.txt', 'runs/log.txt')",
     "truncating": "os.truncate('log.txt', 0)",
     "absolute": "open(os.path.abspath('../work/log.txt'), 'w').write('gone')",
+    "file objects": "import io; io.FileIO('log.txt', 'w').write(b'gone')",
+    "taken before us": "import bz2, tarfile; bz2.open('log.txt', 'wb').close(); tarfile.open('best.pt', 'w').close()",
+    "beside a folder": (
+        "at = os.open('.', os.O_RDONLY); os.unlink('best.pt', dir_fd=at);"
+        "os.open('log.txt', os.O_WRONLY | os.O_TRUNC, dir_fd=at); os.rename('runs/old.pt', 'x', dst_dir_fd=at)"
+    ),
+    "writing through a link": (
+        "os.symlink('log.txt', 'now'); os.symlink('runs', 'last'); os.link('best.pt', 'copy');"
+        "[Path(one).write_text('gone') for one in ('now', 'last/old.pt', 'copy')]"
+    ),
+    "parquet": (
+        "import pyarrow as pa, pyarrow.parquet as pq, pyarrow.feather; table = pa.table({'a': [1]});"
+        "pq.write_table(table, 'log.txt'); pq.write_table(table=table, where='best.pt');"
+        "pyarrow.feather.write_feather(table, 'runs/old.pt'); assert pq.read_table(open('log.txt', 'rb')) == table"
+    ),
+    "safetensors": "import numpy, safetensors.numpy as sn; sn.save_file({'a': numpy.zeros(1)}, 'log.txt')",
     "numpy": "import numpy; numpy.save('best.pt', numpy.zeros(3)); numpy.savetxt('log.txt', numpy.zeros(3))",
     "csv": "import csv; csv.writer(open('log.txt', 'w', newline='')).writerow([1, 2])",
 }
@@ -84,6 +100,29 @@ def test_what_was_written_can_be_read_again(tmp_path: Path, work: Path) -> None:
         """,
     )
     assert json.loads(done.stdout) == ["epoch 1\nepoch 2\n", "better", False, 6, True]
+
+
+def test_modes_times_and_links_stay_and_are_seen_as_changed(tmp_path: Path, work: Path) -> None:
+    before = [(path.name, path.stat().st_mode, path.stat().st_mtime_ns) for path in sorted(work.rglob("*"))]
+    done = run(
+        tmp_path,
+        """
+        import shutil
+        os.chmod("log.txt", 0); os.utime("best.pt", (1, 1)); Path("log.txt").touch(); os.mkfifo("pipe")
+        shutil.copy2("best.pt", "new.pt"); os.chmod("new.pt", 0o600)
+        os.symlink("new.pt", "tmp"); os.replace("tmp", "latest.pt")
+        os.mkdir("out.tmp"); Path("out.tmp/x").write_text("x"); os.rename("out.tmp", "out")
+        print(json.dumps([oct(os.stat("new.pt").st_mode), Path("latest.pt").read_text(), os.readlink("latest.pt"),
+                          Path("out/x").read_text(), os.path.exists("pipe"), os.access("new.pt", os.R_OK)]))
+        try: open("new.pt", "x")
+        except FileExistsError: pass
+        else: sys.exit("made twice")
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["0o100600", "best", str(work / "new.pt"), "x", True, True]
+    (work / "out.tmp").rmdir()  # an empty folder: the parent's to remove
+    assert [(path.name, path.stat().st_mode, path.stat().st_mtime_ns) for path in sorted(work.rglob("*"))] == before
 
 
 def test_a_folder_the_first_run_made_may_be_made_again(tmp_path: Path, work: Path) -> None:
