@@ -37,6 +37,8 @@ def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, ran
     loader = Loader(settings["split"], rank=rank, world_size=devices, **options)
     if settings.get("model"):
         step = training_step(settings, len(loader.manifest.classes), device, devices, rank)
+    if loader.num_workers and devices == 1:  # of several ranks one knows its own workers only
+        meter.made = partial(made_by, loader)
     try:
         consume(meter if rank == 0 else None, epochs(loader), step, devices)
     except WindowDone:
@@ -45,6 +47,11 @@ def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, ran
             meter.window.facts.update(meter.facts)
     finally:
         loader.close()
+
+
+def made_by(loader: Any) -> int:
+    """Samples that its workers have finished so far."""
+    return sum(worker["samples"] for worker in loader.stats()["workers"])
 
 
 def pick_device(settings: dict[str, Any]) -> str:

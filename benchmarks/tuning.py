@@ -127,7 +127,7 @@ def tuning(
 def write(path: Path, cases: Mapping[str, Any]) -> None:
     record = {
         "command": "python -m feedline.benchmarks.tuning SPLIT",
-        "window": "1 s after 0.5 s and what was prefetched, each in a fresh process",
+        "window": "1 s after at least 1 s and until the stock of batches is steady, each in a fresh process",
         "cases": cases,
     }
     write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())

@@ -167,3 +167,30 @@ def test_a_disturbed_window_is_measured_again_and_the_quietest_counts() -> None:
         bench = Disturbed(*others_cores)
         assert bench.measure_quiet(Subject(kind="script", settings={})).others_cores == counts
         assert len(bench.left) == left
+
+
+def of_stock(samples: int, made: int | None) -> Window:
+    """128 a batch; taking a sample costs 600 µs of a core, making one 200."""
+    return Window(samples=samples, seconds=1.0, batches=samples // 128, wait_s=0.0, trainer_cpu_s=samples * 600e-6,
+                  worker_cpu_s=(made or 0) * 200e-6, made=made)  # fmt: skip
+
+
+def test_batches_taken_from_stock_do_not_make_a_loop_faster() -> None:
+    assert of_stock(2560, None).samples_per_s == of_stock(2560, 2440).samples_per_s == 2560
+    assert of_stock(2560, 2700).samples_per_s == 2560
+    lasting = of_stock(2560, 1280).samples_per_s
+    assert 1280 < lasting < 2560 and lasting == pytest.approx((2560 * 600 + 1280 * 200) / 800)
+
+
+def test_the_window_begins_when_the_stock_is_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand in stock, of which 500 a second are used up until nothing is left."""
+    meter, now = Meter(Subject(kind="loader", settings={}, warm_up_s=0, warm_up_batches=1, window_s=0.5)), 0.0
+    taken = 0
+    meter.made = lambda: round(max(1000 + 500 * now, taken))
+    monkeypatch.setattr("feedline.benchmarks.subject.time.perf_counter", lambda: now)
+    with pytest.raises(WindowDone):
+        for _ in range(200):
+            now += 0.1
+            meter.batch(100, 0.0)
+            taken += 100
+    assert meter.window is not None and now - meter.window.seconds == pytest.approx(3.0, abs=0.25)
