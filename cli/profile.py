@@ -50,8 +50,8 @@ def profile(
     """Run an unmodified training script and say what it waits for, and what each remedy would give.
 
     Options end at the script's name. The script runs to its end unless --steps or --seconds stop it; --legs and
-    --lines run it again, shortly, with its writes held back: all that Python opens, but not what programs it starts and
-    libraries in C or C++ (as cv2.VideoWriter) write by themselves. The exit status is the script's own.
+    --lines run it again, shortly, with its writes held back: all that Python opens, but not what programs it
+    starts and libraries in C or C++ (as cv2.VideoWriter) write by themselves. The exit status is the script's own.
 
     Example: feedline profile --steps 200 --legs --html report.html train.py --epochs 1
     """

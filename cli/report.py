@@ -57,11 +57,13 @@ def report(
 
 def is_line_profile(path: Path) -> bool:
     """By its name, or by how a pickle begins: kernprof's output may be called anything."""
+    if path.suffix == ".lprof" or not path.is_file():
+        return path.suffix == ".lprof"
     try:
         with path.open("rb") as file:
-            return path.suffix == ".lprof" or file.read(1) == b"\x80"
+            return file.read(1) == b"\x80"
     except OSError:
-        return path.suffix == ".lprof"
+        return False
 
 
 def load(paths: list[Path]) -> "dict[str, tuple[Recording, Diagnosis]]":

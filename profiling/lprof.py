@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from feedline.profiling.errors import RecordingError
+from feedline.profiling.handed import read_handed
 from feedline.profiling.lprof_pickle import NotALineProfile, Stats, load
 from feedline.profiling.recording import Line
 from feedline.profiling.render import units
@@ -52,9 +53,7 @@ def read_lprof(path: Path | str) -> LineProfile:
 
 def _load(path: Path) -> Stats:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise RecordingError(f"{path} is larger than any line profile ({units.size(path.stat().st_size)})")
-        return load(path.read_bytes())
+        return load(read_handed(path, MOST_BYTES))
     except OSError as error:
         raise RecordingError(f"cannot read {path}: {error.strerror}") from error
     except NotALineProfile as error:

@@ -82,6 +82,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 def _convert_list(item_hint: Any, value: Any, where: str) -> list[Any]:
     if isinstance(value, dict) and "columns" in value:
         columns = cast("dict[str, list[Any]]", value["columns"])
+        if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
+            raise TypeError(f"{where}.columns must be an object of lists")
         if len({len(column) for column in columns.values()}) > 1:
             raise ValueError(f"{where} has columns of different lengths")
         rows = zip(*columns.values(), strict=True)

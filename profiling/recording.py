@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, cast
 import psutil
 
 from feedline.profiling.errors import RecordingError
+from feedline.profiling.handed import RECORDING_BYTES, read_handed
 from feedline.profiling.plain import build, to_plain
 from feedline.profiling.resources import Gpu as Gpu
 from feedline.profiling.resources import Series as Series
@@ -383,7 +384,10 @@ class Recording:
                 "profile again, or read it with the feedline that wrote it"
             )
         try:
-            return build(cls, data)
+            recording = build(cls, data)
+            for number, trial in enumerate(recording.trials):
+                _refuse_negative(trial, f"trials[{number}]")
+            return recording
         except (KeyError, TypeError, ValueError) as error:
             raise RecordingError(f"{where}: not a whole recording ({error}): profile again") from error
 
@@ -410,13 +414,20 @@ class Recording:
     def load(cls, path: Path | str) -> "Recording":
         """A bare recording, or the record written by `feedline profile --json`."""
         try:
-            data = json.loads(Path(path).read_text())
+            data = json.loads(read_handed(Path(path), RECORDING_BYTES))
         except OSError as error:
             raise RecordingError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RecordingError(f"{path} is not JSON ({error}): is it a recording of `feedline profile`?") from error
         if isinstance(data, dict) and "recording" in data:
             data = data["recording"]
         if not isinstance(data, dict) or "script" not in data:
             raise RecordingError(f"{path} is not a recording of `feedline profile`")
         return cls.from_dict(data, where=str(path))
+
+
+def _refuse_negative(trial: Trial, where: str) -> None:
+    """What a sample costs; the models that are fed with it count on it. Raises ValueError."""
+    for name, value in vars(trial).items():
+        if name.endswith("_per_sample") and value is not None and not value >= 0:
+            raise ValueError(f"{where}.{name} is {value}")

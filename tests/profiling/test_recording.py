@@ -1,6 +1,7 @@
 """A recording survives its file exactly; anything else is one clear line."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.profiling.errors import RecordingError
+from feedline.profiling.lprof import read_lprof
 from feedline.profiling.recording import (
     Compute,
     Gpu,
@@ -73,6 +75,12 @@ def test_fields_of_a_later_minor_are_ignored() -> None:
         ('{"script": {"argv": 3}, "version": 1}', "Script.argv must be a list"),
         ('{"script": {}, "version": 1}', "Script.argv is missing"),
         ('{"script": {"argv": []}, "version": 1, "steps": {"columns": {"start_s": [1], "wait_s": []}}}', "lengths"),
+        ('{"script": {"argv": []}, "version": 1, "steps": {"columns": null}}', "columns must be an object of lists"),
+        (
+            '{"script": {"argv": []}, "version": 1, "trials": [{"codec": "jpeg", "trainer_cpu_s_per_sample": -1}]}',
+            "is -1",
+        ),
+        ("[" * 100_000, "is not JSON"),
     ],
 )
 def test_anything_else_is_one_line(tmp_path: Path, text: str, said: str) -> None:
@@ -82,6 +90,18 @@ def test_anything_else_is_one_line(tmp_path: Path, text: str, said: str) -> None
         Recording.load(path)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_status == 2
+
+
+def test_what_has_no_end_or_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        for read in (Recording.load, read_lprof):
+            with pytest.raises(RecordingError, match="not a regular file"):
+                read(path)
+    FULL.save(tmp_path / "r.json")
+    monkeypatch.setattr("feedline.profiling.recording.RECORDING_BYTES", 100)
+    with pytest.raises(RecordingError, match="larger than"):
+        Recording.load(tmp_path / "r.json")
 
 
 def test_a_missing_file_and_an_unwritable_one(tmp_path: Path) -> None:
