@@ -161,13 +161,18 @@ def terminated(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
+LIST_BYTES = 64 << 20
+
+
 def read_lines(path: Path | None) -> tuple[str, ...] | None:
     from feedline.pipeline.errors import UsageError
+    from feedline.pipeline.files import read_handed
 
     if path is None:
         return None
     try:
-        return tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+        text = read_handed(path, LIST_BYTES).decode()
+        return tuple(line.strip() for line in text.splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
 

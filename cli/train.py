@@ -8,16 +8,19 @@ import typer
 
 from feedline.cli.common import JsonFile, Record, console
 from feedline.pipeline.errors import UsageError
+from feedline.pipeline.files import read_handed
 from feedline.train.config import TrainConfig
 from feedline.train.options import command
+
+SETTINGS_BYTES = 1 << 20
 
 
 def _settings(context: typer.Context, path: Path | None) -> Path | None:
     """The file's options become the defaults; what stands on the command line still wins."""
     if path is not None:
         try:
-            context.default_map = json.loads(path.read_text())["options"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            context.default_map = json.loads(read_handed(path, SETTINGS_BYTES))["options"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"--config {path} is not a file of `feedline tune` ({error})") from error
     return path
 

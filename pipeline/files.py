@@ -4,6 +4,7 @@
 a SIGBUS, and the copy costs 2 µs of a sample's 300.
 """
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -16,16 +17,30 @@ OPEN_FILES = 512
 """Shards held open at once; the oldest gives way. Below every usual limit (1,024)."""
 
 
-def open_shard(path: Path) -> int:
-    """A descriptor to read from. Raises DatasetError, and waits for nobody: opening a pipe without its flag would."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise DatasetError(f"shard {path} cannot be read: {error.strerror}") from error
+def open_regular(path: Path) -> int:
+    """A descriptor to read from. Raises OSError, and waits for nobody: opening a pipe without its flag would."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DatasetError(f"shard {path} cannot be read: it is no file")
+        raise OSError(errno.EINVAL, "it is no file", str(path))
     return descriptor
+
+
+def read_handed(path: Path, most_bytes: int) -> bytes:
+    """All of a file that somebody hands over by its path. Raises OSError for what may have no end or is larger."""
+    with open(open_regular(path), "rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20:,} MiB", str(path))
+    return data
+
+
+def open_shard(path: Path) -> int:
+    """As `open_regular`, for DatasetError."""
+    try:
+        return open_regular(path)
+    except OSError as error:
+        raise DatasetError(f"shard {path} cannot be read: {error.strerror}") from error
 
 
 class Files(Protocol):

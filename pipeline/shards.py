@@ -26,12 +26,14 @@ import pyarrow.parquet as pq
 from feedline.pipeline.errors import DatasetError as DatasetError
 from feedline.pipeline.errors import FeedlineError as FeedlineError
 from feedline.pipeline.errors import UsageError as UsageError
-from feedline.pipeline.files import open_shard
+from feedline.pipeline.files import open_shard, read_handed
 from feedline.pipeline.text import UNPRINTABLE, is_printable
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 INDEX = "index.parquet"
+MANIFEST_BYTES = 256 << 20
+"""ImageNet's has 0.3 MB; what is larger than this is none."""
 BLOCK_BYTES = 512  # a tar is made of these
 RECORD_BYTES = 10240  # and padded to a multiple of these, as tar and tarfile do
 
@@ -126,10 +128,11 @@ def _check_types(manifest: Manifest) -> None:
 
 def read_manifest(split_folder: Path) -> Manifest:
     path = split_folder / MANIFEST
-    if not path.exists():
-        raise DatasetError(f"{split_folder} is not a prepared split (no {MANIFEST}): run `feedline prepare` first")
     try:
-        text = path.read_text("utf-8")
+        text = read_handed(path, MANIFEST_BYTES).decode()
+    except FileNotFoundError:
+        what = f"{split_folder} is not a prepared split (no {MANIFEST}): run `feedline prepare` first"
+        raise DatasetError(what) from None
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or "it is no text"
         raise DatasetError(f"{path} cannot be read: {what}") from error

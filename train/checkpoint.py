@@ -18,10 +18,13 @@ import torch
 
 from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.errors import FeedlineError
+from feedline.pipeline.files import read_handed
 
 FORMAT = "feedline-checkpoint"
 VERSION = 1
 BEST = "best.pt"
+MOST_BYTES = 64 << 30
+"""What is larger is no checkpoint of these models, or has no end."""
 
 State = dict[str, Any]
 
@@ -68,7 +71,7 @@ def as_whole(where: str) -> Generator[None]:
 
 def read(path: Path) -> State:
     try:
-        return from_bytes(path.read_bytes(), str(path))
+        return from_bytes(read_handed(path, MOST_BYTES), str(path))
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror}") from error
 
@@ -111,7 +114,7 @@ def newest_good(folder: Path) -> tuple[bytes, Path, list[str]] | None:
     problems: list[str] = []
     for path in reversed(step_checkpoints(folder)):
         try:
-            data = path.read_bytes()
+            data = read_handed(path, MOST_BYTES)
             from_bytes(data, str(path))
             return data, path, problems
         except (CheckpointError, OSError) as error:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from feedline.pipeline.errors import UsageError
+from feedline.pipeline.files import read_handed
 from feedline.pipeline.loader import Loader
 from feedline.train import checkpoint, data
 from feedline.train.config import TrainConfig
@@ -287,7 +288,7 @@ def _find(config: TrainConfig, folder: Path) -> Any:
         if config.resume in (None, "auto"):
             return _newest(folder, wanted=config.resume == "auto" or is_elastic())
         path = Path(config.resume)
-        data_bytes = path.read_bytes()
+        data_bytes = read_handed(path, checkpoint.MOST_BYTES)
         checkpoint.from_bytes(data_bytes, str(path))
         return data_bytes, str(path), []
     except OSError as error:

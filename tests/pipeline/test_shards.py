@@ -1,6 +1,7 @@
 """The on-disk format: plain tars that everybody's tools read; index and manifest are believed only if sound."""
 
 import io
+import os
 import shutil
 import subprocess
 import tarfile
@@ -187,6 +188,17 @@ def test_a_damaged_index_is_one_line(split: Path, tmp_path: Path, damage: str) -
 def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / shards.MANIFEST).write_text(text)
     with pytest.raises(DatasetError, match="manifest"):
+        shards.read_manifest(tmp_path)
+
+
+def test_a_manifest_without_an_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / shards.MANIFEST)
+    with pytest.raises(DatasetError, match=r"manifest\.json cannot be read: it is no file"):
+        shards.read_manifest(tmp_path)
+    (tmp_path / shards.MANIFEST).unlink()
+    (tmp_path / shards.MANIFEST).write_text("{" + 100 * " ")
+    monkeypatch.setattr(shards, "MANIFEST_BYTES", 100)
+    with pytest.raises(DatasetError, match="larger than"):
         shards.read_manifest(tmp_path)
 
 

@@ -1,3 +1,4 @@
+import os
 import random
 from pathlib import Path
 
@@ -34,6 +35,12 @@ def test_a_changed_byte_is_noticed(at: float) -> None:
 def test_a_cut_file_is_noticed() -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         checkpoint.from_bytes(some_bytes()[:-100], "x.pt")
+
+
+def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pt")
+    with pytest.raises(CheckpointError, match="it is no file"):
+        checkpoint.read(tmp_path / "pipe.pt")
 
 
 def test_what_is_not_ours_is_refused(tmp_path: Path) -> None:
