@@ -29,10 +29,9 @@ def open_regular(path: Path) -> int:
 def read_handed(path: Path, most_bytes: int) -> bytes:
     """All of a file that somebody hands over by its path. Raises OSError for what may have no end or is larger."""
     with open(open_regular(path), "rb") as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20:,} MiB", str(path))
-    return data
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20:,} MiB", str(path))
+        return file.read()
 
 
 def open_shard(path: Path) -> int:

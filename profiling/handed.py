@@ -16,12 +16,12 @@ def read_handed(path: Path, most_bytes: int) -> bytes:
     """Raises OSError, with a reason in words, for what is no regular file or is larger."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its other end
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        said = os.fstat(descriptor)
+        if not stat.S_ISREG(said.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if said.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", str(path))
         with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(most_bytes + 1)
+            return file.read()
     finally:
         os.close(descriptor)
-    if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", str(path))
-    return data
