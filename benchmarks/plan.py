@@ -19,6 +19,10 @@ MOST_SHARDS = 100_000
 HEADROOM = 0.85
 """Share of a core's time that workers get for samples: the rest is the trainer's, the kernel's and luck's."""
 
+MOST = 10**15
+"""Beyond it no dataset, rate or time can be meant."""
+MAY_BE_UNKNOWN = ("bandwidth_bytes_per_s", "prepare_cpu_s")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
@@ -47,13 +51,14 @@ class PlanInputs:
 
     def __post_init__(self) -> None:
         for name in ("images", "gpus", "cores", "epochs"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name} {getattr(self, name)}: at least 1")
-        for name in ("gpu_samples_per_s", "load_cpu_s", "sample_bytes", "core_speed"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be above 0, not {getattr(self, name)}")
-        if self.bandwidth_bytes_per_s is not None and not self.bandwidth_bytes_per_s > 0:
-            raise UsageError(f"bandwidth must be above 0, not {self.bandwidth_bytes_per_s}")
+            if not 1 <= getattr(self, name) <= MOST:
+                raise UsageError(f"--{name} {getattr(self, name)}: between 1 and {MOST:.0e}")
+        for name in ("gpu_samples_per_s", "load_cpu_s", "sample_bytes", "core_speed", *MAY_BE_UNKNOWN):
+            value = getattr(self, name)
+            if value is None and name in MAY_BE_UNKNOWN:
+                continue
+            if not 1 / MOST <= value <= MOST:  # not a number is neither
+                raise UsageError(f"{name} must lie between {1 / MOST:.0e} and {MOST:.0e}, not {value:g}")
 
 
 @dataclass(frozen=True, kw_only=True)

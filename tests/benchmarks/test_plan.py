@@ -31,6 +31,15 @@ def test_too_few_cores_are_the_bound_and_said_to_be() -> None:
     assert make_plan(replace(IMAGENET, cores=plan.cores_needed)).bound != "cores"
 
 
+@pytest.mark.parametrize(
+    "name", ["gpu_samples_per_s", "load_cpu_s", "bandwidth_bytes_per_s", "prepare_cpu_s", "epochs"]
+)
+def test_what_cannot_be_is_refused(name: str) -> None:
+    for value in (float("inf"), float("nan"), 1e300, -3, 0):
+        with pytest.raises(UsageError, match=name):
+            replace(IMAGENET, **{name: value})
+
+
 def test_costs_known_from_a_small_job_only_are_said_to_be() -> None:
     for originals, said in ((2_000, True), (50_000, False), (None, False)):
         plan = make_plan(replace(IMAGENET, prepared_originals=originals))
