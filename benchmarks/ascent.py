@@ -73,12 +73,17 @@ def ascend(config: AscentConfig, say: Say, advance: Progress) -> dict[str, Any]:
 
 
 def check(config: AscentConfig) -> None:
+    commands.check_work(config.work)
     if not config.source.exists():
         raise UsageError(f"{config.source} does not exist: give the folder or archives of the raw images")
     if not config.argv and not (config.source / "train").is_dir():
         raise UsageError(
             f"{config.source} has no train/CLASS/… folders for the example script to read: "
             "name your own script after it, with its arguments"
+        )
+    if config.argv and config.argv[0].startswith("--"):
+        raise UsageError(
+            f"{config.argv[0]} stands behind SOURCE, where the script's name does: put options before it"
         )
     if config.argv and config.argv[0] != "-m" and not Path(config.argv[0]).is_file():
         raise UsageError(f"script {config.argv[0]} does not exist")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.atomic import write_atomically
-from feedline.pipeline.errors import FeedlineError
+from feedline.pipeline.errors import FeedlineError, UsageError
 
 FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()"]
 """The same interpreter whatever is on PATH."""
@@ -142,3 +142,11 @@ def end(process: "subprocess.Popen[str]") -> None:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def check_work(folder: Path) -> None:
+    """Raises UsageError, before anything runs, where results cannot be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--work {folder}: no folder can be made there ({error.strerror})") from error

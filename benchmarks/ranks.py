@@ -74,6 +74,11 @@ def check_devices(counts: list[int], device: str, models: list[str]) -> None:
         raise UsageError(f"--device {device}: known are auto, cpu and cuda")
     if max(counts) > 1 and not models:
         raise UsageError("--devices changes nothing where the loader runs alone: add --model, as --model small_cnn")
+    if models:
+        from feedline.train.models import check_name
+
+        for name in models:
+            check_name(name)
     if device == "cpu":
         return
     import torch

@@ -61,6 +61,7 @@ def compare(
 def run(
     grid: Any, dataset: Path, work: Path, common: dict[str, Any], rounds: int, window_s: float, advance: Any
 ) -> dict[str, Any]:
+    from feedline.benchmarks.commands import check_work
     from feedline.benchmarks.compare import CompareConfig
     from feedline.benchmarks.compare import run as measure_all
     from feedline.benchmarks.measuring import Bench
@@ -71,6 +72,7 @@ def run(
     def say(line: str) -> None:
         stderr.print(line, markup=False, soft_wrap=True)
 
+    check_work(work)
     check_devices(grid.axes.get("devices", [1]), common["device"], grid.axes.get("model", []))
     splits = splits_of(grid.cells(), dataset, work, say)
     config = CompareConfig(grid=grid, splits=splits, common=common, rounds=rounds, window_s=window_s)

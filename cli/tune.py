@@ -36,7 +36,7 @@ def tune(
     from feedline.pipeline.errors import UsageError
     from feedline.profiling.host import usable_cores
 
-    check_devices([1], device, [])
+    check_devices([1], device, [model])
     if not out.absolute().parent.is_dir():
         raise UsageError(f"cannot write {out}: there is no folder {out.absolute().parent}")
     record, split, cores = Record("tune"), train_split(dataset), usable_cores()

@@ -41,13 +41,20 @@ def build_model(name: str, classes: int, *, widths: tuple[int, int] = (6, 16)) -
     return _from_torchvision(name, classes)
 
 
-def _from_torchvision(name: str, classes: int) -> nn.Module:
+def check_name(name: str) -> None:
+    """Raises UsageError for a model that nobody knows."""
     import torchvision.models as zoo
 
     known = zoo.list_models(module=zoo)
-    if name not in known:
+    if name not in ("small_cnn", *known):
         near = [other for other in known if name[:4] == other[:4]] or ["mobilenet_v2", "resnet18", "resnet50"]
         raise UsageError(f"--model {name!r} is not known: try small_cnn, {', '.join(near[:6])}")
+
+
+def _from_torchvision(name: str, classes: int) -> nn.Module:
+    import torchvision.models as zoo
+
+    check_name(name)
     extra: dict[str, Any] = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
     return zoo.get_model(name, weights=None, num_classes=classes, **extra)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from feedline.benchmarks.commands import check_work
 from feedline.benchmarks.compare import CompareConfig, Results, read_lines, run
 from feedline.benchmarks.grid import Grid, parse_values
 from feedline.benchmarks.ranks import check_devices
@@ -135,9 +136,21 @@ def test_a_window_beside_a_noisy_neighbour_is_measured_again_but_a_steady_load_i
 
 def test_devices_are_refused_where_they_change_nothing() -> None:
     check_devices([1, 2], "cpu", ["small_cnn"])
-    for counts, device, models in (([1, 2], "cpu", []), ([1], "tpu", ["small_cnn"])):
+    for counts, device, models in (
+        ([1, 2], "cpu", []),
+        ([1], "tpu", ["small_cnn"]),
+        ([1], "cpu", ["small_cnn", "nosuch"]),
+    ):
         with pytest.raises(UsageError):
             check_devices(counts, device, models)
+
+
+def test_a_file_is_no_place_for_results(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match="--work .*file.*: no folder can be made there"):
+            check_work(place)
+    check_work(tmp_path / "new" / "one")
 
 
 def test_other_settings_start_anew(tmp_path: Path) -> None:

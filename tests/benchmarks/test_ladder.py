@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from feedline.benchmarks.ascent import AscentConfig, check
 from feedline.benchmarks.forecast import Ceilings, Forecast, crowd, crowding_of, with_ceiling
 from feedline.benchmarks.ladder import Climbed, Ladder, LadderConfig, differences, free_data, rungs_of
 from feedline.benchmarks.ladder_page import ladder_section, rows, story
@@ -73,6 +74,11 @@ def test_full_cores_cost_the_trainer_what_they_were_seen_to() -> None:
     light = Throughput(workers=2, step_s=0.5e-3, worker_s=2e-5, worker_cpu_s=2e-5, trainer_cpu_s=1e-3, cores=2.0)
     assert crowd(light, 2.0).trainer_cpu_s < 1.05e-3
     assert crowd(model, 1.0) == model
+
+
+def test_options_behind_the_source_are_pointed_out(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--prepared stands behind SOURCE"):
+        check(AscentConfig(source=tmp_path, argv=["--prepared", "x"], work=tmp_path))
 
 
 def test_nonsense_is_refused() -> None:
