@@ -62,7 +62,7 @@ class ParquetSource(Source):
             said = {"tars": self._unpack(folder, on_progress or (lambda *_: None))}
             stamp(folder, made_from, said["tars"])
         tars = [Listed(path=str(folder / name), under=name, split=split) for split, name in said["tars"]]
-        return ShardsSource(where=self.where, tars=tars, classes=self.classes)
+        return ShardsSource(where=self.where, tars=tars, classes=self.classes, if_empty="it has no rows")
 
     def tasks(self) -> Sequence[IndexTask]:
         raise RuntimeError("stage() comes first")
@@ -179,9 +179,10 @@ def hub_classes(schema: pa.Schema, label: str) -> Classes | None:
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = features[label]["names"]
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, RecursionError):
         return None
-    return [{"name": str(name)} for name in names] if names else None
+    known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return [{"name": name} for name in names] if known and names else None
 
 
 # --- recognising --------------------------------------------------------------------------------------

@@ -143,6 +143,7 @@ class ShardsSource(Source):
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     classes: Classes | None = None
     """By label, when known beforehand."""
+    if_empty: str = "its tars hold no images with an extension like .jpg"
     kind = "shards"
 
     def __post_init__(self) -> None:
@@ -163,7 +164,7 @@ class ShardsSource(Source):
 
     def finish(self, parts: Sequence[Part]) -> Found:
         if not any(len(part) for part in parts):
-            raise SourceError(f"{self.where}: its tars hold no images with an extension like .jpg")
+            raise SourceError(f"{self.where}: {self.if_empty}")
         classes, labels, troubles = labelled([part.said_labels or [] for part in parts], self.classes, self.where)
         parts = [
             replace(part, labels_N=part_labels, troubles=part.troubles | part_troubles)

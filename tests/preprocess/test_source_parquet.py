@@ -81,6 +81,20 @@ def test_binary_column_words_and_nulls(tmp_path: Path) -> None:
     assert list(samples(found).values()) == [(1, b"1"), (0, b""), (-1, b"3")]
 
 
+@pytest.mark.parametrize("names", [5, "cat", [1, 2], {"a": 1}, "deep"])
+def test_class_names_that_are_none_are_passed_over(tmp_path: Path, names: Any) -> None:
+    said = json.dumps({"info": {"features": {"label": {"names": names}}}}) if names != "deep" else "[" * 100_000
+    table = hub_table(4).replace_schema_metadata({"huggingface": said})
+    write(tmp_path / "set/train.parquet", table)
+    assert indexed(tmp_path / "set", tmp_path / "staging").classes == [{"name": "0"}, {"name": "1"}]
+
+
+def test_no_rows_are_said_to_be_none(tmp_path: Path) -> None:
+    write(tmp_path / "set/train.parquet", hub_table(4).slice(0, 0))
+    with pytest.raises(SourceError, match="set: it has no rows"):
+        indexed(tmp_path / "set", tmp_path / "staging")
+
+
 def test_columns_in_doubt(tmp_path: Path) -> None:
     path = write(
         tmp_path / "x.parquet", hub_table(2).rename_columns(["photo", "kind"]).append_column("n", pa.array([5, 6]))
