@@ -73,7 +73,6 @@ def ascend(config: AscentConfig, say: Say, advance: Progress) -> dict[str, Any]:
 
 
 def check(config: AscentConfig) -> None:
-    commands.check_work(config.work)
     if not config.source.exists():
         raise UsageError(f"{config.source} does not exist: give the folder or archives of the raw images")
     if not config.argv and not (config.source / "train").is_dir():
@@ -87,6 +86,7 @@ def check(config: AscentConfig) -> None:
         )
     if config.argv and config.argv[0] != "-m" and not Path(config.argv[0]).is_file():
         raise UsageError(f"script {config.argv[0]} does not exist")
+    commands.check_work(config.work)
 
 
 def profile(config: AscentConfig, say: Say) -> Recording:

@@ -54,11 +54,11 @@ class PlanInputs:
             if not 1 <= getattr(self, name) <= MOST:
                 raise UsageError(f"--{name} {getattr(self, name)}: between 1 and {MOST:.0e}")
         for name in ("gpu_samples_per_s", "load_cpu_s", "sample_bytes", "core_speed", *MAY_BE_UNKNOWN):
-            value = getattr(self, name)
+            value: float | None = getattr(self, name)
             if value is None and name in MAY_BE_UNKNOWN:
                 continue
-            if not 1 / MOST <= value <= MOST:  # not a number is neither
-                raise UsageError(f"{name} must lie between {1 / MOST:.0e} and {MOST:.0e}, not {value:g}")
+            if value is None or not 1 / MOST <= value <= MOST:  # not a number is neither
+                raise UsageError(f"{name} must lie between {1 / MOST:.0e} and {MOST:.0e}, not {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

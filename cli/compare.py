@@ -72,8 +72,8 @@ def run(
     def say(line: str) -> None:
         stderr.print(line, markup=False, soft_wrap=True)
 
-    check_work(work)
     check_devices(grid.axes.get("devices", [1]), common["device"], grid.axes.get("model", []))
+    check_work(work)
     splits = splits_of(grid.cells(), dataset, work, say)
     config = CompareConfig(grid=grid, splits=splits, common=common, rounds=rounds, window_s=window_s)
     results = work / f"compare-{config.identity}.jsonl"

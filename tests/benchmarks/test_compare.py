@@ -148,7 +148,7 @@ def test_devices_are_refused_where_they_change_nothing() -> None:
 def test_a_file_is_no_place_for_results(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UsageError, match="--work .*file.*: no folder can be made there"):
+        with pytest.raises(UsageError, match=r"--work .*file.*: no folder can be made there"):
             check_work(place)
     check_work(tmp_path / "new" / "one")
 
