@@ -1,31 +1,39 @@
 """`feedline VERB …`: the one Typer app. Every verb is a thin file beside this one; heavy imports stay inside it."""
 
+import errno
+import io
 import os
 import sys
+from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 
-import typer
+try:
+    import typer
 
-from feedline.cli import (
-    compare,
-    demo,
-    doctor,
-    index,
-    inspect,
-    ladder,
-    plan,
-    prepare,
-    profile,
-    report,
-    slurm,
-    synth,
-    train,
-    tune,
-    verify,
-)
-from feedline.cli.common import stderr
-from feedline.pipeline.errors import UsageError
-from feedline.pipeline.text import printable
+    from feedline.cli import (
+        compare,
+        demo,
+        doctor,
+        index,
+        inspect,
+        ladder,
+        plan,
+        prepare,
+        profile,
+        report,
+        slurm,
+        synth,
+        train,
+        tune,
+        verify,
+    )
+    from feedline.cli.common import console, stderr
+    from feedline.pipeline.errors import UsageError
+    from feedline.pipeline.text import printable
+except KeyboardInterrupt:  # they take most of a second
+    sys.stderr.write("interrupted\n")
+    sys.exit(130)
 
 app = typer.Typer(
     name="feedline",
@@ -52,23 +60,49 @@ app.command()(plan.plan)
 app.command(context_settings=ladder.CONTEXT)(ladder.ladder)
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        console.print(f"feedline {version('feedline')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _global_options(debug: bool = typer.Option(False, "--debug", help="Show tracebacks.")) -> None:
+def _global_options(
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
+    _version: bool = typer.Option(False, "--version", callback=_say_version, is_eager=True, help="Show it and exit."),
+) -> None:
     if debug:
         os.environ["FEEDLINE_DEBUG"] = "1"
 
 
 def run() -> None:
     """Errors of ours end as one line and their exit status; anything else is a bug and keeps its traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # bars and typographic signs where the terminal has ASCII only
     try:
         refuse_empty(sys.argv[1:])
         status = app(standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         stderr.print("interrupted")
         sys.exit(130)
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE:
+            leave_output()
         sys.exit(explain(error))
     sys.exit(status if isinstance(status, int) else 0)
+
+
+UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EBADF)
+"""What writing to a standard output fails with that is full, or whose terminal has gone."""
+
+
+def leave_output() -> None:
+    """What is still buffered for it goes nowhere; the interpreter would try again at its end."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 PASSED_ON = ("profile", "ladder", "slurm")
@@ -86,11 +120,11 @@ def explain(error: Exception) -> int:
     all with --debug."""
     if isinstance(error, WrongUse):
         return explain_usage(error)
-    refused = isinstance(error, OSError) and error.filename is not None
+    refused = isinstance(error, OSError) and (error.filename is not None or error.errno in UNWRITABLE)
     status = 1 if refused else getattr(error, "exit_status", None)
     if status is None or os.environ.get("FEEDLINE_DEBUG"):
         raise error
-    what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    what = f"{error.filename or 'the output'}: {error.strerror}" if isinstance(error, OSError) else str(error)
     stderr.print(printable(f"feedline: {what}"), markup=False, soft_wrap=True)
     return status
 

@@ -1,6 +1,7 @@
 """How the command line ends: one line and a status, never a traceback."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,30 @@ def test_names_do_not_steer_the_terminal() -> None:
     done = feedline("verify", "no\x1b]0;title\x07\nsuch folder")
     assert done.returncode in (1, 2)
     assert r"no\x1b]0;title\x07\nsuch folder" in done.stderr
+
+
+def test_an_output_that_is_full_is_one_line() -> None:
+    code = "from feedline.cli.main import run; run()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "--version"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "feedline: the output: No space left on device\n"
+
+
+def test_a_terminal_without_unicode_gets_question_marks() -> None:
+    code = "from feedline.cli.main import console, run, app; app.command('bars')(lambda: console.print('▁▂')); run()"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code, "bars"], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "??\n", "")
+
+
+def test_an_interrupt_while_it_imports_is_one_too(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from feedline.cli.main import run; run()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_debug_shows_the_traceback() -> None:
