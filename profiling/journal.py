@@ -27,6 +27,8 @@ class Options:
     """Stop the script after this long in training."""
     steady: bool = True
     """Without either: stop watching once the rate is known, and let the script run on."""
+    parent: int = 0
+    """The process that started the script; it shall not outlive that one. 0: it may."""
     mode: str = "verdict"
     """verdict, legs or lines."""
     window_s: float = 2.0

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ except Exception:
 LEAVE_S = 20.0  # a script that was told to stop and does not is terminated after this long
 GRACE_S = 3.0  # its workers end by themselves within this
 
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
@@ -82,8 +85,13 @@ def launched(launch: Launch, report: Callable[[str], None] = lambda _: None) -> 
         folder = Path(name)
         (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
         journal = Journal(folder)
-        journal.set_options(launch.options)
+        journal.set_options(replace(launch.options, parent=parent()))
         yield _run(launch, command, journal)
+
+
+def parent() -> int:
+    """Whom the script ends with: this process. 0 outside its main thread, with which Linux would end it already."""
+    return os.getpid() if threading.current_thread() is threading.main_thread() else 0
 
 
 def profile(launch: Launch) -> Run:
@@ -212,7 +220,8 @@ def signals_passed_on(child: "subprocess.Popen[bytes]") -> Generator[None]:
             child.send_signal(number)
 
     try:
-        before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        heard = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+        before = {number: signal.signal(number, hand_on) for number in heard}
     except ValueError:  # not the main thread: nobody sends us signals there
         before = {}
     try:

@@ -10,6 +10,7 @@ print(seen.recording.to_dict())
 import atexit
 import builtins
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -37,7 +38,20 @@ def start_from_environment() -> None:
     journal = Journal(Path(folder))
     if not hasattr(builtins, "profile"):
         builtins.profile = _as_it_is  # type: ignore[attr-defined]  as kernprof does: @profile may be left in a script
-    start(journal, journal.options())
+    options = journal.options()
+    end_with(options.parent)
+    start(journal, options)
+
+
+def end_with(parent: int) -> None:
+    """When `parent` is killed, this process is told to terminate: only the script itself, not what it starts."""
+    if not parent or os.getppid() != parent or sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it died meanwhile
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def start(journal: Journal, options: Options) -> tuple[Capture, Hooks]:

@@ -161,7 +161,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_reaches_the_script_and_nothing_is_left(tmp_path: Path, number: signal.Signals, status: int) -> None:
     script(tmp_path, SLEEPER)
     watched = subprocess.Popen(
@@ -174,6 +174,18 @@ def test_a_signal_reaches_the_script_and_nothing_is_left(tmp_path: Path, number:
     assert (b"cleaned up" in output) == (number == signal.SIGINT)
     assert not psutil.pid_exists(int((tmp_path / "started").read_text()))
     assert (tmp_path / "out.json").exists()
+
+
+def test_the_script_ends_with_a_feedline_that_is_killed(tmp_path: Path) -> None:
+    script(tmp_path, SLEEPER)
+    environment = os.environ | {"TMPDIR": str(tmp_path)}  # the run's folder stays behind
+    watched = subprocess.Popen([*FEEDLINE, "script.py"], cwd=tmp_path, stdin=subprocess.DEVNULL, env=environment)
+    wait_for(tmp_path / "started")
+    process = psutil.Process(int((tmp_path / "started").read_text()))
+    watched.kill()
+    watched.wait()
+    psutil.wait_procs([process], timeout=60)
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("own", ["", "def profile(f): return lambda: 40\n"])
