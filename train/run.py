@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from feedline.pipeline.errors import UsageError
 from feedline.pipeline.files import read_handed
-from feedline.pipeline.loader import Loader
+from feedline.pipeline.loader import Batch, Loader
 from feedline.train import checkpoint, data
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import World
@@ -114,19 +115,23 @@ class Run:
         ddp: Any = getattr(self.model, "_orig_mod", self.model)
         return ddp.no_sync()
 
-    def begin_epoch(self) -> tuple[Loader, int]:
-        """The loader, ready for the epoch under way (or the rest of it), and how many batches it will give."""
+    def begin_epoch(self) -> tuple[Iterable[Batch], int]:
+        """The loader, ready for the epoch under way (or the rest of it), and how many batches it will give.
+
+        Behind an epoch's last batch nothing is left but the epoch's end, where the loader itself would go on with the
+        next epoch.
+        """
         progress, config = self.progress, self.config
         if not progress.samples:
             progress.begin_epoch()
             self.loader.set_epoch(progress.epoch)
         self.loader.set_image_size(config.image_size_at(progress.epoch))
-        left = self.dataset.train.samples - progress.samples
+        left = max(0, self.dataset.train.samples - progress.samples)
         batches = left // self.sizes.delivered if config.policy == "drop" else -(-left // self.sizes.delivered)
         self._epoch_before = (progress.epoch_s, progress.epoch_wait_s)
         self._epoch_mark = (self.laps.training_s(), data.waited_s(self.loader))
         self.model.train()
-        return self.loader, batches
+        return (self.loader if batches else ()), batches
 
     def start_clock(self) -> None:
         """From here on time counts as training: the set-up is not part of a time-to-accuracy."""

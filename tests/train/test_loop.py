@@ -87,6 +87,31 @@ def test_resuming_inside_an_epoch_gives_the_same_rest(
     assert ends[0]["top1"] == ends[1]["top1"]
 
 
+@pytest.mark.parametrize("policy, batch_size", [("drop", 16), ("pad", 40)])
+def test_resuming_behind_an_epochs_last_batch_only_closes_the_epoch(
+    configure: Configure, tmp_path: Path, policy: str, batch_size: int
+) -> None:
+    """Killed between the last step's checkpoint and the one of the epoch's end."""
+    whole = configure(run=tmp_path / "whole", epochs=2, policy=policy, batch_size=batch_size, checkpoint_every=3)
+    train(whole)
+    parts = replace(whole, run=tmp_path / "parts")
+
+    class Killed(Exception):
+        pass
+
+    def kill(event: Event) -> None:
+        if event["event"] == "checkpoint" and event["step"] == len(losses(tmp_path / "whole")):
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(parts, [kill])
+    train(replace(parts, resume="auto"))
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    ends = [read_events(tmp_path / run, "end")[-1]["epochs"] for run in ("whole", "parts")]
+    for name in ("train_loss", "top1", "samples"):
+        assert [epoch[name] for epoch in ends[0]] == pytest.approx([epoch[name] for epoch in ends[1]])
+
+
 def test_accumulation_is_the_same_as_a_larger_batch(configure: Configure, tmp_path: Path) -> None:
     train(configure(run=tmp_path / "large", batch_size=32, epochs=1))
     train(configure(run=tmp_path / "small", batch_size=8, accumulate=4, epochs=1))
