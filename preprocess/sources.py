@@ -82,6 +82,17 @@ class SourceOptions:
         return self.splits is None or split in [name.strip() for name in self.splits.split(",")]
 
 
+USED_BY = {
+    "devkit": ("ilsvrc",),
+    "ground_truth": ("ilsvrc",),
+    "missing_classes": ("ilsvrc",),
+    "image_column": ("parquet",),
+    "label_column": ("parquet",),
+}
+"""Option -> the kinds of source that look at it; the others are of use for all."""
+NOTHING_SAID = {one.name: one.default for one in fields(SourceOptions)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """What one task found: samples of one split, in a stable order."""
@@ -167,11 +178,19 @@ def open_source(path: str, **options: Any) -> Source:
             # every store's own library has its own errors
             raise UsageError(f"{path} cannot be read: {what_happened(error)}") from error
         if source is not None:
+            check_used(said, source.kind, path)
             return source
     raise UsageError(
         f"{path} is not {f'a {said.kind} source' if said.kind else 'a source of a known kind'}: give a folder "
         "with the ILSVRC archives, class folders, WebDataset tars or Parquet files, or torchvision:NAME:ROOT"
     )
+
+
+def check_used(said: SourceOptions, kind: str, path: str) -> None:
+    """Raises UsageError for an option that this kind of source would pass over in silence."""
+    for option, kinds in USED_BY.items():
+        if getattr(said, option) != NOTHING_SAID[option] and kind not in kinds:
+            raise UsageError(f"source option {option} is of no use for {path}, which is of kind {kind}")
 
 
 def parse_options(options: dict[str, Any]) -> SourceOptions:

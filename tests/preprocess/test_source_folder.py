@@ -153,3 +153,10 @@ def test_options(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a parquet source"):
         open_source(str(tmp_path), kind="parquet")
     assert open_source(str(tmp_path), kind="folder").kind == "folder"
+
+
+@pytest.mark.parametrize("option", ["devkit", "ground_truth", "image_column", "label_column"])
+def test_an_option_that_would_change_nothing_is_refused(tiny_folder: Path, option: str) -> None:
+    given = {option: str(tiny_folder)}
+    with pytest.raises(UsageError, match=f"source option {option} is of no use for .*kind folder"):
+        open_source(str(tiny_folder), kind="folder", **given)
