@@ -40,6 +40,7 @@ from feedline.pipeline.device import (
 from feedline.pipeline.engine import Engine, Run, Waits
 from feedline.pipeline.errors import DatasetError, FeedlineError, SampleError, TransformError, UsageError, WorkerError
 from feedline.pipeline.fill import FillSpec
+from feedline.pipeline.options import MOST_PX, STATE_VERSION, checked_epoch, checked_state, whole
 from feedline.pipeline.options import LoaderConfig as LoaderConfig
 from feedline.pipeline.order import EpochPlan, Policy, class_balanced, subset
 from feedline.pipeline.pack import SLOT_PX
@@ -50,7 +51,6 @@ from feedline.pipeline.split import Split
 
 REMOTE_WINDOW_SHARDS = 8
 MOST_WORKERS = 16
-STATE_VERSION = 1
 
 live_loaders: "weakref.WeakSet[Loader]" = weakref.WeakSet()
 """Every Loader that exists. A profiler finds it through `sys.modules["feedline.pipeline.loader"]` without importing
@@ -112,15 +112,14 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next `iter()` begins. Keeps the position if it is the one resumed within."""
+        epoch = checked_epoch(epoch)
         if epoch != self._epoch:
             self._delivered, self._resumed = 0, False
         self._epoch, self._begun, self._named = epoch, False, True
 
     def set_image_size(self, px: int) -> None:
         """From the next epoch on (progressive resizing)."""
-        if px < 1:
-            raise UsageError(f"image_size must be at least 1, not {px}")
-        self._image_size = px
+        self._image_size = whole("image_size", px, 1, MOST_PX)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the delivered batches end, in plain JSON. O(1); what was only prefetched does not count."""
@@ -135,10 +134,9 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next `iter()` continues there, with whatever workers, ranks and batch size this loader has.
 
-        Raises UsageError for the state of another dataset, seed or version.
+        Raises UsageError for the state of another dataset, seed or version, and for what is none.
         """
-        if state.get("version") != STATE_VERSION:
-            raise UsageError(f"this is not a loader's state of version {STATE_VERSION}: {state!r:.80}")
+        state = checked_state(state)
         if state["manifest"] != self.split.identity:
             raise UsageError(f"the state is of another dataset than {self.split.folder}: it was prepared anew since")
         if state["seed"] != self.config.seed:

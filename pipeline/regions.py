@@ -33,9 +33,15 @@ class Augment:
     """Evaluation: the centre crop's side over the resized short side."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale[0] <= self.scale[1] <= 1 or not 0 < self.ratio[0] <= self.ratio[1]:
+        try:
+            (least, most), (narrow, wide) = self.scale, self.ratio
+            ranges = 0 < least <= most <= 1 and 0 < narrow <= wide < math.inf
+            shares = 0 <= self.flip <= 1 and 0 < self.crop_fraction <= 1
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"this is no augmentation ({error}): {self!r:.120}") from error
+        if not ranges:
             raise UsageError(f"crop scale {self.scale} or ratio {self.ratio} is not a range of positive shares")
-        if not 0 <= self.flip <= 1 or not 0 < self.crop_fraction <= 1:
+        if not shares:
             raise UsageError(f"flip {self.flip} and crop fraction {self.crop_fraction} must lie between 0 and 1")
 
 
