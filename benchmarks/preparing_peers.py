@@ -27,6 +27,7 @@ from feedline.benchmarks.peers.environments import PEERS as LOADERS
 from feedline.benchmarks.peers.environments import SCRIPTS, STOCK_PILLOW, Peer, PeerError, interpreter
 from feedline.benchmarks.preparing import RESULTS, bare_pool, spark_job, where_samples_are, write
 from feedline.preprocess.config import PrepareConfig
+from feedline.preprocess.reading import read_all
 from feedline.profiling.host import usable_cores
 
 PEERS = {
@@ -54,6 +55,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="these peers")
     parser.add_argument("--out", type=Path, default=RESULTS)
     said = parser.parse_args()
+    if (Path(said.source) / "train").is_dir():
+        parser.error(f"{said.source} holds splits: give one of them, as {said.source}/train")
     peers = {name: peer for name, peer in PEERS.items() if said.only is None or name in said.only}
     write(said.out / "prepare-peers.json", measure(said.source, peers, said.rounds))
 
@@ -84,6 +87,8 @@ def measure(source: str, peers: Mapping[str, Peer], count: int) -> dict[str, Any
 def one_run(name: str, python: Path | None, source: str, folder: Path) -> float:
     """samples/s, starts apart. Raises PeerError when a peer fails."""
     out = folder / "out"
+    for _ in read_all(places(source), {}, {}):  # so that nobody meets a cold disk
+        pass
     try:
         if name == LIMIT:
             return float(bare_pool(places(source), usable_cores(), out)["samples_per_s"])
