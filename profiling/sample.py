@@ -19,6 +19,9 @@ from feedline.profiling.nvml import GpuSampler
 from feedline.profiling.recording import Gpu, Series
 
 PERIOD_S = 0.5
+BUDGET = 0.004
+"""Of CPU time: a look that took longer (many processes, a slow kernel) is followed by a longer pause …"""
+LONGEST_PERIODS = 3  # … but by no more than so many periods
 SHORT_LOOKS = 40  # after these the period doubles
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -100,10 +103,12 @@ class ResourceSampler(threading.Thread):
 
     def run(self) -> None:
         self._gpus.start()
-        while not self._stop_asked.wait(self._period_s):
+        pause_s = self._period_s
+        while not self._stop_asked.wait(pause_s):
             self.look()
             self.looks += 1
-            self.cpu_s = time.thread_time()
+            before_s, self.cpu_s = self.cpu_s, time.thread_time()
+            pause_s = min(max(self._period_s, (self.cpu_s - before_s) / BUDGET), LONGEST_PERIODS * self._period_s)
             if self.looks == SHORT_LOOKS:
                 self._period_s *= 2
         self._gpus.stop()
