@@ -1,16 +1,17 @@
 """Finds workers, prefetch and batch size for this machine, model and dataset, in a time budget.
 
 A model proposes, windows decide. Two windows (no worker, one worker) give the costs per sample; the throughput model
-ranks all counts of workers; the most promising are measured, the best of them with other batch sizes and deeper
-queues. Then the leaders are measured again and again, in turn, until the best is clear or the time is over. Windows
-in which other programs took clearly more than in most do not count where there are others. Of what cannot be told
-apart the cheapest is taken.
+foretells all counts of workers. From there on a Gaussian process (`benchmarks.surface`) says after every window what
+is known of every setting: the next window goes to the one that may be the best by most, tried or not, until none may
+be clearly better than the best that was tried, or the time is over. Windows in which other programs took clearly more
+than in most do not count where there are others. Of what cannot be told apart the cheapest is taken.
 """
 
 import json
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,21 @@ from feedline.benchmarks.grid import Cell, cheaper, phrase
 from feedline.benchmarks.intervals import Estimate, estimate
 from feedline.benchmarks.measuring import QUIET_CORES, TRIES, busyness
 from feedline.benchmarks.subject import Subject, Window
+from feedline.benchmarks.surface import Known, surface
 from feedline.pipeline.atomic import write_as_asked
 from feedline.pipeline.errors import UsageError
 from feedline.profiling.throughput import Throughput
 
 PROMISING = 0.93
-"""Predicted counts of workers within this share of the best prediction are worth a window."""
-LEADING = 0.95
-"""Cells whose median is within this share of the best go into the last rounds."""
-TIE = 0.02
-"""Of leaders this close to the best the cheapest is taken."""
-ENOUGH_WINDOWS = 4
+"""Counts of workers foretold within this share of the best are worth a look."""
+TIE = 0.01
+"""Of settings this close to the best the cheapest is taken."""
+HOPE = 1.5
+"""Standard deviations by which a setting may be better than is known of it."""
+ENOUGH_WINDOWS = 2
+"""Of the setting that is chosen."""
+WORKERS_TRIED = 9
+"""Counts of workers that are looked at, at most, beside those that are foretold to be nearly the best."""
 
 Measure = Callable[[Subject], Window]
 Clock = Callable[[], float]
@@ -66,6 +71,11 @@ class Search:
     clock: Clock = time.monotonic
     windows: dict[str, list[Window]] = field(default_factory=dict[str, list[Window]])
     cells: dict[str, Cell] = field(default_factory=dict[str, Cell])
+    """Those that have windows."""
+    space: dict[str, Cell] = field(default_factory=dict[str, Cell])
+    """All that may be tried."""
+    foretold: dict[int, float] = field(default_factory=dict[int, float])
+    """samples/s by number of workers, of which only the ratios matter."""
     started: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,20 +109,45 @@ class Search:
     def is_known(self, cell: Cell) -> bool:
         return busyness(self.counted(cell)[0]) <= self.usual_cores
 
-    def best(self) -> Cell:
-        return max(self.cells.values(), key=lambda cell: self.rate(cell).value)
+    def known(self) -> dict[str, Known]:
+        """Of every setting, by its key."""
+        cells = list(self.space.values())
+        seen = {
+            number: (math.log(self.rate(cell).value), len(self.counted(cell)))
+            for number, cell in enumerate(cells)
+            if cell.key in self.windows
+        }
+        prior = [math.log(self.foretold.get(cell.settings["num_workers"], 1.0)) for cell in cells]
+        found = surface([cell.settings for cell in cells], prior, seen)
+        return {cell.key: one for cell, one in zip(cells, found, strict=True)}
 
-    def leaders(self) -> list[Cell]:
-        top = self.rate(self.best()).value
-        return [cell for cell in self.cells.values() if self.rate(cell).value >= LEADING * top]
+    def best(self, known: Mapping[str, Known]) -> Cell:
+        return max(self.cells.values(), key=lambda cell: known[cell.key].mean)
+
+    def next(self) -> Cell | None:
+        """What deserves the next window; None when it is clear which setting is the best."""
+        if again := self.disturbed():
+            return again[0]
+        known = self.known()
+        best = self.best(known)
+        hopeful = max(
+            (cell for cell in self.space.values() if cell.key != best.key),
+            key=lambda cell: known[cell.key].mean + HOPE * known[cell.key].deviation,
+            default=best,
+        )
+        hope = known[hopeful.key].mean + HOPE * known[hopeful.key].deviation
+        if hope > known[best.key].mean + TIE:
+            return hopeful
+        return best if len(self.counted(best)) < ENOUGH_WINDOWS else None
 
     def chosen(self) -> Cell:
         """The cheapest of those that tie with the best."""
-        top = self.rate(self.best()).value
-        tied = [cell for cell in self.cells.values() if self.rate(cell).value >= (1 - TIE) * top]
-        found = tied[0]
-        for cell in tied[1:]:
-            found = cell if cheaper(cell, found) else found
+        known = self.known()
+        found = self.best(known)
+        least = known[found.key].mean - TIE
+        for cell in self.cells.values():
+            if known[cell.key].mean >= least and cheaper(cell, found):
+                found = cell
         return found
 
     def run(self, workers: int, batch_size: int, prefetch: int = 2, *, again: bool = False) -> Window | None:
@@ -143,28 +178,43 @@ def tune(config: TuneConfig, measure: Measure, clock: Clock = time.monotonic) ->
     search = Search(config=config, measure=measure, clock=clock)
     batch = config.batch_sizes[len(config.batch_sizes) // 2]
     inline, one = search.run(0, batch), search.run(1, batch)
-    foretold = predicted(config, inline, one)
-    for workers in promising(foretold):
-        search.run(workers, batch)
-    around(search, batch)
-    while not search.out_of_time and not sure(search):
-        behind = min(search.disturbed() or search.leaders(), key=lambda cell: len(search.windows[cell.key]))
-        settings = behind.settings
+    search.foretold = predicted(config, inline, one)
+    search.space = {cell.key: cell for cell in settings_of(config, search.foretold)} | search.cells
+    while not search.out_of_time and (cell := search.next()) is not None:
+        settings = cell.settings
         search.run(settings["num_workers"], settings["batch_size"], settings["prefetch_factor"], again=True)
-    return record(search, foretold)
+    return record(search)
+
+
+def settings_of(config: TuneConfig, foretold: Mapping[int, float]) -> list[Cell]:
+    """What may be tried: a few counts of workers, every batch size, shallow and deep queues."""
+    return [
+        Cell(settings={"num_workers": workers, "batch_size": batch, "prefetch_factor": prefetch})
+        for workers in counts_of_workers(config.most_workers, foretold)
+        for batch in config.batch_sizes
+        for prefetch in ((2, 4) if workers else (2,))
+    ]
+
+
+def counts_of_workers(most: int, foretold: Mapping[int, float]) -> list[int]:
+    """None, all, some in between at equal ratios, and the fewest that are foretold to be nearly the best."""
+    spread = {round((most + 1) ** (step / (WORKERS_TRIED - 1))) - 1 for step in range(WORKERS_TRIED)}
+    near = promising(foretold)
+    return sorted({*range(min(most, 4) + 1), *spread, *near})
 
 
 def predicted(config: TuneConfig, inline: Window | None, one: Window | None) -> dict[int, float]:
     """samples/s by number of workers, from a window without workers and one with one worker."""
     if inline is None or one is None:
         return {}
+    none = {0: inline.samples_per_s}
     worker_cpu_s = one.worker_cpu_s / one.samples
     step_s = max(1e-9, (inline.seconds - inline.wait_s) / inline.samples)
     trainer_cpu_s = max(0.0, inline.trainer_cpu_s / inline.samples - worker_cpu_s)
     busy_share = one.worker_cpu_s / one.seconds
     # A worker that never waited shows its wall time per sample; one that did, only its CPU time.
     worker_s = one.seconds / one.samples if busy_share > 0.9 or one.wait_s > 0.2 * one.seconds else worker_cpu_s
-    return {
+    return none | {
         workers: Throughput(
             workers=workers, step_s=step_s, worker_s=worker_s, worker_cpu_s=worker_cpu_s,
             trainer_cpu_s=trainer_cpu_s, cores=config.cores,
@@ -173,44 +223,23 @@ def predicted(config: TuneConfig, inline: Window | None, one: Window | None) -> 
     }  # fmt: skip
 
 
-def promising(foretold: dict[int, float], most: int = 3) -> list[int]:
+def promising(foretold: Mapping[int, float], most: int = 3) -> list[int]:
     """The fewest workers that are predicted to be nearly the best, and their neighbours upwards."""
-    if not foretold:
+    some = {workers: rate for workers, rate in foretold.items() if workers}
+    if not some:
         return []
-    top = max(foretold.values())
-    near = [workers for workers, rate in sorted(foretold.items()) if rate >= PROMISING * top]
-    return sorted({*near[:most], *[w for w in (near[0] - 1, near[0] + 1) if w in foretold]})
+    top = max(some.values())
+    near = [workers for workers, rate in sorted(some.items()) if rate >= PROMISING * top]
+    return sorted({*near[:most], *[w for w in (near[0] - 1, near[0] + 1) if w in some]})
 
 
-def around(search: Search, batch: int) -> None:
-    """Other batch sizes and a deeper queue, at the best number of workers so far; then its neighbours there."""
-    for size in search.config.batch_sizes:
-        if size != batch:
-            search.run(search.best().settings["num_workers"], size)
-    best = search.best().settings
-    if best["num_workers"]:
-        search.run(best["num_workers"], best["batch_size"], 4)
-    for workers in (best["num_workers"] - 1, best["num_workers"] + 1):
-        if 0 <= workers <= search.config.most_workers:
-            search.run(workers, best["batch_size"], best["prefetch_factor"])
-
-
-def sure(search: Search) -> bool:
-    """Every leader has been measured often enough, or there is one alone with two windows."""
-    if search.disturbed():
-        return False
-    leaders = search.leaders()
-    least = min(len(search.counted(cell)) for cell in leaders)
-    return least >= ENOUGH_WINDOWS or (len(leaders) == 1 and least >= 2)
-
-
-def record(search: Search, foretold: dict[int, float]) -> dict[str, Any]:
+def record(search: Search) -> dict[str, Any]:
     chosen = search.chosen()
     tried = sorted(search.cells.values(), key=lambda cell: -search.rate(cell).value)
     return {
         "best": {**chosen.settings, **_figures(search.rate(chosen))},
         "tried": [{**cell.settings, **_figures(search.rate(cell))} for cell in tried],
-        "predicted_by_workers": {str(workers): rate for workers, rate in foretold.items()},
+        "predicted_by_workers": {str(workers): rate for workers, rate in search.foretold.items() if workers},
         "seconds_used": search.clock() - search.started,
         "statement": statement(search, chosen, tried),
         "model": search.config.model,
