@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 NOISE = 0.05
 """Standard deviation of one window's logarithm, as seen between fresh processes on two shared cores."""
-LEVEL, WORKERS, BATCH, PREFETCH, TOGETHER = 1.0, 0.12, 0.10, 0.05, 0.03
-"""Standard deviations of what is not foretold: of all rates alike, by axis, and of a cell by itself."""
+LEVEL, INLINE, WORKERS, BATCH, PREFETCH, TOGETHER = 1.0, 0.5, 0.12, 0.10, 0.05, 0.03
+"""Standard deviations of what is not foretold: of all rates alike, of those with workers against those without, by
+axis, and of a cell by itself."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -57,6 +58,7 @@ def kernel(places: Sequence[Sequence[float]]) -> Floats:
     near_batch, near_prefetch = np.exp(-batch / 2), np.exp(-prefetch)
     return (
         LEVEL**2
+        + INLINE**2 * (1 - inline)
         + WORKERS**2 * own
         + BATCH**2 * near_batch
         + PREFETCH**2 * near_prefetch

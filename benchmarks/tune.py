@@ -207,20 +207,20 @@ def predicted(config: TuneConfig, inline: Window | None, one: Window | None) -> 
     """samples/s by number of workers, from a window without workers and one with one worker."""
     if inline is None or one is None:
         return {}
-    none = {0: inline.samples_per_s}
     worker_cpu_s = one.worker_cpu_s / one.samples
     step_s = max(1e-9, (inline.seconds - inline.wait_s) / inline.samples)
     trainer_cpu_s = max(0.0, inline.trainer_cpu_s / inline.samples - worker_cpu_s)
     busy_share = one.worker_cpu_s / one.seconds
     # A worker that never waited shows its wall time per sample; one that did, only its CPU time.
     worker_s = one.seconds / one.samples if busy_share > 0.9 or one.wait_s > 0.2 * one.seconds else worker_cpu_s
-    return none | {
+    rates = {
         workers: Throughput(
             workers=workers, step_s=step_s, worker_s=worker_s, worker_cpu_s=worker_cpu_s,
             trainer_cpu_s=trainer_cpu_s, cores=config.cores,
         ).rate()
         for workers in range(1, config.most_workers + 1)
     }  # fmt: skip
+    return {0: inline.samples_per_s} | rates
 
 
 def promising(foretold: Mapping[int, float], most: int = 3) -> list[int]:
