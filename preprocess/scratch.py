@@ -8,6 +8,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 PREFIX = "feedline-scratch-"
 
 
@@ -43,6 +45,17 @@ def clear_abandoned() -> None:
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                end_java_of(folder)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(descriptor)
+
+
+def end_java_of(folder: Path) -> None:
+    """Ends a JVM of ours that was started with files of this folder. It ends with its driver, but for one that had not
+    come up yet: it fails for want of the folder, and threads of its own keep it alive."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            if words and Path(words[0]).name == "java" and any(str(folder) in word for word in words):
+                process.kill()
