@@ -45,17 +45,18 @@ def clear_abandoned() -> None:
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                end_java_of(folder)
+                end_spark_of(folder)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(descriptor)
 
 
-def end_java_of(folder: Path) -> None:
-    """Ends a JVM of ours that was started with files of this folder. It ends with its driver, but for one that had not
-    come up yet: it fails for want of the folder, and threads of its own keep it alive."""
+def end_spark_of(folder: Path) -> None:
+    """Ends a JVM of ours that was started with files of this folder, or the script that is about to start it. A JVM ends
+    with its driver, but for one that had not come up: it fails for want of the folder, and its threads keep it alive.
+    """
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            words = process.cmdline()
-            if words and Path(words[0]).name == "java" and any(str(folder) in word for word in words):
+            line = "\0".join(process.cmdline())
+            if str(folder) in line and ("org.apache.spark" in line or "spark-submit" in line):
                 process.kill()

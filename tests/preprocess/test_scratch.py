@@ -28,14 +28,13 @@ def test_a_folder_in_use_stays_and_an_abandoned_one_goes(tmp_path: Path) -> None
 
 def test_a_jvm_that_never_came_up_goes_with_its_driver_s_folder(tmp_path: Path) -> None:
     """Chaos found: a driver killed while its JVM starts leaves the JVM for good."""
-    java = tmp_path / "java"
-    java.symlink_to(sys.executable)
     abandoned, other = tmp_path / f"{PREFIX}spark-gone", tmp_path / f"{PREFIX}spark-another"
     abandoned.mkdir()
     started = [
-        subprocess.Popen([program, "-c", SLEEPS, f"-Dlog={folder}/log4j2.properties"], stdout=subprocess.PIPE)
-        for program, folder in ((java, abandoned), (sys.executable, abandoned), (java, other))
-    ]
+        subprocess.Popen([sys.executable, "-c", SLEEPS, what, f"-Dlog={folder}/log4j2"], stdout=subprocess.PIPE)
+        for what, folder in (("org.apache.spark.deploy.SparkSubmit", abandoned), ("an editor", abandoned),
+                             ("org.apache.spark.deploy.SparkSubmit", other))
+    ]  # fmt: skip
     for process in started:
         assert process.stdout is not None
         process.stdout.readline()
