@@ -52,9 +52,8 @@ def clear_abandoned() -> None:
 
 
 def end_spark_of(folder: Path) -> None:
-    """Ends a JVM of ours that was started with files of this folder, or the script that is about to start it. A JVM ends
-    with its driver, but for one that had not come up: it fails for want of the folder, and its threads keep it alive.
-    """
+    """Ends a JVM that was started with files of this folder, or the script that is about to start it. A JVM ends with
+    its driver, but for one that had not come up: it fails for want of the folder, and its threads keep it alive."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             line = "\0".join(process.cmdline())
