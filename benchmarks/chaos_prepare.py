@@ -37,7 +37,7 @@ VICTIMS = ("driver", "jvm", "worker", "stopped worker")
 STOPPED_S = 4.0
 GONE_S, HANGS_S = 60, 300
 LOOK_S = 0.25
-TRIES = 5
+TRIES = 20
 """Draws of a moment: a run may be faster than the undisturbed one, and over by then."""
 
 
