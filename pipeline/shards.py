@@ -247,9 +247,9 @@ def read_index(split_folder: Path, manifest: Manifest | None = None) -> Index:
         if manifest is not None:
             _check_identity(path, data, manifest)
         file = pq.ParquetFile(pa.BufferReader(data))
-        if manifest is not None and file.metadata.num_rows != manifest.samples:
-            raise DatasetError(f"{path} has {file.metadata.num_rows} samples, {MANIFEST} says {manifest.samples}")
         table = file.read(columns=names)
+        if manifest is not None and table.num_rows != manifest.samples:  # what the file says of itself may be wrong
+            raise DatasetError(f"{path} has {table.num_rows} samples, {MANIFEST} says {manifest.samples}")
         if not file.schema_arrow.equals(INDEX_SCHEMA):
             raise DatasetError(f"{path} has other columns than this feedline reads: prepare the dataset again")
         if any(table[name].null_count for name in names):
