@@ -9,6 +9,7 @@ bytes into instructions and runs none of them.
 
 import io
 import pickletools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -55,11 +56,21 @@ def load(data: bytes) -> Stats:
     """Raises NotALineProfile for everything but the pickle of one LineStats."""
     machine = _Machine()
     try:
-        for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
-            machine.step(opcode.name, argument)
+        with warnings.catch_warnings(action="error", category=DeprecationWarning):  # of escapes that are none
+            for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
+                machine.step(opcode.name, argument)
     except NotALineProfile:
         raise
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError, UnicodeError, MemoryError) as error:
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        RecursionError,
+        UnicodeError,
+        MemoryError,
+        DeprecationWarning,
+    ) as error:
         raise NotALineProfile(f"damaged: {error}" if str(error) else "damaged") from error
     return machine.result()
 
