@@ -237,7 +237,8 @@ class Train:
         train(
             TrainConfig(
                 dataset=self._dataset, run=folder / "run", resume="auto", model="small_cnn", epochs=2, batch_size=16,
-                image_size=28, num_workers=0, device="cpu", seed=1, checkpoint_every=2, tensorboard=False,
+                image_size=28, num_workers=0, device="cpu", threads=1, seed=1, checkpoint_every=2,
+                tensorboard=False,
             )
         )  # fmt: skip
 
