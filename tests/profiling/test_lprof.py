@@ -52,7 +52,7 @@ def test_the_workshops_profile_names_the_loaders_line(profiled: Path) -> None:
     assert found.loader is not None
     assert found.loader.line.source.strip() == "for batch in train_loader:"
     assert found.loader.batches == 6
-    assert found.loader.line.fraction > 0.8
+    assert found.loader.line == max(found.lines, key=lambda line: line.seconds)
     assert "train spends" in found.loader.headline and f"line {found.loader.line.line}" in found.loader.headline
     assert found.hints[found.loader.line.file, found.loader.line.line] == "waiting for the next batch"
     assert {line.function for line in found.lines} == {"train", "other"}
