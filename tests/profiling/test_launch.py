@@ -164,10 +164,11 @@ def wait_for(path: Path) -> None:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_reaches_the_script_and_nothing_is_left(tmp_path: Path, number: signal.Signals, status: int) -> None:
     script(tmp_path, SLEEPER)
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup, or in the background, it is inherited as ignored
     watched = subprocess.Popen(
-        [*FEEDLINE, "--json", "out.json", "script.py"], cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # under nohup, or in the background, it is ignored
-    )  # fmt: skip
+        [*FEEDLINE, "--json", "out.json", "script.py"], cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    )
+    signal.signal(number, before)
     wait_for(tmp_path / "started")
     watched.send_signal(number)
     output, _ = watched.communicate(timeout=60)
