@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.attribution import SCRIPT, make_pictures
+from feedline.benchmarks.ending import end_with
 from feedline.pipeline.atomic import write_atomically
 from feedline.profiling.diagnose import Diagnosis, diagnose
 from feedline.profiling.host import describe_host
@@ -88,6 +89,8 @@ def run(plant: str, pictures: Path, seconds: float, hogs: int, keep: Path | None
     argv = [str(SCRIPT), plant, str(pictures), "--samples", "1000000", *KINDS[plant].arguments]
     with busy(hogs):
         done = study(StudyConfig(argv=argv, seconds=seconds))
+    if (done.recording.script.exit_status or 0) > 128:  # Ctrl-C and the like are the script's while it runs
+        raise KeyboardInterrupt
     found = judged(KINDS[plant], diagnose(done.recording))
     if keep is not None and not found["right"]:
         keep.mkdir(parents=True, exist_ok=True)
@@ -150,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -9,7 +9,6 @@
 GPU. This file ties them together and keeps the state.
 """
 
-import os
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -44,7 +43,7 @@ from feedline.pipeline.options import MOST_PX, STATE_VERSION, checked_epoch, che
 from feedline.pipeline.options import LoaderConfig as LoaderConfig
 from feedline.pipeline.order import EpochPlan, Policy, class_balanced, subset
 from feedline.pipeline.pack import SLOT_PX
-from feedline.pipeline.place import place
+from feedline.pipeline.place import from_environment, place
 from feedline.pipeline.shards import read_manifest
 from feedline.pipeline.slots import SlotLayout
 from feedline.pipeline.split import Split
@@ -359,7 +358,7 @@ class _Batches:
 
 def default_workers() -> int:
     """One per core this rank may use: affinity and cgroup quota, shared with the other ranks of the host."""
-    ranks_here = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    ranks_here = max(1, from_environment("LOCAL_WORLD_SIZE", 1))
     return max(1, min(MOST_WORKERS, usable_cores() // ranks_here))
 
 

@@ -33,7 +33,9 @@ class Remote:
     """One remote folder, read in ranges."""
 
     def __init__(self, address: str, options: dict[str, Any]) -> None:
-        """Raises DatasetError when no file system speaks the address."""
+        """Raises DatasetError for an address without a folder, or one that no file system speaks."""
+        if not address.partition("://")[2].strip("/"):
+            raise DatasetError(f"{address} names no folder: SCHEME://HOST/FOLDER")
         self.address = address.rstrip("/")
         try:
             import fsspec

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from feedline.pipeline.errors import FeedlineError
+from feedline.pipeline.scratch import scratch_folder
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.scratch import scratch_folder
 from feedline.preprocess.work import Order, Outcome, ShardTask, settle, write_shards
 
 JAVA_MIN = 17

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.errors import FeedlineError, UsageError
+from feedline.pipeline.scratch import scratch_folder
 from feedline.pipeline.shards import MANIFEST, Manifest
 from feedline.preprocess import claim, commit, report
 from feedline.preprocess.config import PrepareConfig
@@ -23,7 +24,6 @@ from feedline.preprocess.job import Ran, check_java, has_context, run_on_spark, 
 from feedline.preprocess.plan import Plan, SplitPlan, make_plan
 from feedline.preprocess.receipts import Receipt
 from feedline.preprocess.resize import fingerprint
-from feedline.preprocess.scratch import scratch_folder
 from feedline.preprocess.store import WORK, LocalStore, open_store, readable
 from feedline.preprocess.work import Order, Outcome, ShardTask
 

@@ -1,12 +1,11 @@
 """A dataset that feedline prepared, as a source: descriptors from its index, classes from its manifest."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.errors import DatasetError, UsageError
+from feedline.pipeline.scratch import scratch_folder
 from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, read_index
 from feedline.preprocess.places import Listed
 from feedline.preprocess.sources import (
@@ -31,13 +30,13 @@ class PreparedTask:
 
     def run(self) -> Part:
         manifest = open_manifest(self.path, self.options)
-        with tempfile.TemporaryDirectory(prefix="feedline-index-") as folder:
-            (Path(folder) / INDEX).write_bytes(fetch(f"{self.path}/{INDEX}", self.options))
+        with scratch_folder("index") as folder:
+            (folder / INDEX).write_bytes(fetch(f"{self.path}/{INDEX}", self.options))
             try:
-                index = read_index(Path(folder), manifest)
+                index = read_index(folder, manifest)
                 keys = index.keys
             except DatasetError as error:
-                what = str(error).replace(folder, self.path)
+                what = str(error).replace(str(folder), self.path)
                 raise SourceError(f"{what}: run `feedline verify` on {self.path}") from error
         return Part(
             split=self.split,

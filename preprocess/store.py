@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Protocol
 
 from feedline.pipeline.atomic import sync_folder, write_atomically
 from feedline.pipeline.errors import FeedlineError, UsageError
+from feedline.pipeline.scratch import scratch_folder
 
 WORK = ".feedline"
 """The folder beside the splits that a running job keeps its plan, receipts and attempts in; gone when it is done."""
@@ -205,8 +206,8 @@ class ObjectStore:
     @contextmanager
     def local_copy(self, name: str) -> Generator[Path]:
         """A file of the same name in a temporary folder; absent there when it is absent here."""
-        with tempfile.TemporaryDirectory(prefix="feedline-copy-") as folder:
-            path = Path(folder) / PurePosixPath(name).name
+        with scratch_folder("copy") as folder:
+            path = folder / PurePosixPath(name).name
             data = self.read(name)
             if data is not None:
                 path.write_bytes(data)

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -24,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from feedline.pipeline.scratch import scratch_folder
 from feedline.profiling.errors import ProfilingUsageError
 from feedline.profiling.journal import ENVIRONMENT, Journal, Options
 from feedline.profiling.merge import merge
@@ -81,8 +81,7 @@ class Run:
 def launched(launch: Launch, report: Callable[[str], None] = lambda _: None) -> Generator[Run]:
     """Run to the end; the journal's folder exists inside the block."""
     command = command_line(launch.argv, module=launch.module)
-    with tempfile.TemporaryDirectory(prefix="feedline-profile-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with scratch_folder("profile") as folder:
         (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
         journal = Journal(folder)
         journal.set_options(replace(launch.options, parent=parent()))

@@ -12,7 +12,6 @@ import builtins
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -123,13 +122,14 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
 
     Yields an object whose `recording` holds a `profiling.recording.Recording` after the block.
     """
+    from feedline.pipeline.scratch import scratch_folder
     from feedline.profiling.merge import merge
     from feedline.profiling.sample import ResourceSampler
 
     if _active is not None and _active.active:
         raise RuntimeError("already being profiled: `watch` inside `feedline profile` or inside another `watch`")
-    with tempfile.TemporaryDirectory(prefix="feedline-watch-") as folder:
-        journal = Journal(Path(folder))
+    with scratch_folder("watch") as folder:
+        journal = Journal(folder)
         origin = time.perf_counter()
         capture, hooks = start(journal, Options(steady=False))
         seen = Seen(capture)

@@ -19,9 +19,9 @@ from feedline.profiling.nvml import GpuSampler
 from feedline.profiling.recording import Gpu, Series
 
 PERIOD_S = 0.5
-BUDGET = 0.004
+BUDGET = 0.003
 """Of CPU time: a look that took longer (many processes, a slow kernel) is followed by a longer pause …"""
-LONGEST_PERIODS = 3  # … but by no more than so many periods
+LONGEST_PERIODS = 4  # … but by no more than so many periods
 SHORT_LOOKS = 40  # after these the period doubles
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

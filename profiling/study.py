@@ -1,10 +1,10 @@
 """One `feedline profile`: the verdict pass, and where asked the legs and the line pass, as one Recording."""
 
-import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from feedline.pipeline.scratch import scratch_folder
 from feedline.profiling.elsewhere import remove_empty_folders
 from feedline.profiling.host import usable_cores
 from feedline.profiling.journal import Options
@@ -131,11 +131,11 @@ def with_lines(config: StudyConfig, recording: Recording, say: Say = lambda _: N
 @contextmanager
 def rerun(config: StudyConfig, options: Options) -> Generator[Run]:
     """A silent second run whose writes end in a scratch folder that goes away with it."""
-    with tempfile.TemporaryDirectory(prefix="feedline-held-back-", ignore_cleanup_errors=True) as scratch:
+    with scratch_folder("held-back") as scratch:
         launch = Launch(
             argv=config.argv,
             module=config.module,
-            options=replace(options, scratch=scratch),
+            options=replace(options, scratch=str(scratch)),
             silent=True,
             environment={**TRACKERS, "MLFLOW_TRACKING_URI": f"file:{scratch}/mlflow"},
         )

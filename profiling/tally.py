@@ -13,7 +13,7 @@ FIRST_ROW_S = 0.1
 ROW_S = 0.5
 LONG_ROW_S = 1.0
 """A row is written in about a millisecond; after `SHORT_ROWS` the picture is fine enough without so many."""
-SHORT_ROWS = 30
+SHORT_ROWS = 10
 COLUMNS = ("t0", "t1", "stages", "stages_cpu", "transforms", "functions", "batches", "samples", "cpu_s", "ticks")
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from feedline.pipeline.errors import FeedlineError, UsageError
+from feedline.pipeline.place import from_environment
 from feedline.profiling.host import usable_cores
 from feedline.train.config import TrainConfig
 from feedline.train.meeting import fresh_store
@@ -82,7 +83,7 @@ def joined(config: TrainConfig) -> Generator[World]:
     try:
         if mine:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            rank, world_size = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
             store = fresh_store(rank, world_size, config.timeout_s)
             known: dict[str, Any] = {} if store is None else {"store": store, "rank": rank, "world_size": world_size}
             dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_s), **known)
@@ -131,11 +132,11 @@ def set_threads(config: TrainConfig) -> None:
 
 
 def local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return from_environment("LOCAL_RANK", 0)
 
 
 def local_world_size() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return from_environment("LOCAL_WORLD_SIZE", 1)
 
 
 def is_lost_rank(error: BaseException) -> bool:
@@ -153,7 +154,7 @@ def first_line(error: BaseException) -> str:
 def is_first_to_say(message: str) -> bool:
     """Whether no other rank of this job has claimed this message yet; true where nobody can be asked."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not address or not port or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if not address or not port or from_environment("WORLD_SIZE", 1) == 1:
         return True
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:

@@ -276,3 +276,9 @@ def test_a_shard_with_other_bytes_than_the_manifest_says_is_not_kept(split: Path
     remote = storage.Remote(f"{serve(split).address}", {})
     with pytest.raises(DatasetError, match=r"are not the 10 that were written"):
         remote.download("train-000000.tar", tmp_path / "x", 10, "0" * 64)
+
+
+@pytest.mark.parametrize("address", ["http://", "s3:///"])
+def test_an_address_without_a_folder_is_one_line(address: str) -> None:
+    with pytest.raises(DatasetError, match="names no folder"):
+        Loader(address)

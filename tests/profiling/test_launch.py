@@ -178,9 +178,12 @@ def test_a_signal_reaches_the_script_and_nothing_is_left(tmp_path: Path, number:
     assert (tmp_path / "out.json").exists()
 
 
-def test_the_script_ends_with_a_feedline_that_is_killed(tmp_path: Path) -> None:
+def test_the_script_ends_with_a_feedline_that_is_killed_and_the_next_one_clears_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script(tmp_path, SLEEPER)
-    environment = os.environ | {"TMPDIR": str(tmp_path)}  # the run's folder stays behind
+    (tmp_path / "tmp").mkdir()
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
     watched = subprocess.Popen([*FEEDLINE, "script.py"], cwd=tmp_path, stdin=subprocess.DEVNULL, env=environment)
     wait_for(tmp_path / "started")
     process = psutil.Process(int((tmp_path / "started").read_text()))
@@ -188,6 +191,10 @@ def test_the_script_ends_with_a_feedline_that_is_killed(tmp_path: Path) -> None:
     watched.wait()
     psutil.wait_procs([process], timeout=60)
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    assert list((tmp_path / "tmp").iterdir())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    profile(Launch(argv=[str(script(tmp_path, "pass", "next.py"))]))
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 @pytest.mark.parametrize("own", ["", "def profile(f): return lambda: 40\n"])

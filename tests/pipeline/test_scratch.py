@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.preprocess.scratch import PREFIX, clear_abandoned, scratch_folder
+from feedline.pipeline.scratch import PREFIX, clear_abandoned, scratch_folder
 
 SLEEPS = "import sys, time; print(flush=True); time.sleep(60)"
 
