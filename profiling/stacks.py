@@ -6,21 +6,18 @@ lately stays within a budget of CPU time: a look is dear while the rules still m
 
 A Python thread must take the interpreter lock to look, and a thread that runs Python gives it up only after the
 switch interval (5 ms by default): by then it may be elsewhere, and code that never releases the lock would be blamed
-on the next line that does. `fair_switching` shortens the interval to half a millisecond, and for the millisecond
-before a look it is a twentieth of that: if it were as short all the time, two threads that both want the lock would
-pay for it.
+on the next line that does. `fair_switching` shortens the interval to keep that error at a tenth of a millisecond; two
+threads that both want the lock all the time pay a few per cent more CPU time for it.
 """
 
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 
-SWITCH_INTERVAL_S = 5e-4
-LOOKING_INTERVAL_S = 2.5e-5
+SWITCH_INTERVAL_S = 1e-4
 LONGEST_S = 0.15
 SOON_LONGEST_S, SOON_LOOKS = 0.05, 60
 """A short run must be seen often enough, whatever a look costs."""
@@ -29,18 +26,6 @@ Look = Callable[[dict[int, FrameType], float], None]
 
 def fair_switching() -> None:
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-
-
-@contextmanager
-def quick_switching() -> Generator[None]:
-    """Inside, a thread that asks for the interpreter gets it at once; what the script sets meanwhile stays set."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(LOOKING_INTERVAL_S)
-    try:
-        yield
-    finally:
-        if abs(sys.getswitchinterval() - LOOKING_INTERVAL_S) < 1e-6:
-            sys.setswitchinterval(before)
 
 
 class StackSampler(threading.Thread):
@@ -66,15 +51,11 @@ class StackSampler(threading.Thread):
         while self._running:
             longest_s = SOON_LONGEST_S if self.looks < SOON_LOOKS else LONGEST_S
             time.sleep(min(max(self._shortest_s, cost_s / self._budget), longest_s) * draw(0.5, 1.5))
-            with quick_switching():
-                time.sleep(1e-3 * draw(0.5, 1.5))
-                frames = sys._current_frames()
             now = time.perf_counter()
             try:
-                self._look(frames, now - last)
+                self._look(sys._current_frames(), now - last)
             except Exception:  # a stack nobody foresaw must not end the watch, nor be heard in the script
                 self.failed += 1
-            del frames  # or it would hold on to the batches in them until the next look
             last = now
             self.looks += 1
             spent_s, self.cpu_s = self.cpu_s, time.thread_time()
