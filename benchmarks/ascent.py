@@ -109,7 +109,10 @@ def prepare(config: AscentConfig, raw_px: int | None, say: Say) -> tuple[Path, P
     outputs = [f"{config.size_px}:jpeg", *([f"{raw_px}:raw:square"] if raw_px else [])]
     options = [word for output in outputs for word in ("--output", output)]
     argv = ["prepare", str(config.source), str(out), *options]
-    kept_or_run(commands.Step(name="prepare", argv=argv, products=[out]), config.work, say)
+    step = commands.Step(
+        name="prepare", argv=argv, products=[out], inputs={"source": commands.stamp_of(config.source)}
+    )
+    kept_or_run(step, config.work, say)
     return find_train(out, "jpeg"), find_raw(out, raw_px)
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 from feedline.pipeline.atomic import write_atomically
@@ -95,6 +96,15 @@ def run(step: Step, folder: Path, *, keep_text: bool = False) -> Done:
     write_atomically(kept_file(step, folder), json.dumps(kept).encode())
     record = json.loads(result.read_text()) if result.exists() else {}
     return Done(record=record, seconds=seconds, reused=False, text=text)
+
+
+def stamp_of(source: Path) -> list[Any]:
+    """Changes when a folder's images come, go or are replaced, as far as folders tell; and with its archives and
+    manifests."""
+    names = [source, *sorted(source.glob("*")), *sorted(one for one in source.glob("*/*") if one.is_dir())]
+    names += sorted(source.glob("*/manifest.json"))
+    stats = [(str(one.relative_to(source)), one.stat()) for one in names if one.exists()]
+    return [[name, found.st_mtime_ns, 0 if S_ISDIR(found.st_mode) else found.st_size] for name, found in stats]
 
 
 def record_file(step: Step, folder: Path) -> Path:

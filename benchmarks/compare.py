@@ -18,7 +18,7 @@ from typing import Any
 
 from feedline.benchmarks.grid import Cell, Grid
 from feedline.benchmarks.intervals import MARGIN, Comparison, Estimate, Noise, compare, estimate, pool
-from feedline.benchmarks.measuring import QUIET_CORES, TRIES, busyness, shuffled
+from feedline.benchmarks.measuring import QUIET_CORES, TRIES, MeasureError, busyness, shuffled
 from feedline.benchmarks.subject import Subject, Window
 from feedline.pipeline.errors import UsageError
 
@@ -79,6 +79,8 @@ class Results:
     windows: dict[str, dict[int, Window]] = field(default_factory=dict[str, dict[int, Window]])
     settled: dict[str, str] = field(default_factory=dict[str, str])
     """Cell key to why it is measured no more."""
+    failed: dict[str, str] = field(default_factory=dict[str, str])
+    """Cell key to why it cannot be measured."""
 
     @classmethod
     def open(cls, path: Path, config: CompareConfig) -> "Results":
@@ -104,6 +106,15 @@ class Results:
         self.windows.setdefault(cell.key, {})[number] = window
         self._write({"cell": cell.key, "round": number, "window": asdict(window)})
 
+    def fail(self, cell: Cell, why: str) -> None:
+        """It does not take the other cells with it. A rerun tries it again."""
+        self.failed[cell.key] = why
+        self.windows.pop(cell.key, None)
+
+    def cells(self) -> list[Cell]:
+        """Those that can be measured, in the order of the grid."""
+        return [cell for cell in self.config.grid.cells() if cell.key not in self.failed]
+
     def finish(self) -> None:
         self._write({"done": True})
 
@@ -128,7 +139,7 @@ class Results:
 
     def noise(self, base: Cell) -> Noise | None:
         """Of all cells against `base`."""
-        return pool([self._paired(cell, base) for cell in self.config.grid.cells() if cell.key != base.key])
+        return pool([self._paired(cell, base) for cell in self.cells() if cell.key != base.key])
 
     def _paired(self, a: Cell, b: Cell) -> tuple[list[float], list[float]]:
         rates_a, rates_b = self.rates(a), self.rates(b)
@@ -156,15 +167,24 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def run(config: CompareConfig, path: Path, measure: Measure, advance: Advance) -> Results:
-    """Rounds until every cell is settled or the rounds are used up."""
+    """Rounds until every cell is settled or the rounds are used up. A cell that cannot be measured is left out.
+
+    Raises MeasureError when none can.
+    """
     results = Results.open(path, config)
     cells = {cell.key: cell for cell in config.grid.cells()}
     most = len(cells) * config.rounds
     for number in range(config.rounds):
         for key in shuffled([key for key in cells if key not in results.settled], config.seed, number):
             if not results.has(cells[key], number):
-                window = undisturbed(measure, subject_of(config, cells[key]), results.usual_busyness())
-                results.add(cells[key], number, window)
+                try:
+                    window = undisturbed(measure, subject_of(config, cells[key]), results.usual_busyness())
+                except MeasureError as error:
+                    results.fail(cells.pop(key), str(error))
+                    if not cells:
+                        raise
+                else:
+                    results.add(cells[key], number, window)
             advance(sum(len(windows) for windows in results.windows.values()), most)
         if number + 1 in config.looks:
             settle(results, list(cells.values()), rounds_left=config.rounds - number - 1)

@@ -28,12 +28,17 @@ def run_loader(meter: Meter, settings: dict[str, Any]) -> None:
 
 def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, rank: int) -> None:
     """One rank's loop. Rank 0's meter counts the samples of all; the others go on until they are ended."""
+    import torch
+
     from feedline.pipeline.loader import Loader
+    from feedline.train.run import pick_amp
 
     options = {name: settings[name] for name in LOADER_FIELDS if settings.get(name) is not None}
     step: Callable[[Any, Any], None] | None = None
     if settings.get("model") or device != "cpu":
         options["device"] = device if devices == 1 or device == "cpu" else f"{device}:{rank}"
+        amp = pick_amp("auto", torch.device(device))  # as `feedline train` does
+        options["dtype"] = amp if amp is not None and device != "cpu" else torch.float32
     loader = Loader(settings["split"], rank=rank, world_size=devices, **options)
     if settings.get("model"):
         step = training_step(settings, len(loader.manifest.classes), device, devices, rank)
@@ -91,6 +96,7 @@ def training_step(
     from torch import nn
 
     from feedline.train.models import build_model
+    from feedline.train.run import pick_amp
 
     if settings.get("threads"):
         torch.set_num_threads(settings["threads"])
@@ -102,9 +108,13 @@ def training_step(
     criterion = nn.CrossEntropyLoss(ignore_index=-1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
+    amp = pick_amp("auto", torch.device(device))
+
     def step(images_NCHW: Any, labels_N: Any) -> None:
         optimizer.zero_grad(set_to_none=True)
-        criterion(model(images_NCHW), labels_N.to(device)).backward()
+        with torch.autocast(device, amp, enabled=amp is not None):
+            loss = criterion(model(images_NCHW), labels_N.to(device))
+        loss.backward()
         optimizer.step()
 
     return step

@@ -1,6 +1,6 @@
 """The ladder's record as chart and table. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feedline.profiling.render import units
@@ -27,8 +27,16 @@ def story(record: Mapping[str, Any]) -> str:
     return (
         f"The same script and model, five ways of feeding it: from {units.rate(first)} to {units.rate(top)}, "
         f"{units.times(top / first)} as fast, {units.percent(min(1.0, top / ceiling))} of what it would do "
-        "if data were free. Each figure was predicted before its rung was climbed."
-    ).replace("five", number_word(len(rungs)))
+        "if data were free."
+    ).replace("five", number_word(len(rungs))) + foretold(rungs)
+
+
+def foretold(rungs: Sequence[Mapping[str, Any]]) -> str:
+    with_figure = sum(rung["predicted"] is not None for rung in rungs)
+    if with_figure < 2:
+        return ""
+    which = "Each figure" if with_figure == len(rungs) else f"{number_word(with_figure).capitalize()} of the figures"
+    return f" {which} {'was' if with_figure == len(rungs) else 'were'} predicted before the rung was climbed."
 
 
 def number_word(count: int) -> str:

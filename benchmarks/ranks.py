@@ -9,7 +9,7 @@ import os
 import signal
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,11 @@ def together(model: Any, device: str, rank: int) -> Any:
     return DistributedDataParallel(model, device_ids=None if device == "cpu" else [rank])
 
 
-def check_devices(counts: list[int], device: str, models: list[str]) -> None:
-    """Raises UsageError, before anything is measured, for a device or a count that cannot have an effect here."""
+def check_devices(counts: list[int], device: str, models: list[str], pinned: Sequence[bool] = ()) -> str:
+    """The device, cpu or cuda, asked for here: to ask torch in a process that forks would spoil the forks.
+
+    Raises UsageError, before anything is measured, for a device or a count that cannot have an effect here.
+    """
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--device {device}: known are auto, cpu and cuda")
     if max(counts) > 1 and not models:
@@ -79,12 +82,15 @@ def check_devices(counts: list[int], device: str, models: list[str]) -> None:
 
         for name in models:
             check_name(name)
-    if device == "cpu":
-        return
+    if device == "cpu" and not any(pinned):
+        return device
     import torch
 
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if any(pinned) and not there:
+        raise UsageError("--pin-memory true: memory is pinned for a GPU, and torch sees none here")
     if device == "cuda" and not there:
         raise UsageError("--device cuda: torch sees no CUDA device here, use --device cpu")
     if there and max(counts) > there:
         raise UsageError(f"--devices {max(counts)}: there are {there} GPUs here")
+    return "cuda" if there and device != "cpu" else "cpu"

@@ -22,8 +22,8 @@ MOST_SENTENCES = 8
 def cells_record(results: Results) -> list[dict[str, Any]]:
     """As in the record of `feedline compare`, in the order of the grid."""
     found: list[dict[str, Any]] = []
-    best = best_of(results, results.config.grid.cells())
-    for cell in results.config.grid.cells():
+    best = best_of(results, results.cells())
+    for cell in results.cells():
         measured, against = results.estimate(cell), results.against(cell, best)
         found.append(
             {
@@ -50,7 +50,8 @@ def record_of(results: Results) -> dict[str, Any]:
     return {
         "axes": {name: list(values) for name, values in results.config.grid.axes.items()},
         "cells": cells_record(results),
-        "statement": statement(results, cores),
+        "statement": " ".join([statement(results, cores), *failures(results)]),
+        "failed": {results.config.grid.name(cell): why for cell, why in failed(results)},
         "claims": claims(results),
         "results": str(results.path),
         "window_s": results.config.window_s,
@@ -60,7 +61,10 @@ def record_of(results: Results) -> dict[str, Any]:
 
 def statement(results: Results, cores: float) -> str:
     """Sentences: who is best, who ties with it, and what each step along each axis gives."""
-    cells = results.config.grid.cells()
+    cells = results.cells()
+    if len(cells) == 1:
+        alone = results.estimate(cells[0])
+        return f"Only {results.config.grid.name(cells[0])} could be measured: {alone.value:,.0f} samples/s."
     best = best_of(results, cells)
     if all(results.against(cell, best).outcome != "slower" for cell in cells if cell.key != best.key):
         return nothing_shown(results, cells, best)
@@ -74,10 +78,17 @@ def statement(results: Results, cores: float) -> str:
     return " ".join(sentences[:MOST_SENTENCES])
 
 
+def failed(results: Results) -> list[tuple[Cell, str]]:
+    return [(cell, results.failed[cell.key]) for cell in results.config.grid.cells() if cell.key in results.failed]
+
+
+def failures(results: Results) -> list[str]:
+    return [f"{results.config.grid.name(cell)} could not be measured: {why}." for cell, why in failed(results)]
+
+
 def claims(results: Results) -> list[dict[str, Any]]:
     """Every pair that table and statement compare, with what is said of it: `a` against `b`, by name."""
-    grid = results.config.grid
-    cells = grid.cells()
+    grid, cells = results.config.grid, results.cells()
     best = best_of(results, cells)
     chosen = choice(ties(results, best))
     pairs = [(cell, best) for cell in cells if cell.key != best.key]
@@ -93,7 +104,7 @@ def claims(results: Results) -> list[dict[str, Any]]:
 
 def ties(results: Results, best: Cell) -> list[Cell]:
     """The best and what is level with it, less what another of these beats."""
-    near = [c for c in results.config.grid.cells() if c.key == best.key or level(results.against(c, best))]
+    near = [c for c in results.cells() if c.key == best.key or level(results.against(c, best))]
     unbeaten = [c for c in near if not any(beats(results, other, c) for other in near if other.key != c.key)]
     return unbeaten or [best]
 
@@ -149,7 +160,7 @@ def listed(results: Results, cells: Sequence[Cell], most: int = 3) -> str:
 def step_pairs(results: Results, axis: str, chosen: Cell) -> list[tuple[Cell, Cell]]:
     """Along one axis, the other settings as in the chosen cell: each value and the one before it; values without an
     order each beside the chosen one."""
-    line = [cell for cell in results.config.grid.cells() if differs_only_in(cell, chosen, axis)]
+    line = [cell for cell in results.cells() if differs_only_in(cell, chosen, axis)]
     if all(isinstance(cell.settings[axis], int | float) for cell in line):
         line.sort(key=lambda cell: cell.settings[axis])
         return [(after, before) for before, after in pairwise(line)]

@@ -24,12 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feedline.benchmarks.compare import read_lines
 from feedline.benchmarks.ending import end_with
 from feedline.benchmarks.hosts import Host, joined_hosts
 from feedline.benchmarks.measuring import rounds
 from feedline.benchmarks.study_page import markdown, study_page
 from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.errors import FeedlineError, UsageError
+from feedline.pipeline.shards import manifest_hash, prepared_splits
 from feedline.profiling.host import describe_host, usable_cores
 
 RESULT = Path(__file__).with_name("results") / "study.json"
@@ -71,6 +73,8 @@ class StudyConfig:
     model: str = "small_cnn"
     image_size: int = 64
     per_rank: bool = False
+    num_workers: int | None = None
+    """None: as `feedline train` chooses."""
 
     def __post_init__(self) -> None:
         if self.repeats < 2:
@@ -78,11 +82,12 @@ class StudyConfig:
         for name in ("procs", "nodes", "gpus", "batch_sizes"):
             if min(getattr(self, name), default=1) < 1:
                 raise UsageError(f"--{name.replace('_sizes', '-size')} {min(getattr(self, name))}: at least 1")
-        if not self.per_rank:
-            uneven = [cell for cell in self.cells if cell.batch_size % cell.ranks]
-            if uneven:
-                cell = uneven[0]
-                raise UsageError(f"a global batch of {cell.batch_size} does not divide over {cell.ranks} processes")
+        if self.num_workers is not None and self.num_workers < 0:
+            raise UsageError(f"--num-workers {self.num_workers}: at least 0")
+
+    def batch_per_rank(self, cell: "Cell") -> int:
+        """A global batch that does not divide over the processes is taken at the nearest size that does."""
+        return cell.batch_size if self.per_rank else max(1, round(cell.batch_size / cell.ranks))
 
     @property
     def cells(self) -> list[Cell]:
@@ -103,6 +108,7 @@ def main() -> None:
     parser.add_argument("--procs", default="1,2", help="processes (ranks) on the CPU of one node")
     parser.add_argument("--nodes", default="1", help="nodes of the fewest processes each, as 1,2,3")
     parser.add_argument("--batch-size", default="60,120,240")
+    parser.add_argument("--num-workers", type=int, help="of each process; default: as `feedline train` chooses")
     parser.add_argument("--per-rank", action="store_true", help="batch sizes are each process's")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2)
@@ -116,7 +122,7 @@ def main() -> None:
         dataset=said.dataset, procs=numbers(said.procs), nodes=numbers(said.nodes), cpu="cpu" in words,
         gpus=numbers(",".join(word for word in words if word != "cpu")), batch_sizes=numbers(said.batch_size),
         repeats=said.repeats, epochs=said.epochs, model=said.model, image_size=said.image_size,
-        per_rank=said.per_rank,
+        per_rank=said.per_rank, num_workers=said.num_workers,
     )  # fmt: skip
     check_gpus(config.gpus)
     with tempfile.TemporaryDirectory(prefix="feedline-study-") as scratch:
@@ -153,8 +159,10 @@ def study(config: StudyConfig, scratch: Path, kept: Path) -> dict[str, Any]:
         cell = cells[key]
         with joined_hosts(cell.nodes) as hosts:
             namespaces = hosts[0].apart if cell.nodes > 1 else namespaces
-            found = done.get(f"{key}-{number}") or one_run(config, cell, hosts, number, scratch / f"{key}-{number}")
-        keep_run(kept, config, f"{key}-{number}", found)
+            found = done.get(f"{key}-{number}")
+            if found is None:
+                found = one_run(config, cell, hosts, number, scratch / f"{key}-{number}")
+                keep_run(kept, config, f"{key}-{number}", found)
         runs[key].append(found)
         print(f"{key} {found['samples_per_s']:,.0f} samples/s, top-1 {found['top1']:.1%}", file=sys.stderr)
     return {
@@ -166,6 +174,7 @@ def study(config: StudyConfig, scratch: Path, kept: Path) -> dict[str, Any]:
         "device": ", ".join(dict.fromkeys(cell.device for cell in config.cells)),
         "namespaces": namespaces,
         "epochs": config.epochs,
+        "num_workers": config.num_workers,
         "n": config.repeats,
         "warm_up": "the first epoch does not count",
         "cells": [summary(config, cell, runs[key], runs) for key, cell in cells.items()],
@@ -174,7 +183,10 @@ def study(config: StudyConfig, scratch: Path, kept: Path) -> dict[str, Any]:
 
 def read_runs(kept: Path, config: StudyConfig) -> dict[str, dict[str, float]]:
     """Of the same study; nothing of another."""
-    lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    lines = read_lines(kept)
+    if lines:
+        whole = "".join(json.dumps(line) + "\n" for line in lines)  # without what a kill tore
+        write_atomically(kept, whole.encode())
     return {line["run"]: line["found"] for line in lines if line["study"] == identity(config)}
 
 
@@ -186,7 +198,9 @@ def keep_run(kept: Path, config: StudyConfig, run: str, found: Mapping[str, floa
 
 def identity(config: StudyConfig) -> str:
     """What a run's figures depend on beside its cell."""
-    return f"{config.dataset.resolve()} {config.model} {config.image_size} {config.epochs} {config.per_rank}"
+    manifests = [manifest_hash(split) for split in prepared_splits(config.dataset)]
+    said = [config.model, config.image_size, config.epochs, config.per_rank, config.num_workers, *manifests]
+    return " ".join(map(str, [config.dataset.resolve(), *said]))
 
 
 def one_run(config: StudyConfig, cell: Cell, hosts: Sequence[Host], seed: int, run: Path) -> dict[str, float]:
@@ -222,9 +236,10 @@ def one_run(config: StudyConfig, cell: Cell, hosts: Sequence[Host], seed: int, r
 def command_lines(config: StudyConfig, cell: Cell, hosts: Sequence[Host], seed: int, run: Path) -> list[list[str]]:
     """One per host."""
     threads = max(1, usable_cores() // cell.ranks)
-    sizes = ["--batch-size" if config.per_rank else "--global-batch", str(cell.batch_size)]
+    sizes = ["--batch-size", str(config.batch_per_rank(cell))]
+    workers = [] if config.num_workers is None else ["--num-workers", str(config.num_workers)]
     training = ["feedline.train.main", str(config.dataset), "--model", config.model, "--image-size",
-                str(config.image_size), *sizes, "--epochs", str(config.epochs + 1), "--num-workers", "1", "--threads",
+                str(config.image_size), *sizes, "--epochs", str(config.epochs + 1), *workers, "--threads",
                 str(threads), "--seed", str(seed), "--device", cell.device, "--keep-last", "0", "--no-tensorboard",
                 "--run-dir", str(run)]  # fmt: skip
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={cell.procs}"]
@@ -246,7 +261,7 @@ def summary(
     alike = [one for one in config.cells if (one.device, one.batch_size) == (cell.device, cell.batch_size)]
     least = min(alike, key=lambda one: one.ranks)
     ups = [mine["samples_per_s"] / base["samples_per_s"] for mine, base in zip(found, runs[least.key], strict=True)]
-    whole = cell.batch_size * cell.ranks if config.per_rank else cell.batch_size
+    per_rank = config.batch_per_rank(cell)
     figures = {
         name: statistics.mean(one[name] for one in found)
         for name in ("samples_per_s", "epoch_s", "top1", "wait_fraction")
@@ -259,8 +274,8 @@ def summary(
         "device": cell.device,
         "nodes": cell.nodes,
         "procs": cell.procs,
-        "batch_per_rank": whole // cell.ranks,
-        "batch_global": whole,
+        "batch_per_rank": per_rank,
+        "batch_global": per_rank * cell.ranks,
         **figures,
         **spreads,
         "speed_up": statistics.mean(ups),

@@ -43,9 +43,14 @@ def method(record: Mapping[str, Any]) -> str:
     return (
         f"{record['model']} at {record['image_size_px']} px on {record['usable_cores']} cores of {host['cpu']} "
         f"({record['device']}), {counted(record['epochs'], 'epoch')} after one of warm-up, {record['n']} repeats in "
-        "random order; mean ± standard deviation; preparing, start-up, evaluation and checkpoints are not timed."
-        + apart
+        f"random order, {workers_of(record)} per process; mean ± standard deviation; preparing, start-up, evaluation "
+        "and checkpoints are not timed." + apart
     )
+
+
+def workers_of(record: Mapping[str, Any]) -> str:
+    count = record.get("num_workers")
+    return "loader workers as `feedline train` chooses them" if count is None else counted(count, "loader worker")
 
 
 def counted(number: int, noun: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from feedline.benchmarks.grid import Cell, cheaper, phrase
 from feedline.benchmarks.intervals import Estimate, estimate
-from feedline.benchmarks.measuring import QUIET_CORES, TRIES, busyness
+from feedline.benchmarks.measuring import QUIET_CORES, TRIES, MeasureError, busyness
 from feedline.benchmarks.subject import Subject, Window
 from feedline.benchmarks.surface import Known, surface
 from feedline.pipeline.atomic import write_as_asked
@@ -72,6 +72,8 @@ class Search:
     windows: dict[str, list[Window]] = field(default_factory=dict[str, list[Window]])
     cells: dict[str, Cell] = field(default_factory=dict[str, Cell])
     """Those that have windows."""
+    failed: dict[str, str] = field(default_factory=dict[str, str])
+    """Settings that cannot be measured, and why."""
     space: dict[str, Cell] = field(default_factory=dict[str, Cell])
     """All that may be tried."""
     foretold: dict[int, float] = field(default_factory=dict[int, float])
@@ -80,6 +82,11 @@ class Search:
 
     def __post_init__(self) -> None:
         self.started = self.clock()
+
+    @property
+    def ended(self) -> str:
+        """Why the search ended."""
+        return "the time was over" if self.out_of_time else "no other may be clearly better"
 
     @property
     def out_of_time(self) -> bool:
@@ -151,11 +158,17 @@ class Search:
         return found
 
     def run(self, workers: int, batch_size: int, prefetch: int = 2, *, again: bool = False) -> Window | None:
-        """One window, unless the time is over or it was measured already."""
+        """One window, unless the time is over, it was measured already, or it cannot be measured."""
         cell = Cell(settings={"num_workers": workers, "batch_size": batch_size, "prefetch_factor": prefetch})
         if self.out_of_time or (cell.key in self.cells and not again):
             return None
-        window = self.measure(self._subject(cell))
+        try:
+            window = self.measure(self._subject(cell))
+        except MeasureError as error:
+            self.failed[phrase_of(cell)] = str(error)
+            for known in (self.space, self.cells, self.windows):
+                known.pop(cell.key, None)
+            return None
         self.cells[cell.key] = cell
         self.windows.setdefault(cell.key, []).append(window)
         return window
@@ -174,16 +187,28 @@ class Search:
 
 
 def tune(config: TuneConfig, measure: Measure, clock: Clock = time.monotonic) -> dict[str, Any]:
-    """The record of `feedline tune`: best, tried, and how each came about."""
+    """The record of `feedline tune`: best, tried, and how each came about. Raises MeasureError when nothing runs."""
     search = Search(config=config, measure=measure, clock=clock)
-    batch = config.batch_sizes[len(config.batch_sizes) // 2]
-    inline, one = search.run(0, batch), search.run(1, batch)
+    inline, one = None, None
+    for batch in in_turn(config.batch_sizes):
+        inline, one = search.run(0, batch), search.run(1, batch)
+        if search.cells:
+            break
+    else:
+        raise MeasureError(next(iter(search.failed.values())))
     search.foretold = predicted(config, inline, one)
-    search.space = {cell.key: cell for cell in settings_of(config, search.foretold)} | search.cells
+    space = {cell.key: cell for cell in settings_of(config, search.foretold)} | search.cells
+    search.space = {key: cell for key, cell in space.items() if phrase_of(cell) not in search.failed}
     while not search.out_of_time and (cell := search.next()) is not None:
         settings = cell.settings
         search.run(settings["num_workers"], settings["batch_size"], settings["prefetch_factor"], again=True)
     return record(search)
+
+
+def in_turn(batch_sizes: Sequence[int]) -> list[int]:
+    """The one in the middle first, then the smaller ones, which take less memory."""
+    middle = batch_sizes[len(batch_sizes) // 2]
+    return [middle, *sorted(size for size in batch_sizes if size != middle)]
 
 
 def settings_of(config: TuneConfig, foretold: Mapping[int, float]) -> list[Cell]:
@@ -241,6 +266,7 @@ def record(search: Search) -> dict[str, Any]:
         "tried": [{**cell.settings, **_figures(search.rate(cell))} for cell in tried],
         "predicted_by_workers": {str(workers): rate for workers, rate in search.foretold.items() if workers},
         "seconds_used": search.clock() - search.started,
+        "failed": search.failed,
         "statement": statement(search, chosen, tried),
         "model": search.config.model,
         "image_size": search.config.image_size,
@@ -257,7 +283,8 @@ def statement(search: Search, chosen: Cell, tried: Sequence[Cell]) -> str:
     more = (
         "" if chosen.key == tried[0].key else f" ({phrase_of(tried[0])} gave {top.value:,.0f}: no more to speak of)"
     )
-    return f"{words}: {rate.value:,.0f} samples/s{more}, of {len(tried)} settings tried."
+    failed = "".join(f" {name} could not be measured: {why}." for name, why in search.failed.items())
+    return f"{words}: {rate.value:,.0f} samples/s{more}, of {len(tried)} settings tried; {search.ended}.{failed}"
 
 
 def phrase_of(cell: Cell) -> str:

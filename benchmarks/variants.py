@@ -17,24 +17,46 @@ from feedline.pipeline.errors import UsageError
 from feedline.pipeline.shards import Manifest, prepared_splits, read_manifest
 
 OPTIONS = {"size": "--size", "codec": "--codec", "quality": "--quality", "shard_size": "--shard-size",
-           "shards": "--shards"}  # fmt: skip
-SETTING = {"size": "size_px", "codec": "codec", "quality": "quality"}
+           "shards": "--shards", "resize": "--resize"}  # fmt: skip
+SETTING = {"size": "size_px", "codec": "codec", "quality": "quality", "resize": "resize"}
 """What a manifest calls them; the other options do not show in a manifest's settings and are always prepared."""
+WITHOUT = {"raw": {"quality"}, "planes": {"quality"}, "keep": {"quality", "size", "resize"}}
+"""What a codec does not have."""
 
 
 def splits_of(cells: list[Cell], dataset: Path, work: Path, say: Say) -> dict[str, Path]:
     """The train split of every cell, by its key. Raises UsageError, CommandError."""
     if not dataset.exists():
         raise UsageError(f"{dataset} does not exist: give a prepared folder, or raw images to prepare from")
+    base = base_of(dataset)
     found: dict[str, Path] = {}
     made: dict[str, Path] = {}
     for cell in cells:
-        asked = cell.shards()
+        asked = completed(cell.shards(), base)
         name = json.dumps(asked, sort_keys=True, default=str)
         if name not in made:
             made[name] = find(dataset, asked) or prepare_variant(dataset, asked, work, say)
         found[cell.key] = made[name]
     return found
+
+
+def base_of(dataset: Path) -> dict[str, Any]:
+    """What shards have where no axis says otherwise: that of the largest prepared ones. {} for raw images, of which
+    `prepare`'s own defaults are."""
+    source = largest(dataset)
+    settings = read_manifest(source).settings if source is not None else {}
+    return {name: settings[key] for name, key in SETTING.items() if settings.get(key) is not None}
+
+
+def completed(asked: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """All of what a variant is made with, so that cells differ in what the grid varies and in nothing else."""
+    whole = {**base, **asked}
+    codec = whole.get("codec")
+    if codec == "raw":
+        whole["resize"] = "square"  # rows of equal length: what raw shards are for
+    elif whole.get("resize") == "square":
+        del whole["resize"]
+    return {name: value for name, value in whole.items() if name not in WITHOUT.get(str(codec), set())}
 
 
 def find(dataset: Path, asked: Mapping[str, Any]) -> Path | None:
@@ -54,27 +76,31 @@ def fits(manifest: Manifest, asked: Mapping[str, Any]) -> bool:
 
 def prepare_variant(dataset: Path, asked: Mapping[str, Any], work: Path, say: Say) -> Path:
     """From the raw images, or from the largest prepared shards where there are no others."""
-    source = source_of(dataset)
+    best = largest(dataset)
+    source = dataset if best is None else best.parent
+    if best is not None and int(asked.get("size") or 0) > (there := _px(read_manifest(best))):
+        raise UsageError(
+            f"--size {asked['size']}: {best} holds {there} px and has no more to give, compare on raw images"
+        )
     name = variant_name(source, asked)
     out = work / "variants" / name
     options = [word for key, value in asked.items() for word in (OPTIONS[key], str(value))]
-    if asked.get("codec") == "raw":
-        options += ["--resize", "square"]  # rows of equal length: what raw shards are for
     step = commands.Step(
-        name=f"prepare-{name}", argv=["prepare", str(source), str(out), *options], products=[out / "train"]
-    )
+        name=f"prepare-{name}", argv=["prepare", str(source), str(out), *options], products=[out / "train"],
+        inputs={"source": commands.stamp_of(source)},
+    )  # fmt: skip
     if commands.reusable(step, work / "records") is None:
         say(f"$ {step.shown}")
         commands.run(step, work / "records", keep_text=True)
     return out / "train"
 
 
-def source_of(dataset: Path) -> Path:
+def largest(dataset: Path) -> Path | None:
+    """The prepared train split with the most to give; None where there are raw images only."""
     splits = [split for split in prepared_splits(dataset) if read_manifest(split).split == "train"]
-    if not splits:
-        return dataset
-    best = max(splits, key=lambda split: (read_manifest(split).codec != "raw", _px(read_manifest(split))))
-    return best.parent
+    return max(
+        splits, key=lambda split: (read_manifest(split).codec != "raw", _px(read_manifest(split))), default=None
+    )
 
 
 def _px(manifest: Manifest) -> int:

@@ -72,10 +72,15 @@ def run(
     def say(line: str) -> None:
         stderr.print(line, markup=False, soft_wrap=True)
 
-    check_devices(grid.axes.get("devices", [1]), common["device"], grid.axes.get("model", []))
+    axes = grid.axes
+    device = check_devices(
+        axes.get("devices", [1]), common["device"], axes.get("model", []), axes.get("pin_memory", [])
+    )
     check_work(work)
     splits = splits_of(grid.cells(), dataset, work, say)
-    config = CompareConfig(grid=grid, splits=splits, common=common, rounds=rounds, window_s=window_s)
+    config = CompareConfig(
+        grid=grid, splits=splits, common={**common, "device": device}, rounds=rounds, window_s=window_s
+    )
     results = work / f"compare-{config.identity}.jsonl"
     with Bench() as bench:
         return record_of(measure_all(config, results, bench.measure, advance))

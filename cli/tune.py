@@ -22,6 +22,7 @@ def tune(
     out: Annotated[Path, Opt(help="Where the settings go; `feedline train --config FILE` takes them.")] = Path(
         "tuned.json"
     ),
+    html: Annotated[Path | None, Opt(help="Also write a page with the curve it saw.")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Find the settings that train fastest, within a time budget.
@@ -36,7 +37,7 @@ def tune(
     from feedline.pipeline.errors import UsageError
     from feedline.profiling.host import usable_cores
 
-    check_devices([1], device, [model])
+    device = check_devices([1], device, [model])
     if not out.absolute().parent.is_dir():
         raise UsageError(f"cannot write {out}: there is no folder {out.absolute().parent}")
     record, split, cores = Record("tune"), train_split(dataset), usable_cores()
@@ -48,6 +49,11 @@ def tune(
         found = search(config, counted(bench.measure, advance))
     show(found)
     write_config(out, found, split)
+    if html is not None:
+        from feedline.benchmarks.tune_page import tune_page
+        from feedline.cli.ladder import write_markup
+
+        write_markup(html, tune_page(found))
     console.print(f"settings: {out}", markup=False, soft_wrap=True)
     record.write(json_file, found)
 

@@ -256,7 +256,7 @@ class Loader:
             where=self.split.where,
         )
         pinned = config.pin_memory
-        if on_gpu or pinned or (pinned is None and cuda_in_use()):
+        if pinned or (pinned is None and (on_gpu or cuda_in_use())):
             engine.on_close(page_lock(engine.memory))
         return engine
 

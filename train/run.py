@@ -16,7 +16,7 @@ from feedline.pipeline.errors import UsageError
 from feedline.pipeline.files import read_handed
 from feedline.pipeline.loader import Batch, Loader
 from feedline.train import checkpoint, data
-from feedline.train.config import TrainConfig
+from feedline.train.config import Amp, TrainConfig
 from feedline.train.distributed import World
 from feedline.train.ema import Ema
 from feedline.train.metrics import Listener
@@ -40,7 +40,7 @@ class Run:
         self.dataset = data.open_dataset(config)
         self.sizes = data.batch_sizes(config, world.world_size, self.dataset.train.samples)
         self.schedule = build_schedule(config, self.sizes.optimiser)
-        self.amp_dtype = pick_amp(config, world.device)
+        self.amp_dtype = pick_amp(config.amp, world.device)
         self.progress = Progress()
         self.laps, self.losses = Laps(), LossSum(world)
         self.batches_since_step = 0
@@ -257,9 +257,8 @@ class Run:
             self.val_loader.close()
 
 
-def pick_amp(config: TrainConfig, device: torch.device) -> torch.dtype | None:
+def pick_amp(name: Amp, device: torch.device) -> torch.dtype | None:
     """What autocast computes in; None: no autocast."""
-    name = config.amp
     if name == "auto":
         name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "none"
     return {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[name]

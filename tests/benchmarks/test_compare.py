@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from feedline.benchmarks.commands import check_work
 from feedline.benchmarks.compare import CompareConfig, Results, read_lines, run
 from feedline.benchmarks.grid import Grid, parse_values
+from feedline.benchmarks.measuring import MeasureError
 from feedline.benchmarks.ranks import check_devices
 from feedline.benchmarks.statement import record_of
 from feedline.benchmarks.subject import Subject, Window
@@ -117,6 +119,26 @@ def test_a_rerun_after_a_kill_goes_on(tmp_path: Path) -> None:
     assert len(cells) == len(set(cells))
 
 
+def test_a_setting_that_cannot_be_measured_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    good = machine(by_workers, 0.02, 0)
+
+    def measure(subject: Subject) -> Window:
+        if subject.settings["num_workers"] == 4:
+            raise MeasureError("out of memory")
+        return good(subject)
+
+    found = record_of(run(config(tmp_path, num_workers=[0, 2, 4]), tmp_path / "r.jsonl", measure, lambda d, t: None))
+    assert [cell["name"] for cell in found["cells"]] == ["0 workers", "2 workers"]
+    assert found["failed"] == {"4 workers": "out of memory"}
+    assert (
+        found["statement"].startswith("Best: 2 workers") and "4 workers could not be measured" in found["statement"]
+    )
+    found = record_of(run(config(tmp_path, num_workers=[2, 4]), tmp_path / "s.jsonl", measure, lambda d, t: None))
+    assert found["statement"].startswith("Only 2 workers could be measured")
+    with pytest.raises(MeasureError, match="out of memory"):
+        run(config(tmp_path, num_workers=[4, 4]), tmp_path / "t.jsonl", measure, lambda d, t: None)
+
+
 def test_a_window_beside_a_noisy_neighbour_is_measured_again_but_a_steady_load_is_not(tmp_path: Path) -> None:
     for burst, most in ((1.5, 3), (0.0, 1)):
         calls: list[float] = []
@@ -143,6 +165,13 @@ def test_devices_are_refused_where_they_change_nothing() -> None:
     ):
         with pytest.raises(UsageError):
             check_devices(counts, device, models)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to pin memory for")
+def test_pinning_is_refused_where_no_gpu_copies_from_it() -> None:
+    assert check_devices([1], "auto", [], [False]) == "cpu"
+    with pytest.raises(UsageError, match="pin-memory"):
+        check_devices([1], "cpu", [], [False, True])
 
 
 def test_a_file_is_no_place_for_results(tmp_path: Path) -> None:

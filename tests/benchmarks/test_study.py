@@ -34,6 +34,16 @@ def test_batches_of_each_rank() -> None:
     assert (cell["batch_global"], cell["batch_per_rank"]) == (200, 100)
 
 
+def test_a_batch_that_does_not_divide_is_rounded_and_stated() -> None:
+    cell = Cell(nodes=3, procs=1, batch_size=50)
+    runs = {"cpu-1x1x50": found(100.0, 200.0), cell.key: found(150.0, 320.0)}
+    uneven = config(procs=(1,), nodes=(1, 3), batch_sizes=(50,))
+    said = summary(uneven, cell, runs[cell.key], runs)
+    assert (said["batch_per_rank"], said["batch_global"]) == (17, 51)
+    assert "--batch-size 17" in " ".join(command_lines(uneven, cell, [Host(prefix=(), address="x", apart=False)] * 3,
+                                                       0, Path("run"))[0])  # fmt: skip
+
+
 def test_the_page_and_the_table_hold_every_cell() -> None:
     cells = [
         summary(config(), Cell(procs=procs, batch_size=100), RUNS[f"cpu-1x{procs}x100"], RUNS) for procs in (1, 2)
@@ -60,9 +70,14 @@ def test_finished_runs_are_kept_but_not_for_another_study(tmp_path: Path) -> Non
     keep_run(tmp_path / "runs.jsonl", one, "a", {"top1": 0.5})
     assert read_runs(tmp_path / "runs.jsonl", one) == {"a": {"top1": 0.5}}
     assert read_runs(tmp_path / "runs.jsonl", other) == {}
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write('{"study": "torn by a ki')
+    assert read_runs(tmp_path / "runs.jsonl", one) == {"a": {"top1": 0.5}}
+    keep_run(tmp_path / "runs.jsonl", one, "b", {"top1": 0.6})
+    assert set(read_runs(tmp_path / "runs.jsonl", one)) == {"a", "b"}
 
 
-@pytest.mark.parametrize("options", [{"repeats": 1}, {"procs": (3,)}, {"nodes": (1, 3)}, {"nodes": (0,)}])
+@pytest.mark.parametrize("options", [{"repeats": 1}, {"procs": (0,)}, {"num_workers": -1}, {"nodes": (0,)}])
 def test_bad_studies_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         config(**options)

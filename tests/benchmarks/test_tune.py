@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from feedline.benchmarks.measuring import MeasureError
 from feedline.benchmarks.subject import Subject, Window
 from feedline.benchmarks.tune import TuneConfig, predicted, promising, tune, write_config
+from feedline.benchmarks.tune_page import tune_page
 from feedline.benchmarks.tuning import case
 from feedline.pipeline.errors import UsageError
 
@@ -108,6 +110,29 @@ def test_the_budget_is_kept(tmp_path: Path) -> None:
     machine = Machine(0.1, 0)
     found = tune(config(tmp_path, budget_s=9.0), machine.measure, lambda: machine.now_s)
     assert machine.now_s <= 9.0 and found["tried"]
+
+
+def test_the_page_shows_the_curve_it_saw(tmp_path: Path) -> None:
+    machine = Machine(0.02, 0)
+    found = tune(config(tmp_path), machine.measure, lambda: machine.now_s)
+    drawn = str(tune_page(found))
+    assert "foretold from one worker" in drawn and "raining throughput over workers" in drawn
+    assert drawn.count("<tr>") > len(found["tried"])
+
+
+def test_what_cannot_be_measured_is_left_out_and_said(tmp_path: Path) -> None:
+    machine = Machine(0.02, 0)
+
+    def measure(subject: Subject) -> Window:
+        if subject.settings["batch_size"] > 32:
+            raise MeasureError("out of memory")
+        return machine.measure(subject)
+
+    found = tune(config(tmp_path), measure, lambda: machine.now_s)
+    assert found["best"]["batch_size"] == 32 and found["best"]["num_workers"] >= 4
+    assert "out of memory" in found["statement"] and len(found["failed"]) >= 2
+    with pytest.raises(MeasureError, match="out of memory"):
+        tune(config(tmp_path, batch_sizes=(64, 128)), measure, lambda: machine.now_s)
 
 
 def test_one_batch_size_is_kept(tmp_path: Path) -> None:
