@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -118,7 +117,7 @@ def main() -> None:
         make_pictures(Path(name))
         result = measure(Path(name), args.cost_ms, args.seconds, args.repeats)
     whole = {
-        "command": "python -m feedline.benchmarks.attribution " + " ".join(sys.argv[1:]),
+        "command": f"python -m feedline.benchmarks.attribution --repeats {args.repeats} --seconds {args.seconds:g}",
         "host": describe_host(),
         "load_average": [load_before, os.getloadavg()[0]],
         "warm_up": "as the profiler's rule: see its recordings",

@@ -79,7 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         result = measure(Path(name), args)
     whole = {
-        "command": "python -m feedline.benchmarks.overhead " + " ".join(sys.argv[1:]),
+        "command": f"python -m feedline.benchmarks.overhead --repeats {args.repeats} --samples {args.samples}",
         "host": describe_host(),
         "load_average": [load_before, os.getloadavg()[0]],
         "warm_up_batches": WARM_UP,
