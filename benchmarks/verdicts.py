@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,7 @@ class Kind:
 
 
 NONE_HELPS = "none helps"
+ENDED_BY_US = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 KINDS = {
     "decode": Kind(bound="data", place="decode", remedies=("cheaper decode",)),
     "read": Kind(bound="data", place="read", remedies=("cache in RAM", "faster storage", "num_workers=")),
@@ -89,7 +91,7 @@ def run(plant: str, pictures: Path, seconds: float, hogs: int, keep: Path | None
     argv = [str(SCRIPT), plant, str(pictures), "--samples", "1000000", *KINDS[plant].arguments]
     with busy(hogs):
         done = study(StudyConfig(argv=argv, seconds=seconds))
-    if (done.recording.script.exit_status or 0) > 128:  # Ctrl-C and the like are the script's while it runs
+    if done.recording.script.exit_status in ENDED_BY_US:  # signals are the script's while it runs
         raise KeyboardInterrupt
     found = judged(KINDS[plant], diagnose(done.recording))
     if keep is not None and not found["right"]:

@@ -6,18 +6,22 @@ lately stays within a budget of CPU time: a look is dear while the rules still m
 
 A Python thread must take the interpreter lock to look, and a thread that runs Python gives it up only after the
 switch interval (5 ms by default): by then it may be elsewhere, and code that never releases the lock would be blamed
-on the next line that does. `fair_switching` shortens the interval to keep that error at a tenth of a millisecond; two
-threads that both want the lock all the time pay a few per cent more CPU time for it.
+on the next line that does. `fair_switching` shortens the interval to keep that error at a fifth of a millisecond; two
+threads that both want the lock all the time pay 3 % more CPU time for it. While it looks, the interval is the default
+again: on crowded cores each change of hands waits for a core, and a first look, which reads sources, took seconds.
 """
 
+import os
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-SWITCH_INTERVAL_S = 1e-4
+SWITCH_INTERVAL_S = 2e-4
+LOOKING_INTERVAL_S = 5e-3
 LONGEST_S = 0.15
 SOON_LONGEST_S, SOON_LOOKS = 0.05, 60
 """A short run must be seen often enough, whatever a look costs."""
@@ -26,6 +30,18 @@ Look = Callable[[dict[int, FrameType], float], None]
 
 def fair_switching() -> None:
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+
+
+@contextmanager
+def unhurried() -> Generator[None]:
+    """Keeps the interpreter for longer; what the script sets meanwhile stays set."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(max(before, LOOKING_INTERVAL_S))
+    try:
+        yield
+    finally:
+        if abs(sys.getswitchinterval() - LOOKING_INTERVAL_S) < 1e-6:
+            sys.setswitchinterval(before)
 
 
 class StackSampler(threading.Thread):
@@ -53,10 +69,19 @@ class StackSampler(threading.Thread):
             time.sleep(min(max(self._shortest_s, cost_s / self._budget), longest_s) * draw(0.5, 1.5))
             now = time.perf_counter()
             try:
-                self._look(sys._current_frames(), now - last)
-            except Exception:  # a stack nobody foresaw must not end the watch, nor be heard in the script
+                with unhurried():
+                    self._look(sys._current_frames(), now - last)
+            except Exception as error:  # a stack nobody foresaw must not end the watch, nor be heard in the script
+                if not self.failed:
+                    self._complain(f"a look at the stacks failed: {type(error).__name__}: {error}")
                 self.failed += 1
             last = now
             self.looks += 1
             spent_s, self.cpu_s = self.cpu_s, time.thread_time()
             cost_s += 0.1 * (self.cpu_s - spent_s - cost_s)
+
+    def _complain(self, line: str) -> None:
+        from feedline.profiling.hooks import complain
+
+        with suppress(Exception):
+            complain(f"{line} (process {os.getpid()})")
