@@ -94,12 +94,15 @@ def rows_of(columns: Columns, rows_N: npt.NDArray[np.int64]) -> Columns:
 
 def with_val_split(columns: Columns, fraction: float, seed: int) -> Columns:
     """Moves a share of each class from train to a new val, by keyed hash. Raises UsageError if there is a val, or
-    when a split would be empty.
+    when a split would be empty. A test split stays as it is.
     """
     if "val" in columns.split_names and bool(np.any(columns.splits_N == columns.split_names.index("val"))):
         raise UsageError("the source has a val split already: leave --val-fraction out")
-    ranks_N = keyed_ranks(columns.keys, seed, "val")
-    order = np.lexsort((ranks_N, columns.labels_N))
+    if "train" not in columns.split_names:
+        raise UsageError("the source has no train split to take a val from: leave --val-fraction out")
+    train = np.flatnonzero(columns.splits_N == columns.split_names.index("train"))
+    ranks_N = keyed_ranks([columns.keys[row] for row in train.tolist()], seed, "val")
+    order = train[np.lexsort((ranks_N, columns.labels_N[train]))]
     ordered = columns.labels_N[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
     sizes = np.diff(np.append(starts, len(ordered)))

@@ -162,6 +162,16 @@ def test_val_is_taken_class_by_class(fraction: float, seed: int) -> None:
     assert with_val_split(columns, fraction, seed).splits_N.tolist() == found.splits_N.tolist()
 
 
+def test_val_is_taken_from_train_alone() -> None:
+    columns = table(200, 5, splits=("train", "test"))
+    found = with_val_split(columns, 0.1, 0)
+    assert np.count_nonzero(found.splits_N == found.split_names.index("test")) == 100
+    assert np.array_equal(found.splits_N == found.split_names.index("test"), columns.splits_N == 1)
+    assert np.count_nonzero(found.splits_N == found.split_names.index("val")) == 10
+    with pytest.raises(UsageError, match="no train split"):
+        with_val_split(table(10, splits=("test",)), 0.1, 0)
+
+
 def test_a_source_with_val_is_not_split_again() -> None:
     with pytest.raises(UsageError, match="has a val split already"):
         with_val_split(table(10, splits=("train", "val")), 0.1, 0)
