@@ -6,7 +6,7 @@ Pillow itself uses, so the resampler reads it in place, and the JPEG encoder rea
 no copy between libraries (each would cost about 75 µs of some 1,450). Whatever libjpeg-turbo will not turn into RGB
 (CMYK, PNG, damaged files) goes through Pillow, whose conversions are the reference.
 
-EXIF is ignored and not carried over; ICC profiles are dropped and counted.
+EXIF is ignored and not carried over; ICC profiles are dropped (`keep` keeps the whole file) and counted.
 """
 
 import hashlib
@@ -187,7 +187,7 @@ class Kernel:
         if colours == "Gray":
             self.notes["grey"] += 1
         if data.find(b"ICC_PROFILE\0", 0, HEADER_BYTES) >= 0:
-            self.notes["icc profile dropped"] += 1
+            self._note_profile()
         return Image.frombuffer("RGBX", (width, height), self._buffer, "raw", "RGBX", 0, 1)
 
     def _decode_pillow(self, data: bytes) -> tuple[Image.Image, str]:
@@ -200,6 +200,7 @@ class Kernel:
                 kind = image.format or "unknown"
                 image.load()
                 colours = image.mode
+                profile = bool(image.info.get("icc_profile"))
                 converted = to_rgb(image)
             except (BadImage, MemoryError):
                 raise
@@ -217,7 +218,13 @@ class Kernel:
             self.notes[f"{kind.lower()} image"] += 1
         elif colours == "CMYK":
             self.notes["cmyk"] += 1
+        if profile:
+            self._note_profile()
         return converted, EXTENSIONS.get(kind, kind.lower())
+
+    def _note_profile(self) -> None:
+        kept = all(output.codec == "keep" for output in self.outputs)
+        self.notes[f"icc profile {'kept' if kept else 'dropped'}"] += 1
 
     def _check_size(self, width: int, height: int) -> None:
         if width * height > self._max_pixels:

@@ -71,6 +71,18 @@ def test_16_bit_grey_keeps_its_upper_bits() -> None:
     assert np.array_equal(found[..., 0], (deep >> 8).astype(np.uint8))
 
 
+def test_colour_profiles_are_noted_whoever_decodes() -> None:
+    profile = b"a profile"
+    files = [saved(picture().convert(mode), kind, icc_profile=profile)
+             for mode, kind in (("RGB", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG"))]  # fmt: skip
+    for output, said in ((RAW, "dropped"), (Output(codec="keep", resize="none", size_px=0), "kept")):
+        kernel = Kernel((output,))
+        for data in files:
+            kernel(data)
+        assert kernel.notes[f"icc profile {said}"] == 3
+        assert not [note for note in kernel.notes if note.startswith("icc") and not note.endswith(said)]
+
+
 def test_exif_is_ignored_and_stripped_unless_asked() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
