@@ -1,5 +1,6 @@
 """Any map-style torchvision classification dataset by name: `torchvision:CIFAR10:ROOT`, from files already there.
 
+One that comes in several forms, each with train and test, is named with its form: `torchvision:EMNIST/letters:ROOT`.
 torchvision is imported here, in the driver, and only while unpacking: every picture becomes a PNG in a staging tar.
 """
 
@@ -29,7 +30,7 @@ from feedline.preprocess.sources import (
 from feedline.preprocess.staging import StagingWriter, Unpacked, stamp, stamped
 
 PREFIX = "torchvision:"
-SPLIT_WORDS = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
+SPLIT_WORDS = {"train": ("train", "trainval", "train-standard"), "val": ("val", "valid", "validation", "test")}
 """Our split -> what datasets with a `split` argument may call it; the first that exists is taken."""
 
 
@@ -90,6 +91,7 @@ def datasets_of(name: str, root: str, options: SourceOptions) -> list[tuple[str,
     """(split, dataset). Raises UsageError when there is no such dataset, or its files are not in the root."""
     from torchvision import datasets
 
+    name, _, form = name.partition("/")
     kind = getattr(datasets, name, None)
     if not inspect.isclass(kind) or not hasattr(kind, "__getitem__"):
         near = difflib.get_close_matches(name, [n for n in dir(datasets) if n[0].isupper()], 1)
@@ -98,16 +100,36 @@ def datasets_of(name: str, root: str, options: SourceOptions) -> list[tuple[str,
         raise UsageError(
             f"torchvision's {name} unpickles whatever lies in its cache: export it to an image folder first"
         )
-    known = inspect.signature(kind).parameters
+    known = arguments_of(kind)
     common: dict[str, Any] = ({"root": root} if "root" in known else {}) | (
         {"download": False} if "download" in known else {}
     )
+    if form or {"train", "split"} <= known:
+        common["split"] = checked_form(kind, form)
     wanted = [split for split in SPLIT_WORDS if options.wants(split)]
     if "train" in known:
         return [(split, made(kind, common | {"train": split == "train"}, root)) for split in wanted]
     if "split" in known:
         return [(split, made_by_word(kind, common, split, root)) for split in wanted]
     return [("train", made(kind, common, root))]
+
+
+def arguments_of(kind: Any) -> set[str]:
+    """By name; where it passes others on, those of the classes it is made from too."""
+    said = inspect.signature(kind).parameters
+    passes_on = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in said.values())
+    others = [inspect.signature(base.__init__).parameters for base in kind.__mro__[1:]] if passes_on else []
+    return {name for parameters in (said, *others) for name in parameters}
+
+
+def checked_form(kind: Any, form: str) -> str:
+    forms = tuple(getattr(kind, "splits", ())) if {"train", "split"} <= arguments_of(kind) else ()
+    if not forms:
+        raise UsageError(f"torchvision's {kind.__name__} has no forms: say torchvision:{kind.__name__}:ROOT")
+    if form not in forms:
+        raise UsageError(f"torchvision's {kind.__name__} has the forms {', '.join(forms)}: say which, like "
+                         f"torchvision:{kind.__name__}/{forms[0]}:ROOT")  # fmt: skip
+    return form
 
 
 def made(kind: Any, arguments: dict[str, Any], root: str) -> Any:

@@ -218,3 +218,37 @@ def test_datasets_with_a_split_argument(tmp_path: Path, monkeypatch: pytest.Monk
     assert found.columns.split_names == ["train", "val"]
     with pytest.raises(SourceError, match=r"does not give \(image, integer label\)"):
         indexed(f"torchvision:Tiny:{tmp_path}/words", tmp_path / "other")
+
+
+def test_pets_have_a_trainval_split(tmp_path: Path) -> None:
+    base = tmp_path / "root" / "oxford-iiit-pet"
+    (base / "images").mkdir(parents=True)
+    (base / "annotations").mkdir()
+    for split, names in (("trainval", ("Abyssinian_1", "Bengal_1")), ("test", ("Abyssinian_2", "Bengal_2"))):
+        lines = [f"{name} {label} 1 1" for label, name in enumerate(names, 1)]
+        (base / "annotations" / f"{split}.txt").write_text("\n".join(lines))
+        for name in names:
+            Image.new("RGB", (5, 4)).save(base / "images" / f"{name}.jpg")
+    found = indexed(f"torchvision:OxfordIIITPet:{tmp_path}/root", tmp_path / "staging")
+    assert found.columns.split_names == ["train", "val"]
+    assert found.columns.labels_N.tolist() == [0, 1] * 2
+
+
+def test_a_dataset_in_several_forms_is_named_with_one(tmp_path: Path) -> None:
+    raw = tmp_path / "EMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for split in ("train", "test"):
+        for what, head, data in (
+            ("images-idx3", (0x803, 2, 28, 28), bytes(2 * 784)),
+            ("labels-idx1", (0x801, 2), b"\0\1"),
+        ):
+            start = b"".join(number.to_bytes(4, "big") for number in head)
+            (raw / f"emnist-digits-{split}-{what}-ubyte").write_bytes(start + data)
+    found = indexed(f"torchvision:EMNIST/digits:{tmp_path}", tmp_path / "staging")
+    assert found.columns.split_names == ["train", "val"]
+    assert found.columns.labels_N.tolist() == [0, 1] * 2
+    for name in ("EMNIST", "EMNIST/none"):
+        with pytest.raises(UsageError, match=r"has the forms byclass, .*like torchvision:EMNIST/byclass:ROOT"):
+            indexed(f"torchvision:{name}:{tmp_path}", tmp_path / "other")
+    with pytest.raises(UsageError, match="CIFAR10 has no forms"):
+        indexed(f"torchvision:CIFAR10/x:{tmp_path}", tmp_path / "other")
