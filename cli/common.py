@@ -33,6 +33,19 @@ stderr = PlainConsole(stderr=True, highlight=False)
 Advance = Callable[..., None]
 
 
+class Rate:
+    """Of what is done a second since the first call: what that one says was done before (a resumed job)."""
+
+    def __init__(self) -> None:
+        self._began: tuple[int, float] | None = None
+
+    def __call__(self, done: int, now_s: float) -> float | None:
+        """None while there is nothing to tell it from."""
+        self._began = self._began or (done, now_s)
+        before, since_s = self._began
+        return (done - before) / (now_s - since_s) if done > before and now_s > since_s else None
+
+
 @contextmanager
 def progress(what: str, unit: str = "samples") -> Generator[Advance]:
     """Yields `advance(done, total)`. A bar when a terminal is there, silence otherwise."""
@@ -44,13 +57,14 @@ def progress(what: str, unit: str = "samples") -> Generator[Advance]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    started = time.monotonic()
+    rate = Rate()
     with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         task = bar.add_task(what, total=None, rate="")
 
         def advance(done: int, total: int | None = None) -> None:
-            rate = done / max(time.monotonic() - started, 1e-9)
-            bar.update(task, completed=done, total=total, rate=f"{rate:,.0f} {unit}/s")
+            now_per_s = rate(done, time.monotonic())
+            shown_rate = "" if now_per_s is None else f"{now_per_s:,.0f} {unit}/s"
+            bar.update(task, completed=done, total=total, rate=shown_rate)
 
         yield advance
 
