@@ -1,17 +1,25 @@
-"""Which files and folders of a place are ILSVRC's parts, and in which form: by names, and by a tar's first header."""
+"""Which files and folders of a place are ILSVRC's parts, and in which form: by names, and by a tar's first header.
+
+On a store, where each look costs a request, only the archives under their official names.
+"""
 
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from feedline.pipeline.errors import UsageError
+from feedline.preprocess.places import expand
 from feedline.preprocess.source_folder import class_folders, has_images
 from feedline.preprocess.sources import SourceOptions, is_image
 from feedline.preprocess.tar_headers import Member, TarError, local_reader, walk
 
 WNID_TAR = re.compile(r"n\d{8}\.tar")
+TRAIN, VAL, DEVKIT = OFFICIAL = (
+    "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz",
+)  # fmt: skip
+PACKED = (".tar", ".tar.gz", ".tgz", ".parquet")
 
 Form = Literal["archive", "class tars", "class folders", "flat"]
 
@@ -34,6 +42,21 @@ def places(where: Path) -> tuple[Place | None, Place | None]:
     if train is None and val is None and has_images(where):
         val = Place(form="flat", path=str(where))
     return train, val
+
+
+def remote_archives(address: str, options: dict[str, Any]) -> dict[str, str]:
+    """Official name -> address, of those at or under `address`; for the val tar alone also the devkit beside it."""
+    if address.endswith(PACKED) and not address.endswith(OFFICIAL):
+        return {}
+    found = {name: file.path for file in expand(address, OFFICIAL, options)
+             if (name := file.path.rpartition("/")[2]) in OFFICIAL}  # fmt: skip
+    if set(found) == {VAL} and address.endswith(VAL):
+        import fsspec
+
+        kit = f"{address.removesuffix(VAL)}{DEVKIT}"
+        filesystem, path = fsspec.core.url_to_fs(kit, **options)
+        found |= {DEVKIT: kit} if filesystem.exists(path) else {}
+    return found
 
 
 def split_place(where: Path, split: str) -> Place | None:

@@ -7,6 +7,9 @@ ID -> wnid -> rank by alphabetical file name (`preprocess.devkit`).
     train   ILSVRC2012_img_train.tar | folder of n########.tar | folder of class folders
     val     ILSVRC2012_img_val.tar   | flat folder of images   | folder of class folders
     devkit  ILSVRC2012_devkit_t12.tar.gz | its folder          (or a ground-truth file)
+
+At an address that fsspec speaks, the three archives as downloaded. Their headers are too close together for a request
+each, so the train tar streams past once while it is indexed; tasks then read images by range.
 """
 
 import itertools
@@ -14,13 +17,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.errors import UsageError
+from feedline.pipeline.scratch import scratch_folder
 from feedline.preprocess.devkit import Devkit, Truth, class_entry, class_id, labels_of_words, read_devkit, read_truth
-from feedline.preprocess.ilsvrc_places import Place, find_devkit, places
+from feedline.preprocess.ilsvrc_places import DEVKIT, TRAIN, VAL, Place, find_devkit, places, remote_archives
+from feedline.preprocess.places import is_pattern
 from feedline.preprocess.source_folder import FolderTask, class_folders
 from feedline.preprocess.sources import (
     Classes,
@@ -35,7 +41,7 @@ from feedline.preprocess.sources import (
     name_in_class,
     notes_of,
 )
-from feedline.preprocess.tar_headers import Member, TarError, local_reader, walk
+from feedline.preprocess.tar_headers import BLOCK_BYTES, Member, TarError, reader, walk
 
 CLASS_TARS_PER_TASK = 16
 
@@ -49,6 +55,7 @@ class ClassTar:
     path: str
     offset: int
     length: int
+    """-1: to the file's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +64,15 @@ class TarTask:
 
     split: str
     tars: list[ClassTar]
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """For fsspec."""
 
     def run(self) -> Part:
         names: list[str] = []
         columns: list[tuple[int, int, int, int]] = []
         paths = list(dict.fromkeys(tar.path for tar in self.tars))
         for tar in self.tars:
-            for member in images_in(tar):
+            for member in images_in(tar, self.options):
                 names.append(name_in_class(tar.name, member.name) if tar.name else member.name)
                 columns.append((tar.label, paths.index(tar.path), member.offset, member.length))
         table = np.array(columns, np.int64).reshape(-1, 4)
@@ -78,13 +87,14 @@ class TarTask:
         )
 
 
-def images_in(tar: ClassTar) -> list[Member]:
+def images_in(tar: ClassTar, options: dict[str, Any]) -> list[Member]:
     """Every regular file but hidden ones: a name is not trusted to say what is an image."""
     where = f"{tar.path}: {tar.name}.tar" if tar.name and not tar.path.endswith(f"/{tar.name}.tar") else tar.path
-    with local_reader(tar.path) as (read, size):
-        if tar.offset + tar.length > size:
+    with reader(tar.path, options) as (read, size):
+        end = tar.offset + tar.length if tar.length >= 0 else size
+        if end > size:
             raise TarError(f"{where} is cut short: the file ends at byte {size}: copy or download it again")
-        found = walk(read, tar.offset, tar.offset + tar.length, where)
+        found = walk(read, tar.offset, end, where)
         return [member for member in found if not member.name.rpartition("/")[2].startswith(".")]
 
 
@@ -96,6 +106,8 @@ class IlsvrcSource(Source):
     devkit: Devkit | None
     truth: Truth | None
     allow_missing: bool = False
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """For fsspec."""
     class_tars: list[ClassTar] = field(default_factory=list[ClassTar])
     classes: Classes = field(default_factory=list[dict[str, object]])
     kind = "ilsvrc"
@@ -124,9 +136,10 @@ class IlsvrcSource(Source):
             return []
         if self.train.form == "class folders":
             return class_folders(Path(self.train.path))
-        self.class_tars = tars_of_archive(self.train.path) if self.train.form == "archive" else tars_of_folder(
-            self.train.path
-        )  # fmt: skip
+        archive = self.train.form == "archive"
+        self.class_tars = (
+            tars_of_archive(self.train.path, self.options) if archive else tars_of_folder(self.train.path)
+        )
         return [tar.name for tar in self.class_tars]
 
     def _val_names(self) -> list[str]:
@@ -166,7 +179,7 @@ class IlsvrcSource(Source):
             return list(FolderTask.of_classes("train", Path(self.train.path), labels))
         tars = [replace(tar, label=labels[tar.name]) for tar in self.class_tars]
         return [
-            TarTask(split="train", tars=tars[start : start + CLASS_TARS_PER_TASK])
+            TarTask(split="train", tars=tars[start : start + CLASS_TARS_PER_TASK], options=self.options)
             for start in range(0, len(tars), CLASS_TARS_PER_TASK)
         ]
 
@@ -177,8 +190,8 @@ class IlsvrcSource(Source):
             return list(FolderTask.of_classes("val", Path(self.val.path), self._label_of_name))
         if self.val.form == "flat":
             return [FolderTask.flat("val", Path(self.val.path))]
-        whole = ClassTar(name="", label=-1, path=self.val.path, offset=0, length=Path(self.val.path).stat().st_size)
-        return [TarTask(split="val", tars=[whole])]
+        whole = ClassTar(name="", label=-1, path=self.val.path, offset=0, length=-1)
+        return [TarTask(split="val", tars=[whole], options=self.options)]
 
     # --- finishing ------------------------------------------------------------------------------------
 
@@ -206,9 +219,9 @@ class IlsvrcSource(Source):
         return labels_of_words(self.truth.words(part.names), self.truth, self.classes, ids)
 
 
-def tars_of_archive(path: str) -> list[ClassTar]:
+def tars_of_archive(path: str, options: dict[str, Any]) -> list[ClassTar]:
     """The class tars in the outer tar, sorted by name, from its headers alone. Raises TarError."""
-    with local_reader(path) as (read, size):
+    with reader(path, options, ahead_bytes=BLOCK_BYTES) as (read, size):
         members = [member for member in walk(read, 0, size, path) if member.name.endswith(".tar")]
     if not members:
         raise SourceError(f"{path} holds no class tars: give ILSVRC2012_img_train.tar as downloaded")
@@ -250,29 +263,60 @@ def checked_once(tars: list[ClassTar], path: str) -> list[ClassTar]:
 def recognise(path: str, options: SourceOptions) -> Source | None:
     """An ILSVRC archive, a folder with some, or a flat folder of images with a devkit or ground truth."""
     where = Path(path)
+    if "://" in path and not is_pattern(path):
+        return recognise_remote(path, options)
     if is_address(path) or not where.exists():  # a pattern is no path
         return None
     train, val = places(where)
-    kit = find_devkit(where, options)
+    alone = val is not None and where.is_file() and options.ground_truth is None
+    kit = find_devkit(where.parent if alone else where, options)  # train's labels need none: they are its tars' ranks
     archives = any(place is not None and place.form in ("archive", "class tars") for place in (train, val))
     flat = val is not None and val.form == "flat"
     told = kit is not None or options.ground_truth is not None
     if (train is None and val is None) or not (archives or (flat and told) or (kit is not None)):
         return None
-    train = train if options.wants("train") else None
+    return source_of(path, train, val, read_devkit(kit) if kit is not None else None, options)
+
+
+def recognise_remote(address: str, options: SourceOptions) -> Source | None:
+    found = remote_archives(address, options.storage_options)
+    train, val = (Place(form="archive", path=found[name]) if name in found else None for name in (TRAIN, VAL))
+    if train is None and val is None:
+        return None
+    given = find_devkit(Path(), options) if options.devkit is not None else None
+    if given is not None:
+        return source_of(address, train, val, read_devkit(given), options)
+    devkit = remote_devkit(found[DEVKIT], options.storage_options) if DEVKIT in found else None
+    return source_of(address, train, val, devkit, options)
+
+
+def remote_devkit(address: str, options: dict[str, Any]) -> Devkit:
+    import fsspec
+
+    with scratch_folder("devkit") as folder:
+        opened: Any = fsspec.open(address, "rb", **options)
+        with opened as file:
+            (folder / DEVKIT).write_bytes(file.read())
+        return replace(read_devkit(folder / DEVKIT), where=address)
+
+
+def source_of(
+    path: str, train: Place | None, val: Place | None, devkit: Devkit | None, options: SourceOptions
+) -> Source:
+    """Of the splits that are wanted. Raises UsageError when val needs a ground truth and there is none."""
     val = val if options.wants("val") else None
-    devkit = read_devkit(kit) if kit is not None else None
     return IlsvrcSource(
         where=path,
-        train=train,
+        train=train if options.wants("train") else None,
         val=val,
         devkit=devkit,
-        truth=find_truth(where, val, devkit, options),
+        truth=find_truth(val, devkit, options),
         allow_missing=options.missing_classes == "allow",
+        options=options.storage_options,
     )
 
 
-def find_truth(where: Path, val: Place | None, devkit: Devkit | None, options: SourceOptions) -> Truth | None:
+def find_truth(val: Place | None, devkit: Devkit | None, options: SourceOptions) -> Truth | None:
     """Raises UsageError when val needs one and there is none."""
     if options.ground_truth is not None:
         return Truth.parse(read_truth(options.ground_truth), options.ground_truth)

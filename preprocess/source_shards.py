@@ -21,6 +21,7 @@ import numpy as np
 from feedline.pipeline.errors import UsageError
 from feedline.pipeline.shards import MANIFEST
 from feedline.preprocess.devkit import class_entry
+from feedline.preprocess.ilsvrc_places import TRAIN, WNID_TAR
 from feedline.preprocess.places import Listed, expand, is_pattern, split_of
 from feedline.preprocess.source_prepared import recognise_prepared
 from feedline.preprocess.sources import (
@@ -62,9 +63,19 @@ class ShardWalk:
         rows = Rows()
         with reader(self.path, self.options, WINDOW_BYTES) as (read, size):
             members = walk(read, 0, size, self.path)
-            for key, group in samples(named(members)):
+            for key, group in samples(named(not_nested(members, self.path))):
                 rows.add(key, group, read)
         return rows.part(self.split, self.path)
+
+
+def not_nested(members: Iterator[Member], where: str) -> Iterator[Member]:
+    """Raises SourceError at the first class tar: no image will come, and all of the train tar would stream by."""
+    for member in members:
+        if WNID_TAR.fullmatch(member.name.rpartition("/")[2]):
+            raise SourceError(
+                f"{where} holds class tars ({member.name}): name it {TRAIN}, as downloaded, or unpack it one level"
+            )
+        yield member
 
 
 def named(members: Iterator[Member]) -> Iterator[tuple[str, str, Member]]:

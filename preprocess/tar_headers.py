@@ -17,6 +17,7 @@ from feedline.preprocess.reading import what_happened
 
 BLOCK_BYTES = 512
 ZERO_BLOCK = bytes(BLOCK_BYTES)
+AHEAD_BYTES = 8 << 20
 EXTENSION_MAX_BYTES = 1 << 20
 ADLER_MODULUS = 65521
 REGULAR = b"0\x007"  # file, file as old tars wrote it, contiguous file
@@ -221,14 +222,15 @@ def windowed(read: Read, window_bytes: int) -> Read:
 
 
 @contextmanager
-def remote_reader(address: str, options: dict[str, Any]) -> Generator[tuple[Read, int]]:
+def remote_reader(
+    address: str, options: dict[str, Any], ahead_bytes: int = AHEAD_BYTES
+) -> Generator[tuple[Read, int]]:
     """The same over fsspec. Headers are too close together for a request each: the object streams past once."""
     import fsspec
 
-    block = 8 << 20
     try:
         filesystem, path = fsspec.core.url_to_fs(address, **options)
-        with filesystem.open(path, "rb", block_size=block, cache_type="readahead") as opened:
+        with filesystem.open(path, "rb", block_size=ahead_bytes, cache_type="readahead") as opened:
             file: Any = opened
             size = int(file.size)
 
@@ -242,7 +244,10 @@ def remote_reader(address: str, options: dict[str, Any]) -> Generator[tuple[Read
 
 
 @contextmanager
-def reader(path: str, options: dict[str, Any], window_bytes: int = BLOCK_BYTES) -> Generator[tuple[Read, int]]:
-    opened = remote_reader(path, options) if "://" in path else local_reader(path, window_bytes)
+def reader(
+    path: str, options: dict[str, Any], window_bytes: int = BLOCK_BYTES, ahead_bytes: int = AHEAD_BYTES
+) -> Generator[tuple[Read, int]]:
+    """`ahead_bytes` are fetched at once from a store; few where headers lie far apart."""
+    opened = remote_reader(path, options, ahead_bytes) if "://" in path else local_reader(path, window_bytes)
     with opened as (read, size):
         yield read, size

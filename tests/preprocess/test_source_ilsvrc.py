@@ -171,6 +171,12 @@ def test_val_without_truth(tiny_ilsvrc: Path, tmp_path: Path) -> None:
     assert len(indexed(source, splits="train").columns) == 36
 
 
+def test_the_val_tar_alone_finds_the_devkit_beside_it(tiny_ilsvrc: Path) -> None:
+    whole = samples(indexed(tiny_ilsvrc))
+    val = {place: sample for place, sample in whole.items() if place[0] == "val"}
+    assert samples(indexed(tiny_ilsvrc / VAL)) == val
+
+
 def test_a_val_image_missing_or_too_many(tiny_ilsvrc: Path, tmp_path: Path) -> None:
     source = link(tmp_path / "source", TRAIN=tiny_ilsvrc / TRAIN, DEVKIT=tiny_ilsvrc / DEVKIT)
     without(tiny_ilsvrc / VAL, source / VAL, "ILSVRC2012_val_00000007.JPEG")
