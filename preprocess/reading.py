@@ -94,8 +94,8 @@ class OpenFiles:
             os.posix_fadvise(descriptor, sample.offset, sample.length, os.POSIX_FADV_WILLNEED)
 
     def check_unchanged(self) -> None:
-        for path in self._open:
-            self._check(path)
+        for path, descriptor in self._open.items():
+            self._check(path, descriptor)
 
     def close(self) -> None:
         while self._open:
@@ -107,19 +107,21 @@ class OpenFiles:
             return self._open[path]
         if len(self._open) >= OPEN_FILES:
             oldest, descriptor = self._open.popitem(last=False)
-            os.close(descriptor)
-            self._check(oldest)
+            try:
+                self._check(oldest, descriptor)
+            finally:
+                os.close(descriptor)
         try:
             self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise SourceChanged(f"{path} cannot be read any more: {error.strerror}") from error
-        self._check(path)
+        self._check(path, self._open[path])
         return self._open[path]
 
-    def _check(self, path: str) -> None:
+    def _check(self, path: str, descriptor: int) -> None:
         planned = self._stats.get(path)
         if planned is not None:
-            now = os.stat(path)  # noqa: PTH116 - a plain call per file
+            now = os.fstat(descriptor)
             if (now.st_size, now.st_mtime_ns) != (planned.size, planned.mtime_ns):
                 raise SourceChanged(f"{path} changed while it was read: run again when it stays still")
 
@@ -158,7 +160,7 @@ def fetch(group: Sequence[Where], stats: Mapping[str, Stat], options: Mapping[st
 
     scheme = group[0].path.partition("://")[0]
     filesystem = fsspec.filesystem(scheme, **options)
-    spans = coalesced(group)
+    spans = [span for span in coalesced(group) if span.length]  # none is no range: HTTP counts to the last byte
     try:
         parts = filesystem.cat_ranges(
             [span.path for span in spans],
@@ -175,7 +177,7 @@ def fetch(group: Sequence[Where], stats: Mapping[str, Stat], options: Mapping[st
                 "answers range requests, like nginx, or download the files first"
             )
     held = {(span.path, span.offset, span.length): data for span, data in zip(spans, parts, strict=True)}
-    return [cut(sample, spans, held) for sample in group]
+    return [cut(sample, spans, held) if sample.length else b"" for sample in group]
 
 
 def what_happened(error: BaseException) -> str:
