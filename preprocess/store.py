@@ -183,12 +183,14 @@ class ObjectStore:
         self._forget(name)
 
     def read(self, name: str) -> bytes | None:
+        self._forget(name)
         try:
             return self._fs.cat_file(self._path(name))
         except FileNotFoundError:
             return None
 
     def size(self, name: str) -> int | None:
+        self._forget(name)
         try:
             return int(self._fs.info(self._path(name))["size"])
         except FileNotFoundError:
@@ -235,7 +237,10 @@ class ObjectStore:
         return f"{self._root}/{name}" if name else self._root
 
     def _forget(self, name: str) -> None:
-        self._fs.invalidate_cache(self._path(name))
+        """Executors write here too: a listing kept from before their objects says that these do not exist."""
+        path = self._path(name)
+        for one in (path, path.rpartition("/")[0]):  # some stores forget the name alone, not its folder's listing
+            self._fs.invalidate_cache(one)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Prepare over real servers: sources behind nginx with ranges, sources and outputs on an S3-speaking server."""
 
 import hashlib
+import json
 import os
 import shutil
 import socket
@@ -23,8 +24,10 @@ from feedline.pipeline.shards import read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.reading import Where, coalesced, grouped, read_all
+from feedline.preprocess.store import ObjectStore
 from feedline.preprocess.verify import verify
 from tests.preprocess.making import photo, run_here, saved
+from tests.preprocess.raw import DEVKIT, TRAIN, VAL, write_tar
 
 NGINX = shutil.which("nginx")
 CONFIG = """
@@ -154,6 +157,51 @@ def test_s3_takes_the_output_and_gives_it_back(shards: Path, s3: dict[str, Any],
     assert prepare(str(shards / "train"), "s3://bucket/out", storage_options=s3)["already_complete"]
 
 
+def test_the_official_archives_are_read_from_a_store(s3: dict[str, Any], tiny_ilsvrc: Path, tmp_path: Path) -> None:
+    import s3fs
+
+    fs = s3fs.S3FileSystem(**s3)
+    for name in (TRAIN, VAL, DEVKIT):
+        fs.put_file(str(tiny_ilsvrc / name), f"bucket/official/{name}")
+    fs.put_file(str(tiny_ilsvrc / TRAIN), "bucket/renamed/mine.tar")
+    for source in ("", f"/{VAL}"):
+        remote, local = (tmp_path / f"{where}{len(source)}" for where in ("remote", "local"))
+        prepare(f"s3://bucket/official{source}", str(remote), storage_options=s3)
+        prepare(f"{tiny_ilsvrc}{source}", str(local))
+        for split in ("val",) if source else ("train", "val"):
+            one, other = read_manifest(remote / split), read_manifest(local / split)
+            assert (one.shards, one.classes) == (other.shards, other.classes)
+    with pytest.raises(FeedlineError, match=r"mine\.tar holds class tars \(n.*: name it ILSVRC2012_img_train\.tar"):
+        prepare("s3://bucket/renamed", str(tmp_path / "renamed"), storage_options=s3)
+
+
+def test_s3_shows_what_other_processes_wrote_there(s3: dict[str, Any]) -> None:
+    """Executors upload; the driver has listed the folders before."""
+    driver = ObjectStore("s3://bucket/seen", s3)
+    driver.write("train/first", b"1")
+    assert driver.list("train") == ["first"]
+    script = "import json, sys; from feedline.preprocess.store import ObjectStore; " + (
+        "ObjectStore('s3://bucket/seen', json.loads(sys.argv[1])).write('train/second', b'22')"
+    )
+    subprocess.run([sys.executable, "-c", script, json.dumps(s3)], check=True)
+    assert driver.size("train/second") == 2
+    assert driver.list("train") == ["first", "second"]
+    subprocess.run([sys.executable, "-c", script.replace("second", "third"), json.dumps(s3)], check=True)
+    assert driver.read("train/third") == b"22"
+
+
+def test_an_empty_image_in_a_remote_tar_goes_to_quarantine(s3: dict[str, Any], tmp_path: Path) -> None:
+    import s3fs
+
+    members = [(f"{n}.{end}", data) for n in range(9) for end, data in (("jpg", saved(photo(n))), ("cls", b"0"))]
+    far = [("8b.jpg", saved(photo(9, 900, 900))), ("8b.cls", b"0"), ("9.jpg", b""), ("9.cls", b"0")]
+    local = write_tar(tmp_path / "train.tar", [*members, *far])
+    s3fs.S3FileSystem(**s3).put_file(str(local), "bucket/empty/train.tar")
+    said = prepare("s3://bucket/empty", str(tmp_path / "out"), storage_options=s3, max_bad=0.2)
+    assert said["reasons"] == {"empty": 1}
+    assert said["output_samples"] == 10
+
+
 def test_s3_is_a_source_too(s3: dict[str, Any], shards: Path, tmp_path: Path) -> None:
     import s3fs
 
@@ -230,6 +278,26 @@ def test_a_remote_file_that_is_too_short_is_noticed() -> None:
     fsspec.filesystem("memory").pipe_file("/short", b"x" * 100)
     with pytest.raises(FeedlineError):
         list(read_all([Where("memory:///short", 50, 100)], {}, {}))
+
+
+def test_no_bytes_are_asked_for_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a web server, [100, 100) would be asked for as bytes=100-99."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/empty", b"x" * 100)
+    asked: list[int] = []
+    whole = memory.cat_ranges
+
+    def cat_ranges(paths: Any, starts: list[int], ends: list[int], **how: Any) -> Any:
+        asked.extend(end - start for start, end in zip(starts, ends, strict=True))
+        return whole(paths, starts, ends, **how)
+
+    monkeypatch.setattr(type(memory), "cat_ranges", lambda _, *given, **how: cat_ranges(*given, **how))
+    places = [Where("memory:///empty", 100, 0), Where("memory:///empty", 7, 3)]
+    assert list(read_all(places, {}, {})) == [b"", b"xxx"]
+    assert list(read_all(places[:1], {}, {})) == [b""]
+    assert all(length > 0 for length in asked)
 
 
 def test_samples_stay_in_order_over_many_groups() -> None:
