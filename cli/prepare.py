@@ -65,7 +65,9 @@ def prepare(
     storage_option: Annotated[
         list[str] | None, Opt("--storage-option", metavar="KEY=VALUE", help="For fsspec; VALUE may be JSON.")
     ] = None,
-    overwrite: Annotated[bool, Opt("--overwrite", help="Remove another prepared dataset that is in OUT.")] = False,
+    overwrite: Annotated[
+        bool, Opt("--overwrite", help="Remove what is prepared in OUT, finished or not, and start anew.")
+    ] = False,
     resume: Annotated[bool, Opt("--resume", help="The default: a rerun skips what is done.")] = True,
     retry_quarantine: Annotated[
         bool, Opt("--retry-quarantine", help="Try the (mended) files in OUT/quarantine again, in their places.")

@@ -1,7 +1,8 @@
 """Who may write in an output folder: one job at a time, one plan at a time, and only over what is ours.
 
 The lock is an advisory lock on the folder itself, so it leaves no file and dies with its process. Object stores have
-no locks: there, content-hashed names and the plan check keep two jobs from harming each other.
+no locks: there, content-hashed names and the plan check keep two jobs from spoiling each other's shards, but nothing
+refuses the second; when the first has finished, it finds its receipts gone and ends with an error.
 """
 
 import fcntl
@@ -205,7 +206,8 @@ def remove(store: Store, name: str) -> None:
 
 
 def wipe(store: Store) -> None:
-    """Removes the dataset that is there, manifests first; never a file that feedline did not write.
+    """Removes the dataset that is there, and what an unfinished run has done, manifests first; never a file that
+    feedline did not write, nor what this job has unpacked to read from.
 
     Raises UsageError when files of others stand among ours.
     """
@@ -227,7 +229,11 @@ def wipe(store: Store) -> None:
             store.delete(f"{QUARANTINE}/{name}")
     if is_report(store):
         store.delete(REPORT)
-    end(store)
+    for name in store.list(WORK):
+        if name.rstrip("/") != STAGING:
+            remove(store, f"{WORK}/{name}")
+    store.delete_folder_if_empty(WORK)
+    store.delete_folder_if_empty(QUARANTINE)
 
 
 def is_report(store: Store) -> bool:

@@ -14,6 +14,9 @@ from feedline.preprocess.receipts import Quarantined, Receipt, index_table, rece
 from feedline.preprocess.store import WORK
 from feedline.preprocess.work import QUARANTINE
 
+REASONS = "report.jsonl"
+"""In the quarantine folder: a line for each sample there."""
+
 
 @dataclass(kw_only=True)
 class Totals:
@@ -80,15 +83,21 @@ def commit_split(store: Store, folder: str, output: int, receipts: Sequence[Rece
 
 def commit_quarantine(store: Store, bad: Sequence[Quarantined]) -> None:
     """`report.jsonl` beside the bytes; stale files of ours go, and nothing stays when all samples were fine."""
-    report = f"{QUARANTINE}/report.jsonl"
-    keep = {row.file for row in bad} | ({"report.jsonl"} if bad else set())
+    keep = {row.file for row in bad} | ({REASONS} if bad else set())
     for name in store.list(QUARANTINE):
         killed = TEMPORARY_FILE.fullmatch(name)
         if killed or (QUARANTINE_FILE.fullmatch(name) and name not in keep):
             store.delete(f"{QUARANTINE}/{name}")
     if bad:
-        lines = (json.dumps(vars(row), sort_keys=True, ensure_ascii=False) for row in bad)
-        store.write(report, ("\n".join(lines) + "\n").encode())
+        write_quarantine(store, bad)
+
+
+def write_quarantine(store: Store, bad: Sequence[Quarantined], before: Sequence[dict[str, Any]] = ()) -> None:
+    """`report.jsonl` alone: the rows that were there `before`, then those of other samples."""
+    known = {(row["split"], row["shard"], row["position"]) for row in before}
+    rows = [*before, *(vars(row) for row in bad if (row.split, row.shard, row.position) not in known)]
+    lines = (json.dumps(row, sort_keys=True, ensure_ascii=False) for row in rows)
+    store.write(f"{QUARANTINE}/{REASONS}", "".join(f"{line}\n" for line in lines).encode())
 
 
 def publish_manifests(store: Store, manifests: Mapping[str, Manifest]) -> None:
@@ -99,7 +108,7 @@ def publish_manifests(store: Store, manifests: Mapping[str, Manifest]) -> None:
 
 def read_quarantine(store: Store) -> list[dict[str, Any]]:
     """The rows of `report.jsonl`; empty when nothing was quarantined. Raises DatasetError when it is damaged."""
-    text = store.read(f"{QUARANTINE}/report.jsonl") or b""
+    text = store.read(f"{QUARANTINE}/{REASONS}") or b""
     try:
         rows = [vars(Quarantined(**json.loads(line))) for line in text.splitlines()]
         for row in rows:
@@ -110,7 +119,7 @@ def read_quarantine(store: Store) -> list[dict[str, Any]]:
             hash((row["split"], row["key"]))
         return rows
     except (ValueError, TypeError, RecursionError) as error:
-        raise DatasetError(f"{store.address}/{QUARANTINE}/report.jsonl is damaged ({error})") from error
+        raise DatasetError(f"{store.address}/{QUARANTINE}/{REASONS} is damaged ({error})") from error
 
 
 def read_report(store: Store, name: str) -> dict[str, Any]:

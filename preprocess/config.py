@@ -40,7 +40,7 @@ class PrepareConfig:
     max_pixels: int = MAX_PIXELS
     """Larger images go to quarantine undecoded."""
     overwrite: bool = False
-    """Remove another prepared dataset that is in `out`."""
+    """Remove what is prepared in `out`, finished or not, this plan's too, and start anew."""
     retry_quarantine: bool = False
     """Do the shards with quarantined samples again, reading those samples from the (mended) files in quarantine."""
     master: str | None = None
@@ -65,6 +65,10 @@ class PrepareConfig:
             f"val fraction {self.val_fraction} is not between 0 and 1",
         )
         check(self.max_bad is None or 0 <= self.max_bad <= 1, f"max bad {self.max_bad} is not between 0 and 1")
+        check(
+            not (self.overwrite and self.retry_quarantine),
+            "overwriting would remove the mended files in quarantine: ask for one of the two",
+        )
         check(self.max_pixels >= 1, f"a limit of {self.max_pixels} pixels leaves nothing")
 
     @property
