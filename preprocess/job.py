@@ -270,6 +270,21 @@ def has_context() -> bool:
     return SparkContext._active_spark_context is not None
 
 
+def master_of(config: PrepareConfig) -> str:
+    """The master that the job will run on; of spark-submit's, what its JVM says."""
+    if has_context():
+        from pyspark import SparkContext
+
+        return str(SparkContext._active_spark_context.master)
+    said = config.spark.get("spark.master") or config.master
+    if said is None and under_submit():
+        from pyspark import SparkConf, SparkContext
+
+        SparkContext._ensure_initialized()
+        return str(SparkConf().get("spark.master", ""))
+    return said or "local[*]"
+
+
 def start(conf: Mapping[str, str]) -> Any:
     from pyspark import SparkConf, SparkContext
 

@@ -17,7 +17,7 @@ from feedline.pipeline.errors import UsageError
 from feedline.pipeline.shards import balanced_sizes
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.resize import Output
-from feedline.preprocess.work import ShardTask
+from feedline.preprocess.work import ShardTask, is_staged
 
 MIN_SHARDS = 64
 MIN_SAMPLES_PER_SHARD = 32
@@ -70,6 +70,8 @@ class Plan:
     hash: str
     columns: Columns
     splits: list[SplitPlan]
+    stats_P2: npt.NDArray[np.int64] | None = None
+    """Size and time of the columns' paths, which must stay so; None watches nothing."""
 
     def task(self, split: SplitPlan, shard: int, mended: dict[int, str] | None = None) -> ShardTask:
         """The descriptors of one shard, with only the paths it needs."""
@@ -89,11 +91,20 @@ class Plan:
             troubles={position: troubles[row] for position, row in enumerate(listed) if row in troubles},
             mended=mended or {},
             crc32_N=None if self.columns.crc32_N is None else self.columns.crc32_N[rows],
+            stats_P2=None if self.stats_P2 is None else self.stats_P2[used],
         )
 
 
-def make_plan(columns: Columns, config: PrepareConfig, classes: Sequence[dict[str, Any]], fingerprint: str) -> Plan:
-    """Raises UsageError when there is nothing to prepare."""
+def make_plan(
+    columns: Columns,
+    config: PrepareConfig,
+    classes: Sequence[dict[str, Any]],
+    fingerprint: str,
+    *,
+    stats_P2: npt.NDArray[np.int64] | None = None,
+    staging: str = "",
+) -> Plan:
+    """`staging` is the folder of what was unpacked, "" for none. Raises UsageError when there are no samples."""
     if not len(columns):
         raise UsageError(f"{config.source} has no samples")
     ranks_N = keyed_ranks(columns.keys, config.seed, "shuffle")
@@ -102,7 +113,8 @@ def make_plan(columns: Columns, config: PrepareConfig, classes: Sequence[dict[st
         for number, name in enumerate(columns.split_names)
         if bool(np.any(columns.splits_N == number))
     ]
-    return Plan(hash=plan_hash(columns, splits, config, classes, fingerprint), columns=columns, splits=splits)
+    identity = plan_hash(columns, splits, config, classes, fingerprint, staging)
+    return Plan(hash=identity, columns=columns, splits=splits, stats_P2=stats_P2)
 
 
 def plan_split(
@@ -194,8 +206,10 @@ def plan_hash(
     config: PrepareConfig,
     classes: Sequence[dict[str, Any]],
     fingerprint: str,
+    staging: str,
 ) -> str:
-    """SHA-256 of everything that decides the prepared bytes, and of nothing else (not where the source lies)."""
+    """SHA-256 of everything that decides the prepared bytes, and of nothing else (not where the source lies, unless
+    KEY.json says it)."""
     said = {
         "outputs": [output.settings() for output in config.outputs],
         "seed": config.seed,
@@ -212,4 +226,16 @@ def plan_hash(
         digest.update("\0".join([columns.keys[row] for row in rows]).encode("utf-8", "surrogateescape"))
         for column in (columns.labels_N[split.rows_N], columns.lengths_N[split.rows_N]):
             digest.update(np.ascontiguousarray(column, np.int64).tobytes())
+        if config.metadata:
+            digest.update(origins(columns, split.rows_N, config.source, staging))
     return digest.hexdigest()
+
+
+def origins(columns: Columns, rows_N: npt.NDArray[np.int64], source: str, staging: str) -> bytes:
+    """Where KEY.json says that the rows came from, as `ShardTask.origin` has it."""
+    staged_P = np.array([is_staged(path, staging) for path in columns.paths], bool)
+    said = [source if staged else path for path, staged in zip(columns.paths, staged_P.tolist(), strict=True)]
+    path_N = columns.path_N[rows_N]
+    offsets_N = np.where(staged_P[path_N], -1, columns.offsets_N[rows_N])
+    paths = "\0".join([said[path] for path in path_N.tolist()])
+    return paths.encode("utf-8", "surrogateescape") + offsets_N.astype(np.int64).tobytes()

@@ -9,18 +9,18 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.errors import FeedlineError, UsageError
-from feedline.pipeline.scratch import scratch_folder
+from feedline.pipeline.scratch import clear_abandoned, scratch_folder
 from feedline.pipeline.shards import MANIFEST, Manifest
 from feedline.preprocess import claim, commit, report
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.gather import gather, open_configured
-from feedline.preprocess.job import Ran, check_java, has_context, run_on_spark, under_submit
+from feedline.preprocess.job import Ran, check_java, has_context, master_of, run_on_spark, under_submit
 from feedline.preprocess.plan import Plan, SplitPlan, make_plan
 from feedline.preprocess.receipts import Receipt
 from feedline.preprocess.resize import fingerprint
@@ -74,28 +74,33 @@ class Preparation:
         if self.runner is run_on_spark:
             check_java_if_needed()
         check_apart(config)
-        open_configured(config)  # a wrong path is said before anything is made
+        clear_abandoned()  # what a killed run left, even if nothing is left to do
+        source = open_configured(config)  # a wrong path is said before anything is made
         self.store = open_store(config.out, dict(config.storage_options))
+        if source.needs_staging and not isinstance(self.store, LocalStore):
+            check_staging_is_seen(config)
         with claim.locked(self.store), staging_folder(self.store) as staging:
             started = time.monotonic()
             self.staging = str(staging)
-            columns, self.classes, self.stats = gather(config, staging, self.on_note)
+            columns, self.classes, stats_P2 = gather(config, staging, self.on_note, source)
             self.seconds["index"] = time.monotonic() - started
             self.fingerprint = fingerprint(config.outputs)
-            self.plan = make_plan(columns, config, self.classes, self.fingerprint)
+            self.plan = make_plan(
+                columns, config, self.classes, self.fingerprint, stats_P2=stats_P2, staging=self.staging
+            )
             self.seconds["plan"] = time.monotonic() - started - self.seconds["index"]
             return self._claimed()
 
     def _claimed(self) -> dict[str, Any]:
         store, plan = self.store, self.plan
         folders = [folder for split in plan.splits for folder in self._folders(split)]
-        if self.config.overwrite and not self._is_ours(folders):
+        if self.config.overwrite:
             claim.wipe(store)
         claim.check_free(store, plan.hash, folders)
         done = claim.finished(store, folders)
         if done is not None and self._complete(folders, done):
             claim.end(store)
-            self.on_note("already prepared: nothing to do")
+            self.on_note("already prepared: nothing to do (--overwrite would do it again)")
             return commit.read_report(store, claim.REPORT) | {"already_complete": True}
         for split in plan.splits:
             self.on_note(f"{split.split}: {len(split.rows_N):,} samples in {split.shards} shards ({split.reason})")
@@ -107,13 +112,6 @@ class Preparation:
 
     def _folders(self, split: SplitPlan) -> list[str]:
         return [self.config.folder(output, split.split) for output in self.config.outputs]
-
-    def _is_ours(self, folders: Sequence[str]) -> bool:
-        try:
-            claim.check_free(self.store, self.plan.hash, list(folders))
-        except UsageError:
-            return False
-        return True
 
     def _complete(self, folders: Sequence[str], manifests: Sequence[Manifest]) -> bool:
         """Whether every shard of the finished dataset is there with its size, and nothing is to be retried."""
@@ -133,7 +131,12 @@ class Preparation:
         watch = Watch(self.config, self.plan, samples_done, self.on_progress)
         ran = Ran()
         if pending:
-            ran = self.runner(self.config, self._order(), pending, watch.outcomes, watch.tasks)
+            self.on_progress(samples_done, len(self.plan.columns))
+            try:
+                ran = self.runner(self.config, self._order(), pending, watch.outcomes, watch.tasks)
+            except TooManyBad:
+                self._say_what_is_bad()
+                raise
         self.seconds |= {"start": ran.start_s, "run": ran.run_s, "stop": ran.stop_s}
         commit_started = time.monotonic()
         try:
@@ -183,7 +186,6 @@ class Preparation:
             outputs=self.config.outputs,
             max_pixels=self.config.max_pixels,
             metadata=self.config.metadata,
-            stats=self.stats,
             staging=self.staging,
             source=self.config.source,
         )
@@ -196,6 +198,7 @@ class Preparation:
         totals = commit.totals_of(every)
         bad = [row for receipt in every for row in receipt.quarantined]
         if len(bad) > allowed_bad(totals.input_samples, self.config):
+            self._say_what_is_bad()
             raise too_many_bad(len(bad), totals.input_samples, self.config)
         manifests: dict[str, Manifest] = {}
         for split in self.plan.splits:
@@ -208,6 +211,15 @@ class Preparation:
         self.store.write(claim.REPORT, (json.dumps(said, indent=1) + "\n").encode())
         commit.publish_manifests(self.store, manifests)
         return said
+
+    def _say_what_is_bad(self) -> None:
+        """What the receipts know so far, for whoever is told that it is too much. Deletes nothing, and leaves the
+        rows that a retry has still to go by."""
+        with suppress(OSError):  # what is to be said is that it is too much
+            held = [self._receipt(split, shard) for split in self.plan.splits for shard in range(split.shards)]
+            bad = [row for receipt in held if receipt is not None for row in receipt.quarantined]
+            before = commit.read_quarantine(self.store) if self.config.retry_quarantine else []
+            commit.write_quarantine(self.store, bad, before)
 
     def _all_receipts(self, split: SplitPlan) -> list[Receipt]:
         found = [self._receipt(split, shard) for shard in range(split.shards)]
@@ -292,7 +304,7 @@ def too_many_bad(bad: int, samples: int, config: PrepareConfig) -> TooManyBad:
     return TooManyBad(
         f"{bad} of {samples} samples cannot be used, more than --max-bad "
         f"{DEFAULT_MAX_BAD if config.max_bad is None else config.max_bad:g} allows: look at "
-        f"{config.out}/{commit.QUARANTINE}, then run again with a larger --max-bad to resume"
+        f"{config.out}/{commit.QUARANTINE}/{commit.REASONS}, then run again with a larger --max-bad to resume"
     )
 
 
@@ -315,6 +327,15 @@ def staging_folder(store: claim.Store) -> Generator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         store.delete_folder_if_empty(WORK)
+
+
+def check_staging_is_seen(config: PrepareConfig) -> None:
+    """Beside an output on a store, what is unpacked lies in this machine's temporary folder."""
+    if (master := master_of(config)) and not master.startswith("local"):
+        raise UsageError(
+            f"{config.source} must be unpacked first, where all executors of {master} see it: give an OUT folder "
+            "that they share, or --master local[*]"
+        )
 
 
 def check_apart(config: PrepareConfig) -> None:

@@ -51,7 +51,6 @@ class Order:
     outputs: tuple[Output, ...]
     max_pixels: int
     metadata: bool
-    stats: dict[str, Stat]
     source_storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
     staging: str = ""
     """Folder of staging tars, gone when the job ends: samples from there are said to be from `source`."""
@@ -76,16 +75,27 @@ class ShardTask:
     """Position -> file in quarantine to read instead (a sample to be tried again)."""
     crc32_N: npt.NDArray[np.uint32] | None = None
     """Of the samples' bytes, where the source knows them; what was mended has others."""
+    stats_P2: npt.NDArray[np.int64] | None = None
+    """Size and time (ns) of each path when the plan was made, -1 where that is not known; None watches nothing."""
 
     def where(self) -> list[Where]:
         rows = zip(self.path_N.tolist(), self.offsets_N.tolist(), self.lengths_N.tolist(), strict=True)
         return [Where(self.paths[path], offset, length) for path, offset, length in rows]
 
+    def stats(self) -> dict[str, Stat]:
+        rows = [] if self.stats_P2 is None else self.stats_P2.tolist()
+        return {path: Stat(*said) for path, said in zip(self.paths, rows, strict=bool(rows)) if said[0] >= 0}
+
     def origin(self, position: int, order: Order) -> tuple[str, int]:
         """(path, offset) that people and KEY.json are told; offset -1: unpacked from there, the key says which."""
         path = self.paths[int(self.path_N[position])]
-        staged = order.staging and path.startswith(f"{order.staging}/")
+        staged = is_staged(path, order.staging)
         return (order.source, -1) if staged else (path, int(self.offsets_N[position]))
+
+
+def is_staged(path: str, staging: str) -> bool:
+    """Whether it lies in the folder of what was unpacked; "" is none."""
+    return bool(staging) and path.startswith(f"{staging}/")
 
 
 @dataclass(kw_only=True)
@@ -237,7 +247,7 @@ class ShardJob:
         """The samples' bytes, in order, from their source or from where they were mended."""
         mended = self.task.mended
         places = [place for position, place in enumerate(self.task.where()) if position not in mended]
-        arriving = read_all(places, self.order.stats, self.order.source_storage_options)
+        arriving = read_all(places, self.task.stats(), self.order.source_storage_options)
         for position in range(len(self.task.keys)):
             yield self._mended(mended[position]) if position in mended else next(arriving)
         next(arriving, None)  # lets the reader check that the source stayed the same

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import tarfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from feedline.pipeline.errors import FeedlineError, UsageError
 from feedline.pipeline.shards import read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
+from feedline.preprocess.gather import indexed, source_stats
 from feedline.preprocess.job import Ran
 from feedline.preprocess.store import WORK, LocalAttempt, LocalStore
 from feedline.preprocess.verify import verify
@@ -212,6 +214,32 @@ def test_another_plan_is_refused_and_overwrite_takes_only_ours(images: Path, tmp
     assert (out / "notes.txt").read_text() == "mine"
     (out / "notes.txt").unlink()
     assert digests(out) == digests(tmp_path / "fresh")
+
+
+def test_overwriting_begins_anew_with_the_same_plan_too(images: Path, tmp_path: Path) -> None:
+    """A shard of the right size with wrong bytes: only reading it all would tell."""
+    out = tmp_path / "out"
+    prepare(images, out)
+    before = digests(out)
+    for options in ({}, {"overwrite": True}):
+        with (out / "train" / "train-000001.tar").open("r+b") as file:
+            file.seek(5000)
+            file.write(b"damage")
+        assert not verify(str(out))["ok"]
+        prepare(images, out, **options)
+    assert digests(out) == before
+    with pytest.raises(UsageError, match="remove the mended files"):
+        prepare(images, out, overwrite=True, retry_quarantine=True)
+
+
+def test_overwriting_keeps_what_was_unpacked_to_read_from(tmp_path: Path) -> None:
+    table = pa.table({"image": pa.array([saved(photo(n)) for n in range(8)], pa.binary()), "label": [0, 1] * 4})
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in" / "train-0.parquet")
+    for seed in (0, 0, 1):
+        said = prepare(tmp_path / "in", tmp_path / "out", shards=2, seed=seed, overwrite=True)
+        assert said["output_samples"] == 8
+        assert names(tmp_path / "out") == ["report.json", "train"]
 
 
 def test_an_unfinished_other_plan_is_refused(images: Path, tmp_path: Path) -> None:
@@ -412,11 +440,33 @@ def test_the_size_of_what_is_too_large_is_said(clean_images: Path, tmp_path: Pat
 
 
 def test_too_many_bad_samples_are_an_error_that_resumes(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(door.TooManyBad, match="--max-bad"):
+    with pytest.raises(door.TooManyBad, match=r"--max-bad .*quarantine/report\.jsonl"):
         prepare(images, tmp_path / "out", max_bad=0.001)
     assert not list((tmp_path / "out").rglob("manifest.json"))
+    assert reasons(tmp_path / "out")
     report = prepare(images, tmp_path / "out", max_bad=0.1)
     assert report["quarantined"] == 2
+
+
+def reasons(out: Path) -> list[str]:
+    lines = (out / "quarantine" / "report.jsonl").read_text().splitlines()
+    return sorted(json.loads(line)["reason"] for line in lines)
+
+
+def test_what_was_too_much_can_be_mended_and_tried_again(images: Path, tmp_path: Path) -> None:
+    """The reasons are there before the dataset is; too many left after a retry takes none of them away."""
+    out = tmp_path / "out"
+    for _ in range(2):  # the second finds nothing left to do but to commit
+        with pytest.raises(door.TooManyBad):
+            prepare(images, out, max_bad=0.001, shards=1)
+        assert reasons(out) == ["empty", "truncated"]
+    with pytest.raises(door.TooManyBad):
+        prepare(images, out, max_bad=0.001, shards=1, retry_quarantine=True)
+    assert reasons(out) == ["empty", "truncated"]
+    for file in (out / "quarantine").glob("*.bin"):
+        file.write_bytes(saved(photo(3)))
+    assert prepare(images, out, max_bad=0.001, shards=1, retry_quarantine=True)["quarantined"] == 0
+    assert verify(str(out), full=True)["ok"]
 
 
 def test_mended_files_go_to_their_places(images: Path, tmp_path: Path) -> None:
@@ -451,6 +501,16 @@ def test_a_retry_that_dies_leaves_no_dataset_that_is_half_old_and_half_new(image
 def test_nothing_bad_leaves_no_quarantine(clean_images: Path, tmp_path: Path) -> None:
     prepare(clean_images, tmp_path / "out")
     assert names(tmp_path / "out") == ["report.json", "train"]
+
+
+def test_every_oddity_of_the_archives_adds_up(odd_ilsvrc: Path, tmp_path: Path) -> None:
+    odd = json.loads((odd_ilsvrc / "synth.json").read_text())["oddities"]
+    said = prepare(odd_ilsvrc, tmp_path / "out", outputs=(parse_output("48:jpeg"), parse_output("keep")), shards=2)
+    assert said["input_samples"] == 48 == said["output_samples"] + said["quarantined"]
+    assert said["quarantined"] == sum(what in ("truncated", "empty") for what in odd.values())
+    found = verify(str(tmp_path / "out"), full=True)
+    assert found["ok"], found["problems"]
+    assert found["samples"] == 2 * said["output_samples"]
 
 
 # --- forms --------------------------------------------------------------------------------------------
@@ -510,6 +570,79 @@ def test_an_object_store_gets_hashed_names_and_no_renames(images: Path, tmp_path
     prepare(images, tmp_path / "local")
     local = read_manifest(tmp_path / "local" / "train")
     assert sorted(shard.sha256[:16] for shard in local.shards) == sorted(name[13:29] for name in shards)
+
+
+def test_what_must_be_unpacked_is_refused_where_executors_would_not_see_it(tmp_path: Path) -> None:
+    table = pa.table({"image": pa.array([saved(photo(n)) for n in range(4)], pa.binary()), "label": [0, 1] * 2})
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in" / "train-0.parquet")
+    out = f"memory://{tmp_path.name}"
+    for said in ({"master": "spark://host:7077"}, {"spark": {"spark.master": "yarn"}}):
+        with pytest.raises(UsageError, match=r"must be unpacked first, where all executors of (spark|yarn)"):
+            prepare(tmp_path / "in", out, shards=1, **said)
+    assert prepare(tmp_path / "in", out, shards=1, master="local[2]")["output_samples"] == 4
+
+
+def test_a_long_index_says_how_far_it_is(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feedline.preprocess.gather.NEWS_S", 0.0)
+    said: list[str] = []
+    config = PrepareConfig(source=str(images), out=str(tmp_path / "out"), max_bad=0.2)
+    door.prepare(config, on_note=said.append, runner=run_here)
+    assert "indexing: 1 of 1 pieces, 53 samples" in said
+
+
+def test_pieces_are_indexed_beside_each_other_and_stay_in_order() -> None:
+    """Each of the two waits for the other."""
+    meeting = threading.Barrier(2, timeout=60)
+
+    class Piece:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run(self) -> Any:
+            meeting.wait()
+            return [self.name]
+
+    pieces: list[Any] = [Piece("one"), Piece("other")]
+    assert indexed(pieces, 2, lambda _: None) == [["one"], ["other"]]
+
+
+def test_progress_begins_with_what_was_done_before(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", runner=dies_after(2))
+    seen: list[tuple[int, int]] = []
+    config = PrepareConfig(source=str(images), out=str(tmp_path / "out"), shards=4, max_bad=0.2)
+    door.prepare(config, on_progress=lambda done, total: seen.append((done, total)), runner=run_here)
+    assert (seen[0], seen[-1]) == ((27, 53), (53, 53))
+
+
+def test_what_came_from_elsewhere_is_another_plan_only_where_that_is_written(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(images)
+    for metadata in (False, True):
+        out = tmp_path / f"out{metadata}"
+        with pytest.raises(Killed):
+            prepare(images, out, runner=dies_after(2), metadata=metadata)
+        if metadata:
+            with pytest.raises(UsageError, match="another plan"):
+                prepare(tmp_path / "link", out, metadata=True)
+        else:
+            assert prepare(tmp_path / "link", out)["resumed_samples"] == 27
+
+
+def test_each_of_many_files_is_watched(tmp_path: Path) -> None:
+    """Written anew with the same length, while the job runs."""
+    source = write_images(tmp_path / "in", per_class=4, oddities=False)
+
+    def changes(config: Any, order: Any, tasks: Sequence[Any], *rest: Any) -> Ran:
+        os.utime(source / "bear" / "bear_1.JPEG", ns=(1, 1))
+        return run_here(config, order, tasks, *rest)
+
+    assert source_stats(["s3://bucket/x", str(source / "bear" / "bear_1.JPEG")])[:, 0].tolist()[0] == -1
+    assert len(source_stats([str(source / "bear" / "bear_1.JPEG")] * 10_001)) == 10_001
+    with pytest.raises(FeedlineError, match=r"bear_1\.JPEG changed while it was read"):
+        prepare(source, tmp_path / "out", runner=changes, shards=1)
+    with pytest.raises(FeedlineError, match="cannot be read any more"):
+        source_stats([str(tmp_path / "gone")])
 
 
 def test_a_source_that_changes_is_said(tmp_path: Path) -> None:
