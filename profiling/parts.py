@@ -67,7 +67,7 @@ def is_ours(file: str) -> bool:
 
 
 @lru_cache(maxsize=16384)
-def part_of(code: CodeType, line_number: int) -> str | None:
+def part_of(code: CodeType, line_number: int | None) -> str | None:
     """The part one frame tells by itself; None when it passes the question on."""
     file = code.co_filename.replace("\\", "/")
     text = source_line(code.co_filename, line_number)

@@ -164,14 +164,14 @@ def _source(file: str) -> list[str]:
         return []
 
 
-def source_line(file: str, number: int) -> str:
-    """Empty where there is no source."""
+def source_line(file: str, number: int | None) -> str:
+    """Empty where there is no source. A frame between two lines has no number."""
     lines = _source(file)
-    return lines[number - 1] if 0 < number <= len(lines) else ""
+    return lines[number - 1] if number and 0 < number <= len(lines) else ""
 
 
 @lru_cache(maxsize=16384)
-def stage_of(code: CodeType, line_number: int) -> str | None:
+def stage_of(code: CodeType, line_number: int | None) -> str | None:
     """The stage of one frame by itself; None when no rule knows it."""
     file, function = code.co_filename.replace("\\", "/"), code.co_name
     text = source_line(code.co_filename, line_number)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from feedline.profiling.parts import part
-from feedline.profiling.stages import Place, classify, source_line
+from feedline.profiling.parts import part, part_of
+from feedline.profiling.stages import Place, classify, source_line, stage_of
 
 PIL_Image = pytest.importorskip("PIL.Image")
 USER = """
@@ -195,3 +195,10 @@ def test_parts_of_the_trainer(user: ModuleType) -> None:
     assert told(user.train) == "backward"
     assert told(user.forward) == "forward"
     assert told(user.book_keeping) == "python"
+
+
+def test_a_frame_between_two_lines_has_no_number() -> None:
+    def decode_picture() -> None: ...
+
+    assert stage_of(decode_picture.__code__, None) == "decode"
+    assert part_of(decode_picture.__code__, None) is None
