@@ -33,6 +33,8 @@ EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an eval
 TRAINER_RATE_HZ = 50.0
 WARM_STEPS = 5
 """Training steps whose page faults do not count: the allocator is still growing."""
+MOST_PLACES = 32
+"""Places of hidden synchronisations that are told."""
 SAY_S = 2.0  # how often the facts are written again; rows are written as they come
 
 
@@ -92,6 +94,7 @@ class Capture:
         self._self_told: dict[int, SelfTold] = {}
         self._told = [0.0, 0.0, 0]
         self._passes: dict[tuple[int, int], list[Any]] = {}
+        self._sync_places: Counter[tuple[int, str]] = Counter()
         self._usage: Any = None
 
     # --- what the hooks tell ------------------------------------------------------------------------------
@@ -183,9 +186,12 @@ class Capture:
             self.current.copy += seconds
         self.events["copy"] += 1
 
-    def synchronised(self, seconds: float) -> None:
+    def synchronised(self, seconds: float, place: str) -> None:
+        """`place`: file:line of the script's own code."""
         if self.current is not None:
             self.current.sync += seconds
+            self.current.syncs += 1
+            self._sync_places[self.current.loader, place] += 1
         self.events["sync"] += 1
 
     # --- passes and rows ----------------------------------------------------------------------------------
@@ -377,6 +383,7 @@ class Capture:
             "error": self.error,
             "passes": self._told_passes(),
             "events": dict(self.events),
+            "sync_places": [[*key, count] for key, count in self._sync_places.most_common(MOST_PLACES)],
             "hook_s": self.hook_s,
             "sampler_cpu_s": sampler.cpu_s if sampler else 0.0,
             "looks": sampler.looks if sampler else 0,

@@ -6,9 +6,14 @@ read back later, once they have passed, by the sampler's thread.
 """
 
 import functools
+import sys
 import time
 from collections import deque
+from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from feedline.profiling.parts import is_ours
+from feedline.profiling.stages import frames, is_library
 
 if TYPE_CHECKING:
     from feedline.profiling.hooks import Hooks
@@ -84,7 +89,7 @@ class Device:
                 return original(tensor, *args, **kwargs)
             started = time.perf_counter()
             result = original(tensor, *args, **kwargs)
-            capture.synchronised(time.perf_counter() - started)
+            capture.synchronised(time.perf_counter() - started, own_place(sys._getframe(1)))
             return result
 
         return synchronise
@@ -111,3 +116,12 @@ class Device:
 
     def settled(self, row: "Row") -> bool:
         return id(row) not in self._waiting
+
+
+def own_place(frame: FrameType) -> str:
+    """file:line of the script's own code that a stack came from: a `print(loss)` synchronises deep inside torch."""
+    for one in frames(frame):
+        file = one.f_code.co_filename
+        if not is_library(file) and not is_ours(file):
+            return f"{file.replace(chr(92), '/').rpartition('/')[2]}:{one.f_lineno}"
+    return "a library"

@@ -5,7 +5,7 @@ inside measured training steps, so that start-up, evaluation and checkpoints are
 """
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -40,6 +40,8 @@ WARM_UP_RULE = (
     "every later pass, at most a quarter of the pass"
 )
 
+MOST_ITEM_LINES = 8
+
 
 def merge(
     journal: Journal,
@@ -72,7 +74,7 @@ def merge(
         feedline=_feedline_version(),
         host=describe_host(),
         loaders=loaders,
-        compute=_compute(trainers),
+        compute=_compute(trainers, steps, phases),
         steps=steps,
         passes=[one for said in trainers for one in _passes(said)],
         optimizer_steps=max((said.get("optimizer_steps", 0) for said in trainers), default=0),
@@ -142,16 +144,31 @@ def _loaders(trainers: list[dict[str, Any]], phases: Phases) -> list[LoaderSeen]
     return found
 
 
-def _compute(trainers: list[dict[str, Any]]) -> Compute:
+def _compute(trainers: list[dict[str, Any]], steps: list[Step], phases: Phases) -> Compute:
     if not trainers:
         return Compute()
     facts = trainers[0].get("facts", {})
     known = {one.name for one in fields(Compute)}
     world_size = max((one.get("facts", {}).get("world_size", 1) for one in trainers), default=1)
-    syncs = sum(one.get("events", {}).get("sync", 0) for one in trainers)
+    measured = [step for step in steps if step.phase == "train" and not step.warm_up]
     seen: dict[str, Any] = {key: value for key, value in facts.items() if key in known}
-    seen |= {"world_size": max(world_size, len(trainers)), "items": syncs}
+    seen |= {
+        "world_size": max(world_size, len(trainers)),
+        "items": sum(step.syncs for step in measured),
+        "items_s": sum(step.sync_s for step in measured),
+        "item_lines": _item_lines(trainers, phases),
+    }
     return Compute(**seen)
+
+
+def _item_lines(trainers: list[dict[str, Any]], phases: Phases) -> list[str]:
+    """Where the training loops synchronise, the most frequent place first."""
+    training = {(pid, loader) for (pid, loader, _), phase in phases.items() if phase == "train"}
+    counts: Counter[str] = Counter()
+    for said in trainers:
+        for loader, place, count in said.get("sync_places", []):
+            counts[place] += count if (said["pid"], loader) in training else 0
+    return [place for place, count in counts.most_common(MOST_ITEM_LINES) if count]
 
 
 # --- steps --------------------------------------------------------------------------------------------
@@ -188,6 +205,7 @@ def _step(row: dict[str, Any], rank: int, phase: Phase, origin: float) -> Step:
         optimizer_s=row["optimizer"],
         pause_s=row["pause"],
         sync_s=row["sync"],
+        syncs=row.get("syncs", 0),
         starved_s=row["starved"],
         bytes=row["bytes"],
     )

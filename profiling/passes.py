@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STEP_COLUMNS = ("start", "got", "end", "samples", "bytes", "loader", "epoch", "copy", "backward", "optimizer",
-                "pause", "sync", "starved", "trained")  # fmt: skip
+                "pause", "sync", "starved", "trained", "syncs")  # fmt: skip
 """Of `Row.values`, as the journal keeps them."""
 PASS_COLUMNS = ("loader", "epoch", "samples", "start_s", "end_s")
 """Of `Pass.told`."""
@@ -24,6 +24,7 @@ class Row:
     optimizer: float = 0.0
     pause: float = 0.0
     sync: float = 0.0
+    syncs: int = 0
     starved: float | None = None
     trained: bool = False
     copies: list[Any] = field(default_factory=list)
@@ -32,7 +33,8 @@ class Row:
     def values(self) -> list[Any]:
         times = (self.copy, self.backward, self.optimizer, self.pause, self.sync)
         whole = (self.samples, self.bytes, self.loader, self.epoch)
-        return [self.start, self.got, self.end, *whole, *(round(one, 7) for one in times), self.starved, self.trained]
+        rest = (self.starved, self.trained, self.syncs)
+        return [self.start, self.got, self.end, *whole, *(round(one, 7) for one in times), *rest]
 
 
 @dataclass(eq=False)

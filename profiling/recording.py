@@ -101,9 +101,9 @@ class Compute:
     optimizer: str | None = None
     world_size: int = 1
     items: int = 0
-    """Hidden synchronisations in training steps: `.item()`, `.cpu()`, `.tolist()` and the like."""
+    """Hidden synchronisations in measured training steps: `.item()`, `.cpu()`, `.tolist()` and the like."""
     items_s: float = 0.0
-    """Time the main thread spent inside them."""
+    """Time the main threads of all ranks spent inside them."""
     item_lines: list[str] = field(default_factory=list)
     """`file:line` of the most frequent ones."""
     user_cpu_s: float = 0.0
@@ -147,6 +147,8 @@ class Step:
     """Evaluation passes and checkpoints inside this step: kept apart, in no rate."""
     sync_s: float = 0.0
     """Host time in hidden synchronisations."""
+    syncs: int = 0
+    """How many these were."""
     starved_s: float | None = None
     """CUDA: the device had run dry before this batch came (event after the last step's last kernel to event before
     this step's first). None without CUDA."""
