@@ -48,10 +48,11 @@ class Finished(SystemExit):
 class Capture:
     """One per profiled process. Every public method is called from the script's own thread and must be cheap."""
 
-    def __init__(self, journal: Journal, options: Options, *, rank: int = 0) -> None:
+    def __init__(self, journal: Journal, options: Options) -> None:
         self.journal = journal
         self.options = options
-        self.rank = rank
+        self.rank = 0
+        """Asked again at every pass: the script initialises torch.distributed after us."""
         self.pid = os.getpid()
         self.active = True
         """False once nothing more is to be seen: every hook passes straight through."""
@@ -101,6 +102,7 @@ class Capture:
 
     def begin_pass(self, loader: Any, kind: str, *, in_trainer: bool | None = None) -> Pass:
         """A loader's iterator was asked for."""
+        self._see_rank()
         self.start()
         number = self._number(loader, kind)
         about = self._about[number]
@@ -299,6 +301,10 @@ class Capture:
         self.journal.leave(self.rank)
 
     # --- the sampler's side -------------------------------------------------------------------------------
+
+    def _see_rank(self) -> None:
+        found = describe.rank()
+        self.rank = self.rank if found is None else found
 
     def start(self) -> None:
         if self._sampler is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedline.profiling.journal import Journal
 from feedline.profiling.recording import Costs, Overhead, Recording, Series, Step
+from feedline.profiling.resources import scope_of
 
 if TYPE_CHECKING:
     from feedline.profiling.sample import ResourceSampler
@@ -27,7 +28,7 @@ def costs(recording: Recording) -> Costs:
     trainer_cpu_s = sum(one.cpu_s or 0.0 for one in recording.trainers) - loading_cpu_s
     main_s = sum(one.parts.get(name, 0.0) for one in recording.trainers for name in MAIN_PARTS)
     busy_s = sum(one.seconds - one.stages.get("idle", 0.0) for one in workers)
-    scopes = tuple({f"worker:{one.worker}" if not one.in_trainer else "trainer" for one in workers})
+    scopes = tuple({scope_of(one.rank, None if one.in_trainer else one.worker) for one in workers})
     return Costs(
         worker_cpu_s=sum(one.cpu_s or 0.0 for one in workers) / prepared if workers else None,
         worker_wall_s=busy_s / prepared if workers else None,

@@ -118,8 +118,7 @@ class Facts:
         self.faulty_steps += 1
 
     def look(self) -> None:
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and quietly(lambda: distributed.is_available() and distributed.is_initialized()):
+        if (distributed := _distributed()) is not None:
             self.world_size = int(quietly(distributed.get_world_size) or 1)
         else:
             self.world_size = _number(os.environ.get("WORLD_SIZE")) or 1
@@ -141,6 +140,22 @@ class Facts:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def rank() -> int | None:
+    """Of this process: torch.distributed's where it is initialised (processes of `mp.spawn` have nothing else to tell
+    them apart), else what a launcher has put into the environment; None without either."""
+    if (distributed := _distributed()) is not None:
+        return quietly(lambda: int(distributed.get_rank()))
+    told = (_number(os.environ.get(name)) for name in ("RANK", "LOCAL_RANK"))  # Lightning sets only the second
+    return next((number for number in told if number is not None), None)
+
+
+def _distributed() -> Any:
+    """torch.distributed, once the script has initialised it."""
+    module = sys.modules.get("torch.distributed")
+    ready = module is not None and quietly(lambda: module.is_available() and module.is_initialized())
+    return module if ready else None
 
 
 def usage() -> Any:

@@ -28,6 +28,7 @@ from feedline.profiling.errors import ProfilingUsageError
 from feedline.profiling.journal import ENVIRONMENT, Journal, Options
 from feedline.profiling.merge import merge
 from feedline.profiling.recording import EndedBy, Recording, Script
+from feedline.profiling.resources import scope_of
 from feedline.profiling.sample import ResourceSampler
 
 SITECUSTOMIZE = '''\
@@ -202,10 +203,9 @@ class Roles:
         if said is None:
             return {}
         rank = said.get("rank", 0)
-        prefix = f"{rank}:" if rank else ""
         if path.name.startswith("worker-"):
-            return {said["pid"]: f"worker:{prefix}{said['worker']}"}
-        return {said["pid"]: f"trainer:{rank}" if rank else "trainer"} if path.name.startswith("trainer-") else {}
+            return {said["pid"]: scope_of(rank, said["worker"])}
+        return {said["pid"]: scope_of(rank)} if path.name.startswith("trainer-") else {}
 
 
 @contextmanager

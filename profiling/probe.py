@@ -55,7 +55,7 @@ def end_with(parent: int) -> None:
 
 def start(journal: Journal, options: Options) -> tuple[Capture, Hooks]:
     global _active
-    capture = Capture(journal, options, rank=int(os.environ.get("RANK") or 0))
+    capture = Capture(journal, options)
     hooks = Hooks(capture)
     if options.mode == "legs":
         from feedline.profiling.legs import Director

@@ -3,9 +3,16 @@
 from dataclasses import dataclass, field
 
 
+def scope_of(rank: int, worker: int | None = None) -> str:
+    """How series name a process: a rank's trainer, or one of its workers. Rank 0 is not named."""
+    of_rank = f":{rank}" if rank else ""
+    return f"trainer{of_rank}" if worker is None else f"worker{of_rank}:{worker}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One number over time. `scope` says whose: host, trainer, trainer:RANK, worker:N, workers, gpu:UUID."""
+    """One number over time. `scope` says whose: host, gpu:UUID, other, or a process of the script (`scope_of`):
+    trainer, trainer:RANK, worker:N, worker:RANK:N."""
 
     name: str
     """cpu_cores, rss_bytes, disk_read_bytes_per_s, net_receive_bytes_per_s, psi_cpu_some, shm_bytes, sm_active, …"""
