@@ -1,7 +1,10 @@
 """What the trainer's main thread spent its time on, from its stack samples. Pure."""
 
-from feedline.profiling.recording import Recording
+from typing import get_args
 
+from feedline.profiling.recording import Recording, TrainerPart
+
+PARTS = get_args(TrainerPart)
 OWN = ("python", "logging", "checkpoint", "synchronise")
 """Parts that are the script's own Python."""
 
@@ -21,8 +24,10 @@ def own_places(recording: Recording) -> dict[str, float]:
     places: dict[str, float] = {}
     for trainer in recording.trainers:
         for name, seconds in trainer.functions.items():
-            part, _, place = name.rpartition(" ")
-            if part in ("", *OWN):
+            part, _, place = name.partition(" ")  # the first: a file's name may have more of them
+            if part not in PARTS:
+                part, place = "python", name
+            if part in OWN:
                 places[place] = places.get(place, 0.0) + seconds
     return dict(sorted(places.items(), key=lambda item: -item[1]))
 

@@ -136,6 +136,13 @@ def test_main_thread_bound_names_the_place() -> None:
     assert found.predictions[0].samples_per_s == pytest.approx(32 / 0.021, rel=0.12)
 
 
+def test_a_place_may_have_spaces_in_its_files_name() -> None:
+    seen = made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL)
+    named = {"forward my train.py:main:8": 9.0, "python my train.py:log:12": 4.0}
+    found = diagnose(replace(seen, trainers=[replace(seen.trainers[0], functions=named)]))
+    assert found.evidence[-1] == "Most of the main thread's own time is in my train.py:log:12."
+
+
 def test_data_remedies_do_not_help_a_compute_bound_script_and_say_why() -> None:
     found = diagnose(made(wait_s=0.001, compute_s=0.1, stages=SMALL, ceiling=322.0))
     data = [
