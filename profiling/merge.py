@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feedline.profiling.costs import costs, overhead
+from feedline.profiling.gpu_means import over_steps
 from feedline.profiling.host import describe_host
 from feedline.profiling.journal import Journal
 from feedline.profiling.passes import PASS_COLUMNS, STEP_COLUMNS
@@ -82,7 +83,7 @@ def merge(
         workers=workers,
         trainers=trainer_times,
         series=series,
-        gpus=sampler.gpus if sampler else [],
+        gpus=over_steps(sampler.gpus, series, steps) if sampler else [],
         gpu_note=sampler.gpu_note if sampler else "no GPU numbers: resources were not sampled",
         sample_paths=_paths(journal, trainers),
         overhead=overhead(journal, trainers, sampler, seconds),
