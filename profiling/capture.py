@@ -23,6 +23,7 @@ from feedline.profiling.journal import Journal, Options
 from feedline.profiling.parts import part
 from feedline.profiling.passes import Pass, Row
 from feedline.profiling.paths import PathCollector
+from feedline.profiling.pin_thread import PinThread
 from feedline.profiling.selftold import SelfTold
 from feedline.profiling.stacks import StackSampler, fair_switching
 from feedline.profiling.stages import Place, classify
@@ -91,6 +92,7 @@ class Capture:
         self._said = float("-inf")
         self._sampler: StackSampler | None = None
         self._main: Tally | None = None
+        self._pin_thread: PinThread | None = None
         self._loading: dict[int, Tally] = {}
         self._self_told: dict[int, SelfTold] = {}
         self._told = [0.0, 0.0, 0]
@@ -108,6 +110,8 @@ class Capture:
         about = self._about[number]
         if in_trainer is None:
             in_trainer = not about.get("num_workers")
+        if about.get("pin_memory") and not in_trainer and self._pin_thread is None:
+            self._pin_thread = PinThread()
         if number not in self._self_told and SelfTold.speaks(loader):
             self._self_told[number] = SelfTold(loader, number, self.rank)
         epoch = self._epochs[number]
@@ -332,9 +336,11 @@ class Capture:
             for tally in self._loading.values():
                 tally.skip()
             name, place = part(frame)
+            others, cpu_s = self._pin_thread.look(frames, seconds) if self._pin_thread is not None else (None, 0.0)
             if asking is not None and name not in ("unpickle", "pin"):
-                name = "wait"
-            self._main.add(Place(name, place), seconds)
+                name = others or "wait"
+            waits = asking is not None and name == others
+            self._main.add(Place(name, place), seconds, others_cpu_s=cpu_s if waits else 0.0)
         if self._main.due:
             self.flush()
 
@@ -355,6 +361,8 @@ class Capture:
         self.journal.append(f"steps-{self.pid}", [row.values() for row in ready])
         if self._main is not None:
             self.journal.append(f"main-{self.pid}", [self._main.take()])
+        if self._pin_thread is not None:
+            self.journal.append(f"pin-{self.pid}", self._pin_thread.take())
         for teller in self._self_told.values():
             teller.ask(self.journal)
         for loader, tally in self._loading.items():

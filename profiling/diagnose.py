@@ -234,7 +234,7 @@ def _worker_evidence(measured: Measured, bound: Bound) -> list[str]:
         )
     if measured.unpickling_limits:
         said.append(
-            f"Unpickling batches in the main thread takes {units.percent(measured.unpickle_share)} of the time."
+            f"Unpickling batches in the training process takes {units.percent(measured.unpickle_share)} of the time."
         )
     if measured.slow_worker:
         worker, factor = measured.slow_worker

@@ -291,6 +291,8 @@ def _worker_time(total: RowSum, *, phase: Phase) -> WorkerTime:
 
 def _trainer_time(journal: Journal, said: dict[str, Any], windows: Windows, origin: float) -> TrainerTime:
     total = RowSum(journal.rows(f"main-{said['pid']}"), windows, origin)
+    pinning = journal.rows(f"pin-{said['pid']}")
+    worked = RowSum(pinning, windows, origin).sums["stages"]
     return TrainerTime(
         rank=said["rank"],
         pid=said["pid"],
@@ -300,6 +302,7 @@ def _trainer_time(journal: Journal, said: dict[str, Any], windows: Windows, orig
         functions=total.top_functions(),
         cpu_s=total.numbers["cpu_s"],
         main_cpu_s=sum(total.sums["stages_cpu"].values()),
+        pin_thread_s=worked["unpickle"] + worked["pin"] if pinning else None,
         ticks=round(total.numbers["ticks"]),
     )
 

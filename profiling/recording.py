@@ -222,9 +222,10 @@ class TrainerTime:
     pid: int | None = None
     seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
-    """Seconds of the main thread's wall time by `TrainerPart`."""
+    """Seconds of the main thread's wall time by `TrainerPart`. Waiting for a batch that the pinning thread is just
+    unpickling or pinning counts as that."""
     parts_cpu_s: dict[str, float] = field(default_factory=dict)
-    """CPU seconds of the main thread by `TrainerPart`."""
+    """CPU seconds of the main thread by `TrainerPart`, the pinning thread's with those where it waits for that."""
     functions: dict[str, float] = field(default_factory=dict)
     """Seconds of the busiest places of the script's own Python, `file:function:line`."""
     cpu_s: float | None = None

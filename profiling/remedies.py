@@ -223,7 +223,7 @@ def lighter_batches(at: Situation) -> Iterable[Change]:
     send_s = at.measured.stage_alone_s.get("send", 0.0)
     left_s = max(0.0, at.now.worker_s - send_s)
     then = replace(at.now, handover_s=0.0, worker_s=left_s, worker_cpu_s=min(at.now.worker_cpu_s, left_s))
-    why = f"the main thread spends {units.percent(share)} of the time unpickling batches"
+    why = f"the training process spends {units.percent(share)} of the time unpickling batches"
     yield Change(remedy="cheaper send: lighter batches", then=then, cost="a change of code", why=why + _HINTS["send"],
                  extra_error=0.08)  # fmt: skip
 

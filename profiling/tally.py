@@ -38,15 +38,17 @@ class Tally:
         self._ticks = 0
         self._counted = (self.batches, self.samples)
 
-    def add(self, place: Place, seconds: float) -> None:
-        cpu_s = self._thread_cpu()
+    def add(self, place: Place, seconds: float, *, others_cpu_s: float = 0.0) -> float:
+        """The thread's CPU seconds since the last time; `others_cpu_s` is another's, working for it meanwhile."""
+        now_s = self._thread_cpu()
+        cpu_s, self._thread_cpu_s = now_s - self._thread_cpu_s, now_s
         self._stages[place.stage] += seconds
-        self._stages_cpu[place.stage] += cpu_s - self._thread_cpu_s
-        self._thread_cpu_s = cpu_s
+        self._stages_cpu[place.stage] += cpu_s + others_cpu_s
         if place.transform:
             self._transforms[place.transform] += seconds
         self._functions[f"{place.stage} {place.where}"] += seconds
         self._ticks += 1
+        return cpu_s
 
     def skip(self) -> None:
         """Time that is not this tally's: its CPU seconds are dropped too."""
