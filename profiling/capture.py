@@ -86,6 +86,7 @@ class Capture:
         self._flushing = threading.Lock()
         self._steadiness = Steadiness()
         self._any_trained = False
+        self._loose_steps = 0
         self._stop_at: int | None = None
         self._first_step: float | None = None
         self._thread: int | None = None
@@ -179,6 +180,8 @@ class Capture:
         if self.current is not None:
             self.current.optimizer += seconds
             self.current.trained = True
+        elif not self._any_trained:
+            self._loose_step(time.perf_counter())
         self.events["optimizer"] += 1
 
     def pause(self, seconds: float) -> None:
@@ -263,28 +266,45 @@ class Capture:
 
     # --- stopping -----------------------------------------------------------------------------------------
 
+    def _loose_step(self, now: float) -> None:
+        """An optimiser step of a loop whose batches come from no loader we know: it is the training step then. Raises
+        Finished when enough was seen."""
+        self._loose_steps += 1
+        self._first_step = self._first_step or now
+        if self.line_watch is not None:
+            self.line_watch.start()
+        self._steadiness.add(now, 1, 0.0)
+        if self._enough(now):
+            self.leave("steps" if self.options.steps else "seconds")
+            raise Finished
+
     def _enough(self, now: float) -> bool:
         if not self.active or self.director is not None:
             return False
-        steps = self.train_steps if self._any_trained else len(self._rows) + sum(self._epochs.values())
+        steps = self._steps()
         if self._stop_at is not None:
-            return self.train_steps >= self._stop_at
+            return steps >= self._stop_at
         if self.options.steps is not None:
             return steps >= self.options.steps
         started = self._first_step
         if started is None:
             return False
         if self.options.seconds is not None and now - started > self.options.seconds:
-            return self.facts.world_size == 1 or self._agree_on_the_end(now - started)
+            return self.facts.world_size == 1 or self._agree_on_the_end(steps, now - started)
         if self.options.seconds is None and self.options.steady and self._steadiness.reached(now):
             self.leave("running")
         return False
 
-    def _agree_on_the_end(self, seconds: float) -> bool:
+    def _steps(self) -> int:
+        if self._any_trained:
+            return self.train_steps
+        return self._loose_steps or len(self._rows) + sum(self._epochs.values())
+
+    def _agree_on_the_end(self, steps: int, seconds: float) -> bool:
         """Ranks must leave at the same step, or the others hang in their all-reduce: rank 0 names a later one."""
         said = self.journal.read("stop")
         if said is None and self.rank == 0:
-            said = {"step": self.train_steps + 3 + int(2 * self.train_steps / max(seconds, 1e-3))}
+            said = {"step": steps + 3 + int(2 * steps / max(seconds, 1e-3))}
             self.journal.write("stop", said)
         self._stop_at = said["step"] if said else None
         return False

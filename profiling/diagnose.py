@@ -16,7 +16,7 @@ programs on the cores), and data is a candidate only if it is half of the time o
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from feedline.profiling.main_thread import own_places
+from feedline.profiling.main_thread import own_places, parts_of
 from feedline.profiling.measure import Measured, measure
 from feedline.profiling.predict import Prediction, Situation, situation
 from feedline.profiling.recording import STAGES, Line, Recording
@@ -72,7 +72,7 @@ def diagnose(recording: Recording) -> Diagnosis:
     at = situation(recording, measured)
     return Diagnosis(
         bound=bound,
-        headline=_headline(measured, bound),
+        headline=_headline(recording, measured, bound),
         evidence=_evidence(recording, measured, bound),
         measured=measured,
         predictions=all_predictions(at) if at else [],
@@ -152,9 +152,10 @@ def _stalled(measured: Measured) -> bool:
     return measured.ceiling.value > STALLED * measured.rate.value and measured.others_cores <= workers_cores
 
 
-def _headline(measured: Measured, bound: Bound | None) -> str:
+def _headline(recording: Recording, measured: Measured, bound: Bound | None) -> str:
     if bound is None:
-        return "No training step was seen."
+        seen = units.count(recording.optimizer_steps, "optimiser step")
+        return f"{seen} seen, but no loader." if recording.optimizer_steps else "No training step was seen."
     shares = measured.shares
     texts: dict[Bound, str] = {
         "data": f"Data-bound: the model waits for data {units.percent(shares.data)} of the time.",
@@ -170,7 +171,8 @@ def _headline(measured: Measured, bound: Bound | None) -> str:
 
 def _evidence(recording: Recording, measured: Measured, bound: Bound | None) -> list[str]:
     if bound is None or measured.rate is None:
-        return ["No loader of a known kind was iterated, so there is nothing to measure a rate by."]
+        unknown = "No loader of a known kind was iterated, so there is nothing to measure a rate by."
+        return [unknown, *_without_loader(recording)]
     shares = measured.shares
     words = (("waiting for the next batch", shares.data), ("copying", shares.copy),
              ("in its own Python", shares.trainer), ("computing", shares.compute))  # fmt: skip
@@ -185,6 +187,17 @@ def _evidence(recording: Recording, measured: Measured, bound: Bound | None) -> 
     said += _worker_evidence(measured, bound)
     said += _trainer_evidence(recording, bound)
     return said
+
+
+def _without_loader(recording: Recording) -> list[str]:
+    """What the main thread did in a loop whose batches come from nowhere we know."""
+    seconds = max((one.seconds for one in recording.trainers), default=0.0)
+    parts = sorted(parts_of(recording).items(), key=lambda item: -item[1])
+    told = [f"{units.percent(share)} {name}" for name, share in parts if share >= 0.01]
+    if not recording.optimizer_steps or not seconds or not told:
+        return []
+    rate = units.rate(recording.optimizer_steps / seconds, "optimiser steps/s")
+    return [f"At {rate}, the main thread's time was {', '.join(told)}."]
 
 
 def _crowd_evidence(measured: Measured) -> list[str]:

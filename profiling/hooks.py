@@ -31,6 +31,7 @@ class Hooks:
         self.targets: dict[str, Callable[[ModuleType], None]] = {
             "torch.utils.data.dataloader": self._torch_loader,
             "torchdata.stateful_dataloader.stateful_dataloader": self._torchdata_loader,
+            "torchdata.nodes.loader": self._torchdata_nodes,
             "webdataset.pipeline": self._webdataset,
             "feedline.pipeline.loader": self._feedline_loader,
             "torch": self._torch,
@@ -174,6 +175,29 @@ class Hooks:
 
         self.replace(module.DataPipeline, "__iter__", make)
 
+    def _torchdata_nodes(self, module: ModuleType) -> None:
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def __iter__(loader: Any) -> Any:
+                if not self._watching:
+                    return original(loader)
+                one = self.capture.begin_pass(loader, "torchdata.nodes", in_trainer=not has_threads(loader.root))
+                with self.unwatched():
+                    return Watched(self.capture, one, original(loader))
+
+            return __iter__
+
+        def quiet(original: Any) -> Any:
+            @functools.wraps(original)
+            def state_dict(loader: Any) -> Any:
+                with self.unwatched():  # it may call iter() to have something to tell of
+                    return original(loader)
+
+            return state_dict
+
+        self.replace(module.Loader, "__iter__", make)
+        self.replace(module.Loader, "state_dict", quiet)
+
     def _feedline_loader(self, module: ModuleType) -> None:
         def make(original: Any) -> Any:
             @functools.wraps(original)
@@ -289,6 +313,15 @@ def has_cuda(torch: Any) -> bool:
     """Built for CUDA (or ROCm) on a machine that has a device; asks nothing that would create a context."""
     built = getattr(torch.version, "cuda", None) or getattr(torch.version, "hip", None)
     return bool(built) and any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))  # noqa: PTH110
+
+
+def has_threads(node: Any) -> bool:
+    """Whether a torchdata node, or one it draws from, works outside the thread that asks it for batches."""
+    for _ in range(32):
+        if getattr(node, "num_workers", 0) or type(node).__name__ in ("Prefetcher", "PinMemory"):
+            return True
+        node = getattr(node, "source", None)
+    return False
 
 
 def _callers() -> set[str]:

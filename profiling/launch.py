@@ -26,7 +26,7 @@ import psutil
 from feedline.pipeline.scratch import scratch_folder
 from feedline.profiling.errors import ProfilingUsageError
 from feedline.profiling.journal import ENVIRONMENT, Journal, Options
-from feedline.profiling.merge import merge
+from feedline.profiling.merge import is_trainer, merge
 from feedline.profiling.recording import EndedBy, Recording, Script
 from feedline.profiling.resources import scope_of
 from feedline.profiling.sample import ResourceSampler
@@ -164,7 +164,7 @@ def _wait(child: "subprocess.Popen[bytes]", journal: Journal, sampler: ResourceS
             return (128 - code if code < 0 else code), False
         except subprocess.TimeoutExpired:
             pass
-        ended = [said.get("ended_by") for said in journal.all("trainer-") if said.get("loaders")]
+        ended = [said.get("ended_by") for said in journal.all("trainer-") if is_trainer(said)]
         if not ended or None in ended:
             continue
         if "running" in ended:
@@ -263,7 +263,7 @@ def _alive(pid: int, created: float) -> psutil.Process | None:
 
 def _script(launch: Launch, journal: Journal, status: int, *, stopped: bool) -> Script:
     said = list(journal.all("trainer-"))
-    ended = [one.get("ended_by") for one in said if one.get("loaders") or one.get("optimizer_steps")]
+    ended = [one.get("ended_by") for one in said if is_trainer(one)]
     error = next((one["error"] for one in said if one.get("error")), None)
     by: EndedBy = "signal" if status > 128 else "error" if status else "itself"
     if not status or stopped:

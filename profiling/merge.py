@@ -67,7 +67,8 @@ def merge(
     workers = _workers(journal, trainers, phases, windows, origin)
     trainer_times = [_trainer_time(journal, said, windows[said["rank"]], origin) for said in trainers]
     series = sampler.series.all() if sampler else []
-    seconds = max((step.start_s + step.duration_s for step in steps), default=0.0)
+    ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in trainer_times]
+    seconds = max(ends_s, default=0.0)
     recording = Recording(
         script=script or Script(argv=list(argv), cwd=str(Path.cwd()), python=sys.executable),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -102,9 +103,14 @@ def _feedline_version() -> str:
 # --- who was there ------------------------------------------------------------------------------------
 
 
+def is_trainer(said: dict[str, Any]) -> bool:
+    """Whether a process iterated a loader or stepped an optimiser."""
+    return bool(said.get("loaders") or said.get("optimizer_steps"))
+
+
 def _trainers(journal: Journal) -> list[dict[str, Any]]:
-    """Processes that iterated a loader or stepped an optimiser, by rank."""
-    said = [one for one in journal.all("trainer-") if one.get("loaders") or one.get("optimizer_steps")]
+    """By rank."""
+    said = [one for one in journal.all("trainer-") if is_trainer(one)]
     return sorted(said, key=lambda one: (one.get("rank", 0), one["pid"]))
 
 

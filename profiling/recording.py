@@ -65,7 +65,7 @@ class LoaderSeen:
 
     id: int
     kind: str
-    """torch, torchdata, webdataset, feedline or other."""
+    """torch, torchdata, torchdata.nodes, webdataset, feedline or other."""
     phase: Phase = "other"
     """train when backward passes or optimiser steps ran between its batches."""
     num_workers: int | None = None

@@ -266,3 +266,49 @@ def test_the_recording_is_there_after_the_block() -> None:
     with watch(resources=False) as seen, pytest.raises(RuntimeError, match="once the"):
         _ = seen.recording
     assert seen.recording.notes[0].startswith("no DataLoader")
+
+
+def test_a_process_that_knows_only_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lightning starts them."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with watch(resources=False) as seen:
+        for _ in DataLoader(data(), batch_size=8):
+            pass
+    assert {step.rank for step in seen.recording.steps} == {3}
+    assert [trainer.rank for trainer in seen.recording.trainers] == [3]
+
+
+def test_a_loop_over_something_else_is_seen_by_its_optimiser() -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        for batch in [(torch.rand(8, 4), torch.randint(0, 3, (8,)))] * 20:
+            training.step(batch)
+            time.sleep(0.01)
+    assert seen.recording.optimizer_steps == 20
+    assert sum(seen.recording.trainers[0].parts.values()) > 0
+    assert seen.recording.seconds > 0
+
+
+def slow_batch(rows: list[Any]) -> Any:
+    time.sleep(0.02)
+    return torch.stack(rows), torch.zeros(len(rows), dtype=torch.long)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_torchdatas_nodes(threads: bool) -> None:
+    nodes = pytest.importorskip("torchdata.nodes")
+    training, samples = Training(), torch.rand(40, 4)
+    node = nodes.IterableWrapper(samples)
+    node = nodes.Batcher(node, batch_size=4)
+    node = nodes.Mapper(node, slow_batch)
+    loader = nodes.Loader(nodes.Prefetcher(node, 2) if threads else node)
+    with watch(resources=False) as seen:
+        loader.state_dict()
+        for _ in range(2):
+            for batch in loader:
+                training.step(batch)
+    assert [step.samples for step in seen.recording.steps] == [4] * 20
+    assert [loader.kind for loader in seen.recording.loaders] == ["torchdata.nodes"]
+    assert {step.epoch for step in seen.recording.steps} == {0, 1}
+    assert any(worker.in_trainer for worker in seen.recording.workers) is not threads
