@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from feedline.profiling.diagnose import Diagnosis
+from feedline.profiling.main_thread import parts_of
 from feedline.profiling.predict import Prediction
 from feedline.profiling.recording import Gpu, Recording, WorkerTime
 from feedline.profiling.render import charts, page, units
@@ -40,7 +41,7 @@ def sections(recording: Recording, diagnosis: Diagnosis) -> list[Markup]:
     """Everything below the verdict, for pages that put a recording among other things."""
     parts = [
         _remedies(diagnosis),
-        _attribution(diagnosis),
+        _attribution(recording, diagnosis),
         timeline(recording),
         resources(recording),
         _gpus(recording.gpus, recording.gpu_note),
@@ -128,9 +129,21 @@ def _vain(predictions: Sequence[Prediction]) -> Markup | None:
 # --- attribution --------------------------------------------------------------------------------------
 
 
-def _attribution(diagnosis: Diagnosis) -> Markup | None:
-    if diagnosis.measured.rate is None:
+def _main_thread(recording: Recording) -> Markup | None:
+    """Where no loader was seen, what is known of the loop all the same."""
+    parts = dict(sorted(parts_of(recording).items(), key=lambda item: -item[1]))
+    if not parts or not recording.optimizer_steps:
         return None
+    seen = units.count(recording.optimizer_steps, "optimiser step")
+    rows = [Bar(label=name, value=100 * share) for name, share in parts.items()]
+    chart = charts.bars(rows, title="The main thread", unit="%", value_name="share")
+    lede = f"{seen} seen; their batches come from no loader that can be watched."
+    return page.section("Where the time goes", chart, lede=lede)
+
+
+def _attribution(recording: Recording, diagnosis: Diagnosis) -> Markup | None:
+    if diagnosis.measured.rate is None:
+        return _main_thread(recording)
     loop = _share_chart([("the training loop", diagnosis)])
     stages = _stage_chart(diagnosis) if diagnosis.measured.stages else None
     transforms = _transform_chart(diagnosis.measured.per_worker)

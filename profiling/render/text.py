@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from feedline.profiling.diagnose import Diagnosis
 from feedline.profiling.lprof import LineProfile
+from feedline.profiling.main_thread import parts_of
 from feedline.profiling.predict import Prediction
-from feedline.profiling.recording import Gpu, Line, Recording
+from feedline.profiling.recording import Gpu, Leg, LegName, Line, Recording
 from feedline.profiling.render import units
 from feedline.profiling.render.reasons import in_vain
 from feedline.profiling.versus import Versus
@@ -20,15 +21,19 @@ MOST_LINES = 12
 LEAST_OF_TOP = 0.005
 """Of the hottest line's time: what took less is left to the other renderings."""
 MOST_WORKERS = 8
+LEG_NAMES: dict[LegName, str] = {
+    "normal": "as it is", "cached": "cached batches", "loader_only": "the loader alone", "cold": "cold page cache",
+}  # fmt: skip
 
 
 def text(recording: Recording, diagnosis: Diagnosis, *, width: int = 88) -> str:
-    """The whole report: verdict, evidence, shares, stages, remedies, what will not help, GPUs, lines, notes."""
+    """The whole report: verdict, evidence, legs, shares, stages, remedies, what will not help, GPUs, lines, notes."""
     parts = [
         [diagnosis.headline],
         _paragraphs(diagnosis.evidence, width),
         _figures(diagnosis),
-        _shares(diagnosis),
+        _legs(recording.legs, width),
+        _shares(diagnosis) or _main_thread(recording),
         _stages(diagnosis),
         _remedies(diagnosis, width),
         _in_vain(diagnosis, width),
@@ -114,6 +119,29 @@ def _shares(diagnosis: Diagnosis) -> list[str]:
         return []
     rows = [("data", shares.data), ("copy", shares.copy), ("trainer", shares.trainer), ("compute", shares.compute)]
     return ["THE STEP", *(f"  {name:<12}{bar(share)} {units.percent(share):>6}" for name, share in rows)]
+
+
+def _main_thread(recording: Recording) -> list[str]:
+    """Where no loader was seen, what is known of the loop all the same."""
+    parts = sorted(parts_of(recording).items(), key=lambda item: -item[1])
+    if not parts or not recording.optimizer_steps:
+        return []
+    rows = [f"  {name:<12}{bar(share)} {units.percent(share):>6}" for name, share in parts]
+    return [f"THE MAIN THREAD ({units.count(recording.optimizer_steps, 'optimiser step')})", *rows]
+
+
+def _legs(legs: Sequence[Leg], width: int) -> list[str]:
+    """One line each: the median and range of its windows, and what qualifies it."""
+    rows: list[str] = []
+    for leg in legs:
+        rates = sorted(leg.samples_per_s)
+        workers = f", {units.count(leg.num_workers, 'worker')}" if leg.num_workers is not None else ""
+        figures = "not measured"
+        if rates:
+            figures = f"{units.rate(rates[len(rates) // 2])}  ({units.spread(rates[0], rates[-1])})"
+        told = f"{LEG_NAMES[leg.name] + workers:<28}{figures}" + (f"; {leg.note}" if leg.note else "")
+        rows += textwrap.wrap(told, width - 2, initial_indent="  ", subsequent_indent=" " * 30)
+    return ["THE PROOF", *rows] if rows else []
 
 
 def _stages(diagnosis: Diagnosis) -> list[str]:

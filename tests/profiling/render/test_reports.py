@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feedline.profiling.diagnose import diagnose
-from feedline.profiling.recording import Recording, Script, Step
+from feedline.profiling.recording import Leg, Recording, Script, Step, TrainerTime
 from feedline.profiling.render import page
 from feedline.profiling.render.html import comparison, report
 from feedline.profiling.render.text import bar, comparison_text, text
@@ -76,6 +76,30 @@ def test_text_keeps_within_its_width_and_has_every_part() -> None:
         assert heading in shown
     assert max(map(len, shown.splitlines())) <= 92
     assert text(EMPTY, diagnose(EMPTY)).startswith("No training step was seen")
+
+
+def test_every_leg_has_its_line_and_says_what_qualifies_it() -> None:
+    seen = made(ceiling=3900.0, loader_only={2: 330.0})
+    note = "dropping the page cache did not work: 64 of 64 files checked are still in memory"
+    seen = replace(seen, legs=[*seen.legs, Leg(name="cold", samples_per_s=[210.0], note=note)])
+    shown = text(seen, diagnose(seen), width=100)
+    flat = " ".join(shown.split())
+    assert "cached batches 3,900 samples/s (3,861–3,939)" in flat
+    assert "the loader alone, 2 workers 330 samples/s" in flat
+    assert f"cold page cache 210 samples/s (210–210); {note}" in flat
+    assert max(map(len, shown.splitlines())) <= 104
+
+
+def test_a_loop_without_a_loader_is_shown_by_its_main_thread() -> None:
+    trainer = TrainerTime(seconds=10.0, parts={"forward": 6.0, "python": 4.0})
+    seen = replace(EMPTY, trainers=[trainer], optimizer_steps=120)
+    found = diagnose(seen)
+    shown = " ".join(text(seen, found).split())
+    assert shown.startswith("120 optimiser steps seen, but no loader.")
+    assert "At 12 optimiser steps/s, the main thread's time was 60 % forward, 40 % python." in shown
+    assert "THE MAIN THREAD (120 optimiser steps)" in shown
+    page_words = re.sub(r"<[^>]+>", " ", str(report(seen, found)))
+    assert "The main thread" in page_words and "120 optimiser steps seen" in page_words
 
 
 def test_terminal_codes_do_not_reach_the_terminal() -> None:
