@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 C_WRITERS: dict[str, tuple[tuple[str, int, str], ...]] = {
     "cv2": (("imwrite", 0, "filename"), ("imwritemulti", 0, "filename")),
+    "torch.jit._script": (("RecursiveScriptModule.save", 1, "f"),),
+    "torch.jit._serialization": (("save", 1, "f"),),
     "safetensors": (("serialize_file", 1, "filename"),),
     "pyarrow": (("output_stream", 0, "source"),),
     "pyarrow.ipc": (("RecordBatchFileWriter.__init__", 1, "sink"), ("RecordBatchStreamWriter.__init__", 1, "sink")),
@@ -33,7 +35,9 @@ class Libraries:
         hooks.targets["torch.utils.tensorboard.writer"] = lambda module: hooks.replace(
             module.FileWriter, "__init__", self._log_folder
         )
-        hooks.targets["sqlite3"] = lambda module: hooks.replace(module, "connect", self._database)
+        for name in ("sqlite3.dbapi2", "sqlite3"):  # the second takes its functions from the first: twice is harmless
+            hooks.targets[name] = lambda module: hooks.replace(module, "connect", self._database)
+        hooks.targets["h5py._hl.files"] = lambda module: hooks.replace(module.File, "__init__", self._hdf5)
         for name in C_WRITERS:
             hooks.targets[name] = functools.partial(self._hook_writers, hooks)
 
@@ -67,6 +71,16 @@ class Libraries:
         def __init__(writer: Any, log_dir: Any, *args: Any, **kwargs: Any) -> None:
             target = str(self._files.divert(os.path.join(log_dir, "events"), keep=False))  # noqa: PTH118
             original(writer, os.path.dirname(target), *args, **kwargs)  # noqa: PTH120
+
+        return __init__
+
+    def _hdf5(self, original: Callable[..., None]) -> Any:
+        @functools.wraps(original)
+        def __init__(file: Any, name: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
+            if isinstance(name, str | bytes | os.PathLike):
+                keep = mode in ("a", "r+")
+                name = self._files.seen(name) if mode == "r" else self._files.divert(name, keep=keep)
+            original(file, name, mode, *args, **kwargs)
 
         return __init__
 

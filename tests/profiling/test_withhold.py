@@ -72,10 +72,51 @@ WRITES = {
         "pq.write_table(table, 'log.txt'); pq.write_table(table=table, where='best.pt');"
         "pyarrow.feather.write_feather(table, 'runs/old.pt'); assert pq.read_table(open('log.txt', 'rb')) == table"
     ),
+    "torch script": (
+        "import torch; script = torch.jit.script(torch.nn.Linear(1, 1));"
+        "torch.jit.save(script, 'best.pt'); script.save('runs/old.pt'); script.save(Path('log.txt'))"
+    ),
+    "a database": (
+        "import sqlite3, sqlite3.dbapi2;"
+        "[one.execute('create table t (x)') for one in (sqlite3.connect('a.db'), sqlite3.dbapi2.connect('b.db'))]"
+    ),
     "safetensors": "import numpy, safetensors.numpy as sn; sn.save_file({'a': numpy.zeros(1)}, 'log.txt')",
     "numpy": "import numpy; numpy.save('best.pt', numpy.zeros(3)); numpy.savetxt('log.txt', numpy.zeros(3))",
     "csv": "import csv; csv.writer(open('log.txt', 'w', newline='')).writerow([1, 2])",
 }
+
+
+H5PY = """
+import _io
+
+
+class File:
+    def __init__(self, name, mode="r", **others):
+        real = {"r": "r", "r+": "r+", "a": "a", "w": "w", "w-": "x", "x": "x"}[mode]
+        self.file = _io.FileIO(name, real)
+"""
+
+
+@pytest.mark.parametrize("mode", ["w", "a", "r+", "x"])
+def test_hdf5_is_held_back(mode: str, tmp_path: Path, work: Path) -> None:
+    package = tmp_path / "packages" / "h5py"
+    (package / "_hl").mkdir(parents=True)
+    (package / "__init__.py").write_text("from h5py._hl.files import File")
+    (package / "_hl" / "__init__.py").touch()
+    (package / "_hl" / "files.py").write_text(H5PY)
+    before = contents(work)
+    done = run(
+        tmp_path,
+        f"""
+        sys.path.insert(0, {str(package.parent)!r})
+        import h5py
+        h5py.File("log.txt", {mode!r}).file.write(b"gone")
+        print(h5py.File(name="log.txt").file.read().decode())
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == {"a": "epoch 1\ngone", "r+": "goneh 1"}.get(mode, "gone")
+    assert contents(work) == before
 
 
 @pytest.mark.parametrize("name", WRITES)
