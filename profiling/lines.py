@@ -33,7 +33,7 @@ from feedline.profiling.stages import is_library
 
 DUMP_S = 0.5
 MOST_FUNCTIONS = 12
-"""Functions in a recording, those with the most time first."""
+"""Functions in a recording, those with the most time first; beside those that the user named."""
 NOP = bytes((dis.opmap["NOP"], 0))
 
 # --- in the script's processes ------------------------------------------------------------------------
@@ -48,6 +48,8 @@ class LineWatch:
         self._journal = journal
         self._functions = functions
         self._known: set[int] = set()
+        self._named: set[tuple[str, int]] = set()
+        """Where the functions begin that the user named."""
         self._dumped = 0.0
         self._on = False
 
@@ -80,7 +82,8 @@ class LineWatch:
             if timings
         ]
         # A spawned worker has a trainer's watch too, since the probe is in every process: each has its own file.
-        self._journal.write(f"lines-{self._where}-{os.getpid()}", {"where": self._where, "functions": rows})
+        said = {"where": self._where, "functions": rows, "named": [list(one) for one in self._named]}
+        self._journal.write(f"lines-{self._where}-{os.getpid()}", said)
 
     def dump_sometimes(self) -> None:
         if time.perf_counter() - self._dumped > DUMP_S:
@@ -90,8 +93,7 @@ class LineWatch:
 
     def add(self, function: Any) -> None:
         """A function or method, once; anything else is passed over."""
-        inner = inspect.unwrap(function) if callable(function) else function
-        inner = inner.__func__ if isinstance(inner, MethodType) else inner
+        inner = _plain(function)
         if isinstance(inner, FunctionType) and id(inner) not in self._known:
             self._known.add(id(inner))
             self.profiler.add_function(inner)
@@ -111,6 +113,9 @@ class LineWatch:
         for name in self._functions:
             for function in find(name):
                 self.add(function)
+                code = getattr(_plain(function), "__code__", None)
+                if code is not None:
+                    self._named.add((code.co_filename, code.co_firstlineno))
 
     def add_dataset(self, dataset: Any, collate: Any) -> None:
         """What a worker calls for every sample and every batch."""
@@ -125,6 +130,12 @@ class LineWatch:
             for function in (loader, *called_by(loader)):
                 self.add(function)
         self.add(collate)
+
+
+def _plain(function: Any) -> Any:
+    """Without its decorators, and not bound."""
+    inner = inspect.unwrap(function) if callable(function) else function
+    return inner.__func__ if isinstance(inner, MethodType) else inner
 
 
 def called_by(function: Any) -> Iterator[Any]:
@@ -284,17 +295,21 @@ def _is_function(code: CodeType) -> bool:
 
 
 def collect(journal: Journal) -> list[Line]:
-    """Merged over processes per function, the functions with the most time first, lines in their order."""
+    """Merged over processes per function, the functions with the most time first, lines in their order. What the user
+    named is kept, however little it took."""
     merged: dict[tuple[str, int, str, str], dict[int, list[float]]] = {}
+    named: set[tuple[str, int]] = set()
     for said in journal.all("lines-"):
+        named |= {(file, first) for file, first in said.get("named", [])}
         for file, first, function, timings in said["functions"]:
             lines = merged.setdefault((file, first, function, said["where"]), defaultdict(lambda: [0.0, 0.0]))
             for number, hits, seconds in timings:
                 lines[number][0] += hits
                 lines[number][1] += seconds
     totals = {key: sum(seconds for _, seconds in lines.values()) for key, lines in merged.items()}
-    ranked = sorted(merged, key=lambda key: -totals[key])[:MOST_FUNCTIONS]
-    return [line for key in ranked for line in _lines_of(key, merged[key], totals[key])]
+    ranked = sorted(merged, key=lambda key: -totals[key])
+    kept = [key for place, key in enumerate(ranked) if place < MOST_FUNCTIONS or key[:2] in named]
+    return [line for key in kept for line in _lines_of(key, merged[key], totals[key])]
 
 
 def _lines_of(key: tuple[str, int, str, str], lines: dict[int, list[float]], total_s: float) -> Iterator[Line]:
