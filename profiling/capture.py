@@ -75,6 +75,10 @@ class Capture:
         self.events: Counter[str] = Counter()
         self.hook_s = 0.0  # CPU time: another program that takes the core meanwhile is not our cost
         """Time spent in `ask` and `got`: what watching a batch costs the loop."""
+        self.mark_s = 0.0
+        """The same for the marks around copies on CUDA."""
+        self.event_cost_s: dict[str, float] = {}
+        """Of the other hooks, measured as the watch begins."""
         self.device: Any = None
         """profiling.cuda.Device where there is CUDA."""
         self._loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -333,6 +337,11 @@ class Capture:
     def start(self) -> None:
         if self._sampler is not None:
             return
+        self._see_rank()
+        if self.options.mode == "verdict":
+            from feedline.profiling.prices import event_cost_s
+
+            self.event_cost_s = event_cost_s()
         fair_switching()
         PathCollector.active().start()
         self._thread = threading.get_ident()
@@ -419,6 +428,8 @@ class Capture:
             "events": dict(self.events),
             "sync_places": [[*key, count] for key, count in self._sync_places.most_common(MOST_PLACES)],
             "hook_s": self.hook_s,
+            "mark_s": self.mark_s,
+            "event_cost_s": self.event_cost_s,
             "sampler_cpu_s": sampler.cpu_s if sampler else 0.0,
             "looks": sampler.looks if sampler else 0,
             "paths": PathCollector.active().found,

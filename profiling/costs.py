@@ -1,7 +1,7 @@
 """Costs per training sample, and what watching itself cost. Pure arithmetic on what was merged."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from feedline.profiling.journal import Journal
@@ -68,19 +68,33 @@ def overhead(
     for said in trainers:
         for name, count in said.get("events", {}).items():
             events[name] += count
-    hook_s = sum(said.get("hook_s", 0.0) for said in trainers)
+    price_s = _event_costs(trainers, events)
+    hooks_s = sum(count * price_s.get(name, 0.0) for name, count in events.items())
     stacks_s = sum(said.get("sampler_cpu_s", 0.0) for said in trainers)
     workers = list(journal.all("worker-"))
     worker_cpu_s = sum(said.get("sampler_cpu_s", 0.0) for said in workers)
+    put_s, puts = (sum(said.get(name, 0.0) for said in workers) for name in ("hook_s", "puts"))
     worker_s = sum(row[1] - row[0] for said in workers for row in journal.rows(f"worker-{said['pid']}"))
     watched_s = sum(row[1] - row[0] for said in trainers for row in journal.rows(f"main-{said['pid']}"))
     resources_s = sampler.cpu_s if sampler else 0.0
-    shares = [(hook_s + stacks_s) / watched_s + resources_s / seconds] if watched_s and seconds else []
-    shares += [worker_cpu_s / worker_s] if worker_s else []
+    shares = [(hooks_s + stacks_s) / watched_s + resources_s / seconds] if watched_s and seconds else []
+    shares += [(worker_cpu_s + put_s) / worker_s] if worker_s else []
+    if puts:
+        events["put"], price_s["put"] = int(puts), put_s / puts
     return Overhead(
         seconds=watched_s / max(1, len(trainers)),
         events=dict(events),
-        event_cost_s={"batch": hook_s / events["batch"]} if events.get("batch") else {},
+        event_cost_s=price_s,
         sampler_cpu_s={"trainer": stacks_s, "workers": worker_cpu_s, "resources": resources_s},
         fraction=max(shares) if shares else None,
     )
+
+
+def _event_costs(trainers: list[dict[str, Any]], events: Mapping[str, int]) -> dict[str, float]:
+    """Of one event of each kind that happened: as it was priced (`prices`), and what timed itself beside that."""
+    told = [said.get("event_cost_s", {}) for said in trainers]
+    found = {name: sum(one.get(name, 0.0) for one in told) / len(told) for name, count in events.items() if count}
+    for name, key in (("batch", "hook_s"), ("copy", "mark_s")):
+        if events.get(name):
+            found[name] += sum(said.get(key, 0.0) for said in trainers) / events[name]
+    return found

@@ -16,6 +16,7 @@ from feedline.profiling.parts import is_ours
 from feedline.profiling.stages import frames, is_library
 
 if TYPE_CHECKING:
+    from feedline.profiling.capture import Capture
     from feedline.profiling.hooks import Hooks
     from feedline.profiling.passes import Row
 
@@ -38,7 +39,7 @@ class Device:
         for name in ("to", "cuda"):
             hooks.replace(tensor, name, self._copying)
         for name in SYNCHRONISING:
-            hooks.replace(tensor, name, self._synchronising)
+            hooks.replace(tensor, name, lambda original: self.synchronising(original, hooks.capture))
 
     @property
     def _started(self) -> bool:
@@ -70,19 +71,21 @@ class Device:
             row = capture.current if capture.active else None
             if row is None or tensor.is_cuda or not self._started or self._capturing():
                 return original(tensor, *args, **kwargs)
+            began_s = time.thread_time()
             before = self._mark()
+            marked_s = time.thread_time()
             result = original(tensor, *args, **kwargs)
             if result.is_cuda:
+                again_s = time.thread_time()
                 self._copies.append((row, before, self._mark()))
                 self._waiting.add(id(row))
                 capture.events["copy"] += 1
+                capture.mark_s += time.thread_time() - again_s + marked_s - began_s
             return result
 
         return copy
 
-    def _synchronising(self, original: Any) -> Any:
-        capture = self._capture
-
+    def synchronising(self, original: Any, capture: "Capture") -> Any:
         @functools.wraps(original)
         def synchronise(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if not capture.active or not tensor.is_cuda:

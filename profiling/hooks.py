@@ -215,9 +215,9 @@ class Hooks:
 
     def _torch(self, torch: Any) -> None:
         capture = self.capture
-        self.replace(torch.autograd, "backward", lambda original: self._timed(original, capture.backward))
+        self.replace(torch.autograd, "backward", lambda original: self.timed(original, capture.backward))
         save = torch.save if capture.withhold is None else capture.withhold.libraries.torch_save(torch.save)
-        save = self._timed(save, capture.pause)
+        save = self.timed(save, capture.pause)
         self.replace(torch, "save", lambda _: save)
         self.replace(torch.serialization, "save", lambda _: save)
         self._optimizers(sys.modules.get("torch.optim.optimizer"))
@@ -228,7 +228,7 @@ class Hooks:
             capture.device = Device(torch)
             capture.device.install(self)
 
-    def _timed(self, original: Any, tell: Callable[[float], None]) -> Any:
+    def timed(self, original: Any, tell: Callable[[float], None]) -> Any:
         capture = self.capture
 
         @functools.wraps(original)
@@ -246,18 +246,7 @@ class Hooks:
     def _optimizers(self, module: Any) -> None:
         if module is None or not hasattr(module, "register_optimizer_step_pre_hook"):
             return
-        capture, started = self.capture, [0.0]
-
-        def before(optimizer: Any, *_: Any) -> None:
-            if capture.active and capture.facts.optimizer is None:
-                capture.facts.see_optimizer(optimizer)
-            started[0] = clock()
-
-        def after(*_: Any) -> None:
-            if capture.active:
-                capture.start()
-                capture.optimizer_step(clock() - started[0])
-
+        before, after = around_step(self.capture)
         handles = module.register_optimizer_step_pre_hook(before), module.register_optimizer_step_post_hook(after)
         self._undo += [handle.remove for handle in handles]
 
@@ -274,6 +263,24 @@ class Hooks:
 
         facts.autocast = False
         self.replace(torch.autocast, "__enter__", make)
+
+
+def around_step(capture: Capture) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What torch calls before and after an optimiser's step."""
+    started = [0.0]
+
+    def before(optimizer: Any, *_: Any) -> None:
+        if capture.active and capture.facts.optimizer is None:
+            capture.facts.see_optimizer(optimizer)
+        started[0] = clock()
+
+    def after(*_: Any) -> None:
+        seconds = clock() - started[0]
+        if capture.active:
+            capture.start()
+            capture.optimizer_step(seconds)
+
+    return before, after
 
 
 def fetch(capture: Capture, one: Pass, original: Callable[[], Any]) -> Any:

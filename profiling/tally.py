@@ -23,6 +23,8 @@ class Tally:
     def __init__(self, thread_id: int | None = None) -> None:
         self.batches = 0
         self.samples = 0
+        self.hook_s = 0.0
+        """CPU time of counting them."""
         self._rows = 0
         self._clock = _thread_clock(thread_id)
         self._thread_cpu_s = self._thread_cpu()

@@ -71,10 +71,12 @@ class CountingQueue:
         self._tally = tally
 
     def put(self, item: Any, *args: Any, **kwargs: Any) -> None:
+        began_s = time.thread_time()
         count = batch_samples(item[1]) if isinstance(item, tuple) and len(item) == 2 else None
         if count is not None:
             self._tally.batches += 1
             self._tally.samples += count
+        self._tally.hook_s += time.thread_time() - began_s
         self._queue.put(item, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -124,4 +126,5 @@ class WorkerWatch:
     def _say(self, *, left: bool = False, ended: bool = False) -> None:
         self._said = time.perf_counter()
         said = {"ended": ended, "left": left, "sampler_cpu_s": self._sampler.cpu_s, "looks": self._sampler.looks}
-        self._journal.write(self._name, {**self._about, **said, "paths": self._paths.found})
+        put = {"puts": self.tally.batches, "hook_s": self.tally.hook_s}
+        self._journal.write(self._name, {**self._about, **said, **put, "paths": self._paths.found})
