@@ -59,6 +59,16 @@ def what_if(recording: Recording, **options: Any) -> list[Trial]:
     return trials(recording.sample_paths, replace(seen, **options))
 
 
+def why_none(recording: Recording) -> str:
+    """For a recording that gave no trials."""
+    seen = len(recording.sample_paths)
+    opened = f"of the {seen:,} files seen to be opened none is" if seen else "the script was not seen to open"
+    return (
+        f"nothing is predicted for prepared shards: {opened} an image, or a tar of them, that can be read here "
+        "(LMDB, HDF5 and the like are not)"
+    )
+
+
 def image_size(recording: Recording) -> int | None:
     """Side of the images in the training loader's batches, NCHW or NHWC."""
     loader = recording.train_loader

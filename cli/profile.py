@@ -126,16 +126,21 @@ def with_trials(recording: "Recording") -> "Recording":
     """What the script's own samples would cost at other sizes and codecs, where that room is installed."""
     from dataclasses import replace
 
+    from feedline.profiling.study import noted
+
     try:
-        from feedline.benchmarks.whatif import what_if
+        from feedline.benchmarks.whatif import what_if, why_none
     except ImportError:  # no image libraries here: the other predictions stand
         return recording
     if recording.sample_paths:
         say("trials: some of the script's own samples at other sizes and codecs")
     try:
-        return replace(recording, trials=what_if(recording))
+        found = what_if(recording)
     except Exception as error:  # files that have changed or vanished meanwhile must not cost the verdict
-        return replace(recording, notes=[*recording.notes, f"no trials: {type(error).__name__}: {error}"])
+        return noted(recording, f"no trials: {type(error).__name__}: {error}")
+    if not found and recording.train_loader is not None:
+        return noted(recording, why_none(recording))
+    return replace(recording, trials=found)
 
 
 def show(recording: "Recording", diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> None:
@@ -157,6 +162,6 @@ def write(path: Path, text: str) -> None:
     from feedline.profiling.errors import ProfilingUsageError
 
     try:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ProfilingUsageError(f"cannot write {path}: {error.strerror}") from error

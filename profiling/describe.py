@@ -99,8 +99,6 @@ class Facts:
     device: str = "cpu"
     autocast: bool | None = None
     channels_last: bool | None = None
-    compiled: bool | None = None
-    model: str | None = None
     parameters: int | None = None
     optimizer: str | None = None
     world_size: int = 1

@@ -136,13 +136,13 @@ def _run(launch: Launch, command: list[str], journal: Journal) -> Run:
         sampler.start()
         try:
             with signals_passed_on(child):
-                status, stopped = _wait(child, journal, sampler)
+                code, stopped = _wait(child, journal, sampler)
         finally:
             sampler.stop()
             end_workers(journal, child)
-    script = _script(launch, journal, status, stopped=stopped)
+    script = _script(launch, journal, code, stopped=stopped)
     recording = merge(journal, origin=origin, argv=launch.argv, sampler=sampler, script=script)
-    return Run(recording, journal, status, errors.read_text(errors="replace")[-2000:])
+    return Run(recording, journal, status_of(code), errors.read_text(errors="replace")[-2000:])
 
 
 def environment(folder: Path, more: dict[str, str] | None = None) -> dict[str, str]:
@@ -156,12 +156,11 @@ def environment(folder: Path, more: dict[str, str] | None = None) -> dict[str, s
 
 
 def _wait(child: "subprocess.Popen[bytes]", journal: Journal, sampler: ResourceSampler) -> tuple[int, bool]:
-    """(exit status, whether we had to end it). Also ends sampling once nothing more is to be seen."""
+    """(return code, negative for a signal; whether we had to end it). Ends sampling when there is no more to see."""
     left: float | None = None
     while True:
         try:
-            code = child.wait(timeout=0.5)
-            return (128 - code if code < 0 else code), False
+            return child.wait(timeout=0.5), False
         except subprocess.TimeoutExpired:
             pass
         ended = [said.get("ended_by") for said in journal.all("trainer-") if is_trainer(said)]
@@ -261,19 +260,24 @@ def _alive(pid: int, created: float) -> psutil.Process | None:
     return process if same else None
 
 
-def _script(launch: Launch, journal: Journal, status: int, *, stopped: bool) -> Script:
+def status_of(code: int) -> int:
+    """As a shell tells it: 128 + n for signal n."""
+    return 128 - code if code < 0 else code
+
+
+def _script(launch: Launch, journal: Journal, code: int, *, stopped: bool) -> Script:
     said = list(journal.all("trainer-"))
     ended = [one.get("ended_by") for one in said if is_trainer(one)]
     error = next((one["error"] for one in said if one.get("error")), None)
-    by: EndedBy = "signal" if status > 128 else "error" if status else "itself"
-    if not status or stopped:
+    by: EndedBy = "signal" if code < 0 else "error" if code else "itself"
+    if not code or stopped:
         by = "steps" if "steps" in ended else "seconds" if "seconds" in ended else by
     return Script(
         argv=list(launch.argv),
         module=launch.module,
         cwd=str(Path.cwd()),
         python=sys.executable,
-        exit_status=status,
+        exit_status=status_of(code),
         ended_by=by,
         error=error,
     )

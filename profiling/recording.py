@@ -95,8 +95,6 @@ class Compute:
     device: str = "cpu"
     autocast: bool | None = None
     channels_last: bool | None = None
-    compiled: bool | None = None
-    model: str | None = None
     parameters: int | None = None
     optimizer: str | None = None
     world_size: int = 1

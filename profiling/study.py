@@ -56,10 +56,14 @@ def study(config: StudyConfig, say: Say = lambda _: None) -> Study:
     options = Options(steps=config.steps, seconds=config.seconds)
     with launched(Launch(argv=config.argv, module=config.module, options=options)) as run:
         recording, status = run.recording, run.status
-    failed = recording.script.ended_by in ("error", "signal")
-    if config.legs and not failed:
+    if recording.script.ended_by in ("error", "signal"):
+        left_out = [name for name, wanted in (("legs", config.legs), ("lines", config.lines)) if wanted]
+        failed = "the script failed" if recording.script.ended_by == "error" else "a signal ended the script"
+        why = f"no {' and no '.join(left_out)}: {failed}"
+        return Study(noted(recording, why) if left_out else recording, status)
+    if config.legs:
         recording = with_legs(config, recording, say)
-    if config.lines and not failed:
+    if config.lines:
         recording = with_lines(config, recording, say)
     return Study(recording, status)
 

@@ -255,7 +255,7 @@ def _about(recording: Recording, diagnosis: Diagnosis) -> Markup:
         "usable cores": host.get("affinity", units.UNKNOWN),
         "memory": units.size(host.get("memory_bytes")),
         "device": recording.compute.device,
-        "model": recording.compute.model or units.UNKNOWN,
+        "trained parameters": units.number(recording.compute.parameters),
         "steps measured": f"{diagnosis.measured.steps:,}",
         "warm-up left out": f"{recording.warm_up.steps} steps: {recording.warm_up.rule}",
         "python": recording.script.python or host.get("python", units.UNKNOWN),

@@ -91,6 +91,32 @@ def test_the_exit_status_is_the_scripts_own(tmp_path: Path, text: str, status: i
     assert len(ours) == (1 if status else 0)
 
 
+@pytest.mark.parametrize(
+    ("text", "by"),
+    [("import sys; sys.exit(-1)", "error"), ("import os; os.kill(os.getpid(), 9)", "signal"), ("pass", "itself")],
+)
+def test_how_a_script_ended(tmp_path: Path, text: str, by: str) -> None:
+    assert profile(Launch(argv=[str(script(tmp_path, text))])).recording.script.ended_by == by
+
+
+def test_what_is_left_out_after_a_failure_is_said(tmp_path: Path) -> None:
+    script(tmp_path, "raise ValueError")
+    done = feedline("--legs", "--lines", "script.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert b"no legs and no lines: the script failed" in done.stdout
+
+
+def test_files_are_written_in_utf_8_whatever_the_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    monkeypatch.setenv("PYTHONCOERCECLOCALE", "0")
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8")
+    script(tmp_path, "pass")
+    done = feedline("--html", "r.html", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "–" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
 def test_a_script_without_any_loader_gets_one_line_that_says_so(tmp_path: Path) -> None:
     script(tmp_path, "print('done')")
     done = feedline("script.py", cwd=tmp_path)

@@ -4,13 +4,18 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+from feedline.cli.profile import with_trials
 from feedline.profiling.diagnose import diagnose
+from feedline.profiling.journal import Journal
+from feedline.profiling.lines import MOST_FUNCTIONS, collect
 from feedline.profiling.recording import STAGES, Line, LoaderSeen, Recording, Script
 from feedline.profiling.study import StudyConfig, study, with_legs, with_lines, worker_counts
 
@@ -50,6 +55,107 @@ def test_lines_of_workers_and_trainer_are_complete(method: str, tmp_path: Path) 
     in_trainer = hits(found.lines, "trainer")
     assert in_trainer["loss.backward()"] == in_trainer["optimizer.step()"] == 96 / BATCH
     assert not (tmp_path / "run").exists()
+
+
+def test_functions_that_were_named_are_kept_however_little_they_took(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    dear = [["a.py", 10 * n, f"f{n}", [[10 * n + 1, 5, 1.0 + n]]] for n in range(20)]
+    named = [["a.py", 990, "mine", [[991, 3, 0.001]]]]
+    journal.write("lines-trainer-1", {"where": "trainer", "functions": [*dear, *named], "named": [["a.py", 990]]})
+    kept = [line.function for line in collect(journal)]
+    assert kept[-1] == "mine"
+    assert len(kept) == MOST_FUNCTIONS + 1
+
+
+def test_a_named_function_is_told_as_such(tmp_path: Path) -> None:
+    script = tmp_path / "many.py"
+    script.write_text(MANY)
+    config = StudyConfig(argv=[str(script)], functions=("rarely",), line_steps=1000)
+    found = with_lines(config, Recording(script=Script(argv=[str(script)])))
+    assert {line.function.rpartition(".")[2] for line in found.lines} >= {"train", "rarely"}
+
+
+MANY = """
+import torch
+from torch.utils.data import DataLoader
+
+def rarely():
+    return 1
+
+""" + "".join(f"def often{n}():\n    return sum(range(2000))\n\n" for n in range(15)) + """
+OFTEN = [value for name, value in list(globals().items()) if name.startswith("often")]
+
+def train():
+    for batch in DataLoader(torch.rand(64, 2), batch_size=8):
+        rarely()
+        for one in OFTEN:
+            one()
+
+train()
+"""  # fmt: skip
+
+
+def test_a_script_without_images_is_told_why_no_shards_are_predicted() -> None:
+    recording = replace(before(toy(Path("run"))), sample_paths=["/data/train.lmdb", "/data/labels.csv"])
+    (note,) = with_trials(recording).notes
+    assert "of the 2 files seen to be opened none is an image" in note and "LMDB" in note
+
+
+SPAWNED = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader, TensorDataset
+
+def train(rank, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (x,) in DataLoader(TensorDataset(torch.rand(96, 4)), batch_size=8):
+        model(x).mean().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(train, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_ranks_of_spawned_processes_are_told_apart(tmp_path: Path) -> None:
+    script = tmp_path / "spawned.py"
+    script.write_text(SPAWNED)
+    done = study(StudyConfig(argv=[str(script), str(tmp_path / "store")]))
+    assert done.status == 0
+    assert {trainer.rank for trainer in done.recording.trainers} == {0, 1}
+    assert done.recording.compute.world_size == 2
+    for rank in (0, 1):
+        assert len([step for step in done.recording.steps if step.rank == rank]) == 12
+
+
+LOADERLESS = """
+import sys, time
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(2000):
+    model(torch.rand(8, 4)).mean().backward()
+    optimizer.step()
+    time.sleep(0.01)
+sys.exit("never stopped")
+"""
+
+
+@pytest.mark.parametrize(("limit", "by"), [({"steps": 25}, "steps"), ({"seconds": 0.5}, "seconds")])
+def test_a_loop_without_a_loader_stops_too(tmp_path: Path, limit: dict[str, Any], by: str) -> None:
+    script = tmp_path / "loaderless.py"
+    script.write_text(LOADERLESS)
+    done = study(StudyConfig(argv=[str(script)], **limit))
+    assert (done.status, done.recording.script.ended_by) == (0, by)
+    assert done.recording.optimizer_steps == limit.get("steps", done.recording.optimizer_steps) > 0
+    assert "optimiser steps seen" in diagnose(done.recording).headline
 
 
 def test_legs_change_nothing_and_measure(tmp_path: Path) -> None:
