@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console
+from feedline.cli.common import JsonFile, Record, console, stderr
 
 Opt = typer.Option
 
@@ -57,7 +57,7 @@ def costs_of(
         from feedline.benchmarks.costs import measure_costs
 
         measured = asdict(measure_costs(dataset, image_size))
-        measured.pop("split")
+        stderr.print(f"costs measured on {measured.pop('split')}", markup=False, soft_wrap=True)
     elif load_us is None or sample_kb is None:
         raise UsageError("no costs to plan with: name a prepared dataset, or give both --load-us and --sample-kb")
     given = {
