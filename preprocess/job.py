@@ -275,7 +275,7 @@ def master_of(config: PrepareConfig) -> str:
     if has_context():
         from pyspark import SparkContext
 
-        return str(SparkContext._active_spark_context.master)
+        return str(getattr(SparkContext._active_spark_context, "master", ""))
     said = config.spark.get("spark.master") or config.master
     if said is None and under_submit():
         from pyspark import SparkConf, SparkContext
