@@ -83,6 +83,51 @@ def test_the_watch_prices_every_hook_and_counts_it(tmp_path: Path) -> None:
     assert found.fraction == pytest.approx((whole_s + found.sampler_cpu_s["trainer"]) / found.seconds)
 
 
+class Event:
+    """A mark on a device that takes a millisecond to the next."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        return
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: "Event") -> float:
+        return 1.0
+
+
+class OnHost(OnDevice):
+    is_cuda = False
+
+    def to(self) -> OnDevice:
+        return OnDevice()
+
+    cuda = to
+
+
+def test_copies_are_timed_by_marks_and_these_time_themselves(tmp_path: Path) -> None:
+    cuda = SimpleNamespace(Event=Event, is_initialized=lambda: True, is_current_stream_capturing=lambda: False)
+    origin = time.perf_counter()
+    capture = Capture(Journal(tmp_path), Options(steady=False))
+    hooks = Hooks(capture)
+    capture.device = Device(SimpleNamespace(Tensor=OnHost, cuda=cuda))
+    capture.device.install(hooks)
+    one = capture.begin_pass(Loader(), "torch")
+    for _ in range(12):
+        capture.got(one, capture.ask(one), BATCH)
+        OnHost().to()
+    capture.end_pass(one, exhausted=True)
+    capture.leave("itself")
+    hooks.remove()
+    seen = merge(capture.journal, origin=origin, argv=["x.py"])
+    assert [step.copy_s for step in seen.steps] == [0.001] * 12
+    assert seen.overhead.events["copy"] == 12
+    assert 0 < seen.overhead.event_cost_s["copy"] < 1e-3
+
+
 def test_pricing_is_cheap() -> None:
     event_cost_s()
     started = time.process_time()
