@@ -7,6 +7,7 @@ import json
 import os
 import re
 import tarfile
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedline.pipeline.errors import FeedlineError, UsageError
+from feedline.pipeline.scratch import PREFIX
 from feedline.pipeline.shards import read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
@@ -674,3 +676,13 @@ def test_an_executor_with_another_encoder_is_refused(
     monkeypatch.setattr("feedline.preprocess.work.own_fingerprint", lambda outputs: "0" * 64)
     with pytest.raises(FeedlineError, match="encodes differently"):
         prepare(images, tmp_path / "out")
+
+
+def test_a_run_with_nothing_left_to_do_clears_what_a_killed_one_left(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(images, tmp_path / "out")
+    (tmp_path / "tmp" / f"{PREFIX}spark-gone").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    prepare(images, tmp_path / "out")
+    assert not names(tmp_path / "tmp")
