@@ -43,7 +43,7 @@ class OnDevice:
         return 0.0
 
 
-def trained(folder: Path, batches: int = 12) -> Recording:
+def trained(folder: Path, sampler: Any = None) -> Recording:
     """A loop that asks a device for a number in every step."""
     origin = time.perf_counter()
     capture = Capture(Journal(folder), Options(steady=False))
@@ -51,14 +51,14 @@ def trained(folder: Path, batches: int = 12) -> Recording:
     Device(SimpleNamespace(Tensor=OnDevice)).install(hooks)
     loader = Loader()
     one = capture.begin_pass(loader, "torch")
-    for _ in range(batches):
+    for _ in range(12):
         capture.got(one, capture.ask(one), BATCH)
         OnDevice().item()
         capture.backward(0.001)
     capture.end_pass(one, exhausted=True)
     capture.leave("itself")
     hooks.remove()
-    return merge(capture.journal, origin=origin, argv=["x.py"])
+    return merge(capture.journal, origin=origin, argv=["x.py"], sampler=sampler)
 
 
 def test_hidden_synchronisations_are_summed_over_measured_steps_and_placed(tmp_path: Path) -> None:
@@ -171,6 +171,15 @@ def test_gpu_means_are_of_the_training_steps() -> None:
     assert found.unavailable == {"gpm": "refused", "sm_active": "no look fell into the training steps"}
     (untrained,) = over_steps([whole], series, [])
     assert untrained.utilization == pytest.approx(0.38)
+
+
+def test_a_merged_recording_has_the_means_of_its_steps(tmp_path: Path) -> None:
+    """The sampler's own mean is of its whole life, start-up included."""
+    series = replace(gpu_series("utilization", [0.0, 0.9]), t_s=[0.0, 10.0])
+    gpu = Gpu(uuid="GPU-1", utilization=0.1)
+    sampler = SimpleNamespace(gpus=[gpu], gpu_note="", cpu_s=0.0, series=SimpleNamespace(all=lambda: [series]))
+    (found,) = trained(tmp_path, sampler).gpus
+    assert found.utilization == pytest.approx(0.9)
 
 
 def test_bytes_read_by_the_workers_of_every_rank_count() -> None:
