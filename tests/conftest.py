@@ -1,5 +1,6 @@
 """Fixtures for all rooms: tiny raw datasets, drawn once per test process in a fraction of a second."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ from hypothesis import settings
 
 settings.register_profile("busy", deadline=None)  # a busy machine is no bug: no test asserts how long it took
 settings.load_profile("busy")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background: what tests start would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY: dict[str, Any] = {"images": 48, "classes": 4, "long_side_px": 64, "val_fraction": 0.25, "seed": 3}
 
