@@ -18,7 +18,8 @@ from feedline.profiling.recording import Recording, Trial
 from feedline.profiling.render import units
 from feedline.profiling.throughput import Throughput
 
-MODEL_ERROR = 0.05
+MODEL_ERROR = 0.075
+"""With it 13 of the 14 gains of results/predictions.json lie inside their 90 % intervals; with 0.05, 7 did."""
 NO_CEILING_ERROR = 0.08
 """Added where the ceiling was not measured by a leg but taken from the time the steps did not wait."""
 ERROR_PER_DOUBLING = 0.04
