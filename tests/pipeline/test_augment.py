@@ -93,7 +93,7 @@ def test_evaluation_shows_resize_and_centre_crop(codec: str, px: int) -> None:
         steps = v2.Compose([v2.Resize(round(px / EVAL.crop_fraction)), v2.CenterCrop(px)])
         expected = np.asarray(steps(Image.fromarray(pixels)))
         got = fill(codec, member(codec, np.ascontiguousarray(pixels)), px, EVAL)
-        assert difference(got, expected) < (0.01 if codec == "raw" else TOLERANCE[codec])
+        assert difference(got, expected) < (0.02 if codec == "raw" else TOLERANCE[codec])
 
 
 def test_evaluation_at_full_size_is_a_full_decodes_centre() -> None:

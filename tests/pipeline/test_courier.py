@@ -1,6 +1,7 @@
 """A user's function reaches a fresh interpreter whatever module it was defined in."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,11 +29,13 @@ class Callme:
 
 
 def elsewhere(function: Callable[..., Any], value: int) -> int:
-    """What the function gives in an interpreter that has seen nothing of this one."""
+    """What the function gives in an interpreter that, like a worker, has this one's import path and nothing else."""
     script = "import sys; from feedline.pipeline.courier import unpack; print(unpack(sys.argv[1])(int(sys.argv[2])))"
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     done = subprocess.run(
-        [sys.executable, "-P", "-c", script, courier.pack(function), str(value)], capture_output=True, text=True
-    )
+        [sys.executable, "-P", "-c", script, courier.pack(function), str(value)],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
