@@ -2,12 +2,11 @@
 
     python -m feedline.benchmarks.predictions [--work DIR] [--rounds 3] [--images 1200] [--only naive|recipe]
 
-Two scripts, fourteen remedies. A script is profiled once (with legs and trials), and run with cached batches, alone
-and beside processes that burn CPU; all its predictions are made and written down before any of them is run. Then
-rounds visit the script as it is and every remedy in random order, each window in a fresh process, and the gain of a
-remedy over the script as it is, in the same round, is compared with the gain foretold. A window or a profile in which
-other programs took more than QUIET_CORES is measured again, a few times. With `--only` the other script's entry of
-the result file stays.
+Two scripts, fourteen remedies. A script is profiled once, as `feedline profile --legs` does it; all its predictions
+are made from that recording alone and written down before any of them is run. Then rounds visit the script as it is
+and every remedy in random order, each window in a fresh process, and the gain of a remedy over the script as it is,
+in the same round, is compared with the gain foretold. A window or a profile in which other programs took more than
+QUIET_CORES is measured again, a few times. With `--only` the other script's entry of the result file stays.
 
 Swapped loaders keep their workers (`benchmarks.swap`), and one with the script's own order never ends an epoch: what
 the script's epochs begin with is left out of those predictions.
@@ -24,17 +23,25 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.forecast import with_ceiling
 from feedline.benchmarks.measuring import Bench, rounds
 from feedline.benchmarks.subject import Subject, Window, machine_busy_s
 from feedline.benchmarks.whatif import FORMS, what_if
 from feedline.benchmarks.whatif_forms import prepare_form
 from feedline.pipeline.atomic import write_atomically
 from feedline.preprocess.resize import Output
-from feedline.profiling.host import describe_host, usable_cores
+from feedline.profiling.host import describe_host
 from feedline.profiling.measure import measure
 from feedline.profiling.neighbours import machine_and_others
-from feedline.profiling.predict import Change, Situation, predict, situation, with_own_workers, with_trial
+from feedline.profiling.predict import (
+    Change,
+    Situation,
+    laid_out,
+    predict,
+    situation,
+    with_own_workers,
+    with_stall,
+    with_trial,
+)
 from feedline.profiling.recording import Recording, Trial
 from feedline.profiling.remedies_compute import uint8
 from feedline.profiling.study import LEGS, StudyConfig, study
@@ -113,51 +120,23 @@ class Foretold:
     binding: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Free:
-    """The script with cached batches, measured before anything is applied: data is free."""
-
-    own: list[Window]
-    """In the layout of its own loader."""
-    channels_last: list[Window]
-    """In the layout of feedline's loader, in which convolutions may be faster."""
-    crowded: dict[int, list[Window]]
-    """With so many processes beside it that burn CPU."""
-
-
-def foretell(recording: Recording, free: Free, cases: Sequence[Case]) -> dict[str, Foretold]:
-    """Predicted gains by case; needs the recording, its trials and the cached runs only."""
+def foretell(recording: Recording, cases: Sequence[Case]) -> dict[str, Foretold]:
+    """Predicted gains by case."""
     at = situation(recording, measure(recording))
     if at is None:
         raise SystemExit("the profile measured no rate")
-    at = replace(at, now=replace(with_ceiling(at.now, free.own), stall=stall_of(free)))
-    return {case.name: _foretold(at, _change(at, free, case)) for case in cases}
+    at = with_stall(at)
+    return {case.name: _foretold(at, _change(at, case)) for case in cases}
 
 
-def stall_of(free: Free) -> dict[int, float]:
-    """CPU seconds the model loses per CPU second of what runs beside it, by how many processes do."""
-    alone_s = cpu_per_sample(free.own)
-    found: dict[int, float] = {}
-    for hogs, windows in free.crowded.items():
-        seconds, samples = sum(one.seconds for one in windows), sum(one.samples for one in windows)
-        mine_s = cpu_per_sample(windows)
-        theirs_s = min(hogs, usable_cores() - mine_s * samples / seconds) * seconds / samples
-        found[hogs] = max(0.0, (mine_s - alone_s) / theirs_s) if theirs_s > 0 else 0.0
-    return found
-
-
-def cpu_per_sample(windows: Sequence[Window]) -> float:
-    return sum(one.trainer_cpu_s for one in windows) / sum(one.samples for one in windows)
-
-
-def _change(at: Situation, free: Free, case: Case) -> Change:
+def _change(at: Situation, case: Case) -> Change:
     then = with_own_workers(at, case.num_workers)
     if case.extra == ("--uint8",):
         then = next(iter(uint8(at))).then
     if case.how == "workers":
         then = replace(then, epoch_start_s=0.0)
     if case.form is not None:
-        then = with_trial(with_ceiling(then, free.channels_last), at.measured, trial_of(at, case.form), None)
+        then = with_trial(laid_out(then, at.measured), at.measured, trial_of(at, case.form), None)
         assert then is not None
     return Change(remedy=case.name, then=then, cost="", why="", may_raise_ceiling=True)
 
@@ -171,20 +150,6 @@ def trial_of(at: Situation, form: Output) -> Trial:
 def _foretold(at: Situation, change: Change) -> Foretold:
     said, rate = predict(at, change), at.rate_over_epochs
     return Foretold(gain=said.gain, low=said.low / rate, high=said.high / rate, binding=change.then.binding())
-
-
-def free_data(script: Script, data: Path, args: argparse.Namespace) -> Free:
-    say(f"{script.name} with free data, before anything is applied")
-    argv = [word.format(data=data) for word in script.argv]
-
-    def windows(**more: Any) -> list[Window]:
-        one = Subject(kind="script", settings={"argv": argv, "how": "cached", **more}, window_s=args.window)
-        return [quiet_window(bench, one, args.patience) for _ in range(2)]
-
-    counts = sorted({case.num_workers for case in script.cases})
-    with Bench() as bench:
-        own, channels_last = windows(), windows(layout="channels_last")
-        return Free(own=own, channels_last=channels_last, crowded={n: windows(hogs=n) for n in counts})
 
 
 def profiled(script: Script, data: Path, args: argparse.Namespace) -> Recording:
@@ -230,7 +195,7 @@ def subject(script: Script, case: Case | None, data: Path, splits: Path, window_
 def quiet_window(bench: Bench, one: Subject, patience_s: float) -> Window:
     """The quietest of a few tries; the first that is quiet enough ends them. Without patience there is one."""
     best: Window | None = None
-    for _ in range(TRIES if patience_s and not one.settings.get("hogs") else 1):
+    for _ in range(TRIES if patience_s else 1):
         wait_for_quiet(patience_s)
         window = bench.measure(one)
         if best is None or (window.others_cores or 0.0) < (best.others_cores or 0.0):
@@ -280,7 +245,7 @@ def result_of(case: Case, said: Foretold, windows: Sequence[Window], as_is: Sequ
         "measured_gain": gain,
         "measured_gains": gains,
         "samples_per_s": rates(windows),
-        "trainer_cpu_s_per_sample": cpu_per_sample(windows),
+        "trainer_cpu_s_per_sample": sum(one.trainer_cpu_s for one in windows) / sum(one.samples for one in windows),
         "worker_cpu_s_per_sample": sum(one.worker_cpu_s for one in windows) / sum(one.samples for one in windows),
         "others_cores": [window.others_cores for window in windows],
         "error": abs(said.gain / gain - 1),
@@ -289,7 +254,7 @@ def result_of(case: Case, said: Foretold, windows: Sequence[Window], as_is: Sequ
 
 
 def entry(
-    script: Script, recording: Recording, free: Free, said: dict[str, Foretold], found: dict[str, list[Window]]
+    script: Script, recording: Recording, said: dict[str, Foretold], found: dict[str, list[Window]]
 ) -> dict[str, Any]:
     """What the result file says of one script: its model, its trials, its cases."""
     at = situation(recording, measure(recording))
@@ -301,8 +266,8 @@ def entry(
         "profiled_samples_per_s": at.rate.value if at else None,
         "profiled_over_epochs_samples_per_s": at.rate_over_epochs if at else None,
         "profile_others_cores": others_of(recording),
-        "model": asdict(at.now) if at else None,
-        "free_data": {"own": rates(free.own), "channels_last": rates(free.channels_last), "stall": stall_of(free)},
+        "model": asdict(with_stall(at).now) if at else None,
+        "legs": [asdict(leg) for leg in recording.legs],
         "trials": [asdict(trial) for trial in recording.trials],
         "cases": [result_of(case, said[case.name], found[case.name], found[AS_IS]) for case in script.cases],
     }
@@ -342,13 +307,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for script in chosen:
         splits = prepared(script.forms, data, work)
         recording = profiled(script, data, args)
-        free = free_data(script, data, args)
-        said = foretell(recording, free, script.cases)
+        said = foretell(recording, script.cases)
         foretold = {name: asdict(one) for name, one in said.items()}
         write_atomically(work / f"foretold-{script.name}.json", json.dumps(foretold).encode())
         recording.save(work / f"recording-{script.name}.json")
         found = measured(script, data, splits, args)
-        entries = {**entries, script.name: entry(script, recording, free, said, found)}
+        entries = {**entries, script.name: entry(script, recording, said, found)}
     return summed_up(list(entries.values()), args)
 
 

@@ -20,8 +20,10 @@ Script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS…]", help="T
 IsModule = Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Stop the script after so many training steps.")]
 Seconds = Annotated[float | None, typer.Option(min=0, help="Stop it after so long in training.")]
-Legs = Annotated[bool, typer.Option("--legs", help="Measure the ceiling (cached batches) and the loader alone.")]
-Cold = Annotated[bool, typer.Option("--cold", help="A leg with the files dropped from the page cache.")]
+Legs = Annotated[
+    bool, typer.Option("--legs", help="Measure the ceiling (cached batches), the loader alone, a cold page cache.")
+]
+Cold = Annotated[bool, typer.Option(help="--legs: with the data's files dropped from the page cache, at the end.")]
 Lines = Annotated[bool, typer.Option("--lines", help="Time lines, in the trainer and in every worker.")]
 LinesOf = Annotated[
     list[str] | None, typer.Option(metavar="FUNC", help="--lines of name, Class.name, module:name too.")
@@ -38,7 +40,7 @@ def profile(
     steps: Steps = None,
     seconds: Seconds = None,
     legs: Legs = False,
-    cold: Cold = False,
+    cold: Cold = True,
     lines: Lines = False,
     lines_of: LinesOf = None,
     trials: Trials = True,

@@ -9,6 +9,10 @@ NODES = 128  # members looked at in all: a batch may hold lists of a million flo
 
 def tensors(batch: Any) -> list[Any]:
     """The tensors and arrays in a batch, in order: anything with a shape and a dtype. Large structures are cut."""
+    if isinstance(batch, list | tuple) and 0 < len(batch) < NODES:  # the usual batch, quickly
+        flat = [one for one in batch if hasattr(one, "shape") and hasattr(one, "dtype")]
+        if len(flat) == len(batch):
+            return flat
     found: list[Any] = []
     pending: list[tuple[Any, int]] = [(batch, DEPTH)]
     for _ in range(NODES):
@@ -32,15 +36,21 @@ def _members(one: Any) -> list[Any]:
     return []
 
 
-def batch_samples(batch: Any) -> int | None:
-    """Samples in a batch: the first tensor's first dimension, else the length of its first list; None if neither.
-
-    Exceptions and the loader's own messages are no batches.
-    """
-    for tensor in tensors(batch):
+def sizes(batch: Any) -> tuple[int | None, int]:
+    """(samples, bytes) of a batch. Samples are the first tensor's first dimension, else the length of its first list;
+    None if neither: exceptions and the loader's own messages are no batches."""
+    found, samples = tensors(batch), None
+    for tensor in found:
         if len(tensor.shape):
-            return int(tensor.shape[0])
-    return _length(batch)
+            samples = int(tensor.shape[0])
+            break
+    else:
+        samples = _length(batch)
+    return samples, sum(map(tensor_bytes, found))
+
+
+def batch_samples(batch: Any) -> int | None:
+    return sizes(batch)[0]
 
 
 def _length(batch: Any) -> int | None:
@@ -58,7 +68,7 @@ def tensor_bytes(tensor: Any) -> int:
 
 
 def batch_bytes(batch: Any) -> int:
-    return sum(tensor_bytes(tensor) for tensor in tensors(batch))
+    return sizes(batch)[1]
 
 
 def describe(batch: Any) -> dict[str, Any]:

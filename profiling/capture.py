@@ -12,13 +12,13 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from types import FrameType
 from typing import Any
 
 from feedline.profiling import describe
-from feedline.profiling.batches import batch_bytes, batch_samples
 from feedline.profiling.batches import describe as describe_batch
+from feedline.profiling.batches import sizes
 from feedline.profiling.journal import Journal, Options
 from feedline.profiling.parts import part
 from feedline.profiling.passes import Pass, Row
@@ -32,6 +32,9 @@ from feedline.profiling.tally import Tally
 
 EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
 TRAINER_RATE_HZ = 50.0
+TIMED, COUNTED = 5, 4
+"""Every so manyth batch is timed, and has its page faults counted: asking the kernel costs more than the rest. There
+is no common divisor, so that the timed ones stand for all."""
 WARM_STEPS = 5
 """Training steps whose page faults do not count: the allocator is still growing."""
 MOST_PLACES = 32
@@ -73,7 +76,7 @@ class Capture:
         """Legs and lines: profiling.withhold.Withhold."""
         self.facts = describe.Facts()
         self.events: Counter[str] = Counter()
-        self.hook_s = 0.0  # CPU time: another program that takes the core meanwhile is not our cost
+        self.hook_s = 0.0
         """Time spent in `ask` and `got`: what watching a batch costs the loop."""
         self.mark_s = 0.0
         """The same for the marks around copies on CUDA."""
@@ -85,7 +88,9 @@ class Capture:
         self._about: list[dict[str, Any]] = []
         self._epochs: Counter[int] = Counter()
         self._open: list[Pass] = []
-        self._rows: list[Row] = []
+        self._rows: deque[Row] = deque()
+        """Appended to by the script's thread while the sampler's takes from its front."""
+        self._closed = 0
         self._late: list[Row] = []
         self._flushing = threading.Lock()
         self._steadiness = Steadiness()
@@ -100,7 +105,10 @@ class Capture:
         self._pin_thread: PinThread | None = None
         self._loading: dict[int, Tally] = {}
         self._self_told: dict[int, SelfTold] = {}
-        self._told = [0.0, 0.0, 0]
+        self._seen: list[float] = [0.0, 0.0, 0.0]
+        """Of all rows written so far, as `_waits` gives them."""
+        self._told: list[float] = [0.0, 0.0, 0.0]
+        """And of all that `take_metrics` has told of."""
         self._passes: dict[tuple[int, int], list[Any]] = {}
         self._sync_places: Counter[tuple[int, str]] = Counter()
         self._usage: Any = None
@@ -134,7 +142,8 @@ class Capture:
 
     def ask(self, one: Pass) -> float:
         """The loop asks for the next batch; raises Finished when enough was seen."""
-        now, cpu_s = time.perf_counter(), time.thread_time()
+        now = time.perf_counter()
+        timing = None if self._closed % TIMED else Timing()
         self._close_row(one, now)
         if self._enough(now):
             self.leave("steps" if self.options.steps else "seconds")
@@ -143,13 +152,16 @@ class Capture:
             self.device.step_ended()
         self.asking = one
         one.last_asked = now
-        self.hook_s += time.thread_time() - cpu_s
+        if timing is not None:
+            self.hook_s += timing.of_all()
         return now
 
     def got(self, one: Pass, asked: float, batch: Any) -> None:
-        now, cpu_s = time.perf_counter(), time.thread_time()
+        now = time.perf_counter()
+        timing = None if self._closed % TIMED else Timing()
         self.asking = None
-        row = Row(asked, now, batch_samples(batch) or 0, batch_bytes(batch), one.loader, one.epoch)
+        samples, size = sizes(batch)
+        row = Row(asked, now, samples or 0, size, one.loader, one.epoch)
         if self.device is not None:
             self.device.step_begins(row)
         about = self._about[one.loader]
@@ -158,10 +170,11 @@ class Capture:
         one.row = self.current = row
         one.first_got = now if one.first_got is None else one.first_got
         one.samples += row.samples
-        self._usage = describe.usage()
         one.batches += 1
         self.events["batch"] += 1
-        self.hook_s += time.thread_time() - cpu_s
+        self._usage = None if self._closed % COUNTED else describe.usage()
+        if timing is not None:
+            self.hook_s += timing.of_all()
 
     def end_pass(self, one: Pass, *, exhausted: bool = False) -> None:
         """The iterator is exhausted, was dropped, or failed."""
@@ -242,12 +255,9 @@ class Capture:
                 self._finish(inner, last.got if last else now)
         one.inner.clear()
         row.end = now
-        self._steadiness.add(now, row.samples, row.pause)
-        told = self._told
-        self._told = [told[0] + row.got - row.start, told[1] + now - row.start - row.pause, told[2] + row.samples]
         if row.trained:
             self.train_steps += 1
-            if self.train_steps > WARM_STEPS and not row.pause and self._usage is not None:
+            if self._usage is not None and self.train_steps > WARM_STEPS and not row.pause:
                 self.facts.see_usage(self._usage, describe.usage())
             if not self._any_trained:
                 self._any_trained = True
@@ -256,6 +266,7 @@ class Capture:
         if self.current is row:
             self.current = None
         self._rows.append(row)
+        self._closed += 1
 
     def _finish(self, one: Pass, now: float) -> None:
         if one.done:
@@ -302,7 +313,7 @@ class Capture:
     def _steps(self) -> int:
         if self._any_trained:
             return self.train_steps
-        return self._loose_steps or len(self._rows) + sum(self._epochs.values())
+        return self._loose_steps or self._closed
 
     def _agree_on_the_end(self, steps: int, seconds: float) -> bool:
         """Ranks must leave at the same step, or the others hang in their all-reduce: rank 0 names a later one."""
@@ -381,8 +392,12 @@ class Capture:
     def _flush(self) -> None:
         if self.device is not None:
             self.device.collect()
-        rows, self._rows = [*self._late, *self._rows], []
-        self._late = []
+        rows, self._late = self._late, []
+        while self._rows:
+            row = self._rows.popleft()
+            self._steadiness.add(row.end, row.samples, row.pause)
+            self._seen = [was + more for was, more in zip(self._seen, _waits(row), strict=True)]
+            rows.append(row)
         ready: list[Row] = []
         for row in rows:
             settled = not self.active or self.device is None or self.device.settled(row)
@@ -405,7 +420,11 @@ class Capture:
 
     def take_metrics(self) -> dict[str, float]:
         """Wait fraction and samples/s since the last call, over all batches; empty when there were none."""
-        (waited_s, seconds, samples), self._told = self._told, [0.0, 0.0, 0]
+        with self._flushing:
+            pending = [_waits(row) for row in list(self._rows)]
+            seen = [float(sum(column)) for column in zip(self._seen, *pending, strict=True)]
+        waited_s, seconds, samples = (now - before for now, before in zip(seen, self._told, strict=True))
+        self._told = seen
         return {"wait_fraction": waited_s / seconds, "samples_per_s": samples / seconds} if seconds else {}
 
     def _told_passes(self) -> list[list[Any]]:
@@ -434,3 +453,22 @@ class Capture:
             "looks": sampler.looks if sampler else 0,
             "paths": PathCollector.active().found,
         }
+
+
+class Timing:
+    """What one batch of `TIMED` costs, told for all of them; CPU time, since another program that takes the core
+    meanwhile is not our cost. What reading the clock costs is told once."""
+
+    def __init__(self) -> None:
+        began_s = time.thread_time()
+        self._began_s = time.thread_time()
+        self._clock_s = self._began_s - began_s
+
+    def of_all(self) -> float:
+        spent_s = time.thread_time() - self._began_s - self._clock_s
+        return TIMED * max(0.0, spent_s) + 3 * self._clock_s
+
+
+def _waits(row: Row) -> tuple[float, float, int]:
+    """Seconds waited, seconds in all, samples."""
+    return row.got - row.start, row.end - row.start - row.pause, row.samples

@@ -43,6 +43,9 @@ class Options:
     paths: tuple[str, ...] = ()
     """legs: data files seen in the verdict pass, for the cold leg."""
     worker_counts: tuple[int, ...] = ()
+    """legs: numbers of workers that the loader alone is measured with."""
+    crowds: tuple[int, ...] = ()
+    """legs: numbers of busy processes beside cached batches."""
     functions: tuple[str, ...] = ()
     """lines: what to profile, as `function`, `Class.method` or `module:function`."""
     scratch: str = ""

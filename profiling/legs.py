@@ -1,8 +1,11 @@
 """Differential legs: what the training loop's rate is when data is free, and the loader's when nobody else works.
 
 One fresh process of the same script, in which the training loader's iterator is directed: windows of normal running,
-of cached batches handed out again and again (the ceiling), and of draining the loader with the script standing still
-(the loader alone, at several numbers of workers), in an order that turns from round to round so that drift cancels.
+of cached batches handed out again and again (the ceiling), of these beside processes that burn CPU, and of draining
+the loader with the script standing still (the loader alone, at several numbers of workers), in an order that turns
+from round to round so that drift cancels. What cannot be taken back comes at the end: cached batches laid out as
+feedline's loader hands them over (with freed memory kept), and files dropped from the page cache.
+
 The loop is held inside its epoch: a loader that runs out starts again. At the end `Finished` is raised in the loop.
 What the script writes meanwhile goes elsewhere (`profiling.withhold`).
 
@@ -10,18 +13,20 @@ After a window in which the loop did not draw from the loader its queue is full,
 many batches as could be queued left out.
 """
 
-import copy
 import os
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from feedline.profiling.batches import batch_bytes, batch_samples, tensors
+from feedline.pipeline.allocator import keep_freed_memory
+from feedline.profiling.batches import batch_samples
+from feedline.profiling.cached import Cache
 from feedline.profiling.capture import Capture, Finished
+from feedline.profiling.crowd import Crowd
 from feedline.profiling.pagecache import drop
 from feedline.profiling.passes import Pass
 from feedline.profiling.withhold import Withhold
@@ -29,10 +34,10 @@ from feedline.profiling.withhold import Withhold
 if TYPE_CHECKING:
     from feedline.profiling.hooks import Hooks
 
-KEPT_BATCHES = 4
-KEPT_BYTES = 512 << 20
 SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds the last step's work
 LEAST_STEPS = 4  # of a window, however long they take
+CACHED = ("cached", "crowded", "laid_out")
+"""Legs in which the loop is handed kept batches."""
 
 
 @dataclass
@@ -40,47 +45,26 @@ class Window:
     """One leg, once."""
 
     leg: str
-    num_workers: int | None = None
-    """loader_only: with so many workers; None for the script's own loader."""
+    count: int | None = None
+    """loader_only: with so many workers, None for the script's own loader; crowded: beside so many busy processes."""
     skip: int = 0
     """Batches still to be left out."""
     started: float = 0.0
     samples: int = 0
     steps: int = 0
     seconds: float = 0.0
+    trainer_cpu_s: float = 0.0
+    """All threads of this process."""
     worker_cpu_s: float | None = None
     note: str = ""
+    dropped: float | None = None
+    """cold: the share of the data's files that were out of memory when it began."""
 
     def to_list(self) -> list[Any]:
-        return [self.leg, self.num_workers, self.samples, self.seconds, self.worker_cpu_s, self.note]
-
-
-@dataclass
-class _Cache:
-    batches: list[Any] = field(default_factory=list)
-    pristine: list[Any] = field(default_factory=list)
-    versions: list[list[int]] = field(default_factory=list)
-    turn: int = 0
-
-    def keep(self, batch: Any) -> None:
-        size = sum(map(batch_bytes, self.batches))
-        if len(self.batches) < KEPT_BATCHES and size + batch_bytes(batch) <= KEPT_BYTES:
-            self.batches.append(batch)
-            self.pristine.append(copy.deepcopy(batch))
-            self.versions.append(_versions(batch))
-
-    def next(self) -> Any:
-        """The next kept batch; one that the script has changed in place is restored first."""
-        self.turn = (self.turn + 1) % len(self.batches)
-        batch = self.batches[self.turn]
-        if _versions(batch) != self.versions[self.turn]:
-            batch = self.batches[self.turn] = copy.deepcopy(self.pristine[self.turn])
-            self.versions[self.turn] = _versions(batch)
-        return batch
-
-
-def _versions(batch: Any) -> list[int]:
-    return [getattr(tensor, "_version", 0) for tensor in tensors(batch)]
+        return [
+            self.leg, self.count, self.samples, self.seconds, self.worker_cpu_s, self.note, self.dropped,
+            self.trainer_cpu_s,
+        ]  # fmt: skip
 
 
 class Director:
@@ -92,10 +76,12 @@ class Director:
         self._hooks = hooks
         self._window_s = options.window_s
         self._window_steps = options.window_steps
-        self._plan = list(plan(options.legs, options.worker_counts, options.rounds))
+        self._plan = list(plan(options.legs, options.worker_counts, options.crowds, options.rounds))
         self._done: list[Window] = []
         self._window: Window | None = None
-        self._cache = _Cache()
+        self._cache = Cache()
+        self._laid_out: Cache | None = None
+        self._crowd: Crowd | None = None
         self._next: Callable[[], Any] | None = None
         self._deadline: float | None = None
         self._trained_batches = 0
@@ -145,8 +131,10 @@ class Director:
             window.skip -= 1
             window.started = 0.0
         elif not window.started:
-            window.started = time.perf_counter()
-        batch = self._cache.next() if window.leg == "cached" else self._draw(one)
+            settle_device()
+            window.started, window.trainer_cpu_s = time.perf_counter(), -time.process_time()
+        cache = self._laid_out if window.leg == "laid_out" else self._cache if window.leg in CACHED else None
+        batch = cache.next() if cache is not None else self._draw(one)
         if window.leg == "normal":
             self._cache.keep(batch)
         if window.started:
@@ -164,29 +152,45 @@ class Director:
             else seconds >= self._window_s and window.steps >= LEAST_STEPS
         )
         if enough:
-            window.seconds = seconds
+            settle_device()
+            window.seconds = time.perf_counter() - window.started
+            window.trainer_cpu_s += time.process_time()
         return enough
 
     def _turn(self, one: Pass) -> None:
         """The next window of the plan."""
+        if self._crowd is not None:
+            self._crowd.leave()
+            self._crowd = None
         if self._window is not None and self._window.seconds:
             self._done.append(self._window)
             self._write()
-        late = self._deadline is not None and time.perf_counter() > self._deadline and not self._window_steps
-        if not self._plan or (late and self._covered()):
+        if self._deadline is not None and time.perf_counter() > self._deadline and not self._window_steps:
+            done = {window.leg for window in self._done}
+            self._plan = [window for window in self._plan if window.leg not in done]
+        if self._plan and self._plan[0].leg in CACHED and not self._cache.batches:
+            self._cache.keep(self._draw(one))
+        if self._plan and self._plan[0].leg == "laid_out" and not self._lay_out():
+            self._plan = [window for window in self._plan if window.leg != "laid_out"]
+        if not self._plan:
             self._window = None
             return
         window = self._plan.pop(0)
-        if window.leg == "cached" and not self._cache.batches:
-            self._cache.keep(self._draw(one))
+        if window.leg == "crowded":
+            self._crowd = Crowd(window.count or 1)
         if window.leg == "cold":
-            window.note = drop(self._files(one))
-        window.skip = SETTLE_STEPS if window.leg == "cached" else self._queue_length(one) + 1
+            dropped = drop(self._files(one))
+            window.note, window.dropped = dropped.note, dropped.share
+        window.skip = SETTLE_STEPS if window.leg in CACHED else self._queue_length(one) + 1
         self._window = window
 
-    def _covered(self) -> bool:
-        """Whether every leg of the plan has been run once."""
-        return {window.leg for window in self._plan} <= {window.leg for window in self._done}
+    def _lay_out(self) -> bool:
+        """Whether there are images to lay out; from then on freed memory is kept too, as feedline's loader has it."""
+        if self._laid_out is None:
+            self._laid_out = self._cache.laid_out()
+            if self._laid_out is not None and not _on_cuda():
+                keep_freed_memory()
+        return self._laid_out is not None
 
     # --- the loader ---------------------------------------------------------------------------------------
 
@@ -219,15 +223,15 @@ class Director:
         return workers * (getattr(loader, "prefetch_factor", None) or 2)
 
     def _drain(self, one: Pass, window: Window) -> None:
-        if window.num_workers is None:
+        if window.count is None:
             self._drain_from(lambda: self._draw(one), window, self._queue_length(one) + 1)
             return
-        loader = with_workers(_target(one), window.num_workers)
+        loader = with_workers(_target(one), window.count)
         if loader is None:
             return
         with self._hooks.unwatched():
             again = Endless(loader)
-            skip = window.num_workers * (getattr(loader, "prefetch_factor", None) or 2) + window.num_workers
+            skip = window.count * (getattr(loader, "prefetch_factor", None) or 2) + window.count
             self._drain_from(again.__next__, window, skip)
             again.close()
 
@@ -261,17 +265,42 @@ class Director:
         raise Finished
 
 
-def plan(legs: tuple[str, ...], worker_counts: tuple[int, ...], rounds: int) -> Iterator[Window]:
-    """Every leg once a round, the order turned by one each time."""
+def plan(
+    legs: tuple[str, ...], worker_counts: tuple[int, ...], crowds: tuple[int, ...], rounds: int
+) -> Iterator[Window]:
+    """Every leg once a round, the order turned by one each time. Laid-out batches come after these, since memory that
+    is kept is kept for good; the cold leg once, at the very end: whatever ran after it would read files from storage
+    that it had in memory before."""
     once: list[tuple[str, int | None]] = []
     for leg in legs:
-        once += [(leg, None)] if leg != "loader_only" else [(leg, None), *((leg, count) for count in worker_counts)]
+        if leg == "loader_only":
+            once += [(leg, None), *((leg, count) for count in worker_counts)]
+        elif leg == "crowded":
+            once += [(leg, count) for count in crowds]
+        elif leg not in ("laid_out", "cold"):
+            once.append((leg, None))
     for turn in range(rounds):
         for position in range(len(once)):
-            leg, count = once[(position + turn) % len(once)]
-            if turn and leg == "cold":
-                continue  # after the first time the files read are warm again: dropping them is slow and adds little
-            yield Window(leg, count)
+            yield Window(*once[(position + turn) % len(once)])
+    if "laid_out" in legs:
+        for _ in range(rounds):
+            yield Window("laid_out")
+    if "cold" in legs:
+        yield Window("cold")
+
+
+def _on_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def settle_device() -> None:
+    """Kernels still queued on a GPU belong to the time before."""
+    import torch
+
+    if _on_cuda():
+        torch.cuda.synchronize()
 
 
 def _target(one: Pass) -> Any:
@@ -367,6 +396,7 @@ def summarise(windows: list[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
         turns = min(len(members) for members in by_rank.values()) if len(by_rank) == ranks else 0
         columns = [[members[turn] for members in by_rank.values()] for turn in range(turns)]
         cpu = [one[4] / one[2] for column in columns for one in column if one[4] is not None and one[2]]
+        own = [one[7] / one[2] for column in columns for one in column if one[7] and one[2]]
         notes = Counter(one[5] for column in columns for one in column if one[5])
         found.append(
             {
@@ -375,7 +405,11 @@ def summarise(windows: list[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
                 "samples_per_s": [sum(one[2] / one[3] for one in column if one[3]) for column in columns],
                 "window_s": [max(one[3] for one in column) for column in columns],
                 "worker_cpu_s_per_sample": sum(cpu) / len(cpu) if cpu else None,
+                "trainer_cpu_s_per_sample": sum(own) / len(own) if own else None,
                 "note": "; ".join(notes),
+                "dropped": min((one[6] or 0.0 for column in columns for one in column), default=None)
+                if name == "cold"
+                else None,
             }
         )
     return found

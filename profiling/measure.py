@@ -22,6 +22,8 @@ GROUPS = 10
 """Steps are cut into this many stretches; the spread of their rates is the rate's uncertainty."""
 FEW_STEPS = 8
 """Fewer measured steps than this give a verdict with a warning."""
+MOSTLY_COLD = 0.9
+"""A cold leg counts when this share of the data's files was out of memory."""
 CPU_STAGES = ("decode", "transform", "collate")
 """Stages that need a core and nothing else: their wall over CPU time is how much the cores were fought for."""
 
@@ -60,6 +62,15 @@ class Measured:
     wait_fraction: float
     shares: Shares
     ceiling: Rate | None
+    cold: Rate | None
+    """With the data's files out of memory; None where that was not measured or dropping them did not work."""
+    laid_out: Rate | None
+    """The ceiling when batches come as feedline's loader hands them over."""
+    free_trainer_cpu_s: float | None
+    laid_out_trainer_cpu_s: float | None
+    """CPU seconds of the trainer per sample with either, all its threads."""
+    stall: dict[int, float]
+    """CPU seconds the trainer loses per CPU second of what runs beside it, by how many processes do."""
     loader_only: dict[int, Rate]
     """The loader's own rate by number of workers."""
     loader: LoaderSeen | None
@@ -132,6 +143,11 @@ def measure(recording: Recording) -> Measured:
         wait_fraction=min(1.0, wait_fraction),
         shares=_shares(steps, seconds, parts),
         ceiling=_leg_rate(recording, "cached"),
+        cold=_leg_rate(recording, "cold", at_least_dropped=MOSTLY_COLD),
+        laid_out=_leg_rate(recording, "laid_out"),
+        free_trainer_cpu_s=_leg_cpu_s(recording, "cached"),
+        laid_out_trainer_cpu_s=_leg_cpu_s(recording, "laid_out"),
+        stall=_stall(recording, cores),
         loader_only=_loader_only(recording, loader),
         loader=loader,
         workers=_workers_now(loader, workers),
@@ -201,9 +217,28 @@ def spread_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / statistics.fmean(values) / math.sqrt(len(values))
 
 
-def _leg_rate(recording: Recording, name: str) -> Rate | None:
-    windows = [rate for leg in recording.legs if leg.name == name for rate in leg.samples_per_s if rate > 0]
+def _leg_rate(recording: Recording, name: str, at_least_dropped: float = 0.0) -> Rate | None:
+    legs = [leg for leg in recording.legs if leg.name == name and (leg.dropped or 0.0) >= at_least_dropped]
+    windows = [rate for leg in legs for rate in leg.samples_per_s if rate > 0]
     return Rate(value=statistics.median(windows), error=spread_error(windows)) if windows else None
+
+
+def _leg_cpu_s(recording: Recording, name: str) -> float | None:
+    return next((leg.trainer_cpu_s_per_sample for leg in recording.legs if leg.name == name), None)
+
+
+def _stall(recording: Recording, cores: float) -> dict[int, float]:
+    """What the trainer needs beside busy processes beyond what it needs alone, over what these took meanwhile."""
+    alone_s, ranks = _leg_cpu_s(recording, "cached"), max(1, recording.compute.world_size)
+    found: dict[int, float] = {}
+    for leg in recording.legs:
+        mine_s, rates = leg.trainer_cpu_s_per_sample, [rate for rate in leg.samples_per_s if rate > 0]
+        if leg.name != "crowded" or not leg.num_workers or not alone_s or not mine_s or not rates:
+            continue
+        rate = statistics.median(rates) / ranks
+        theirs = min(float(leg.num_workers), cores / ranks - mine_s * rate)
+        found[leg.num_workers] = max(0.0, (mine_s - alone_s) * rate / theirs) if theirs > 0 else 0.0
+    return found
 
 
 def _loader_only(recording: Recording, loader: LoaderSeen | None) -> dict[int, Rate]:

@@ -5,15 +5,24 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 BUDGET_S = 10.0
 CHECKED = 64
 
 
-def drop(paths: Sequence[str]) -> str:
-    """Ask the kernel to forget these files' pages; says in words what came of it."""
+@dataclass(frozen=True)
+class Dropped:
+    share: float | None
+    """Of the files, out of memory now; None where that cannot be told."""
+    note: str
+    """What came of it, in words."""
+
+
+def drop(paths: Sequence[str]) -> Dropped:
+    """Ask the kernel to forget these files' pages."""
     if not paths:
-        return "the dataset's files are not known: the page cache was left alone"
+        return Dropped(0.0, "the dataset's files are not known: the page cache was left alone")
     deadline = time.monotonic() + BUDGET_S
     dropped: list[str] = []
     for path in paths:
@@ -28,11 +37,15 @@ def drop(paths: Sequence[str]) -> str:
     known = [found for path in checked if (found := is_cached(path)) is not None]
     share = f"{len(dropped):,} of {len(paths):,} files"
     if not known:
-        return f"dropping {share} from the page cache was asked for; whether it worked cannot be told here"
+        return Dropped(
+            None, f"dropping {share} from the page cache was asked for; whether it worked cannot be told here"
+        )
     warm = sum(known)
     if warm == 0:
-        return f"{share} dropped from the page cache (checked {len(known)})"
-    return f"dropping the page cache did not work: {warm} of {len(known)} files checked are still in memory"
+        return Dropped(len(dropped) / len(paths), f"{share} dropped from the page cache (checked {len(known)})")
+    return Dropped(
+        0.0, f"dropping the page cache did not work: {warm} of {len(known)} files checked are still in memory"
+    )
 
 
 def forget(path: str) -> None:

@@ -114,7 +114,7 @@ def model_of(measured: Measured) -> Throughput | None:
         step_s=step_s,
         worker_s=worker_s,
         worker_cpu_s=min(measured.worker_cpu_s or 0.0, worker_s) if worker_s else 0.0,
-        trainer_cpu_s=measured.trainer_cpu_s or 0.0,
+        trainer_cpu_s=measured.free_trainer_cpu_s or measured.trainer_cpu_s or 0.0,
         handover_s=measured.unpickle_s,
         cores=_cores(measured),
         ranks=measured.ranks,
@@ -128,11 +128,15 @@ FULL = 0.8
 """A model that uses this share of the cores while it computes is taken to use all."""
 
 
-def assumed_stall(measured: Measured, now: Throughput) -> dict[int, float]:
-    """CPU time lost per CPU second of one worker, and of as many as there are cores.
+def with_stall(at: "Situation") -> "Situation":
+    """With what the trainer loses to workers beside it, measured by the legs or assumed."""
+    return replace(at, now=replace(at.now, stall=at.measured.stall or assumed_stall(at.measured, at.now)))
 
-    Assumed here, measured where `benchmarks.predictions` can: its committed run on two cores found 0.93 and 0.76,
-    earlier ones about 1 and 0.5. More is not assumed on more cores.
+
+def assumed_stall(measured: Measured, now: Throughput) -> dict[int, float]:
+    """CPU time lost per CPU second of one worker, and of as many as there are cores, where no leg measured it.
+
+    Legs found 0.93 and 0.76 for a small model, 0.03 for a MobileNetV2. More is not assumed on more cores.
     """
     share = measured.cores / measured.ranks
     if not measured.on_cpu or share < 2 or not now.step_s or now.trainer_cpu_s < FULL * share * now.step_s:
@@ -204,6 +208,14 @@ def with_trial(now: Throughput, measured: Measured, trial: Trial, as_is: Trial |
     share = min(1.0, shrinking / now.worker_s) if now.worker_s else 1.0
     scale = 1.0 - share + share * ratio
     return replace(now, worker_s=now.worker_s * scale, worker_cpu_s=now.worker_cpu_s * scale)
+
+
+def laid_out(now: Throughput, measured: Measured) -> Throughput:
+    """The model with the trainer's costs when batches come as feedline's loader hands them over, where known."""
+    if measured.laid_out is None:
+        return now
+    cpu_s = measured.laid_out_trainer_cpu_s or now.trainer_cpu_s
+    return replace(now, step_s=measured.ranks / measured.laid_out.value, trainer_cpu_s=cpu_s)
 
 
 def kept_start_s(now: Throughput, measured: Measured, worker_s: float) -> float:

@@ -39,7 +39,7 @@ TrainerPart = Literal[
 """What the trainer's main thread was doing. `load` is preparing data itself (num_workers=0); `forward` is time inside
 torch between the batch and the backward pass; `python` is the script's own Python."""
 EndedBy = Literal["itself", "steps", "seconds", "error", "signal", "running"]
-LegName = Literal["normal", "cached", "loader_only", "cold"]
+LegName = Literal["normal", "cached", "crowded", "laid_out", "loader_only", "cold"]
 
 
 # --- the script and how it ended ----------------------------------------------------------------------
@@ -264,10 +264,15 @@ class Leg:
     """One per window."""
     window_s: list[float] = field(default_factory=list)
     num_workers: int | None = None
-    """loader_only is measured at several; contention is how its rate grows with them."""
+    """loader_only is measured at several; contention is how its rate grows with them. crowded: processes beside the
+    loop that only burn CPU, as many as there may be workers."""
     worker_cpu_s_per_sample: float | None = None
+    trainer_cpu_s_per_sample: float | None = None
+    """All threads of the training process."""
     note: str = ""
     """What qualifies it, e.g. whether dropping the page cache worked."""
+    dropped: float | None = None
+    """cold: the share of the data's files known to be out of memory when it began."""
 
 
 @dataclass(frozen=True, kw_only=True)

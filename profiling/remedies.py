@@ -8,15 +8,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.profiling import remedies_compute
+from feedline.profiling.measure import Rate
 from feedline.profiling.predict import (
     Change,
     Prediction,
     Situation,
-    assumed_stall,
     even_worker_s,
     kept_start_s,
+    laid_out,
     predict,
     with_own_workers,
+    with_stall,
     with_trial,
 )
 from feedline.profiling.recording import Trial
@@ -31,7 +33,7 @@ IN_VAIN = "this will not help, because"
 
 def all_predictions(at: Situation) -> list[Prediction]:
     """Ranked: what helps first, by its rate; near ties (3 %) by how little it takes; then what does not help."""
-    at = replace(at, now=replace(at.now, stall=assumed_stall(at.measured, at.now)))
+    at = with_stall(at)
     remedies = (
         more_workers,
         prefetch,
@@ -128,10 +130,12 @@ def prepared(at: Situation) -> Iterable[Change]:
     for trial in at.recording.trials:
         if trial.codec == "as-is" and trial.loader != "feedline":
             continue
-        then = with_trial(at.now, at.measured, trial, as_is.get(trial.loader))
+        now = laid_out(at.now, at.measured) if trial.loader == "feedline" else at.now
+        then = with_trial(now, at.measured, trial, as_is.get(trial.loader))
         if then is not None:
             workers = at.now.workers or max(1, min(2, int(at.measured.cores)))
-            yield _with_prepared(at, trial, replace(then, workers=workers))
+            limit = from_storage(at, trial)
+            yield _with_prepared(at, trial, replace(then, workers=workers, storage_samples_per_s=limit))
 
 
 def _with_prepared(at: Situation, trial: Trial, then: Throughput) -> Change:
@@ -144,6 +148,7 @@ def _with_prepared(at: Situation, trial: Trial, then: Throughput) -> Change:
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": then.workers},
         trial=trial,
         extra_error=max(0.05, spread),
+        may_raise_ceiling=trial.loader == "feedline" and at.measured.laid_out is not None,
     )
 
 
@@ -158,8 +163,37 @@ def _why_trial(at: Situation, trial: Trial, binding: str) -> str:
         return f"{IN_VAIN} the loop hardly waits for data"
     cost, before = units.seconds(trial.load_cpu_s_per_sample), units.seconds(at.now.worker_s or None)
     text = f"one sample then takes {cost} of a core instead of {before}, measured on {trial.samples} of yours"
-    limits = {"compute": "; the model is then the limit", "cores": "; the cores are then the limit"}
+    limits = {
+        "compute": "; the model is then the limit",
+        "cores": "; the cores are then the limit",
+        "storage": "; the storage, at the bytes/s your files came at when cold, is then the limit",
+    }
     return text + limits.get(binding, "")
+
+
+def data_bytes(at: Situation) -> float:
+    """Of the dataset as the script reads it; 0 where that is not known."""
+    return (at.recording.costs.read_bytes or 0.0) * (at.dataset_samples or 0)
+
+
+def outgrows_memory(at: Situation, size_bytes: float) -> bool:
+    memory = float(at.recording.host.get("memory_bytes") or 0)
+    return bool(size_bytes and memory and size_bytes > 0.7 * memory)
+
+
+def slower_when_cold(at: Situation) -> Rate | None:
+    """The cold leg's rate, where it is clearly below the measured one: storage is the limit then."""
+    cold = at.measured.cold
+    return cold if cold is not None and cold.high < at.rate.low else None
+
+
+def from_storage(at: Situation, trial: Trial) -> float | None:
+    """samples/s of a trial's samples at the bytes/s the cold leg got; None where they are read from memory."""
+    cold, now_bytes = slower_when_cold(at), at.recording.costs.read_bytes
+    size = trial.bytes_per_sample if trial.codec != "as-is" else now_bytes
+    if cold is None or not now_bytes or not size or not outgrows_memory(at, size * (at.dataset_samples or 0)):
+        return None
+    return cold.value * now_bytes / size
 
 
 def storage(at: Situation) -> Iterable[Change]:
@@ -169,9 +203,8 @@ def storage(at: Situation) -> Iterable[Change]:
     left_s = max(0.0, at.now.worker_s - 0.9 * read_s)
     then = replace(at.now, worker_s=left_s, worker_cpu_s=min(at.now.worker_cpu_s, left_s), storage_samples_per_s=None)
     why = f"reading is {units.percent(share)} of a worker's busy time"
-    whole = (at.recording.costs.read_bytes or 0.0) * (at.dataset_samples or 0)
-    memory = float(at.recording.host.get("memory_bytes") or 0)
-    too_big = bool(whole and memory and whole > 0.7 * memory)
+    whole, memory = data_bytes(at), float(at.recording.host.get("memory_bytes") or 0)
+    too_big = outgrows_memory(at, whole)
     useless = share < 0.05 or at.measured.shares.data < HARDLY
     refusal = f"{IN_VAIN} {why}" if share < 0.05 else f"{IN_VAIN} the loop hardly waits for data"
     full = f"{IN_VAIN} {units.size(whole)} of data do not fit into {units.size(memory)} of memory"
@@ -181,6 +214,9 @@ def storage(at: Situation) -> Iterable[Change]:
         remedy="cache in RAM", then=cached, cost=f"{cost}, from the second epoch on", why=words, extra_error=0.05
     )
     faster, words = (at.now, refusal) if useless else (then, why)
+    if cold := slower_when_cold(at):
+        when = "in a first epoch and all others" if too_big else "in a first epoch"
+        words += f"; from storage itself, as {when}, the loop runs at {units.rate(cold.value)}"
     yield Change(remedy="faster storage", then=faster, cost="hardware", why=words, extra_error=0.05)
 
 

@@ -16,8 +16,8 @@ from feedline.profiling.withhold import TRACKERS
 LEGS: tuple[LegName, ...] = ("normal", "cached", "loader_only")
 
 
-def chosen_legs(legs: bool, cold: bool) -> tuple[LegName, ...]:
-    return (LEGS if legs else ()) + (("cold",) if cold else ())
+def chosen_legs(legs: bool, cold: bool = True) -> tuple[LegName, ...]:
+    return (*LEGS, "cold") if legs and cold else LEGS if legs else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +79,12 @@ def with_legs(config: StudyConfig, recording: Recording, say: Say = lambda _: No
     mean_step_s = sum(step.duration_s for step in mine) / len(mine) if mine else 0.1
     options = Options(
         mode="legs",
-        legs=config.legs,
+        legs=(*config.legs, *more_legs(config.legs, recording)),
         window_s=config.window_s,
         window_steps=max(4, round(config.window_s / mean_step_s)) if ranks > 1 else 0,
         rounds=config.rounds,
         loader=loader.id,
+        crowds=crowds(recording),
         worker_counts=tuple(worker_counts(loader.num_workers)) if loader.kind in ("torch", "torchdata") else (),
         paths=tuple(recording.sample_paths),
     )
@@ -94,6 +95,21 @@ def with_legs(config: StudyConfig, recording: Recording, say: Say = lambda _: No
     if not legs:
         return noted(recording, f"no legs: {why}")
     return replace(recording, legs=legs)
+
+
+def more_legs(legs: Sequence[LegName], recording: Recording) -> list[LegName]:
+    """What belongs to the ceiling: a model on the CPU beside busy processes, and the layout of feedline's loader."""
+    loader = recording.train_loader
+    if "cached" not in legs or loader is None:
+        return []
+    found: list[LegName] = ["crowded"] if crowds(recording) else []
+    return found if loader.kind == "feedline" else [*found, "laid_out"]
+
+
+def crowds(recording: Recording) -> tuple[int, ...]:
+    """Numbers of busy processes: one, and as many as a rank has cores. None unless it computes on several of them."""
+    share = usable_cores() // max(1, recording.compute.world_size)
+    return tuple(sorted({1, share})) if recording.compute.device == "cpu" and share >= 2 else ()
 
 
 def _why_none(run: Run) -> str:

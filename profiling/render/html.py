@@ -12,6 +12,7 @@ from feedline.profiling.render.html_lines import line_tables
 from feedline.profiling.render.html_time import resources, timeline
 from feedline.profiling.render.markup import Markup, join, tag
 from feedline.profiling.render.reasons import in_vain
+from feedline.profiling.render.text import leg_name
 from feedline.profiling.versus import Versus
 
 STAGE_HUES = {
@@ -199,14 +200,11 @@ def _transform_chart(per_worker: Sequence[tuple[WorkerTime, dict[str, float]]]) 
 def _legs(recording: Recording) -> Markup | None:
     if not recording.legs:
         return None
-    names = {"normal": "as it is", "cached": "cached batches: the ceiling", "loader_only": "the loader alone",
-             "cold": "cold page cache"}  # fmt: skip
     rows: list[Bar] = []
     for leg in recording.legs:
         rates = sorted(leg.samples_per_s)
-        workers = f", {units.count(leg.num_workers, 'worker')}" if leg.num_workers is not None else ""
         middle = rates[len(rates) // 2] if rates else None
-        rows.append(Bar(label=names[leg.name] + workers, value=middle, low=rates[0] if rates else None,
+        rows.append(Bar(label=leg_name(leg), value=middle, low=rates[0] if rates else None,
                         high=rates[-1] if rates else None, note=leg.note))  # fmt: skip
     lede = "The same script run again with one thing taken away, in short windows that take turns."
     return page.section("The proof", charts.bars(rows, title="Legs: median and range of the windows"), lede=lede)

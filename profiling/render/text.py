@@ -22,8 +22,17 @@ LEAST_OF_TOP = 0.005
 """Of the hottest line's time: what took less is left to the other renderings."""
 MOST_WORKERS = 8
 LEG_NAMES: dict[LegName, str] = {
-    "normal": "as it is", "cached": "cached batches", "loader_only": "the loader alone", "cold": "cold page cache",
+    "normal": "as it is", "cached": "cached batches", "crowded": "cached", "laid_out": "cached, as feedline's",
+    "loader_only": "the loader alone", "cold": "cold page cache",
 }  # fmt: skip
+
+
+def leg_name(leg: Leg) -> str:
+    """What was measured, with the number of workers or of busy processes where that was chosen."""
+    if leg.num_workers is None:
+        return LEG_NAMES[leg.name]
+    what = f"{leg.num_workers} busy beside" if leg.name == "crowded" else units.count(leg.num_workers, "worker")
+    return f"{LEG_NAMES[leg.name]}, {what}"
 
 
 def text(recording: Recording, diagnosis: Diagnosis, *, width: int = 88) -> str:
@@ -135,11 +144,10 @@ def _legs(legs: Sequence[Leg], width: int) -> list[str]:
     rows: list[str] = []
     for leg in legs:
         rates = sorted(leg.samples_per_s)
-        workers = f", {units.count(leg.num_workers, 'worker')}" if leg.num_workers is not None else ""
         figures = "not measured"
         if rates:
             figures = f"{units.rate(rates[len(rates) // 2])}  ({units.spread(rates[0], rates[-1])})"
-        told = f"{LEG_NAMES[leg.name] + workers:<28}{figures}" + (f"; {leg.note}" if leg.note else "")
+        told = f"{leg_name(leg):<28}{figures}" + (f"; {leg.note}" if leg.note else "")
         rows += textwrap.wrap(told, width - 2, initial_indent="  ", subsequent_indent=" " * 30)
     return ["THE PROOF", *rows] if rows else []
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from feedline.profiling.diagnose import diagnose, record_keys
 from feedline.profiling.predict import assumed_stall
-from feedline.profiling.recording import STAGES, Compute, LoaderPass, Recording, Script, Series, Trial
+from feedline.profiling.recording import STAGES, Compute, Leg, LoaderPass, Recording, Script, Series, Trial
 from tests.profiling.recordings import made, rich
 
 SMALL = {"read": 0.0, "decode": 0.0001, "transform": 0.0001, "collate": 0.0, "send": 0.0}
@@ -291,6 +291,75 @@ def test_break_even_and_disk_of_a_prepared_set() -> None:
     assert best.disk_bytes == pytest.approx(2.7e9)
     now, then = 100_000 / (found.samples_per_s or 1), 100_000 / best.samples_per_s
     assert best.break_even_epochs == pytest.approx(100.0 / (now - then))
+
+
+def legs_of_a_cpu_model(crowded: Leg) -> list[Leg]:
+    """1 s and 2 CPU seconds a sample alone."""
+    return [Leg(name="cached", samples_per_s=[1.0] * 3, trainer_cpu_s_per_sample=2.0), crowded]
+
+
+@pytest.mark.parametrize(
+    ("rate", "cpu_s", "stall"),
+    # Twice as long beside one process: one thread runs or spins all the time, the other half of it.
+    [(0.5, 3.0, 1.0), (0.5, 2.0, 0.0)],
+)
+def test_the_stall_is_what_the_model_loses_to_a_second_of_another_process(
+    rate: float, cpu_s: float, stall: float
+) -> None:
+    beside = Leg(name="crowded", num_workers=1, samples_per_s=[rate] * 3, trainer_cpu_s_per_sample=cpu_s)
+    seen = replace(made(cores=2), legs=legs_of_a_cpu_model(beside))
+    found = diagnose(seen)
+    assert found.measured.stall == {1: pytest.approx(stall)}
+    assert found.situation is not None and found.situation.now.trainer_cpu_s == 2.0
+
+
+def test_what_feedlines_layout_gives_the_model_is_in_what_its_loader_gives() -> None:
+    """A compute-bound script whose model is 1.6 times as fast on batches laid out as feedline's."""
+    trial = Trial(codec="jpeg", size_px=160, samples=200, bytes_per_sample=11_000.0, load_cpu_s_per_sample=0.0003)
+    seen = made(wait_s=0.001, compute_s=0.1, stages=SMALL, ceiling=322.0, trials=[trial], cores=8)
+    ours = Leg(name="laid_out", samples_per_s=[1.6 * 322.0] * 3, trainer_cpu_s_per_sample=0.002)
+    name = "prepared 160 px jpeg shards, feedline's loader"
+    plain = {one.remedy: one for one in diagnose(seen).predictions}[name]
+    better = {one.remedy: one for one in diagnose(replace(seen, legs=[*seen.legs, ours])).predictions}[name]
+    assert not plain.helps and plain.gain < 1.1
+    assert better.helps and better.gain == pytest.approx(1.6, rel=0.07)
+
+
+def test_channels_last_on_a_gpu_is_measured_where_legs_were() -> None:
+    seen = made(wait_s=0.001, compute_s=0.1, stages=SMALL, ceiling=322.0, device="cuda:0", starved_s=0.0)
+    ours = Leg(name="laid_out", samples_per_s=[1.3 * 322.0] * 3)
+    found = {one.remedy: one for one in diagnose(replace(seen, legs=[*seen.legs, ours])).predictions}
+    assert "1.3× the compute rate, measured" in found["channels_last"].why
+    assert "not measured here" in {one.remedy: one for one in diagnose(seen).predictions}["channels_last"].why
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "dropped", "told", "limited"),
+    [
+        (200_000, 100.0, 1.0, "as in a first epoch and all others, the loop runs at 100 samples/s", True),
+        (20_000, 100.0, 1.0, "as in a first epoch, the loop runs at 100 samples/s", False),  # memory holds them all
+        (200_000, 100.0, 0.3, "", False),  # most files were still in memory
+        (200_000, 100.0, None, "", False),
+        (200_000, 350.0, 1.0, "", False),  # as fast as ever
+    ],
+)
+def test_the_cold_leg_says_what_storage_gives(
+    samples: int, rate: float, dropped: float | None, told: str, limited: bool
+) -> None:
+    """110 kB a sample at 100 samples/s are 11 MB/s: what memory cannot hold comes no faster, prepared or not."""
+    trials = [
+        Trial(codec="as-is", loader="feedline", samples=200, load_cpu_s_per_sample=0.0021),
+        Trial(codec="raw", size_px=160, samples=200, bytes_per_sample=77_000.0, load_cpu_s_per_sample=0.00002),
+        Trial(codec="jpeg", size_px=160, samples=200, bytes_per_sample=11_000.0, load_cpu_s_per_sample=0.0003),
+    ]
+    seen = made(ceiling=3200.0, dataset_samples=samples, trials=trials)  # 356 samples/s
+    cold = Leg(name="cold", samples_per_s=[rate], dropped=dropped)
+    found = {one.remedy: one for one in diagnose(replace(seen, legs=[*seen.legs, cold])).predictions}
+    assert (told in found["faster storage"].why) if told else ("first epoch" not in found["faster storage"].why)
+    raw = found["prepared 160 px raw shards, feedline's loader"]
+    assert ("the storage, at the bytes/s" in raw.why) == limited
+    assert (raw.samples_per_s < 200) == limited
+    assert "the storage" not in found["prepared 160 px jpeg shards, feedline's loader"].why  # 2.2 GB: memory holds it
 
 
 def test_page_faults_of_a_model_on_the_cpu_have_their_remedy() -> None:

@@ -17,7 +17,7 @@ from feedline.profiling.diagnose import diagnose
 from feedline.profiling.journal import Journal
 from feedline.profiling.lines import MOST_FUNCTIONS, collect
 from feedline.profiling.recording import STAGES, Line, LoaderSeen, Recording, Script
-from feedline.profiling.study import StudyConfig, study, with_legs, with_lines, worker_counts
+from feedline.profiling.study import StudyConfig, chosen_legs, crowds, study, with_legs, with_lines, worker_counts
 
 SCRIPTS = Path(__file__).with_name("scripts")
 BATCH = 8
@@ -160,16 +160,16 @@ def test_a_loop_without_a_loader_stops_too(tmp_path: Path, limit: dict[str, Any]
 
 def test_legs_change_nothing_and_measure(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    config = toy(run, samples=160, legs=("normal", "cached", "loader_only"), window_s=0.2, rounds=2)
+    config = toy(run, samples=160, legs=chosen_legs(True), window_s=0.2, rounds=2)
     found = study(config).recording
     assert sorted(path.name for path in run.iterdir()) == ["log.txt", "model.pt"]
     assert len((run / "log.txt").read_text().splitlines()) == 160 / BATCH
     assert {(leg.name, leg.num_workers) for leg in found.legs} == {
-        ("normal", None), ("cached", None), ("loader_only", None),
-        *(("loader_only", count) for count in worker_counts(1)),
+        ("normal", None), ("cached", None), ("loader_only", None), ("cold", None),
+        *(("loader_only", count) for count in worker_counts(1)), *(("crowded", count) for count in crowds(found)),
     }  # fmt: skip
     for leg in found.legs:
-        assert len(leg.samples_per_s) == 2
+        assert len(leg.samples_per_s) == (1 if leg.name == "cold" else 2)
         assert all(rate > 0 for rate in leg.samples_per_s)
     assert found.script.ended_by == "itself"
     assert not [note for note in found.notes if "legs" in note]

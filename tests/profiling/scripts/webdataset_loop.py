@@ -31,7 +31,7 @@ def main(urls, workers):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step == 60:
+        if step == 240:
             break
 
 

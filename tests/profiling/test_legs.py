@@ -1,0 +1,101 @@
+"""The order of the differential legs, and dropping files from the page cache."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.profiling.cached import Cache
+from feedline.profiling.crowd import Crowd
+from feedline.profiling.legs import children_cpu_seconds, plan
+from feedline.profiling.pagecache import drop
+from feedline.profiling.study import chosen_legs
+
+
+@given(st.lists(st.integers(1, 8), unique=True, max_size=3), st.sampled_from([(), (1, 2)]), st.integers(1, 4))
+def test_every_leg_once_a_round_and_what_cannot_be_taken_back_at_the_end(
+    counts: list[int], crowds: tuple[int, ...], rounds: int
+) -> None:
+    legs = (*chosen_legs(True), "crowded", "laid_out")
+    order = [(window.leg, window.count) for window in plan(legs, tuple(counts), crowds, rounds)]
+    warm = [("normal", None), ("cached", None), ("loader_only", None), *(("loader_only", one) for one in counts)]
+    warm += [("crowded", one) for one in crowds]
+    assert order[-1] == ("cold", None)
+    assert order[-1 - rounds : -1] == [("laid_out", None)] * rounds
+    assert len(order) == rounds * (len(warm) + 1) + 1
+    for turn in range(rounds):
+        this = order[turn * len(warm) : (turn + 1) * len(warm)]
+        assert sorted(map(str, this)) == sorted(map(str, warm))
+        assert this[0] == warm[turn % len(warm)]
+
+
+def test_the_page_cache_is_left_alone_when_told() -> None:
+    assert "cold" not in chosen_legs(True, cold=False)
+    assert chosen_legs(False) == chosen_legs(False, cold=False) == ()
+
+
+def test_what_could_be_dropped_is_told(tmp_path: Path) -> None:
+    files = [tmp_path / str(number) for number in range(4)]
+    for one in files:
+        one.write_bytes(b"x" * 10_000)
+    gone = [str(tmp_path / "gone")] * 4
+    told = drop([*map(str, files), *gone])
+    assert told.share in (0.5, 0.0, None)  # a file system in memory keeps its pages; some cannot tell
+    assert ("4 of 8 files dropped" in told.note) == (told.share == 0.5)
+    assert drop([]).share == 0.0 and "not known" in drop([]).note
+
+
+def test_batches_are_laid_out_as_feedline_hands_them_over_and_stay_what_they_are() -> None:
+    images, labels = torch.rand(8, 3, 5, 7), torch.arange(8)
+    cache = Cache()
+    cache.keep({"pixels": [images], "labels": labels})
+    ours = cache.laid_out()
+    assert ours is not None
+    batch = ours.next()
+    assert batch["pixels"][0].is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(batch["pixels"][0], images) and torch.equal(batch["labels"], labels)
+    assert images.is_contiguous() and cache.next()["pixels"][0] is images
+    batch["pixels"][0].zero_()
+    assert torch.equal(ours.next()["pixels"][0], images)
+
+
+def test_batches_without_images_are_not_laid_out() -> None:
+    cache = Cache()
+    cache.keep([torch.rand(8, 40), torch.rand(8, 40, 5, 5)])
+    assert cache.laid_out() is None
+
+
+def test_a_crowd_takes_cores_and_goes() -> None:
+    before = children_cpu_seconds()
+    crowd = Crowd(2)
+    try:
+        until = time.monotonic() + 60
+        while children_cpu_seconds() < before + 0.2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    finally:
+        crowd.leave()
+    assert not psutil.Process().children()
+
+
+LEAVES_A_CROWD = """
+import os
+from feedline.profiling.crowd import Crowd
+Crowd(1)
+print(*(one.split()[0] for one in os.popen(f"ps --ppid {os.getpid()} -o pid=,comm=") if "python" in one), flush=True)
+os._exit(9)
+"""
+
+
+def test_a_crowd_does_not_outlive_its_parent() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEAVES_A_CROWD], capture_output=True, text=True, check=False)
+    left = int(ended.stdout)
+    until = time.monotonic() + 60
+    while psutil.pid_exists(left) and psutil.Process(left).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.01)
