@@ -35,9 +35,9 @@ from feedline.profiling.neighbours import machine_and_others
 from feedline.profiling.predict import (
     Change,
     Situation,
-    laid_out,
     predict,
     situation,
+    with_our_batches,
     with_own_workers,
     with_stall,
     with_trial,
@@ -136,7 +136,7 @@ def _change(at: Situation, case: Case) -> Change:
     if case.how == "workers":
         then = replace(then, epoch_start_s=0.0)
     if case.form is not None:
-        then = with_trial(laid_out(then, at.measured), at.measured, trial_of(at, case.form), None)
+        then = with_trial(with_our_batches(then, at.measured), at.measured, trial_of(at, case.form), None)
         assert then is not None
     return Change(remedy=case.name, then=then, cost="", why="", may_raise_ceiling=True)
 

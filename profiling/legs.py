@@ -1,10 +1,10 @@
 """Differential legs: what the training loop's rate is when data is free, and the loader's when nobody else works.
 
 One fresh process of the same script, in which the training loader's iterator is directed: windows of normal running,
-of cached batches handed out again and again (the ceiling), of these beside processes that burn CPU, and of draining
-the loader with the script standing still (the loader alone, at several numbers of workers), in an order that turns
-from round to round so that drift cancels. What cannot be taken back comes at the end: cached batches laid out as
-feedline's loader hands them over (with freed memory kept), and files dropped from the page cache.
+of cached batches handed out again and again (the ceiling), of these laid out as feedline's loader hands them over, of
+these beside processes that burn CPU, and of draining the loader with the script standing still (the loader alone, at
+several numbers of workers), in an order that turns from round to round so that drift cancels; at the end one with the
+data's files dropped from the page cache.
 
 The loop is held inside its epoch: a loader that runs out starts again. At the end `Finished` is raised in the loop.
 What the script writes meanwhile goes elsewhere (`profiling.withhold`).
@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from feedline.pipeline.allocator import keep_freed_memory
 from feedline.profiling.batches import batch_samples
 from feedline.profiling.cached import Cache
 from feedline.profiling.capture import Capture, Finished
@@ -185,11 +184,8 @@ class Director:
         self._window = window
 
     def _lay_out(self) -> bool:
-        """Whether there are images to lay out; from then on freed memory is kept too, as feedline's loader has it."""
-        if self._laid_out is None:
-            self._laid_out = self._cache.laid_out()
-            if self._laid_out is not None and not _on_cuda():
-                keep_freed_memory()
+        """Whether there are images to lay out."""
+        self._laid_out = self._laid_out or self._cache.laid_out()
         return self._laid_out is not None
 
     # --- the loader ---------------------------------------------------------------------------------------
@@ -268,23 +264,19 @@ class Director:
 def plan(
     legs: tuple[str, ...], worker_counts: tuple[int, ...], crowds: tuple[int, ...], rounds: int
 ) -> Iterator[Window]:
-    """Every leg once a round, the order turned by one each time. Laid-out batches come after these, since memory that
-    is kept is kept for good; the cold leg once, at the very end: whatever ran after it would read files from storage
-    that it had in memory before."""
+    """Every leg once a round, the order turned by one each time; the cold one once, at the very end: whatever ran
+    after it would read files from storage that it had in memory before."""
     once: list[tuple[str, int | None]] = []
     for leg in legs:
         if leg == "loader_only":
             once += [(leg, None), *((leg, count) for count in worker_counts)]
         elif leg == "crowded":
             once += [(leg, count) for count in crowds]
-        elif leg not in ("laid_out", "cold"):
+        elif leg != "cold":
             once.append((leg, None))
     for turn in range(rounds):
         for position in range(len(once)):
             yield Window(*once[(position + turn) % len(once)])
-    if "laid_out" in legs:
-        for _ in range(rounds):
-            yield Window("laid_out")
     if "cold" in legs:
         yield Window("cold")
 
@@ -396,7 +388,6 @@ def summarise(windows: list[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
         turns = min(len(members) for members in by_rank.values()) if len(by_rank) == ranks else 0
         columns = [[members[turn] for members in by_rank.values()] for turn in range(turns)]
         cpu = [one[4] / one[2] for column in columns for one in column if one[4] is not None and one[2]]
-        own = [one[7] / one[2] for column in columns for one in column if one[7] and one[2]]
         notes = Counter(one[5] for column in columns for one in column if one[5])
         found.append(
             {
@@ -405,7 +396,9 @@ def summarise(windows: list[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
                 "samples_per_s": [sum(one[2] / one[3] for one in column if one[3]) for column in columns],
                 "window_s": [max(one[3] for one in column) for column in columns],
                 "worker_cpu_s_per_sample": sum(cpu) / len(cpu) if cpu else None,
-                "trainer_cpu_s_per_sample": sum(own) / len(own) if own else None,
+                "trainer_cpu_s_per_sample": [
+                    sum(one[7] for one in column) / max(1, sum(one[2] for one in column)) for column in columns
+                ],
                 "note": "; ".join(notes),
                 "dropped": min((one[6] or 0.0 for column in columns for one in column), default=None)
                 if name == "cold"

@@ -14,9 +14,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from feedline.profiling.faults import left_without
 from feedline.profiling.main_thread import OWN, parts_of, slowdown_of, unpickling_share
 from feedline.profiling.neighbours import others_cores
-from feedline.profiling.recording import STAGES, LoaderPass, LoaderSeen, Recording, Step, WorkerTime
+from feedline.profiling.recording import STAGES, Leg, LegName, LoaderPass, LoaderSeen, Recording, Step, WorkerTime
 
 GROUPS = 10
 """Steps are cut into this many stretches; the spread of their rates is the rate's uncertainty."""
@@ -61,14 +62,17 @@ class Measured:
     seconds: float
     wait_fraction: float
     shares: Shares
+    normal: Rate | None
+    """`rate` once more, in turn with the ceiling and the other legs."""
     ceiling: Rate | None
     cold: Rate | None
     """With the data's files out of memory; None where that was not measured or dropping them did not work."""
-    laid_out: Rate | None
-    """The ceiling when batches come as feedline's loader hands them over."""
     free_trainer_cpu_s: float | None
-    laid_out_trainer_cpu_s: float | None
-    """CPU seconds of the trainer per sample with either, all its threads."""
+    """CPU seconds of the trainer per sample when data is free, all its threads."""
+    layout_gain: Rate | None
+    """The ceiling over itself, when batches come in channels_last, as feedline's loader hands them over."""
+    kept_memory_left: float
+    """The share of a step's time that is left when freed memory is kept, which feedline's loader sees to as well."""
     stall: dict[int, float]
     """CPU seconds the trainer loses per CPU second of what runs beside it, by how many processes do."""
     loader_only: dict[int, Rate]
@@ -142,11 +146,12 @@ def measure(recording: Recording) -> Measured:
         seconds=seconds,
         wait_fraction=min(1.0, wait_fraction),
         shares=_shares(steps, seconds, parts),
+        normal=_leg_rate(recording, "normal"),
         ceiling=_leg_rate(recording, "cached"),
         cold=_leg_rate(recording, "cold", at_least_dropped=MOSTLY_COLD),
-        laid_out=_leg_rate(recording, "laid_out"),
-        free_trainer_cpu_s=_leg_cpu_s(recording, "cached"),
-        laid_out_trainer_cpu_s=_leg_cpu_s(recording, "laid_out"),
+        free_trainer_cpu_s=_median_or_none(_leg(recording, "cached").trainer_cpu_s_per_sample),
+        layout_gain=_layout_gain(recording),
+        kept_memory_left=left_without(recording.compute),
         stall=_stall(recording, cores),
         loader_only=_loader_only(recording, loader),
         loader=loader,
@@ -223,21 +228,37 @@ def _leg_rate(recording: Recording, name: str, at_least_dropped: float = 0.0) ->
     return Rate(value=statistics.median(windows), error=spread_error(windows)) if windows else None
 
 
-def _leg_cpu_s(recording: Recording, name: str) -> float | None:
-    return next((leg.trainer_cpu_s_per_sample for leg in recording.legs if leg.name == name), None)
+def _leg(recording: Recording, name: LegName) -> Leg:
+    """Empty where it was not measured."""
+    return next((leg for leg in recording.legs if leg.name == name), Leg(name=name))
+
+
+def _median_or_none(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _layout_gain(recording: Recording) -> Rate | None:
+    """Round by round: a machine that is slower for a while is slower for both."""
+    cached, ours = _leg(recording, "cached"), _leg(recording, "laid_out")
+    pairs = zip(cached.samples_per_s, ours.samples_per_s, strict=False)
+    gains = [mine / theirs for theirs, mine in pairs if mine > 0 and theirs > 0]
+    return Rate(value=statistics.median(gains), error=spread_error(gains)) if gains else None
 
 
 def _stall(recording: Recording, cores: float) -> dict[int, float]:
-    """What the trainer needs beside busy processes beyond what it needs alone, over what these took meanwhile."""
-    alone_s, ranks = _leg_cpu_s(recording, "cached"), max(1, recording.compute.world_size)
+    """What the trainer needs beside busy processes beyond what it needs alone, over what these took meanwhile; the
+    median of the rounds."""
+    alone_s, ranks = _leg(recording, "cached").trainer_cpu_s_per_sample, max(1, recording.compute.world_size)
     found: dict[int, float] = {}
     for leg in recording.legs:
-        mine_s, rates = leg.trainer_cpu_s_per_sample, [rate for rate in leg.samples_per_s if rate > 0]
-        if leg.name != "crowded" or not leg.num_workers or not alone_s or not mine_s or not rates:
+        if leg.name != "crowded" or not leg.num_workers:
             continue
-        rate = statistics.median(rates) / ranks
-        theirs = min(float(leg.num_workers), cores / ranks - mine_s * rate)
-        found[leg.num_workers] = max(0.0, (mine_s - alone_s) * rate / theirs) if theirs > 0 else 0.0
+        rounds: list[float] = []
+        for alone, mine, rate in zip(alone_s, leg.trainer_cpu_s_per_sample, leg.samples_per_s, strict=False):
+            theirs = min(float(leg.num_workers), (cores - mine * rate) / ranks)
+            rounds += [max(0.0, (mine - alone) * rate / ranks / theirs)] if theirs > 0 else []
+        if rounds:
+            found[leg.num_workers] = statistics.median(rounds)
     return found
 
 

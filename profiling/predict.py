@@ -1,10 +1,11 @@
 """What would a change give? The throughput model, set to a measured run, with one thing changed. Pure.
 
-The model is calibrated by the run itself: what it says of the present settings is scaled to what was measured, and
-the same factor is applied to the prediction, wholly when the same resource stays the limit, by its square root when
-another takes over. The interval is ±1.64 standard errors of: the measured rate, the measured ceiling, the part of the
-factor that was not applied, and the model's own error (`MODEL_ERROR`, larger without legs and for each doubling of
-the workers; `benchmarks/predictions.py` checks it).
+The model is calibrated by the run itself: what it says of the present settings is scaled to what was measured (where
+there are legs, by the one that changes nothing, which took turns with the others), and the same factor is applied to
+the prediction, wholly when the same resource stays the limit, by its square root when another takes over. The
+interval is ±1.64 standard errors of: the measured rate, the measured ceiling, the part of the factor that was not
+applied, and the model's own error (`MODEL_ERROR`, larger without legs and for each doubling of the workers;
+`benchmarks/predictions.py` checks it).
 """
 
 import math
@@ -61,6 +62,8 @@ class Change:
     """Relative error beyond the model's own, e.g. of an assumed factor."""
     may_raise_ceiling: bool = False
     """Copies and compute: the ceiling itself moves."""
+    ceiling_times: float = 1.0
+    """By so much, where that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,17 @@ class Situation:
     def factor(self) -> float:
         """Measured over modelled rate of the present settings."""
         modelled = self.now.rate()
-        return self.rate.value / modelled if math.isfinite(modelled) and modelled > 0 else 1.0
+        return self.among_legs / modelled if math.isfinite(modelled) and modelled > 0 else 1.0
+
+    @property
+    def among_legs(self) -> float:
+        """The measured rate, from when the model's costs were measured: among the legs, if any."""
+        return self.measured.normal.value if self.measured.normal else self.rate.value
+
+    @property
+    def drift(self) -> float:
+        """How much faster the machine was in the verdict pass than among the legs."""
+        return self.rate.value / self.among_legs
 
     @property
     def rate_over_epochs(self) -> float:
@@ -85,7 +98,7 @@ class Situation:
     @property
     def ceiling(self) -> float:
         """The most that better data can give: the leg's ceiling, never below what was measured."""
-        return max(self.now.limits()["compute"], self.rate.value)
+        return max(self.now.limits()["compute"], self.among_legs)
 
     @property
     def dataset_samples(self) -> int | None:
@@ -106,7 +119,9 @@ def model_of(measured: Measured) -> Throughput | None:
         return None
     step_s = measured.ranks / measured.ceiling.value if measured.ceiling else measured.step_s
     worker_s = slowest_worker_s(measured)
-    if measured.workers == 0 and not worker_s:
+    if measured.workers == 0 and 0 in measured.loader_only:
+        worker_s = measured.ranks / measured.loader_only[0].value
+    elif measured.workers == 0 and not worker_s:
         # No sampler saw the preparing: what the loop waited for it is its cost.
         worker_s = measured.wait_fraction * measured.ranks / measured.rate.value
     return Throughput(
@@ -210,12 +225,15 @@ def with_trial(now: Throughput, measured: Measured, trial: Trial, as_is: Trial |
     return replace(now, worker_s=now.worker_s * scale, worker_cpu_s=now.worker_cpu_s * scale)
 
 
-def laid_out(now: Throughput, measured: Measured) -> Throughput:
-    """The model with the trainer's costs when batches come as feedline's loader hands them over, where known."""
-    if measured.laid_out is None:
-        return now
-    cpu_s = measured.laid_out_trainer_cpu_s or now.trainer_cpu_s
-    return replace(now, step_s=measured.ranks / measured.laid_out.value, trainer_cpu_s=cpu_s)
+def with_our_batches(now: Throughput, measured: Measured) -> Throughput:
+    """The model with the trainer's costs when feedline's loader hands it its batches."""
+    times = our_batches_times(measured)
+    return replace(now, step_s=now.step_s / times, trainer_cpu_s=now.trainer_cpu_s / times)
+
+
+def our_batches_times(measured: Measured) -> float:
+    """How much faster the model then is: by channels_last where a leg measured that, and on a CPU by memory kept."""
+    return (measured.layout_gain.value if measured.layout_gain else 1.0) / measured.kept_memory_left
 
 
 def kept_start_s(now: Throughput, measured: Measured, worker_s: float) -> float:
@@ -229,10 +247,9 @@ def predict(at: Situation, change: Change) -> Prediction:
     then = change.then
     same = then.binding() == at.now.binding()
     modelled = then.rate()
-    top = math.inf if change.may_raise_ceiling else at.ceiling
-    value = min(
-        top, modelled * (at.factor if same else math.sqrt(at.factor)) if math.isfinite(modelled) else at.ceiling
-    )
+    top = math.inf if change.may_raise_ceiling else at.ceiling * change.ceiling_times
+    applied = modelled * (at.factor if same else math.sqrt(at.factor)) if math.isfinite(modelled) else at.ceiling
+    top, value = top * at.drift, min(top, applied) * at.drift
     reach = 1 + STANDARD_ERRORS * _error(at, then, same, change.extra_error)
     whole = then.over_epochs(value)
     gain = whole / at.rate_over_epochs

@@ -267,8 +267,8 @@ class Leg:
     """loader_only is measured at several; contention is how its rate grows with them. crowded: processes beside the
     loop that only burn CPU, as many as there may be workers."""
     worker_cpu_s_per_sample: float | None = None
-    trainer_cpu_s_per_sample: float | None = None
-    """All threads of the training process."""
+    trainer_cpu_s_per_sample: list[float] = field(default_factory=list)
+    """All threads of the training process; one per window."""
     note: str = ""
     """What qualifies it, e.g. whether dropping the page cache worked."""
     dropped: float | None = None

@@ -15,8 +15,9 @@ from feedline.profiling.predict import (
     Situation,
     even_worker_s,
     kept_start_s,
-    laid_out,
+    our_batches_times,
     predict,
+    with_our_batches,
     with_own_workers,
     with_stall,
     with_trial,
@@ -130,7 +131,7 @@ def prepared(at: Situation) -> Iterable[Change]:
     for trial in at.recording.trials:
         if trial.codec == "as-is" and trial.loader != "feedline":
             continue
-        now = laid_out(at.now, at.measured) if trial.loader == "feedline" else at.now
+        now = with_our_batches(at.now, at.measured) if trial.loader == "feedline" else at.now
         then = with_trial(now, at.measured, trial, as_is.get(trial.loader))
         if then is not None:
             workers = at.now.workers or max(1, min(2, int(at.measured.cores)))
@@ -148,7 +149,7 @@ def _with_prepared(at: Situation, trial: Trial, then: Throughput) -> Change:
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": then.workers},
         trial=trial,
         extra_error=max(0.05, spread),
-        may_raise_ceiling=trial.loader == "feedline" and at.measured.laid_out is not None,
+        ceiling_times=our_batches_times(at.measured) if trial.loader == "feedline" else 1.0,
     )
 
 

@@ -7,6 +7,7 @@ with the range published for such changes as the interval, and the prediction sa
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from feedline.profiling.faults import faults_per_step, kernel_share, left_without
 from feedline.profiling.main_thread import own_places
 from feedline.profiling.predict import Change, Situation
 from feedline.profiling.render import units
@@ -15,12 +16,6 @@ PINNED_SPEEDUP = 2.0
 """Pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step."""
 MOVING_S_PER_BYTE = 3e-9
 """The most that collating and sending a byte costs: three passes over it at about 1 GB/s, fresh pages included."""
-LEAST_KERNEL_SHARE = 0.04
-LEAST_FAULTS = 200
-"""Per step; below either, keeping memory would gain nothing that can be told from noise."""
-FAULTS_COST = 1.25
-"""Exponent of the share of CPU time that is not the kernel's: threads also wait for the one that faults. Fitted to
-the four models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast), within 9 % of each."""
 KEEP_MEMORY = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824"
 IN_VAIN = "this will not help, because"
 
@@ -102,11 +97,9 @@ def faster_compute(at: Situation) -> Iterable[Change]:
     on_gpu = compute.device.startswith("cuda")
     typical = "typically {} the compute rate of a convolutional network; not measured here"
     offers = [("channels_last", compute.channels_last, 1.15 if on_gpu else 1.1, 0.12, typical)]
-    if on_gpu and at.measured.laid_out is not None and at.measured.ceiling is not None:
-        # On a CPU that leg also keeps freed memory: it does not say what either gives.
-        factor = at.measured.laid_out.value / at.measured.ceiling.value
-        error = at.measured.laid_out.error + at.measured.ceiling.error
-        offers = [("channels_last", compute.channels_last, factor, error, "{} the compute rate, measured")]
+    if at.measured.layout_gain is not None:
+        gain = at.measured.layout_gain
+        offers = [("channels_last", compute.channels_last, gain.value, gain.error, "{} the compute rate, measured")]
     if on_gpu:
         offers.append(("autocast bf16", compute.autocast, 1.5, 0.25, typical))
     for name, already, factor, error, words in offers:
@@ -137,16 +130,12 @@ def more_gpus(at: Situation) -> Iterable[Change]:
 
 def kept_memory(at: Situation) -> Iterable[Change]:
     """glibc gives a step's activations back to the kernel; the next step takes them again as page faults."""
-    compute = at.recording.compute
-    if compute.device != "cpu" or not compute.faulty_steps:
+    compute, left = at.recording.compute, left_without(at.recording.compute)
+    if left == 1.0:
         return
-    share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
-    faults = compute.page_faults / compute.faulty_steps
-    if share < LEAST_KERNEL_SHARE or faults < LEAST_FAULTS:
-        return
-    left = (1 - share) ** FAULTS_COST
     then = replace(at.now, step_s=at.now.step_s * left, trainer_cpu_s=at.now.trainer_cpu_s * left)
-    why = f"{units.number(faults)} page faults a step: {units.percent(share)} of the model's CPU time is the kernel's"
+    faults, share = units.number(faults_per_step(compute)), units.percent(kernel_share(compute))
+    why = f"{faults} page faults a step: {share} of the model's CPU time is the kernel's"
     cost = f"environment: {KEEP_MEMORY}; feedline's loader does it by itself"
     yield Change(remedy="freed memory kept", then=then, cost=cost, why=why, settings={"keep_freed_memory": True},
                  extra_error=0.15, may_raise_ceiling=True)  # fmt: skip

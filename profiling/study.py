@@ -30,9 +30,9 @@ class StudyConfig:
     seconds: float | None = None
     """Stop it after so long in training."""
     legs: tuple[LegName, ...] = ()
-    window_s: float = 2.0
+    window_s: float = 1.2
     """Length of one leg's window."""
-    rounds: int = 3
+    rounds: int = 5
     """How often every leg is measured."""
     lines: bool = False
     functions: tuple[str, ...] = ()

@@ -295,7 +295,7 @@ def test_break_even_and_disk_of_a_prepared_set() -> None:
 
 def legs_of_a_cpu_model(crowded: Leg) -> list[Leg]:
     """1 s and 2 CPU seconds a sample alone."""
-    return [Leg(name="cached", samples_per_s=[1.0] * 3, trainer_cpu_s_per_sample=2.0), crowded]
+    return [Leg(name="cached", samples_per_s=[1.0] * 3, trainer_cpu_s_per_sample=[2.0] * 3), crowded]
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def legs_of_a_cpu_model(crowded: Leg) -> list[Leg]:
 def test_the_stall_is_what_the_model_loses_to_a_second_of_another_process(
     rate: float, cpu_s: float, stall: float
 ) -> None:
-    beside = Leg(name="crowded", num_workers=1, samples_per_s=[rate] * 3, trainer_cpu_s_per_sample=cpu_s)
+    beside = Leg(name="crowded", num_workers=1, samples_per_s=[rate] * 3, trainer_cpu_s_per_sample=[cpu_s] * 3)
     seen = replace(made(cores=2), legs=legs_of_a_cpu_model(beside))
     found = diagnose(seen)
     assert found.measured.stall == {1: pytest.approx(stall)}
@@ -317,7 +317,8 @@ def test_what_feedlines_layout_gives_the_model_is_in_what_its_loader_gives() -> 
     """A compute-bound script whose model is 1.6 times as fast on batches laid out as feedline's."""
     trial = Trial(codec="jpeg", size_px=160, samples=200, bytes_per_sample=11_000.0, load_cpu_s_per_sample=0.0003)
     seen = made(wait_s=0.001, compute_s=0.1, stages=SMALL, ceiling=322.0, trials=[trial], cores=8)
-    ours = Leg(name="laid_out", samples_per_s=[1.6 * 322.0] * 3, trainer_cpu_s_per_sample=0.002)
+    cached = next(leg for leg in seen.legs if leg.name == "cached")
+    ours = Leg(name="laid_out", samples_per_s=[1.6 * rate for rate in cached.samples_per_s])
     name = "prepared 160 px jpeg shards, feedline's loader"
     plain = {one.remedy: one for one in diagnose(seen).predictions}[name]
     better = {one.remedy: one for one in diagnose(replace(seen, legs=[*seen.legs, ours])).predictions}[name]
@@ -325,9 +326,9 @@ def test_what_feedlines_layout_gives_the_model_is_in_what_its_loader_gives() -> 
     assert better.helps and better.gain == pytest.approx(1.6, rel=0.07)
 
 
-def test_channels_last_on_a_gpu_is_measured_where_legs_were() -> None:
-    seen = made(wait_s=0.001, compute_s=0.1, stages=SMALL, ceiling=322.0, device="cuda:0", starved_s=0.0)
-    ours = Leg(name="laid_out", samples_per_s=[1.3 * 322.0] * 3)
+def test_channels_last_is_measured_where_legs_were() -> None:
+    seen = made(wait_s=0.001, compute_s=0.1, stages=SMALL, ceiling=322.0)
+    ours = Leg(name="laid_out", samples_per_s=[1.3 * rate for rate in seen.legs[0].samples_per_s])
     found = {one.remedy: one for one in diagnose(replace(seen, legs=[*seen.legs, ours])).predictions}
     assert "1.3× the compute rate, measured" in found["channels_last"].why
     assert "not measured here" in {one.remedy: one for one in diagnose(seen).predictions}["channels_last"].why
