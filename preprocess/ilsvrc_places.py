@@ -1,6 +1,6 @@
 """Which files and folders of a place are ILSVRC's parts, and in which form: by names, and by a tar's first header.
 
-On a store, where each look costs a request, only the archives under their official names.
+On a store, where each look costs a request, one listing tells: archives under their official names, and class tars.
 """
 
 import os
@@ -44,19 +44,23 @@ def places(where: Path) -> tuple[Place | None, Place | None]:
     return train, val
 
 
-def remote_archives(address: str, options: dict[str, Any]) -> dict[str, str]:
-    """Official name -> address, of those at or under `address`; for the val tar alone also the devkit beside it."""
+def remote_places(address: str, options: dict[str, Any]) -> tuple[Place | None, Place | None, str | None]:
+    """(train, val, devkit's address) at or under `address`; for the val tar alone also the devkit beside it."""
     if address.endswith(PACKED) and not address.endswith(OFFICIAL):
-        return {}
-    found = {name: file.path for file in expand(address, OFFICIAL, options)
-             if (name := file.path.rpartition("/")[2]) in OFFICIAL}  # fmt: skip
+        return None, None, None
+    listed = [file.path for file in expand(address, (".tar", DEVKIT), options)]
+    found = {name: path for path in listed if (name := path.rpartition("/")[2]) in OFFICIAL}
+    inner = [path for path in listed if WNID_TAR.fullmatch(path.rpartition("/")[2])]
+    train, val = (Place(form="archive", path=found[name]) if name in found else None for name in (TRAIN, VAL))
+    if train is None and inner:
+        train = Place(form="class tars", path=inner[0].rpartition("/")[0])
     if set(found) == {VAL} and address.endswith(VAL):
         import fsspec
 
         kit = f"{address.removesuffix(VAL)}{DEVKIT}"
         filesystem, path = fsspec.core.url_to_fs(kit, **options)
         found |= {DEVKIT: kit} if filesystem.exists(path) else {}
-    return found
+    return train, val, found.get(DEVKIT)
 
 
 def split_place(where: Path, split: str) -> Place | None:

@@ -8,8 +8,9 @@ ID -> wnid -> rank by alphabetical file name (`preprocess.devkit`).
     val     ILSVRC2012_img_val.tar   | flat folder of images   | folder of class folders
     devkit  ILSVRC2012_devkit_t12.tar.gz | its folder          (or a ground-truth file)
 
-At an address that fsspec speaks, the three archives as downloaded. Their headers are too close together for a request
-each, so the train tar streams past once while it is indexed; tasks then read images by range.
+At an address that fsspec speaks, the three archives as downloaded, or class tars instead of the train archive. Their
+headers are too close together for a request each, so a tar streams past once while it is indexed; tasks then read
+images by range.
 """
 
 import itertools
@@ -25,8 +26,8 @@ import numpy.typing as npt
 from feedline.pipeline.errors import UsageError
 from feedline.pipeline.scratch import scratch_folder
 from feedline.preprocess.devkit import Devkit, Truth, class_entry, class_id, labels_of_words, read_devkit, read_truth
-from feedline.preprocess.ilsvrc_places import DEVKIT, TRAIN, VAL, Place, find_devkit, places, remote_archives
-from feedline.preprocess.places import is_pattern
+from feedline.preprocess.ilsvrc_places import DEVKIT, WNID_TAR, Place, find_devkit, places, remote_places
+from feedline.preprocess.places import expand, is_pattern
 from feedline.preprocess.source_folder import FolderTask, class_folders
 from feedline.preprocess.sources import (
     Classes,
@@ -138,7 +139,9 @@ class IlsvrcSource(Source):
             return class_folders(Path(self.train.path))
         archive = self.train.form == "archive"
         self.class_tars = (
-            tars_of_archive(self.train.path, self.options) if archive else tars_of_folder(self.train.path)
+            tars_of_archive(self.train.path, self.options)
+            if archive
+            else tars_of_folder(self.train.path, self.options)
         )
         return [tar.name for tar in self.class_tars]
 
@@ -238,7 +241,14 @@ def tars_of_archive(path: str, options: dict[str, Any]) -> list[ClassTar]:
     return checked_once(tars, path)
 
 
-def tars_of_folder(path: str) -> list[ClassTar]:
+def tars_of_folder(path: str, options: dict[str, Any]) -> list[ClassTar]:
+    if is_address(path):
+        found = [file.path for file in expand(path, (".tar",), options)]
+        named = [(one.rpartition("/")[2], one) for one in found]
+        return checked_once(
+            [ClassTar(name=name.removesuffix(".tar"), label=-1, path=one, offset=0, length=-1)
+             for name, one in named if WNID_TAR.fullmatch(name)], path,
+        )  # fmt: skip
     tars = [
         ClassTar(
             name=entry.name.removesuffix(".tar"), label=-1, path=entry.path, offset=0, length=entry.stat().st_size
@@ -279,14 +289,13 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
 
 
 def recognise_remote(address: str, options: SourceOptions) -> Source | None:
-    found = remote_archives(address, options.storage_options)
-    train, val = (Place(form="archive", path=found[name]) if name in found else None for name in (TRAIN, VAL))
+    train, val, kit = remote_places(address, options.storage_options)
     if train is None and val is None:
         return None
     given = find_devkit(Path(), options) if options.devkit is not None else None
     if given is not None:
         return source_of(address, train, val, read_devkit(given), options)
-    devkit = remote_devkit(found[DEVKIT], options.storage_options) if DEVKIT in found else None
+    devkit = remote_devkit(kit, options.storage_options) if kit is not None else None
     return source_of(address, train, val, devkit, options)
 
 

@@ -270,6 +270,8 @@ def predict(at: Situation, change: Change) -> Prediction:
 
 def _error(at: Situation, then: Throughput, same: bool, extra: float) -> float:
     parts = [MODEL_ERROR, at.rate.error, extra]
+    if at.measured.normal is not None:
+        parts.append(at.measured.normal.error)
     if not same:
         parts.append(0.5 * abs(math.log(at.factor)))
     if then.binding() == "compute":

@@ -27,7 +27,7 @@ from feedline.preprocess.reading import Where, coalesced, grouped, read_all
 from feedline.preprocess.store import ObjectStore
 from feedline.preprocess.verify import verify
 from tests.preprocess.making import photo, run_here, saved
-from tests.preprocess.raw import DEVKIT, TRAIN, VAL, write_tar
+from tests.preprocess.raw import DEVKIT, TRAIN, VAL, class_tars, write_tar
 
 NGINX = shutil.which("nginx")
 CONFIG = """
@@ -173,6 +173,24 @@ def test_the_official_archives_are_read_from_a_store(s3: dict[str, Any], tiny_il
             assert (one.shards, one.classes) == (other.shards, other.classes)
     with pytest.raises(FeedlineError, match=r"mine\.tar holds class tars \(n.*: name it ILSVRC2012_img_train\.tar"):
         prepare("s3://bucket/renamed", str(tmp_path / "renamed"), storage_options=s3)
+
+
+def test_class_tars_are_read_from_a_store(s3: dict[str, Any], tiny_ilsvrc: Path, tmp_path: Path) -> None:
+    import s3fs
+
+    fs = s3fs.S3FileSystem(**s3)
+    for tar in class_tars(tiny_ilsvrc, tmp_path / "tars").iterdir():
+        fs.put_file(str(tar), f"bucket/unpacked/train/{tar.name}")
+    prepare(str(tiny_ilsvrc), str(tmp_path / "local"))
+    remote = tmp_path / "alone"
+    prepare("s3://bucket/unpacked", str(remote), storage_options=s3)
+    assert read_manifest(remote / "train").shards == read_manifest(tmp_path / "local" / "train").shards
+    for name in (VAL, DEVKIT):
+        fs.put_file(str(tiny_ilsvrc / name), f"bucket/unpacked/{name}")
+    prepare("s3://bucket/unpacked", str(tmp_path / "whole"), storage_options=s3)
+    for split in ("train", "val"):
+        one, other = read_manifest(tmp_path / "whole" / split), read_manifest(tmp_path / "local" / split)
+        assert (one.shards, one.classes) == (other.shards, other.classes)
 
 
 def test_s3_shows_what_other_processes_wrote_there(s3: dict[str, Any]) -> None:

@@ -158,6 +158,26 @@ def test_a_loop_without_a_loader_stops_too(tmp_path: Path, limit: dict[str, Any]
     assert "optimiser steps seen" in diagnose(done.recording).headline
 
 
+UNTRAINED = """
+import sys, time
+from torch.utils.data import DataLoader
+
+for epoch in range(100):
+    for batch in DataLoader(list(range(256)), batch_size=4):
+        time.sleep(0.05)
+sys.exit("never stopped")
+"""
+
+
+def test_a_loop_that_only_loads_stops_too(tmp_path: Path) -> None:
+    """Long after its first rows were written."""
+    script = tmp_path / "untrained.py"
+    script.write_text(UNTRAINED)
+    done = study(StudyConfig(argv=[str(script)], steps=40))
+    assert (done.status, done.recording.script.ended_by) == (0, "steps")
+    assert len(done.recording.steps) == 40
+
+
 def test_legs_change_nothing_and_measure(tmp_path: Path) -> None:
     run = tmp_path / "run"
     config = toy(run, samples=160, legs=chosen_legs(True), window_s=0.2, rounds=2)
