@@ -285,8 +285,9 @@ def chart(found: Mapping[str, Any], path: Path) -> None:
         low, high, value = one["difference_low"], one["difference_high"], one["difference"]
         reach = None if low is None else [[100 * (value - low)], [100 * (high - value)]]
         left.errorbar(100 * value, place, xerr=reach, fmt="o", color=BLUE, capsize=3)
-        error = [[one["speed_up"] - one["speed_up_low"]], [one["speed_up_high"] - one["speed_up"]]]
-        right.barh(place, one["speed_up"], xerr=error if one["speed_up_low"] else None, color=GREY, capsize=3)
+        low, high, value = one["speed_up_low"], one["speed_up_high"], one["speed_up"]
+        error = None if low is None else [[value - low], [high - value]]
+        right.barh(place, value, xerr=error, color=GREY, capsize=3)
     left.axvline(0, color="#bbbbbb", linewidth=0.8)
     left.set_yticks(places, [one["form"] for one in forms])
     seeds = len(forms[0]["top1_by_seed"])

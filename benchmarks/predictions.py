@@ -2,11 +2,12 @@
 
     python -m feedline.benchmarks.predictions [--work DIR] [--rounds 3] [--images 1200] [--only naive|recipe]
 
-Two scripts, fourteen remedies. A script is profiled once, as `feedline profile --legs` does it; all its predictions
-are made from that recording alone and written down before any of them is run. Then rounds visit the script as it is
-and every remedy in random order, each window in a fresh process, and the gain of a remedy over the script as it is,
-in the same round, is compared with the gain foretold. A window or a profile in which other programs took more than
-QUIET_CORES is measured again, a few times. With `--only` the other script's entry of the result file stays.
+Two scripts, fourteen remedies. A script is profiled once, as `feedline profile --legs --no-cold` does it; all its
+predictions are made from that recording alone and written down before any of them is run. Then rounds visit the
+script as it is and every remedy in random order, each window in a fresh process, and the gain of a remedy over the
+script as it is, in the same round, is compared with the gain foretold. A window or a profile in which other programs
+took more than QUIET_CORES is measured again, a few times. With `--only` the other script's entry of the result file
+stays.
 
 Swapped loaders keep their workers (`benchmarks.swap`), and one with the script's own order never ends an epoch: what
 the script's epochs begin with is left out of those predictions.
@@ -35,6 +36,7 @@ from feedline.profiling.neighbours import machine_and_others
 from feedline.profiling.predict import (
     Change,
     Situation,
+    our_batches_error,
     predict,
     situation,
     with_our_batches,
@@ -138,7 +140,8 @@ def _change(at: Situation, case: Case) -> Change:
     if case.form is not None:
         then = with_trial(with_our_batches(then, at.measured), at.measured, trial_of(at, case.form), None)
         assert then is not None
-    return Change(remedy=case.name, then=then, cost="", why="", may_raise_ceiling=True)
+    error = our_batches_error(at.measured) if case.form is not None else 0.0
+    return Change(remedy=case.name, then=then, cost="", why="", may_raise_ceiling=True, extra_error=error)
 
 
 def trial_of(at: Situation, form: Output) -> Trial:

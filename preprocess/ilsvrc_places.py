@@ -1,6 +1,6 @@
 """Which files and folders of a place are ILSVRC's parts, and in which form: by names, and by a tar's first header.
 
-On a store, where each look costs a request, one listing tells: archives under their official names, and class tars.
+On a store, where each look costs a request, one listing tells them: archives under their official names, class tars.
 """
 
 import os
@@ -53,7 +53,7 @@ def remote_places(address: str, options: dict[str, Any]) -> tuple[Place | None, 
     inner = [path for path in listed if WNID_TAR.fullmatch(path.rpartition("/")[2])]
     train, val = (Place(form="archive", path=found[name]) if name in found else None for name in (TRAIN, VAL))
     if train is None and inner:
-        train = Place(form="class tars", path=inner[0].rpartition("/")[0])
+        train = Place(form="class tars", path=train_folder(address, inner))
     if set(found) == {VAL} and address.endswith(VAL):
         import fsspec
 
@@ -61,6 +61,18 @@ def remote_places(address: str, options: dict[str, Any]) -> tuple[Place | None, 
         filesystem, path = fsspec.core.url_to_fs(kit, **options)
         found |= {DEVKIT: kit} if filesystem.exists(path) else {}
     return train, val, found.get(DEVKIT)
+
+
+def train_folder(address: str, class_tars: list[str]) -> str:
+    """The one folder that holds train's class tars. Raises UsageError where that cannot be told."""
+    folders = sorted({path.rpartition("/")[0] for path in class_tars})
+    named = [one for one in folders if re.search(r"(^|_)train$", one.rpartition("/")[2].lower())]
+    found = named or [one for one in folders if one == address.rstrip("/")]
+    if len(found) != 1:
+        others = found or folders
+        more = f" and {others[1]}" if len(others) > 1 else ""
+        raise UsageError(f"class tars are in {others[0]}{more}: give the folder that holds train's as SOURCE")
+    return found[0]
 
 
 def split_place(where: Path, split: str) -> Place | None:

@@ -1,6 +1,7 @@
 """Batches kept to be handed out again and again: what a training loop does when data is free."""
 
 import copy
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,23 +15,29 @@ KEPT_BYTES = 512 << 20
 class Cache:
     batches: list[Any] = field(default_factory=list)
     pristine: list[Any] = field(default_factory=list)
+    pinned: list[list[bool]] = field(default_factory=list)
+    """Of each batch's tensors as they came: copies are not."""
     versions: list[list[int]] = field(default_factory=list)
     turn: int = 0
 
     def keep(self, batch: Any) -> None:
         size = sum(map(batch_bytes, self.batches))
         if len(self.batches) < KEPT_BATCHES and size + batch_bytes(batch) <= KEPT_BYTES:
-            self.batches.append(batch)
-            self.pristine.append(copy.deepcopy(batch))
-            self.versions.append(_versions(batch))
+            self._add(batch, copy.deepcopy(batch), [_is_pinned(tensor) for tensor in tensors(batch)])
+
+    def _add(self, batch: Any, pristine: Any, pinned: list[bool]) -> None:
+        self.batches.append(batch)
+        self.pristine.append(pristine)
+        self.pinned.append(pinned)
+        self.versions.append(_versions(batch))
 
     def next(self) -> Any:
         """The next kept batch; one that the script has changed in place is restored first."""
-        self.turn = (self.turn + 1) % len(self.batches)
-        batch = self.batches[self.turn]
-        if _versions(batch) != self.versions[self.turn]:
-            batch = self.batches[self.turn] = copy.deepcopy(self.pristine[self.turn])
-            self.versions[self.turn] = _versions(batch)
+        self.turn = turn = (self.turn + 1) % len(self.batches)
+        batch = self.batches[turn]
+        if _versions(batch) != self.versions[turn]:
+            batch = self.batches[turn] = _copied(self.pristine[turn], self.pinned[turn])
+            self.versions[turn] = _versions(batch)
         return batch
 
     def laid_out(self) -> "Cache | None":
@@ -38,11 +45,10 @@ class Cache:
         where no batch holds images."""
         other = Cache()
         changed = False
-        for kept, batch in zip(self.batches, self.pristine, strict=True):
-            twin = copy.deepcopy(batch)
-            pairs = zip(tensors(twin), tensors(kept), strict=True)
-            changed |= sum(_lay_out(tensor, original) for tensor, original in pairs) > 0
-            other.keep(twin)
+        for pristine, pinned in zip(self.pristine, self.pinned, strict=True):
+            twin = copy.deepcopy(pristine)
+            changed |= sum(map(_lay_out, tensors(twin))) > 0
+            other._add(_copied(twin, pinned), twin, pinned)
         return other if changed else None
 
 
@@ -50,13 +56,24 @@ def _versions(batch: Any) -> list[int]:
     return [getattr(tensor, "_version", 0) for tensor in tensors(batch)]
 
 
-def _lay_out(tensor: Any, original: Any) -> bool:
-    """Changes the layout of a batch of images in place, and pins it where the original is pinned (a copy is not)."""
-    import torch
+def _is_pinned(tensor: Any) -> bool:
+    torch = sys.modules.get("torch")
+    on_cpu = torch is not None and isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
+    return on_cpu and tensor.is_pinned()
 
-    if not isinstance(tensor, torch.Tensor) or tensor.ndim != 4 or not 1 <= tensor.shape[1] <= 4:
+
+def _copied(pristine: Any, pinned: list[bool]) -> Any:
+    batch = copy.deepcopy(pristine)
+    for tensor, was in zip(tensors(batch), pinned, strict=True):
+        if was:
+            tensor.data = tensor.pin_memory()
+    return batch
+
+
+def _lay_out(tensor: Any) -> bool:
+    """Changes the layout of a batch of images in place."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensor, torch.Tensor) or tensor.ndim != 4 or not 1 <= tensor.shape[1] <= 4:
         return False
-    pinned = original.device.type == "cpu" and original.is_pinned()
-    laid_out = tensor.contiguous(memory_format=torch.channels_last)
-    tensor.data = laid_out.pin_memory() if pinned else laid_out
+    tensor.data = tensor.contiguous(memory_format=torch.channels_last)
     return True

@@ -130,7 +130,7 @@ class Capture:
         epoch = self._epochs[number]
         self._epochs[number] += 1
         one = Pass(number, epoch, time.perf_counter(), in_trainer, self.current)
-        one.source = weakref.ref(loader)
+        one.source = weakref.ref(loader) if self.director is None else loader  # legs begin it again
         if one.outer is not None:
             for other in self._open:
                 if other.row is one.outer:
@@ -158,15 +158,14 @@ class Capture:
 
     def got(self, one: Pass, asked: float, batch: Any) -> None:
         now = time.perf_counter()
+        if "batch_bytes" not in (about := self._about[one.loader]):
+            about.update(describe_batch(batch))
         timing = None if self._closed % TIMED else Timing()
         self.asking = None
         samples, size = sizes(batch)
         row = Row(asked, now, samples or 0, size, one.loader, one.epoch)
         if self.device is not None:
             self.device.step_begins(row)
-        about = self._about[one.loader]
-        if "batch_bytes" not in about:
-            about.update(describe_batch(batch))
         one.row = self.current = row
         one.first_got = now if one.first_got is None else one.first_got
         one.samples += row.samples

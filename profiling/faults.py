@@ -9,6 +9,7 @@ LEAST_FAULTS = 200
 FAULTS_COST = 1.25
 """Exponent of the share of CPU time that is not the kernel's: threads also wait for the one that faults. Fitted to
 the four models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast), within 9 % of each."""
+FAULTS_ERROR = 0.09
 
 
 def kernel_share(compute: Compute) -> float:

@@ -36,7 +36,7 @@ class Options:
     """legs of several ranks: windows by steps, so that all ranks turn together."""
     rounds: int = 3
     limit_s: float = 120.0
-    """legs: no new round after this long."""
+    """legs: after this long only those that were not measured yet."""
     loader: int = 0
     """legs: the training loader's number."""
     legs: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ many batches as could be queued left out.
 """
 
 import os
+import sys
 import time
 import weakref
 from collections import Counter
@@ -26,8 +27,9 @@ from feedline.profiling.batches import batch_samples
 from feedline.profiling.cached import Cache
 from feedline.profiling.capture import Capture, Finished
 from feedline.profiling.crowd import Crowd
-from feedline.profiling.pagecache import drop
+from feedline.profiling.pagecache import Dropped, drop
 from feedline.profiling.passes import Pass
+from feedline.profiling.paths import MOST_PATHS
 from feedline.profiling.withhold import Withhold
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds the last step's work
 LEAST_STEPS = 4  # of a window, however long they take
+FINISHED_S, FINISH_MOST_S = 0.1, 5.0
+"""Workers that were idle for so long have no batch to make; nobody waits longer than that for it."""
 CACHED = ("cached", "crowded", "laid_out")
 """Legs in which the loop is handed kept batches."""
 
@@ -81,6 +85,10 @@ class Director:
         self._cache = Cache()
         self._laid_out: Cache | None = None
         self._crowd: Crowd | None = None
+        self._restarted = False
+        """The batch that was drawn last is the first of a pass."""
+        self._handed_first: float | None = None
+        """When it was handed to the loop."""
         self._next: Callable[[], Any] | None = None
         self._deadline: float | None = None
         self._trained_batches = 0
@@ -139,11 +147,18 @@ class Director:
         if window.started:
             window.samples += batch_samples(batch) or 0
             window.steps += 1
+            if self._restarted:
+                self._handed_first = time.perf_counter()
+        self._restarted = False
         return batch
 
     def _over(self, window: Window) -> bool:
         if not window.started:
             return False
+        if self._handed_first is not None:
+            window.started += time.perf_counter() - self._handed_first
+            window.steps -= 1
+            self._handed_first = None
         seconds = time.perf_counter() - window.started
         enough = (
             window.steps >= self._window_steps
@@ -175,12 +190,15 @@ class Director:
             self._window = None
             return
         window = self._plan.pop(0)
+        if window.leg in CACHED:
+            let_workers_finish()
         if window.leg == "crowded":
             self._crowd = Crowd(window.count or 1)
         if window.leg == "cold":
-            dropped = drop(self._files(one))
+            dropped = self._drop_files(one)
             window.note, window.dropped = dropped.note, dropped.share
         window.skip = SETTLE_STEPS if window.leg in CACHED else self._queue_length(one) + 1
+        self._handed_first = None
         self._window = window
 
     def _lay_out(self) -> bool:
@@ -208,7 +226,8 @@ class Director:
             return batch
 
     def _leave_out(self, batch: Any, seconds: float) -> None:
-        """A pass's start and first batch are warm-up, as in the verdict."""
+        """A pass's start and first batch, the step with it included, are warm-up, as in the verdict."""
+        self._restarted = True
         if self._window is not None and self._window.started:
             self._window.started += seconds
             self._window.samples -= batch_samples(batch) or 0
@@ -234,6 +253,7 @@ class Director:
     def _drain_from(self, draw: Callable[[], Any], window: Window, skip: int) -> None:
         for _ in range(skip):
             draw()
+        self._restarted = False
         window.started = time.perf_counter()
         cpu_s = children_cpu_seconds()
         while window.seconds < self._window_s or window.steps < LEAST_STEPS:
@@ -243,9 +263,13 @@ class Director:
         after_s = children_cpu_seconds()
         window.worker_cpu_s = after_s - cpu_s if after_s > cpu_s else None
 
-    def _files(self, one: Pass) -> list[str]:
-        listed = dataset_files(getattr(_target(one), "dataset", None))
-        return list(dict.fromkeys([*listed, *self._capture.options.paths]))
+    def _drop_files(self, one: Pass) -> Dropped:
+        """Where only the files that were seen are known, and these were not all, nobody knows how cold it is."""
+        listed, seen = dataset_files(getattr(_target(one), "dataset", None)), self._capture.options.paths
+        dropped = drop(list(dict.fromkeys([*listed, *seen])))
+        if listed or len(seen) < MOST_PATHS:
+            return dropped
+        return Dropped(None, f"{dropped.note}; the data has more files than these, and they were left alone")
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -281,17 +305,10 @@ def plan(
         yield Window("cold")
 
 
-def _on_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
-
-
 def settle_device() -> None:
     """Kernels still queued on a GPU belong to the time before."""
-    import torch
-
-    if _on_cuda():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
@@ -362,6 +379,18 @@ def children_cpu_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def let_workers_finish() -> None:
+    """Until they have filled the queue, and so compute no more beside a loop that is handed kept batches."""
+    until = time.perf_counter() + FINISH_MOST_S
+    before = children_cpu_seconds()
+    while time.perf_counter() < until:
+        time.sleep(FINISHED_S)
+        now = children_cpu_seconds()
+        if now - before < 0.2 * FINISHED_S:
+            return
+        before = now
+
+
 def dataset_files(dataset: Any) -> list[str]:
     """Paths a dataset lists itself: torchvision's `samples`, and the usual names for a list of paths."""
     from feedline.profiling.describe import innermost
@@ -397,7 +426,9 @@ def summarise(windows: list[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
                 "window_s": [max(one[3] for one in column) for column in columns],
                 "worker_cpu_s_per_sample": sum(cpu) / len(cpu) if cpu else None,
                 "trainer_cpu_s_per_sample": [
-                    sum(one[7] for one in column) / max(1, sum(one[2] for one in column)) for column in columns
+                    sum(one[7] for one in column) / max(1, sum(one[2] for one in column))
+                    for column in columns
+                    if name != "loader_only"
                 ],
                 "note": "; ".join(notes),
                 "dropped": min((one[6] or 0.0 for column in columns for one in column), default=None)

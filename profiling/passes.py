@@ -52,7 +52,7 @@ class Pass:
     last_asked: float = 0.0
     done: bool = False
     source: Any = None
-    """Weak reference to the loader object, for legs."""
+    """Weak reference to the loader object; legs hold on to it, `for batch in DataLoader(…)` does not."""
     inner: list["Pass"] = field(default_factory=list)
 
     def told(self, ended: float | None) -> list[Any]:

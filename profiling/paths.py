@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any, ClassVar
 
-LIMIT = 512
+MOST_PATHS = 512
 CODE = (".py", ".pyc", ".so", ".pth", ".txt", ".toml", ".cfg", ".ini", ".typed", ".h", ".lock", ".part", ".jsonl")
 
 
@@ -40,4 +40,4 @@ class PathCollector:
             return
         self._seen.add(path)
         self.found.append(os.path.abspath(path))  # noqa: PTH100  Path would open an audit event of its own
-        self._open = len(self.found) < LIMIT
+        self._open = len(self.found) < MOST_PATHS

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from feedline.profiling.faults import FAULTS_ERROR
 from feedline.profiling.measure import Measured, Rate
 from feedline.profiling.neighbours import fair_share
 from feedline.profiling.recording import Recording, Trial
@@ -234,6 +235,12 @@ def with_our_batches(now: Throughput, measured: Measured) -> Throughput:
 def our_batches_times(measured: Measured) -> float:
     """How much faster the model then is: by channels_last where a leg measured that, and on a CPU by memory kept."""
     return (measured.layout_gain.value if measured.layout_gain else 1.0) / measured.kept_memory_left
+
+
+def our_batches_error(measured: Measured) -> float:
+    """Relative error of that."""
+    faults = FAULTS_ERROR if measured.kept_memory_left < 1 else 0.0
+    return math.hypot(measured.layout_gain.error if measured.layout_gain else 0.0, faults)
 
 
 def kept_start_s(now: Throughput, measured: Measured, worker_s: float) -> float:

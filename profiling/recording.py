@@ -268,7 +268,7 @@ class Leg:
     loop that only burn CPU, as many as there may be workers."""
     worker_cpu_s_per_sample: float | None = None
     trainer_cpu_s_per_sample: list[float] = field(default_factory=list)
-    """All threads of the training process; one per window."""
+    """All threads of the training process; one per window. Not of loader_only, where it stands still."""
     note: str = ""
     """What qualifies it, e.g. whether dropping the page cache worked."""
     dropped: float | None = None

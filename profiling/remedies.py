@@ -4,6 +4,7 @@ Each is a small function from the situation to changes, also ones that "will not
 copies, the main thread and the model are in `remedies_compute`; `all_predictions` ranks them all.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from feedline.profiling.predict import (
     Situation,
     even_worker_s,
     kept_start_s,
+    our_batches_error,
     our_batches_times,
     predict,
     with_our_batches,
@@ -141,6 +143,7 @@ def prepared(at: Situation) -> Iterable[Change]:
 
 def _with_prepared(at: Situation, trial: Trial, then: Throughput) -> Change:
     spread = (trial.load_cpu_s_spread or 0.0) / (trial.load_cpu_s_per_sample or 1.0)
+    layout = our_batches_error(at.measured) if trial.loader == "feedline" else 0.0
     return Change(
         remedy=_trial_name(trial, then.workers, at.now.workers),
         then=then,
@@ -148,7 +151,7 @@ def _with_prepared(at: Situation, trial: Trial, then: Throughput) -> Change:
         why=_why_trial(at, trial, then.binding()),
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": then.workers},
         trial=trial,
-        extra_error=max(0.05, spread),
+        extra_error=math.hypot(max(0.05, spread), layout),
         ceiling_times=our_batches_times(at.measured) if trial.loader == "feedline" else 1.0,
     )
 

@@ -70,16 +70,31 @@ def study(config: StudyConfig, say: Say = lambda _: None) -> Study:
 
 def with_legs(config: StudyConfig, recording: Recording, say: Say = lambda _: None) -> Recording:
     """The recording with its legs measured by a second run of the script."""
-    loader = recording.train_loader
-    if loader is None:
+    if recording.train_loader is None:
         return noted(recording, "no legs: no loader was seen")
     say("legs: running the script again, its writes held back")
-    ranks = recording.compute.world_size
+    legs = (*config.legs, *more_legs(config.legs, recording))
+    found, why = measured_legs(config, recording, legs)
+    if why and "laid_out" in legs:
+        what = "with its batches in channels_last, as feedline's loader hands them over"
+        recording = noted(recording, f"{what}, {why}")
+        say("legs: once more, without batches in channels_last")
+        found, why = measured_legs(config, recording, tuple(leg for leg in legs if leg != "laid_out"))
+    if not found:
+        return noted(recording, f"no legs: {why or ENDED_EARLY}")
+    recording = replace(recording, legs=found)
+    return noted(recording, f"the legs are not whole: {why}") if why else recording
+
+
+def measured_legs(config: StudyConfig, recording: Recording, legs: Sequence[LegName]) -> tuple[list[Leg], str | None]:
+    """Of one run of the script, and why it failed, if it did."""
+    loader, ranks = recording.train_loader, recording.compute.world_size
+    assert loader is not None
     mine = [step for step in recording.measured() if step.rank == 0] or list(recording.steps)
     mean_step_s = sum(step.duration_s for step in mine) / len(mine) if mine else 0.1
     options = Options(
         mode="legs",
-        legs=(*config.legs, *more_legs(config.legs, recording)),
+        legs=tuple(legs),
         window_s=config.window_s,
         window_steps=max(4, round(config.window_s / mean_step_s)) if ranks > 1 else 0,
         rounds=config.rounds,
@@ -90,11 +105,8 @@ def with_legs(config: StudyConfig, recording: Recording, say: Say = lambda _: No
     )
     with rerun(config, options) as run:
         windows = [(said["rank"], window) for said in run.journal.all("legs-") for window in said["windows"]]
-        why = _why_none(run)
-    legs = [Leg(**found) for found in summarise(windows)]
-    if not legs:
-        return noted(recording, f"no legs: {why}")
-    return replace(recording, legs=legs)
+        why = _why_failed(run)
+    return [Leg(**found) for found in summarise(windows)], why
 
 
 def more_legs(legs: Sequence[LegName], recording: Recording) -> list[LegName]:
@@ -107,19 +119,22 @@ def more_legs(legs: Sequence[LegName], recording: Recording) -> list[LegName]:
 
 
 def crowds(recording: Recording) -> tuple[int, ...]:
-    """Numbers of busy processes: one, and as many as a rank has cores. None unless it computes on several of them."""
+    """Numbers of busy processes: one, and as many as a rank has cores. None on a device, or with one core each."""
     share = usable_cores() // max(1, recording.compute.world_size)
     return tuple(sorted({1, share})) if recording.compute.device == "cpu" and share >= 2 else ()
 
 
-def _why_none(run: Run) -> str:
+ENDED_EARLY = "run again, the script ended before its training loop had warmed up"
+
+
+def _why_failed(run: Run) -> str | None:
     script = run.recording.script
     if script.error:
         return f"run again, the script ended with {script.error}"
     last = run.stderr_tail.strip().splitlines()
     if run.status:
         return f"run again, the script ended with status {run.status}" + (f" ({last[-1]})" if last else "")
-    return "run again, the script ended before its training loop had warmed up"
+    return None
 
 
 def worker_counts(current: int | None) -> list[int]:
@@ -136,7 +151,7 @@ def with_lines(config: StudyConfig, recording: Recording, say: Say = lambda _: N
     options = Options(mode="lines", steps=config.line_steps, functions=config.functions)
     with rerun(config, options) as run:
         lines = collect(run.journal)
-        failed = f"the line pass is not whole: {_why_none(run)}" if run.status else ""
+        failed = f"the line pass is not whole: {_why_failed(run)}" if run.status else ""
     if failed:
         recording = noted(recording, failed)
     if not lines:

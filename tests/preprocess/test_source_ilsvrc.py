@@ -5,7 +5,9 @@ import json
 import re
 import tarfile
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 
 from feedline.pipeline.errors import FeedlineError, UsageError
@@ -80,6 +82,17 @@ def test_only_the_train_tar(tiny_ilsvrc: Path) -> None:
     assert samples(indexed(tiny_ilsvrc / TRAIN)) == train
     assert samples(indexed(tiny_ilsvrc, splits="train")) == train
     assert indexed(tiny_ilsvrc / TRAIN).classes == [{"name": wnid, "wnid": wnid} for wnid in wnids(tiny_ilsvrc)]
+
+
+def test_class_tars_of_two_sets_are_not_mixed_up(tiny_ilsvrc: Path) -> None:
+    memory: Any = fsspec.filesystem("memory")
+    inner = (tiny_ilsvrc / TRAIN).read_bytes()[512:1024]
+    for name in ("a/train", "b/train", "c/val"):
+        memory.pipe_file(f"/sets/{name}/n00000001.tar", inner)
+    with pytest.raises(UsageError, match=r"class tars are in .*a/train and .*b/train: give the folder"):
+        open_source("memory://sets")
+    with pytest.raises(UsageError, match=r"class tars are in .*c/val: give the folder"):
+        open_source("memory://sets/c")
 
 
 def test_a_folder_of_class_tars_alone(tiny_ilsvrc: Path, tmp_path: Path) -> None:

@@ -195,6 +195,43 @@ def test_legs_change_nothing_and_measure(tmp_path: Path) -> None:
     assert not [note for note in found.notes if "legs" in note]
 
 
+IMAGES = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self):
+        return 96
+    def __getitem__(self, index):
+        return torch.rand(3, 16, 16), index % 4
+
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+head = torch.nn.Linear(8 * 14 * 14, 4)
+optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+for epoch in range(1000):
+    for images, labels in DataLoader(Pictures(), batch_size=8, num_workers=1):
+        features = model(images)
+        flat = features.view(8, -1) if sys.argv[1] == "view" else features.flatten(1)
+        torch.nn.functional.cross_entropy(head(flat), labels).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("how", ["flatten", "view"])
+def test_a_script_that_cannot_take_channels_last_is_told_so_and_has_its_other_legs(tmp_path: Path, how: str) -> None:
+    script = tmp_path / "images.py"
+    script.write_text(IMAGES)
+    config = StudyConfig(argv=[str(script), how], steps=30, legs=chosen_legs(True), window_s=0.2, rounds=2)
+    found = study(config).recording
+    names = {leg.name for leg in found.legs}
+    assert {"normal", "cached", "loader_only", "cold"} <= names
+    assert ("laid_out" in names) == (how == "flatten")
+    told = [note for note in found.notes if "channels_last" in note and "view size is not compatible" in note]
+    assert len(told) == (how == "view")
+    assert not [note for note in found.notes if "not whole" in note]
+
+
 def test_stops_after_so_many_steps(tmp_path: Path) -> None:
     done = study(toy(tmp_path / "run", workers=0, samples=4000, steps=7))
     assert done.status == 0
