@@ -156,8 +156,7 @@ class Director:
         if not window.started:
             return False
         if self._handed_first is not None:
-            window.started += time.perf_counter() - self._handed_first
-            window.steps -= 1
+            window.started += time.perf_counter() - self._handed_first  # the step still counts: ranks count alike
             self._handed_first = None
         seconds = time.perf_counter() - window.started
         enough = (
