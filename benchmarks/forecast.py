@@ -44,8 +44,7 @@ def forecasts(
     at = situation(recording, measure(recording))
     if at is None:
         return {}
-    # The ceilings are of other processes at another time: the profile's legs say nothing of the machine's speed then.
-    at = replace(at, measured=replace(at.measured, normal=None), now=with_ceiling(at.now, ceilings.own))
+    at = replace(at, now=with_ceiling(at.now, ceilings.own))
     own = replace(at.now, workers=workers, contention={})
     ours = with_ceiling(own, ceilings.channels_last)
     trials = recording.trials

@@ -1,10 +1,11 @@
 """Differential legs: what the training loop's rate is when data is free, and the loader's when nobody else works.
 
 One fresh process of the same script, in which the training loader's iterator is directed: windows of normal running,
-of cached batches handed out again and again (the ceiling), of these laid out as feedline's loader hands them over, of
-these beside processes that burn CPU, and of draining the loader with the script standing still (the loader alone, at
-several numbers of workers), in an order that turns from round to round so that drift cancels; at the end one with the
-data's files dropped from the page cache.
+of cached batches handed out again and again (the ceiling), of these beside processes that burn CPU, and of draining
+the loader with the script standing still (the loader alone, at several numbers of workers), in an order that turns
+from round to round so that drift cancels. What cannot be taken back comes at the end: cached batches with freed
+memory kept, as they are and laid out as feedline's loader hands them over, in turn; and a window with the data's
+files dropped from the page cache.
 
 The loop is held inside its epoch: a loader that runs out starts again. At the end `Finished` is raised in the loop.
 What the script writes meanwhile goes elsewhere (`profiling.withhold`).
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from feedline.pipeline.allocator import keep_freed_memory
 from feedline.profiling.batches import batch_samples
 from feedline.profiling.cached import Cache
 from feedline.profiling.capture import Capture, Finished
@@ -39,8 +41,10 @@ SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds 
 LEAST_STEPS = 4  # of a window, however long they take
 FINISHED_S, FINISH_MOST_S = 0.1, 5.0
 """Workers that were idle for so long have no batch to make; nobody waits longer than that for it."""
-CACHED = ("cached", "crowded", "laid_out")
+CACHED = ("cached", "crowded", "kept", "laid_out")
 """Legs in which the loop is handed kept batches."""
+KEPT = ("kept", "laid_out")
+"""Those with freed memory kept, where the model computes on the CPU."""
 
 
 @dataclass
@@ -189,6 +193,8 @@ class Director:
             self._window = None
             return
         window = self._plan.pop(0)
+        if window.leg in KEPT and "torch" in sys.modules and not sys.modules["torch"].cuda.is_initialized():
+            keep_freed_memory()
         if window.leg in CACHED:
             let_workers_finish()
         if window.leg == "crowded":
@@ -287,19 +293,24 @@ class Director:
 def plan(
     legs: tuple[str, ...], worker_counts: tuple[int, ...], crowds: tuple[int, ...], rounds: int
 ) -> Iterator[Window]:
-    """Every leg once a round, the order turned by one each time; the cold one once, at the very end: whatever ran
-    after it would read files from storage that it had in memory before."""
+    """Every leg once a round, the order turned by one each time. Those that keep memory come after them, in turn,
+    since that cannot be undone; the cold one once, at the very end: whatever ran after it would read files from
+    storage that it had in memory before."""
     once: list[tuple[str, int | None]] = []
     for leg in legs:
         if leg == "loader_only":
             once += [(leg, None), *((leg, count) for count in worker_counts)]
         elif leg == "crowded":
             once += [(leg, count) for count in crowds]
-        elif leg != "cold":
+        elif leg not in (*KEPT, "cold"):
             once.append((leg, None))
     for turn in range(rounds):
         for position in range(len(once)):
             yield Window(*once[(position + turn) % len(once)])
+    for turn in range(rounds):
+        for leg in KEPT[:: -1 if turn % 2 else 1]:
+            if leg in legs:
+                yield Window(leg)
     if "cold" in legs:
         yield Window("cold")
 

@@ -62,8 +62,6 @@ class Measured:
     seconds: float
     wait_fraction: float
     shares: Shares
-    normal: Rate | None
-    """`rate` once more, in turn with the ceiling and the other legs."""
     ceiling: Rate | None
     cold: Rate | None
     """With the data's files out of memory; None where that was not measured or dropping them did not work."""
@@ -146,12 +144,11 @@ def measure(recording: Recording) -> Measured:
         seconds=seconds,
         wait_fraction=min(1.0, wait_fraction),
         shares=_shares(steps, seconds, parts),
-        normal=_leg_rate(recording, "normal"),
         ceiling=_leg_rate(recording, "cached"),
         cold=_leg_rate(recording, "cold", at_least_dropped=MOSTLY_COLD),
         free_trainer_cpu_s=_median_or_none(_leg(recording, "cached").trainer_cpu_s_per_sample),
         layout_gain=_layout_gain(recording),
-        kept_memory_left=left_without(recording.compute),
+        kept_memory_left=_kept_memory_left(recording),
         stall=_stall(recording, cores),
         loader_only=_loader_only(recording, loader),
         loader=loader,
@@ -238,11 +235,23 @@ def _median_or_none(values: Sequence[float]) -> float | None:
 
 
 def _layout_gain(recording: Recording) -> Rate | None:
-    """Round by round: a machine that is slower for a while is slower for both."""
-    cached, ours = _leg(recording, "cached"), _leg(recording, "laid_out")
+    """Pair by pair: a machine that is slower for a while is slower for both."""
+    cached, ours = _leg(recording, "kept"), _leg(recording, "laid_out")
     pairs = zip(cached.samples_per_s, ours.samples_per_s, strict=False)
     gains = [mine / theirs for theirs, mine in pairs if mine > 0 and theirs > 0]
     return Rate(value=statistics.median(gains), error=spread_error(gains)) if gains else None
+
+
+def _kept_memory_left(recording: Recording) -> float:
+    """As the legs have it, but no less than page faults explain: these windows do not take turns with the others."""
+    least, cached, kept = (
+        left_without(recording.compute),
+        _leg_rate(recording, "cached"),
+        _leg_rate(recording, "kept"),
+    )
+    if cached is None or kept is None:
+        return least
+    return min(1.0, max(least, cached.value / kept.value))
 
 
 def _stall(recording: Recording, cores: float) -> dict[int, float]:

@@ -1,11 +1,10 @@
 """What would a change give? The throughput model, set to a measured run, with one thing changed. Pure.
 
-The model is calibrated by the run itself: what it says of the present settings is scaled to what was measured (where
-there are legs, by the one that changes nothing, which took turns with the others), and the same factor is applied to
-the prediction, wholly when the same resource stays the limit, by its square root when another takes over. The
-interval is ±1.64 standard errors of: the measured rate, the measured ceiling, the part of the factor that was not
-applied, and the model's own error (`MODEL_ERROR`, larger without legs and for each doubling of the workers;
-`benchmarks/predictions.py` checks it).
+The model is calibrated by the run itself: what it says of the present settings is scaled to what was measured, and
+the same factor is applied to the prediction, wholly when the same resource stays the limit, by its square root when
+another takes over. The interval is ±1.64 standard errors of: the measured rate, the measured ceiling, the part of the
+factor that was not applied, and the model's own error (`MODEL_ERROR`, larger without legs and for each doubling of
+the workers; `benchmarks/predictions.py` checks it).
 """
 
 import math
@@ -80,17 +79,7 @@ class Situation:
     def factor(self) -> float:
         """Measured over modelled rate of the present settings."""
         modelled = self.now.rate()
-        return self.among_legs / modelled if math.isfinite(modelled) and modelled > 0 else 1.0
-
-    @property
-    def among_legs(self) -> float:
-        """The measured rate, from when the model's costs were measured: among the legs, if any."""
-        return self.measured.normal.value if self.measured.normal else self.rate.value
-
-    @property
-    def drift(self) -> float:
-        """How much faster the machine was in the verdict pass than among the legs."""
-        return self.rate.value / self.among_legs
+        return self.rate.value / modelled if math.isfinite(modelled) and modelled > 0 else 1.0
 
     @property
     def rate_over_epochs(self) -> float:
@@ -99,7 +88,7 @@ class Situation:
     @property
     def ceiling(self) -> float:
         """The most that better data can give: the leg's ceiling, never below what was measured."""
-        return max(self.now.limits()["compute"], self.among_legs)
+        return max(self.now.limits()["compute"], self.rate.value)
 
     @property
     def dataset_samples(self) -> int | None:
@@ -120,9 +109,7 @@ def model_of(measured: Measured) -> Throughput | None:
         return None
     step_s = measured.ranks / measured.ceiling.value if measured.ceiling else measured.step_s
     worker_s = slowest_worker_s(measured)
-    if measured.workers == 0 and 0 in measured.loader_only:
-        worker_s = measured.ranks / measured.loader_only[0].value
-    elif measured.workers == 0 and not worker_s:
+    if measured.workers == 0 and not worker_s:
         # No sampler saw the preparing: what the loop waited for it is its cost.
         worker_s = measured.wait_fraction * measured.ranks / measured.rate.value
     return Throughput(
@@ -256,7 +243,7 @@ def predict(at: Situation, change: Change) -> Prediction:
     modelled = then.rate()
     top = math.inf if change.may_raise_ceiling else at.ceiling * change.ceiling_times
     applied = modelled * (at.factor if same else math.sqrt(at.factor)) if math.isfinite(modelled) else at.ceiling
-    top, value = top * at.drift, min(top, applied) * at.drift
+    value = min(top, applied)
     reach = 1 + STANDARD_ERRORS * _error(at, then, same, change.extra_error)
     whole = then.over_epochs(value)
     gain = whole / at.rate_over_epochs
@@ -277,8 +264,6 @@ def predict(at: Situation, change: Change) -> Prediction:
 
 def _error(at: Situation, then: Throughput, same: bool, extra: float) -> float:
     parts = [MODEL_ERROR, at.rate.error, extra]
-    if at.measured.normal is not None:
-        parts.append(at.measured.normal.error)
     if not same:
         parts.append(0.5 * abs(math.log(at.factor)))
     if then.binding() == "compute":

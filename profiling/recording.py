@@ -39,7 +39,7 @@ TrainerPart = Literal[
 """What the trainer's main thread was doing. `load` is preparing data itself (num_workers=0); `forward` is time inside
 torch between the batch and the backward pass; `python` is the script's own Python."""
 EndedBy = Literal["itself", "steps", "seconds", "error", "signal", "running"]
-LegName = Literal["normal", "cached", "crowded", "laid_out", "loader_only", "cold"]
+LegName = Literal["normal", "cached", "crowded", "kept", "laid_out", "loader_only", "cold"]
 
 
 # --- the script and how it ended ----------------------------------------------------------------------

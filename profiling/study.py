@@ -110,12 +110,13 @@ def measured_legs(config: StudyConfig, recording: Recording, legs: Sequence[LegN
 
 
 def more_legs(legs: Sequence[LegName], recording: Recording) -> list[LegName]:
-    """What belongs to the ceiling: a model on the CPU beside busy processes, and the layout of feedline's loader."""
+    """What belongs to the ceiling: a model on the CPU beside busy processes, and batches as feedline's loader has
+    them."""
     loader = recording.train_loader
     if "cached" not in legs or loader is None:
         return []
     found: list[LegName] = ["crowded"] if crowds(recording) else []
-    return found if loader.kind == "feedline" else [*found, "laid_out"]
+    return found if loader.kind == "feedline" else [*found, "kept", "laid_out"]
 
 
 def crowds(recording: Recording) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("pipeline", "preprocess", "profiling", "train", "benchmarks", "cli")
 ANY = frozenset(ROOMS)
 ALLOWED: dict[str, frozenset[str]] = {
-    "profiling": frozenset({"profiling", "pipeline.scratch"}),
+    "profiling": frozenset({"profiling", "pipeline.scratch", "pipeline.allocator"}),
     "pipeline": frozenset({"pipeline"}),
     "preprocess": frozenset(
         {

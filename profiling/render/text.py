@@ -22,7 +22,8 @@ LEAST_OF_TOP = 0.005
 """Of the hottest line's time: what took less is left to the other renderings."""
 MOST_WORKERS = 8
 LEG_NAMES: dict[LegName, str] = {
-    "normal": "as it is", "cached": "cached batches", "crowded": "cached", "laid_out": "cached, as feedline's",
+    "normal": "as it is", "cached": "cached batches", "crowded": "cached", "kept": "cached, memory kept",
+    "laid_out": "and as feedline's",
     "loader_only": "the loader alone", "cold": "cold page cache",
 }  # fmt: skip
 

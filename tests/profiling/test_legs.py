@@ -21,12 +21,16 @@ from feedline.profiling.study import chosen_legs
 def test_every_leg_once_a_round_and_the_cold_one_at_the_very_end(
     counts: list[int], crowds: tuple[int, ...], rounds: int
 ) -> None:
-    legs = (*chosen_legs(True), "crowded", "laid_out")
+    legs = (*chosen_legs(True), "crowded", "kept", "laid_out")
     order = [(window.leg, window.count) for window in plan(legs, tuple(counts), crowds, rounds)]
     warm = [("normal", None), ("cached", None), ("loader_only", None), *(("loader_only", one) for one in counts)]
-    warm += [*(("crowded", one) for one in crowds), ("laid_out", None)]
+    warm += [("crowded", one) for one in crowds]
     assert order.pop() == ("cold", None)
-    assert len(order) == rounds * len(warm)
+    order, last = order[: rounds * len(warm)], order[rounds * len(warm) :]
+    for turn in range(rounds):  # in turn, and each of them first in turn
+        assert {leg for leg, _ in last[2 * turn : 2 * turn + 2]} == {"kept", "laid_out"}
+        assert last[2 * turn][0] == ("laid_out" if turn % 2 else "kept")
+    assert len(last) == 2 * rounds
     for turn in range(rounds):
         this = order[turn * len(warm) : (turn + 1) * len(warm)]
         assert sorted(map(str, this)) == sorted(map(str, warm))

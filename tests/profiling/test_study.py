@@ -185,7 +185,7 @@ def test_legs_change_nothing_and_measure(tmp_path: Path) -> None:
     assert sorted(path.name for path in run.iterdir()) == ["log.txt", "model.pt"]
     assert len((run / "log.txt").read_text().splitlines()) == 160 / BATCH
     assert {(leg.name, leg.num_workers) for leg in found.legs} == {
-        ("normal", None), ("cached", None), ("loader_only", None), ("cold", None),
+        ("normal", None), ("cached", None), ("loader_only", None), ("kept", None), ("cold", None),
         *(("loader_only", count) for count in worker_counts(1)), *(("crowded", count) for count in crowds(found)),
     }  # fmt: skip
     for leg in found.legs:
@@ -226,7 +226,7 @@ def test_a_script_that_cannot_take_channels_last_is_told_so_and_has_its_other_le
     found = study(config).recording
     names = {leg.name for leg in found.legs}
     assert {"normal", "cached", "loader_only", "cold"} <= names
-    assert ("laid_out" in names) == (how == "flatten")
+    assert ("laid_out" in names) == (how == "flatten") and "kept" in names
     told = [note for note in found.notes if "channels_last" in note and "view size is not compatible" in note]
     assert len(told) == (how == "view")
     assert not [note for note in found.notes if "not whole" in note]
