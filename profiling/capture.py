@@ -338,6 +338,11 @@ class Capture:
         self.flush()
         self.journal.leave(self.rank)
 
+    def end(self) -> None:
+        """The interpreter is about to be torn down."""
+        if self._sampler is not None:
+            self._sampler.gone()
+
     # --- the sampler's side -------------------------------------------------------------------------------
 
     def _see_rank(self) -> None:

@@ -270,7 +270,7 @@ def _script(launch: Launch, journal: Journal, code: int, *, stopped: bool) -> Sc
     ended = [one.get("ended_by") for one in said if is_trainer(one)]
     error = next((one["error"] for one in said if one.get("error")), None)
     by: EndedBy = "signal" if code < 0 else "error" if code else "itself"
-    if not code or stopped:
+    if code <= 0 or stopped:  # what a script we have stopped dies of on its way out takes nothing from what was seen
         by = "steps" if "steps" in ended else "seconds" if "seconds" in ended else by
     return Script(
         argv=list(launch.argv),

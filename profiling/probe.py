@@ -80,6 +80,7 @@ def _as_it_is(function: Any) -> Any:
 def _at_exit(capture: Capture, pid: int) -> None:
     if os.getpid() == pid:
         capture.leave("error" if capture.error else "itself")
+        capture.end()
 
 
 def _remember_errors(capture: Capture) -> None:

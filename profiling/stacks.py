@@ -60,6 +60,12 @@ class StackSampler(threading.Thread):
     def stop(self) -> None:
         self._running = False
 
+    def gone(self) -> None:
+        """Waits for its last look: a thread that wakes while the interpreter is torn down may abort the process."""
+        self.stop()
+        if self.is_alive() and threading.current_thread() is not self:
+            self.join(timeout=2 * LONGEST_S + 1)
+
     def run(self) -> None:
         draw = random.Random(self.native_id).uniform  # not the global one: it is the script's
         last = time.perf_counter()

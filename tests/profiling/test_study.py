@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -156,6 +157,29 @@ def test_a_loop_without_a_loader_stops_too(tmp_path: Path, limit: dict[str, Any]
     assert (done.status, done.recording.script.ended_by) == (0, by)
     assert done.recording.optimizer_steps == limit.get("steps", done.recording.optimizer_steps) > 0
     assert "optimiser steps seen" in diagnose(done.recording).headline
+
+
+ABORTS = """
+import atexit, os, sys, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+loader = DataLoader(TensorDataset(torch.rand(4000, 4)), batch_size=4)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+atexit.register(os.abort)
+for (batch,) in loader:
+    model(batch).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_that_dies_of_a_signal_once_it_was_stopped_has_been_seen(tmp_path: Path) -> None:
+    script = tmp_path / "aborts.py"
+    script.write_text(ABORTS)
+    done = study(StudyConfig(argv=[str(script)], steps=20))
+    assert (done.status, done.recording.script.ended_by) == (128 + signal.SIGABRT, "steps")
+    assert len(done.recording.steps) == 20
 
 
 UNTRAINED = """
