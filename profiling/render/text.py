@@ -23,7 +23,7 @@ LEAST_OF_TOP = 0.005
 MOST_WORKERS = 8
 LEG_NAMES: dict[LegName, str] = {
     "normal": "as it is", "cached": "cached batches", "crowded": "cached", "kept": "cached, memory kept",
-    "laid_out": "and as feedline's",
+    "laid_out": "cached, as from feedline",
     "loader_only": "the loader alone", "cold": "cold page cache",
 }  # fmt: skip
 
