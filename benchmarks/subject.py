@@ -3,12 +3,13 @@
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from feedline.profiling.cuda import settle_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +171,6 @@ def machine_busy_s() -> float | None:
         return None
     user, nice, system, _idle, _iowait, irq, softirq, *_ = (int(word) for word in words[1:])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-def settle_device() -> None:
-    """Kernels still queued on a GPU belong to the time before."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 def die_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""Host-to-device copies and starvation on CUDA, by events: nothing here waits for the device.
+"""Host-to-device copies and starvation on CUDA, by events: nothing here waits for the device but `settle_device`.
 
 An event is a mark in a stream. The mark after a step's last kernel and the one before the next step's first are as
 far apart as the device had nothing of that stream to do (or less than the host's own overhead of a launch). Marks are
@@ -22,6 +22,19 @@ if TYPE_CHECKING:
 
 SYNCHRONISING = ("item", "tolist", "cpu", "numpy")
 LIMIT = 4096  # rows whose marks are waited for
+
+
+def in_use() -> Any:
+    """torch, where this process computes on CUDA; else None."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
+def settle_device() -> None:
+    """Kernels still queued on a GPU belong to the time before."""
+    torch = in_use()
+    if torch is not None:
+        torch.cuda.synchronize()
 
 
 class Device:

@@ -15,7 +15,6 @@ many batches as could be queued left out.
 """
 
 import os
-import sys
 import time
 import weakref
 from collections import Counter
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from feedline.pipeline.allocator import keep_freed_memory
+from feedline.profiling import cuda
 from feedline.profiling.batches import batch_samples
 from feedline.profiling.cached import Cache
 from feedline.profiling.capture import Capture, Finished
@@ -142,7 +142,7 @@ class Director:
             window.skip -= 1
             window.started = 0.0
         elif not window.started:
-            settle_device()
+            cuda.settle_device()
             window.started, window.trainer_cpu_s = time.perf_counter(), -time.process_time()
         cache = self._laid_out if window.leg == "laid_out" else self._cache if window.leg in CACHED else None
         batch = cache.next() if cache is not None else self._draw(one)
@@ -169,7 +169,7 @@ class Director:
             else seconds >= self._window_s and window.steps >= LEAST_STEPS
         )
         if enough:
-            settle_device()
+            cuda.settle_device()
             window.seconds = time.perf_counter() - window.started
             window.trainer_cpu_s += time.process_time()
         return enough
@@ -193,7 +193,7 @@ class Director:
             self._window = None
             return
         window = self._plan.pop(0)
-        if window.leg in KEPT and "torch" in sys.modules and not sys.modules["torch"].cuda.is_initialized():
+        if window.leg in KEPT and cuda.in_use() is None:
             keep_freed_memory()
         if window.leg in CACHED:
             let_workers_finish()
@@ -313,13 +313,6 @@ def plan(
                 yield Window(leg)
     if "cold" in legs:
         yield Window("cold")
-
-
-def settle_device() -> None:
-    """Kernels still queued on a GPU belong to the time before."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 def _target(one: Pass) -> Any:

@@ -76,10 +76,12 @@ def with_legs(config: StudyConfig, recording: Recording, say: Say = lambda _: No
     legs = (*config.legs, *more_legs(config.legs, recording))
     found, why = measured_legs(config, recording, legs)
     if why and "laid_out" in legs:
-        what = "with its batches in channels_last, as feedline's loader hands them over"
-        recording = noted(recording, f"{what}, {why}")
         say("legs: once more, without batches in channels_last")
+        before = why
         found, why = measured_legs(config, recording, tuple(leg for leg in legs if leg != "laid_out"))
+        if not why:  # else it was not the layout
+            what = "with its batches in channels_last, as feedline's loader hands them over"
+            recording = noted(recording, f"{what}, {before}")
     if not found:
         return noted(recording, f"no legs: {why or ENDED_EARLY}")
     recording = replace(recording, legs=found)
