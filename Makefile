@@ -32,7 +32,7 @@ lint: .venv/.ready
 	.venv/bin/pyright
 
 bench: .venv/.ready
-	.venv/bin/python -m feedline.benchmarks.gate
+	.venv/bin/python -m feedline.benchmarks.experiments.gate
 
 pins: .venv/.ready
 	sed -i -e 's/ *\\$$//' -e '/--hash=/d' requirements.txt

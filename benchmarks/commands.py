@@ -17,8 +17,8 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
 
-from feedline.pipeline.atomic import write_atomically
-from feedline.pipeline.errors import FeedlineError, UsageError
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.files import write_atomically
 
 FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()"]
 """The same interpreter whatever is on PATH."""

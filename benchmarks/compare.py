@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.grid import Cell, Grid
-from feedline.benchmarks.intervals import MARGIN, Comparison, Estimate, Noise, compare, estimate, pool
-from feedline.benchmarks.measuring import QUIET_CORES, TRIES, MeasureError, busyness, shuffled
-from feedline.benchmarks.subject import Subject, Window
-from feedline.pipeline.errors import UsageError
+from feedline.benchmarks.measure.intervals import MARGIN, Comparison, Estimate, Noise, compare, estimate, pool
+from feedline.benchmarks.measure.rounds import QUIET_CORES, TRIES, MeasureError, busyness, shuffled
+from feedline.benchmarks.measure.window import Subject, Window
+from feedline.pipeline.base.errors import UsageError
 
 LOOKS = (3, 4, 6, 9, 14, 20)
 """Rounds after which the figures are looked at."""

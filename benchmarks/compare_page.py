@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feedline.benchmarks.grid import WORDS, phrase
-from feedline.profiling.render import plots, units
+from feedline.profiling.record import units
+from feedline.profiling.render import plots
 from feedline.profiling.render.charts import Bar, bars, heat
 from feedline.profiling.render.markup import Markup
 from feedline.profiling.render.page import facts, page, section, table, verdict

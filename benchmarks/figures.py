@@ -6,7 +6,7 @@ from typing import Any
 
 from feedline.benchmarks.compare_page import heat_values, is_number
 from feedline.benchmarks.grid import WORDS, phrase
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 MARKERS = "osD^vPX*"

@@ -2,17 +2,17 @@
 
 From the profile of the script as it is (what one sample costs a worker and the trainer, the ceiling) and from trials
 on a few hundred of its own samples (what loading one would cost from other shards), through the same model that
-predicts remedies (`profiling.predict`). Nothing in here has seen a rung run.
+predicts remedies (`profiling.explain.predict`). Nothing in here has seen a rung run.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from feedline.benchmarks.subject import Window
-from feedline.profiling.measure import measure
-from feedline.profiling.predict import Change, Prediction, Situation, predict, situation, with_trial
-from feedline.profiling.recording import Recording, Trial
-from feedline.profiling.throughput import Throughput
+from feedline.benchmarks.measure.window import Window
+from feedline.profiling.explain.measure import measure
+from feedline.profiling.explain.predict import Change, Prediction, Situation, predict, situation, with_trial
+from feedline.profiling.explain.throughput import Throughput
+from feedline.profiling.record.recording import Recording, Trial
 
 
 @dataclass(frozen=True, kw_only=True)

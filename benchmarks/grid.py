@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from feedline.pipeline.errors import UsageError
-from feedline.pipeline.shards import Codec
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.format.manifest import Codec
 
 LOADER_AXES = ("num_workers", "prefetch_factor", "batch_size", "image_size", "pin_memory", "model", "devices")
 SHARD_AXES = ("codec", "size", "quality", "shard_size", "shards")

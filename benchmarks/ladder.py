@@ -1,6 +1,7 @@
 """The ladder: one training script, climbed from as it is to where its data is as good as free.
 
-Every rung runs the same script with the same model and another way of getting its batches (`benchmarks.swap`), in a
+Every rung runs the same script with the same model and another way of getting its batches
+(`benchmarks.measure.script_subject`), in a
 fresh process per window; rounds visit the rungs in random order. What each rung will give is said before the first
 window of any of them is measured (`benchmarks.forecast`).
 """
@@ -11,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.forecast import Ceilings, Forecast
-from feedline.benchmarks.intervals import Estimate, estimate
-from feedline.benchmarks.measuring import Bench, rounds
-from feedline.benchmarks.subject import Subject, Window
-from feedline.pipeline.errors import UsageError
+from feedline.benchmarks.measure.intervals import Estimate, estimate
+from feedline.benchmarks.measure.rounds import Bench, rounds
+from feedline.benchmarks.measure.window import Subject, Window
+from feedline.pipeline.base.errors import UsageError
 
 CEILING = "ceiling"
 Progress = Callable[[int, int], None]

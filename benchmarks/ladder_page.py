@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feedline.profiling.render import units
+from feedline.profiling.record import units
 from feedline.profiling.render.charts import Bar, ladder
 from feedline.profiling.render.markup import Markup, join
 from feedline.profiling.render.page import section, table

@@ -9,7 +9,7 @@ to be faster or slower. What is assumed is part of the answer.
 import math
 from dataclasses import dataclass, field
 
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 
 SHARD_BYTES = 64e6
 MANY_ORIGINALS = 10_000

@@ -6,9 +6,9 @@ from typing import Any
 
 from feedline.benchmarks.compare import Results, beats, best_of
 from feedline.benchmarks.grid import Cell, cheaper, phrase
-from feedline.benchmarks.intervals import Comparison
-from feedline.profiling.host import usable_cores
-from feedline.profiling.render import units
+from feedline.benchmarks.measure.intervals import Comparison
+from feedline.pipeline.base.process import usable_cores
+from feedline.profiling.record import units
 
 FULL = 0.9
 """Share of the usable cores from which they are called full."""

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.grid import Cell, cheaper, phrase
-from feedline.benchmarks.intervals import Estimate, estimate
-from feedline.benchmarks.measuring import QUIET_CORES, TRIES, MeasureError, busyness
-from feedline.benchmarks.subject import Subject, Window
+from feedline.benchmarks.measure.intervals import Estimate, estimate
+from feedline.benchmarks.measure.rounds import QUIET_CORES, TRIES, MeasureError, busyness
+from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.surface import Known, surface
-from feedline.pipeline.atomic import write_as_asked
-from feedline.pipeline.errors import UsageError
-from feedline.profiling.throughput import Throughput
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.files import write_as_asked
+from feedline.profiling.explain.throughput import Throughput
 
 PROMISING = 0.93
 """Counts of workers foretold within this share of the best are worth a look."""

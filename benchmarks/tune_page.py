@@ -5,7 +5,8 @@ from typing import Any
 
 from feedline.benchmarks.compare_page import curves_over
 from feedline.benchmarks.grid import phrase
-from feedline.profiling.render import plots, units
+from feedline.profiling.record import units
+from feedline.profiling.render import plots
 from feedline.profiling.render.markup import Markup
 from feedline.profiling.render.page import page, section, table, verdict
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks import commands
-from feedline.benchmarks.ascent import Say
 from feedline.benchmarks.grid import Cell
-from feedline.pipeline.errors import UsageError
-from feedline.pipeline.shards import Manifest, prepared_splits, read_manifest
+from feedline.benchmarks.ladder_run import Say
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.format.manifest import Manifest, prepared_splits, read_manifest
 
 OPTIONS = {"size": "--size", "codec": "--codec", "quality": "--quality", "shard_size": "--shard-size",
            "shards": "--shards", "resize": "--resize"}  # fmt: skip

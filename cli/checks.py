@@ -28,7 +28,7 @@ def examine() -> list[Fact]:
 
 
 def pillow() -> Fact:
-    from feedline.profiling.host import package_version
+    from feedline.profiling.record.host import package_version
 
     simd, plain = package_version("pillow-simd"), package_version("pillow")
     if importlib.util.find_spec("PIL") is None:
@@ -74,7 +74,7 @@ def libjpeg_turbo() -> Fact:
 
 
 def torch() -> Fact:
-    from feedline.profiling.host import package_version
+    from feedline.profiling.record.host import package_version
 
     value, vision = package_version("torch"), package_version("torchvision")
     text = f"{value or 'none'}, torchvision {vision or 'none'}"
@@ -106,7 +106,7 @@ def cuda() -> Fact:
 
 
 def nvml() -> Fact:
-    from feedline.profiling.host import gpu_names
+    from feedline.profiling.record.host import gpu_names
 
     gpus = gpu_names()
     library = any(Path(folder).glob("libnvidia-ml.so*") for folder in LIBRARY_FOLDERS if Path(folder).is_dir())
@@ -137,7 +137,7 @@ def java_version() -> str | None:
 
 
 def spark() -> Fact:
-    from feedline.profiling.host import package_version
+    from feedline.profiling.record.host import package_version
 
     value = package_version("pyspark")
     return Fact(
@@ -146,7 +146,7 @@ def spark() -> Fact:
 
 
 def cores() -> Fact:
-    from feedline.profiling.host import cgroup_cores, usable_cores
+    from feedline.pipeline.base.process import cgroup_cores, usable_cores
 
     value = {"cores": os.cpu_count(), "usable": usable_cores(), "cgroup": cgroup_cores()}
     quota = f", cgroup quota {value['cgroup']:g}" if value["cgroup"] else ", no cgroup quota"
@@ -156,7 +156,7 @@ def cores() -> Fact:
 def memory() -> Fact:
     import psutil
 
-    from feedline.profiling.host import cgroup_memory_bytes
+    from feedline.profiling.record.host import cgroup_memory_bytes
 
     total_bytes, cgroup_bytes = psutil.virtual_memory().total, cgroup_memory_bytes()
     limit = f", cgroup limit {gib(cgroup_bytes)}" if cgroup_bytes else ", no cgroup limit"
@@ -165,7 +165,7 @@ def memory() -> Fact:
 
 
 def shared_memory() -> Fact:
-    from feedline.profiling.host import shared_memory_bytes
+    from feedline.profiling.record.host import shared_memory_bytes
 
     value = shared_memory_bytes()
     small = value is not None and value < 1 << 30

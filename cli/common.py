@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from feedline.pipeline.text import printable
+from feedline.pipeline.base.text import printable
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the full record to FILE.")]
 
@@ -71,7 +71,7 @@ def progress(what: str, unit: str = "samples") -> Generator[Advance]:
 
 def shown(argv: Sequence[str]) -> list[str]:
     """The command line without credentials: a storage option keeps its name only."""
-    from feedline.pipeline.errors import redacted
+    from feedline.pipeline.base.errors import redacted
 
     said: list[str] = []
     for number, text in enumerate(argv):
@@ -96,9 +96,9 @@ class Record:
         """Nothing when no file was asked for. Raises UsageError when it cannot be written."""
         if path is None:
             return
-        from feedline.pipeline.atomic import write_as_asked
-        from feedline.pipeline.errors import UsageError
-        from feedline.profiling.host import describe_host
+        from feedline.pipeline.base.errors import UsageError
+        from feedline.pipeline.base.files import write_as_asked
+        from feedline.profiling.record.host import describe_host
 
         whole = {
             "feedline": version("feedline"),

@@ -64,8 +64,8 @@ def run(
     from feedline.benchmarks.commands import check_work
     from feedline.benchmarks.compare import CompareConfig
     from feedline.benchmarks.compare import run as measure_all
-    from feedline.benchmarks.measuring import Bench
-    from feedline.benchmarks.ranks import check_devices
+    from feedline.benchmarks.measure.ranks import check_devices
+    from feedline.benchmarks.measure.rounds import Bench
     from feedline.benchmarks.statement import record_of
     from feedline.benchmarks.variants import splits_of
 
@@ -91,7 +91,7 @@ def show(record: Mapping[str, Any]) -> None:
 
     from feedline.benchmarks.compare_page import words
     from feedline.cli.ladder import BAR_CELLS, bar
-    from feedline.profiling.render import units
+    from feedline.profiling.record import units
 
     cells = record["cells"]
     table = Table(box=None, pad_edge=False, header_style="dim")

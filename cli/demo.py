@@ -11,7 +11,7 @@ from feedline.cli.common import JsonFile, Record, console
 
 if TYPE_CHECKING:
     from feedline.benchmarks.commands import Done
-    from feedline.benchmarks.story import Chapter
+    from feedline.benchmarks.demo import Chapter
 
 
 def demo(
@@ -26,10 +26,10 @@ def demo(
 
     Example: feedline demo --out demo-out
     """
-    from feedline.benchmarks.story import StoryConfig, tell
-    from feedline.benchmarks.story_page import story_page
+    from feedline.benchmarks.demo import StoryConfig, tell
+    from feedline.benchmarks.demo_page import story_page
     from feedline.cli.ladder import show
-    from feedline.pipeline.atomic import write_as_asked
+    from feedline.pipeline.base.files import write_as_asked
 
     record, started = Record("demo"), time.monotonic()
     base = StoryConfig.quick(out=out) if quick else StoryConfig(out=out)
@@ -52,7 +52,7 @@ def _begin(number: int, count: int, chapter: "Chapter") -> None:
 
 
 def _end(chapter: "Chapter", done: "Done") -> None:
-    from feedline.benchmarks.story_page import training_function
+    from feedline.benchmarks.demo_page import training_function
 
     if chapter.keep_text:
         # kernprof's table as it is: folded lines would be unreadable

@@ -17,7 +17,7 @@ def index(
 
     Example: feedline index /data/shards/train
     """
-    from feedline.preprocess.foreign import index_shards
+    from feedline.preprocess.index_tars import index_shards
 
     record = Record("index")
     with progress("index") as advance:

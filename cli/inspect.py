@@ -23,11 +23,11 @@ def inspect(
 
     Example: feedline inspect OUT --html sheet.html
     """
-    from feedline.pipeline.atomic import write_as_asked
-    from feedline.pipeline.errors import UsageError
-    from feedline.preprocess.contents import contact_sheet, thumbnails
-    from feedline.preprocess.contents import inspect as look
-    from feedline.preprocess.contents_page import page
+    from feedline.pipeline.base.errors import UsageError
+    from feedline.pipeline.base.files import write_as_asked
+    from feedline.preprocess.inspect import contact_sheet, thumbnails
+    from feedline.preprocess.inspect import inspect as look
+    from feedline.preprocess.inspect_page import page
 
     record = Record("inspect")
     found = look(out)

@@ -33,7 +33,7 @@ def ladder(
 
     Example: feedline ladder /data/photos train.py --data /data/photos --epochs 1
     """
-    from feedline.benchmarks.ascent import AscentConfig, ascend
+    from feedline.benchmarks.ladder_run import AscentConfig, ascend
 
     record = Record("ladder")
     config = AscentConfig(
@@ -82,8 +82,8 @@ def write_page(path: Path, record: Mapping[str, Any]) -> None:
 
 def write_markup(path: Path, markup: str) -> None:
     """Raises UsageError when it cannot be written."""
-    from feedline.pipeline.atomic import write_as_asked
-    from feedline.pipeline.errors import UsageError
+    from feedline.pipeline.base.errors import UsageError
+    from feedline.pipeline.base.files import write_as_asked
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

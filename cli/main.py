@@ -29,8 +29,8 @@ try:
         verify,
     )
     from feedline.cli.common import console, stderr
-    from feedline.pipeline.errors import UsageError
-    from feedline.pipeline.text import printable
+    from feedline.pipeline.base.errors import UsageError
+    from feedline.pipeline.base.text import printable
 except KeyboardInterrupt:  # they take most of a second
     sys.stderr.write("interrupted\n")
     sys.exit(130)

@@ -31,7 +31,7 @@ def plan(
     Example: feedline plan OUT --images 1281167 --gpus 4 --gpu-rate 2500 --cores 32 --bandwidth 2GB/s
     """
     from feedline.benchmarks.plan import PlanInputs, make_plan
-    from feedline.pipeline.errors import UsageError
+    from feedline.pipeline.base.errors import UsageError
 
     if gpu_rate is None:
         raise UsageError("--gpu-rate is not given: it is the ceiling of `feedline profile --legs` on that GPU")
@@ -50,11 +50,11 @@ def costs_of(
     dataset: Path | None, image_size: int, load_us: float | None, sample_kb: float | None, prepare_ms: float | None
 ) -> dict[str, Any]:
     """As fields of PlanInputs; what is given is not measured."""
-    from feedline.pipeline.errors import UsageError
+    from feedline.pipeline.base.errors import UsageError
 
     measured: dict[str, Any] = {}
     if dataset is not None:
-        from feedline.benchmarks.costs import measure_costs
+        from feedline.benchmarks.sample_cost import measure_costs
 
         measured = asdict(measure_costs(dataset, image_size))
         stderr.print(f"costs measured on {measured.pop('split')}", markup=False, soft_wrap=True)
@@ -76,7 +76,7 @@ def parse_rate(text: str) -> float:
 
 
 def show(inputs: Any, found: Any) -> None:
-    from feedline.profiling.render import units
+    from feedline.profiling.record import units
 
     def line(name: str, value: str) -> None:
         console.print(f"{name:<22} {value}", markup=False, soft_wrap=True)

@@ -78,9 +78,9 @@ def prepare(
 
     Example: feedline prepare /data/imagenet OUT --output 256:jpeg --output 64:raw
     """
-    from feedline.pipeline.errors import UsageError
+    from feedline.pipeline.base.errors import UsageError
     from feedline.preprocess.config import PrepareConfig, parse_bytes, parse_output
-    from feedline.preprocess.resize import MAX_PIXELS, Output
+    from feedline.preprocess.picture import MAX_PIXELS, Output
 
     how: dict[str, Any] = {
         "resize": resize, "filter": filter_name, "quality": quality, "subsampling": subsampling,
@@ -167,20 +167,20 @@ LIST_BYTES = 64 << 20
 
 
 def read_lines(path: Path | None) -> tuple[str, ...] | None:
-    from feedline.pipeline.errors import UsageError
-    from feedline.pipeline.files import read_handed
+    from feedline.pipeline.base.errors import UsageError
+    from feedline.pipeline.format.local import read_bounded
 
     if path is None:
         return None
     try:
-        text = read_handed(path, LIST_BYTES).decode()
+        text = read_bounded(path, LIST_BYTES).decode()
         return tuple(line.strip() for line in text.splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 
 def pairs(texts: list[str] | None, option: str) -> dict[str, str]:
-    from feedline.pipeline.errors import UsageError
+    from feedline.pipeline.base.errors import UsageError
 
     found: dict[str, str] = {}
     for text in texts or []:

@@ -9,8 +9,8 @@ import typer
 from feedline.cli.common import JsonFile, Record, console, stderr
 
 if TYPE_CHECKING:
-    from feedline.profiling.diagnose import Diagnosis
-    from feedline.profiling.recording import Recording
+    from feedline.profiling.explain.verdict import Diagnosis
+    from feedline.profiling.record.recording import Recording
 
 CONTEXT = {"allow_interspersed_args": False}
 """Options end at the script's name: what follows is the script's own, `--help` included."""
@@ -57,9 +57,9 @@ def profile(
 
     Example: feedline profile --steps 200 --legs --html report.html train.py --epochs 1
     """
-    from feedline.profiling.condition import check, parse
-    from feedline.profiling.diagnose import diagnose, record_keys
-    from feedline.profiling.study import StudyConfig, chosen_legs, study
+    from feedline.profiling.explain.fail_if import check, parse
+    from feedline.profiling.explain.verdict import diagnose, record_keys
+    from feedline.profiling.profile_run import StudyConfig, chosen_legs, study
 
     refuse_inside_torchrun()
     condition = parse(fail_if) if fail_if else None
@@ -96,26 +96,26 @@ def say(line: str) -> None:
 
 
 def refuse_inside_torchrun() -> None:
-    """One profiler watches all ranks: torchrun runs under it, not the other way round. Raises ProfilingUsageError."""
+    """One profiler watches all ranks: torchrun runs under it, not the other way round. Raises UsageError."""
     import os
 
-    from feedline.profiling.errors import ProfilingUsageError
+    from feedline.pipeline.base.errors import UsageError
 
     if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("LOCAL_RANK"):
-        raise ProfilingUsageError("started by torchrun: turn it around, feedline profile torchrun [options] SCRIPT")
+        raise UsageError("started by torchrun: turn it around, feedline profile torchrun [options] SCRIPT")
 
 
 def check_writable(path: Path | None) -> None:
-    """Before the script runs for an hour. Raises ProfilingUsageError."""
-    from feedline.profiling.errors import ProfilingUsageError
+    """Before the script runs for an hour. Raises UsageError."""
+    from feedline.pipeline.base.errors import UsageError
 
     if path is None:
         return
     place = path if path.exists() else path.absolute().parent
     if not path.absolute().parent.is_dir():
-        raise ProfilingUsageError(f"cannot write {path}: no folder {path.absolute().parent}")
+        raise UsageError(f"cannot write {path}: no folder {path.absolute().parent}")
     if path.is_dir() or not os.access(place, os.W_OK):
-        raise ProfilingUsageError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'no permission'}")
+        raise UsageError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'no permission'}")
 
 
 def how_it_ended(recording: "Recording") -> str:
@@ -128,10 +128,10 @@ def with_trials(recording: "Recording") -> "Recording":
     """What the script's own samples would cost at other sizes and codecs, where that room is installed."""
     from dataclasses import replace
 
-    from feedline.profiling.study import noted
+    from feedline.profiling.profile_run import noted
 
     try:
-        from feedline.benchmarks.whatif import what_if, why_none
+        from feedline.benchmarks.what_if import what_if, why_none
     except ImportError:  # no image libraries here: the other predictions stand
         return recording
     if recording.sample_paths:
@@ -148,8 +148,8 @@ def with_trials(recording: "Recording") -> "Recording":
 def show(recording: "Recording", diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> None:
     import json
 
-    from feedline.profiling.render.html import report
-    from feedline.profiling.render.text import text
+    from feedline.profiling.render.report_html import report
+    from feedline.profiling.render.report_text import text
     from feedline.profiling.render.trace import trace as timeline
 
     console.print(text(recording, diagnosis, width=min(console.width, 120)), markup=False, soft_wrap=True)
@@ -160,10 +160,10 @@ def show(recording: "Recording", diagnosis: "Diagnosis", html: Path | None, trac
 
 
 def write(path: Path, text: str) -> None:
-    """Raises ProfilingUsageError."""
-    from feedline.profiling.errors import ProfilingUsageError
+    """Raises UsageError."""
+    from feedline.pipeline.base.errors import UsageError
 
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ProfilingUsageError(f"cannot write {path}: {error.strerror}") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error

@@ -8,8 +8,8 @@ import typer
 from feedline.cli.common import JsonFile, Record, console, stderr
 
 if TYPE_CHECKING:
-    from feedline.profiling.diagnose import Diagnosis
-    from feedline.profiling.recording import Recording
+    from feedline.profiling.explain.verdict import Diagnosis
+    from feedline.profiling.record.recording import Recording
 
 Files = Annotated[list[Path], typer.Argument(metavar="RECORDING…", help="Records of profile, or one .lprof file.")]
 HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write it as one HTML file.")]
@@ -28,14 +28,14 @@ def report(
 
     Example: feedline report before.json after.json --html comparison.html
     """
-    from feedline.profiling.condition import parse
-    from feedline.profiling.errors import ProfilingUsageError
+    from feedline.pipeline.base.errors import UsageError
+    from feedline.profiling.explain.fail_if import parse
 
     record = Record("report")
     condition = parse(fail_if) if fail_if else None
     if any(is_line_profile(path) for path in recordings):
         if len(recordings) > 1 or trace is not None or condition is not None:
-            raise ProfilingUsageError("a line profile stands alone: one .lprof file, with --html or --json only")
+            raise UsageError("a line profile stands alone: one .lprof file, with --html or --json only")
         report_lines(recordings[0], html, json_file, record)
         return
     loaded = load(recordings)
@@ -46,10 +46,10 @@ def report(
         report_one(*next(iter(loaded.values())), html, trace, json_file, record)
     else:
         if trace is not None:
-            raise ProfilingUsageError("--trace shows one recording: give one")
+            raise UsageError("--trace shows one recording: give one")
         report_several(loaded, html, json_file, record)
     if condition is not None:
-        from feedline.profiling.condition import check
+        from feedline.profiling.explain.fail_if import check
 
         for recording, diagnosis in loaded.values():
             check(condition, recording, diagnosis)
@@ -68,8 +68,8 @@ def is_line_profile(path: Path) -> bool:
 
 def load(paths: list[Path]) -> "dict[str, tuple[Recording, Diagnosis]]":
     """By a short name that tells them apart. Raises RecordingError."""
-    from feedline.profiling.diagnose import diagnose
-    from feedline.profiling.recording import Recording
+    from feedline.profiling.explain.verdict import diagnose
+    from feedline.profiling.record.recording import Recording
 
     loaded: dict[str, tuple[Recording, Diagnosis]] = {}
     for path in paths:
@@ -89,9 +89,9 @@ def report_one(
 ) -> None:
     import json
 
-    from feedline.profiling.diagnose import record_keys
-    from feedline.profiling.render.html import report as page
-    from feedline.profiling.render.text import text
+    from feedline.profiling.explain.verdict import record_keys
+    from feedline.profiling.render.report_html import report as page
+    from feedline.profiling.render.report_text import text
     from feedline.profiling.render.trace import trace as timeline
 
     show(text(recording, diagnosis, width=columns()))
@@ -108,9 +108,9 @@ def report_several(
     """Each after the first is compared with the first."""
     from dataclasses import asdict
 
-    from feedline.profiling.render.html import comparison
-    from feedline.profiling.render.text import comparison_text
-    from feedline.profiling.versus import versus
+    from feedline.profiling.explain.difference import versus
+    from feedline.profiling.render.report_html import comparison
+    from feedline.profiling.render.report_text import comparison_text
 
     named = [(name, diagnosis) for name, (_, diagnosis) in loaded.items()]
     first, before = named[0]
@@ -132,8 +132,8 @@ def report_lines(path: Path, html: Path | None, json_file: Path | None, record: 
     from dataclasses import asdict
 
     from feedline.profiling.lprof import read_lprof
-    from feedline.profiling.render.html_lines import lprof_report
-    from feedline.profiling.render.text import lprof_text
+    from feedline.profiling.render.report_lines import lprof_report
+    from feedline.profiling.render.report_text import lprof_text
 
     profile = read_lprof(path)
     show(lprof_text(profile, width=columns()))
@@ -152,11 +152,11 @@ def columns() -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Raises ProfilingUsageError."""
-    from feedline.profiling.errors import ProfilingUsageError
+    """Raises UsageError."""
+    from feedline.pipeline.base.errors import UsageError
 
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ProfilingUsageError(f"cannot write {path}: {error.strerror}") from error
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
     stderr.print(f"feedline: wrote {path}", markup=False, soft_wrap=True)

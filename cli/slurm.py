@@ -35,7 +35,7 @@ def slurm(
 
     Example: feedline slurm /data/256-jpeg --nodes 2 --gpus-per-node 4 --partition gpu --epochs 90 --global-batch 1024
     """
-    from feedline.pipeline.errors import UsageError
+    from feedline.pipeline.base.errors import UsageError
     from feedline.train.options import unknown_options
     from feedline.train.slurm import SlurmConfig, script, write
 

@@ -34,8 +34,8 @@ def synth(
 
     Example: feedline synth /data/synthetic --images 10000 --classes 100 --oddities
     """
-    from feedline.preprocess.synth import synth as make
-    from feedline.preprocess.synth_plan import SynthConfig
+    from feedline.preprocess.synth.inventory import SynthConfig
+    from feedline.preprocess.synth.write import synth as make
 
     config = SynthConfig(
         out=str(out),

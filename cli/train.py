@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from feedline.cli.common import JsonFile, Record, console
-from feedline.pipeline.errors import UsageError
-from feedline.pipeline.files import read_handed
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.format.local import read_bounded
 from feedline.train.config import TrainConfig
 from feedline.train.options import command
 
@@ -19,7 +19,7 @@ def _settings(context: typer.Context, path: Path | None) -> Path | None:
     """The file's options become the defaults; what stands on the command line still wins."""
     if path is not None:
         try:
-            context.default_map = json.loads(read_handed(path, SETTINGS_BYTES))["options"]
+            context.default_map = json.loads(read_bounded(path, SETTINGS_BYTES))["options"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"--config {path} is not a file of `feedline tune` ({error})") from error
     return path

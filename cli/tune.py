@@ -30,12 +30,12 @@ def tune(
     Example: feedline tune OUT --model mobilenet_v2 && feedline train OUT --config tuned.json
     """
     from feedline.benchmarks.grid import parse_values
-    from feedline.benchmarks.measuring import Bench
-    from feedline.benchmarks.ranks import check_devices
+    from feedline.benchmarks.measure.ranks import check_devices
+    from feedline.benchmarks.measure.rounds import Bench
     from feedline.benchmarks.tune import TuneConfig, write_config
     from feedline.benchmarks.tune import tune as search
-    from feedline.pipeline.errors import UsageError
-    from feedline.profiling.host import usable_cores
+    from feedline.pipeline.base.errors import UsageError
+    from feedline.pipeline.base.process import usable_cores
 
     device = check_devices([1], device, [model])
     if not out.absolute().parent.is_dir():
@@ -59,8 +59,8 @@ def tune(
 
 
 def train_split(dataset: Path) -> Path:
-    from feedline.pipeline.errors import DatasetError
-    from feedline.pipeline.shards import prepared_splits, read_manifest
+    from feedline.pipeline.base.errors import DatasetError
+    from feedline.pipeline.format.manifest import prepared_splits, read_manifest
 
     for split in prepared_splits(dataset):
         if read_manifest(split).split == "train":
@@ -85,7 +85,7 @@ def show(found: Mapping[str, Any]) -> None:
 
     from feedline.cli.compare import wide
     from feedline.cli.ladder import bar
-    from feedline.profiling.render import units
+    from feedline.profiling.record import units
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("workers", "batch", "prefetch", "", "samples/s", "interval", "n"):

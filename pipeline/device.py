@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from feedline.pipeline import gpujpeg
-from feedline.pipeline.engine import HostBatch, Run
-from feedline.pipeline.errors import UsageError
-from feedline.pipeline.memory import SharedMemory
+from feedline.pipeline import gpu_decode
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.memory import SharedMemory
+from feedline.pipeline.workers.dispatch import HostBatch, Run
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -83,7 +83,7 @@ class OnCuda:
         """Starts copy and normalisation and returns at once."""
         with torch.cuda.stream(self.stream):
             if batch.images_NHWC.ndim == 1:
-                images_NHWC = gpujpeg.decode(batch.images_NHWC, len(batch.labels_N), batch.px, self.device)
+                images_NHWC = gpu_decode.decode(batch.images_NHWC, len(batch.labels_N), batch.px, self.device)
             else:
                 images_NHWC = torch.from_numpy(batch.images_NHWC).to(self.device, non_blocking=True)
             labels_N = torch.from_numpy(batch.labels_N).to(self.device, non_blocking=True)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, SequentialSampler
 
-from feedline.pipeline.augment import Augment
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.codecs.decode import Augment
 
 _TO_FLOAT = {"ToTensor", "ToDtype", "ConvertImageDtype", "ConvertDtype"}
 _NOTHING_TO_DO = {"ToImage", "PILToTensor", "ToPureTensor", "ToImageTensor", "Identity", "ToImagePIL", "RGB"}

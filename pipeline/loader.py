@@ -20,11 +20,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feedline.pipeline import counters, courier, gpujpeg
-from feedline.pipeline.allocator import keep_freed_memory
-from feedline.pipeline.augment import Augment
-from feedline.pipeline.cache import Prefetcher
-from feedline.pipeline.crew import usable_cores
+from feedline.pipeline import gpu_decode
+from feedline.pipeline.base.errors import (
+    DatasetError,
+    FeedlineError,
+    SampleError,
+    TransformError,
+    UsageError,
+    WorkerError,
+)
+from feedline.pipeline.base.process import keep_freed_memory, usable_cores
+from feedline.pipeline.codecs.decode import Augment
 from feedline.pipeline.device import (
     Batch,
     Delivery,
@@ -36,17 +42,18 @@ from feedline.pipeline.device import (
     page_lock,
     show_on_host,
 )
-from feedline.pipeline.engine import Engine, Run, Waits
-from feedline.pipeline.errors import DatasetError, FeedlineError, SampleError, TransformError, UsageError, WorkerError
-from feedline.pipeline.fill import FillSpec
-from feedline.pipeline.options import MOST_PX, STATE_VERSION, checked_epoch, checked_state, whole
-from feedline.pipeline.options import LoaderConfig as LoaderConfig
-from feedline.pipeline.order import EpochPlan, Policy, class_balanced, subset
-from feedline.pipeline.pack import SLOT_PX
-from feedline.pipeline.place import from_environment, place
-from feedline.pipeline.shards import read_manifest
-from feedline.pipeline.slots import SlotLayout
+from feedline.pipeline.draw.order import EpochPlan, Policy, class_balanced, subset
+from feedline.pipeline.format.cache import Prefetcher
+from feedline.pipeline.format.manifest import read_manifest
+from feedline.pipeline.gpu_slot import SLOT_PX
+from feedline.pipeline.loader_config import MOST_PX, STATE_VERSION, checked_epoch, checked_state, whole
+from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
+from feedline.pipeline.rank import from_environment, place
 from feedline.pipeline.split import Split
+from feedline.pipeline.workers import counters, ship
+from feedline.pipeline.workers.dispatch import Engine, Run, Waits
+from feedline.pipeline.workers.fill import FillSpec
+from feedline.pipeline.workers.slots import SlotLayout
 
 REMOTE_WINDOW_SHARDS = 8
 MOST_WORKERS = 16
@@ -78,7 +85,7 @@ class Loader:
         self._window_shards = window if config.window_shards is None else config.window_shards
         if config.keep_freed_memory and not torch.cuda.is_available():
             keep_freed_memory()
-        self._packed = config.decode == "gpu" and self._can_pack() and gpujpeg.available(self.device)
+        self._packed = config.decode == "gpu" and self._can_pack() and gpu_decode.available(self.device)
         self._image_size = config.image_size
         self._waits = Waits()
         self._epoch = self._delivered = 0
@@ -274,8 +281,8 @@ class Loader:
             address=self.split.address,
             storage_options=config.storage_options,
             checksums=config.checksums,
-            transform=courier.pack(config.transform) if config.transform else "",
-            batch_transform=courier.pack(config.batch_transform) if config.batch_transform else "",
+            transform=ship.pack(config.transform) if config.transform else "",
+            batch_transform=ship.pack(config.batch_transform) if config.batch_transform else "",
         )
 
     @property

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedline.pipeline.cache import CacheSpec, Prefetcher, Shard, default_folder
-from feedline.pipeline.memory import Columns, SharedMemory
-from feedline.pipeline.order import EpochPlan
-from feedline.pipeline.shards import Index, Manifest, manifest_hash, read_index, read_manifest
-from feedline.pipeline.storage import fetch_metadata, is_remote, open_cache
+from feedline.pipeline.base.memory import Columns, SharedMemory
+from feedline.pipeline.draw.order import EpochPlan
+from feedline.pipeline.format.cache import CacheSpec, Prefetcher, Shard, default_folder
+from feedline.pipeline.format.manifest import Index, Manifest, manifest_hash, read_index, read_manifest
+from feedline.pipeline.format.remote import fetch_metadata, is_remote, open_cache
 
 
 class Split:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.pipeline.errors import DatasetError
-from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes
-from feedline.preprocess.claim import QUARANTINE_FILE, TEMPORARY_FILE, Store, is_ours
+from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes
+from feedline.preprocess.output import QUARANTINE_FILE, TEMPORARY_FILE, Store, is_ours
 from feedline.preprocess.receipts import Quarantined, Receipt, index_table, receipt_name
 from feedline.preprocess.store import WORK
-from feedline.preprocess.work import QUARANTINE
+from feedline.preprocess.write_shard import QUARANTINE
 
 REASONS = "report.jsonl"
 """In the quarantine folder: a line for each sample there."""

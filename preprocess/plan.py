@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedline.pipeline.errors import UsageError
-from feedline.pipeline.shards import balanced_sizes
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.format.manifest import balanced_sizes
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.resize import Output
-from feedline.preprocess.work import ShardTask, is_staged
+from feedline.preprocess.picture import Output
+from feedline.preprocess.write_shard import ShardTask, is_staged
 
 MIN_SHARDS = 64
 MIN_SAMPLES_PER_SHARD = 32

@@ -1,4 +1,4 @@
-"""`prepare(PrepareConfig(...))`: index, plan, write, commit. The door; Spark itself is in `preprocess.job`.
+"""`prepare(PrepareConfig(...))`: index, plan, write, commit. The door; Spark itself is in `preprocess.spark`.
 
 A rerun of the same plan skips what is done; a different plan in the same folder is refused; manifests come last, so a
 folder either is a whole dataset or none.
@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from feedline.pipeline.errors import FeedlineError, UsageError
-from feedline.pipeline.scratch import clear_abandoned, scratch_folder
-from feedline.pipeline.shards import MANIFEST, Manifest
-from feedline.preprocess import claim, commit, report
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.scratch import clear_abandoned, scratch_folder
+from feedline.pipeline.format.manifest import MANIFEST, Manifest
+from feedline.preprocess import commit, job_report, output
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.gather import gather, open_configured
-from feedline.preprocess.job import Ran, check_java, has_context, master_of, run_on_spark, under_submit
+from feedline.preprocess.picture import fingerprint
 from feedline.preprocess.plan import Plan, SplitPlan, make_plan
 from feedline.preprocess.receipts import Receipt
-from feedline.preprocess.resize import fingerprint
+from feedline.preprocess.sources.index_source import gather, open_configured
+from feedline.preprocess.spark import Ran, check_java, has_context, master_of, run_on_spark, under_submit
 from feedline.preprocess.store import WORK, LocalStore, open_store, readable
-from feedline.preprocess.work import Order, Outcome, ShardTask
+from feedline.preprocess.write_shard import Order, Outcome, ShardTask
 
 OnProgress = Callable[[int, int], None]
 """(samples done, samples in all)."""
@@ -79,7 +79,7 @@ class Preparation:
         self.store = open_store(config.out, dict(config.storage_options))
         if source.needs_staging and not isinstance(self.store, LocalStore):
             check_staging_is_seen(config)
-        with claim.locked(self.store), staging_folder(self.store) as staging:
+        with output.locked(self.store), staging_folder(self.store) as staging:
             started = time.monotonic()
             self.staging = str(staging)
             columns, self.classes, stats_P2 = gather(config, staging, self.on_note, source)
@@ -95,16 +95,16 @@ class Preparation:
         store, plan = self.store, self.plan
         folders = [folder for split in plan.splits for folder in self._folders(split)]
         if self.config.overwrite:
-            claim.wipe(store)
-        claim.check_free(store, plan.hash, folders)
-        done = claim.finished(store, folders)
+            output.wipe(store)
+        output.check_free(store, plan.hash, folders)
+        done = output.finished(store, folders)
         if done is not None and self._complete(folders, done):
-            claim.end(store)
+            output.end(store)
             self.on_note("already prepared: nothing to do (--overwrite would do it again)")
-            return commit.read_report(store, claim.REPORT) | {"already_complete": True}
+            return commit.read_report(store, output.REPORT) | {"already_complete": True}
         for split in plan.splits:
             self.on_note(f"{split.split}: {len(split.rows_N):,} samples in {split.shards} shards ({split.reason})")
-        claim.begin(store, plan.hash, describe(self.config), folders, self.run_id)
+        output.begin(store, plan.hash, describe(self.config), folders, self.run_id)
         if self.config.retry_quarantine:  # other bytes will come under the same names: until then it is no dataset
             for folder in folders:
                 store.delete(f"{folder}/{MANIFEST}")
@@ -143,7 +143,7 @@ class Preparation:
             said = self._commit(ran, resumed=samples_done, started=started, commit_started=commit_started)
         except OSError as error:
             raise readable(error, f"committing {self.store.address}") from error
-        claim.end(self.store)
+        output.end(self.store)
         return said
 
     def _pending(self) -> tuple[list[ShardTask], int]:
@@ -208,7 +208,7 @@ class Preparation:
         commit.commit_quarantine(self.store, bad)
         self.seconds["commit"] = time.monotonic() - commit_started
         said = self._report(totals, ran, resumed, time.monotonic() - started)
-        self.store.write(claim.REPORT, (json.dumps(said, indent=1) + "\n").encode())
+        self.store.write(output.REPORT, (json.dumps(said, indent=1) + "\n").encode())
         commit.publish_manifests(self.store, manifests)
         return said
 
@@ -242,7 +242,7 @@ class Preparation:
             seed=self.config.seed,
             plan_hash=self.plan.hash,
             index_sha256=index_sha256,
-            versions=report.versions(),
+            versions=job_report.versions(),
         )
 
     def _report(self, totals: commit.Totals, ran: Ran, resumed: int, seconds: float) -> dict[str, Any]:
@@ -260,14 +260,14 @@ class Preparation:
             },
             "bytes_in": totals.bytes_in,
             "bytes_out": totals.bytes_out,
-            **report.speed(ran.outcomes, self.seconds["run"]),
-            "stage_s": report.stage_seconds(ran.outcomes) | {"commit": round(self.seconds["commit"], 3)},
+            **job_report.speed(ran.outcomes, self.seconds["run"]),
+            "stage_s": job_report.stage_seconds(ran.outcomes) | {"commit": round(self.seconds["commit"], 3)},
             "seconds": seconds_by,
             "plan_hash": self.plan.hash,
             "resumed_samples": resumed,
             "master": ran.master,
             "parallelism": ran.parallelism,
-            "versions": report.versions(),
+            "versions": job_report.versions(),
         }
 
 
@@ -315,13 +315,13 @@ def check_java_if_needed() -> None:
 
 
 @contextmanager
-def staging_folder(store: claim.Store) -> Generator[Path]:
+def staging_folder(store: output.Store) -> Generator[Path]:
     """Where a source may unpack itself: seen by all tasks where the output is, gone when the job ends."""
     if not isinstance(store, LocalStore):
         with scratch_folder("staging") as folder:
             yield folder
         return
-    folder = store.root / WORK / claim.STAGING
+    folder = store.root / WORK / output.STAGING
     try:
         yield folder
     finally:
@@ -345,7 +345,7 @@ def check_apart(config: PrepareConfig) -> None:
         return
     source, out = Path(config.source).resolve(), Path(config.out).resolve()
     top = source.relative_to(out).parts[:1] if source.is_relative_to(out) else ("elsewhere",)
-    if (out.is_relative_to(source) and source.is_dir()) or not top or claim.is_place_of_ours(top[0]):
+    if (out.is_relative_to(source) and source.is_dir()) or not top or output.is_place_of_ours(top[0]):
         raise UsageError(f"OUT {config.out} and SOURCE {config.source} lie in each other: choose another folder")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from feedline.pipeline.shards import INDEX_SCHEMA, SampleRow
+from feedline.pipeline.format.manifest import INDEX_SCHEMA, SampleRow
 
 
 @dataclass(frozen=True, kw_only=True)

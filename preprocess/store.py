@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
-from feedline.pipeline.atomic import sync_folder, write_atomically
-from feedline.pipeline.errors import FeedlineError, UsageError
-from feedline.pipeline.scratch import scratch_folder
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.files import sync_folder, write_atomically
+from feedline.pipeline.base.scratch import scratch_folder
 
 WORK = ".feedline"
 """The folder beside the splits that a running job keeps its plan, receipts and attempts in; gone when it is done."""

@@ -15,18 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from feedline.pipeline.errors import DatasetError
-from feedline.pipeline.shards import (
-    INDEX,
-    MANIFEST,
-    Manifest,
-    read_index,
-)
+from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, read_index
 from feedline.preprocess import commit
-from feedline.preprocess.claim import PLAN, SPLITS, prepared_folders
+from feedline.preprocess.output import PLAN, SPLITS, prepared_folders
 from feedline.preprocess.store import LocalStore, ObjectStore, open_store
 from feedline.preprocess.verify_shard import Problem, ShardCheck, Split, file_in
-from feedline.preprocess.work import QUARANTINE
+from feedline.preprocess.write_shard import QUARANTINE
 
 OnProgress = Callable[[int, int], None]
 MAX_LABELS_NAMED = 20

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from feedline.pipeline import jpeg
-from feedline.pipeline.shards import BLOCK_BYTES, Index, Manifest, ShardInfo, member_header, padding_bytes
-from feedline.preprocess.resize import BadImage, Kernel, Output
+from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.format.manifest import BLOCK_BYTES, Index, Manifest, ShardInfo, member_header, padding_bytes
+from feedline.preprocess.picture import BadImage, Kernel, Output
 from feedline.preprocess.store import LocalStore, ObjectStore
 
 SAMPLES_DECODED = 4  # of each shard, when not all are

@@ -23,13 +23,13 @@ from typing import Any
 
 import psutil
 
-from feedline.pipeline.scratch import scratch_folder
-from feedline.profiling.errors import ProfilingUsageError
-from feedline.profiling.journal import ENVIRONMENT, Journal, Options
-from feedline.profiling.merge import is_trainer, merge
-from feedline.profiling.recording import EndedBy, Recording, Script
-from feedline.profiling.resources import scope_of
-from feedline.profiling.sample import ResourceSampler
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.scratch import scratch_folder
+from feedline.profiling.machine.resources import ResourceSampler
+from feedline.profiling.record.journal import ENVIRONMENT, Journal, Options
+from feedline.profiling.record.merge import is_trainer, merge
+from feedline.profiling.record.recording import EndedBy, Recording, Script
+from feedline.profiling.record.series import scope_of
 
 SITECUSTOMIZE = '''\
 """Starts feedline's probe, then the sitecustomize that would have run without it."""
@@ -100,9 +100,9 @@ def profile(launch: Launch) -> Run:
 
 
 def command_line(argv: Sequence[str], *, module: bool) -> list[str]:
-    """Raises ProfilingUsageError when there is nothing to run."""
+    """Raises UsageError when there is nothing to run."""
     if not argv:
-        raise ProfilingUsageError("no script: feedline profile [options] SCRIPT [ARGS…]")
+        raise UsageError("no script: feedline profile [options] SCRIPT [ARGS…]")
     if module:
         return [sys.executable, "-m", *argv]
     script = Path(argv[0])
@@ -114,10 +114,10 @@ def command_line(argv: Sequence[str], *, module: bool) -> list[str]:
         with Path(program).open("rb") as file:
             if b"python" in file.readline():
                 return [sys.executable, program, *argv[1:]]
-        raise ProfilingUsageError(f"{argv[0]} is not a Python program: name the script itself")
+        raise UsageError(f"{argv[0]} is not a Python program: name the script itself")
     if script.is_dir():
-        raise ProfilingUsageError(f"{script} is a folder without __main__.py: name the script itself")
-    raise ProfilingUsageError(f"no script at {script} (for a module: feedline profile -m {argv[0]})")
+        raise UsageError(f"{script} is a folder without __main__.py: name the script itself")
+    raise UsageError(f"no script at {script} (for a module: feedline profile -m {argv[0]})")
 
 
 def _run(launch: Launch, command: list[str], journal: Journal) -> Run:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from feedline.profiling.errors import RecordingError
-from feedline.profiling.handed import read_handed
+from feedline.pipeline.base.errors import RecordingError
+from feedline.pipeline.base.files import read_bounded
 from feedline.profiling.lprof_pickle import NotALineProfile, Stats, load
-from feedline.profiling.recording import Line
-from feedline.profiling.render import units
+from feedline.profiling.record import units
+from feedline.profiling.record.recording import Line
 
 MOST_BYTES = 64 << 20
 MOST_SOURCE_BYTES = 16 << 20
@@ -53,7 +53,7 @@ def read_lprof(path: Path | str) -> LineProfile:
 
 def _load(path: Path) -> Stats:
     try:
-        return load(read_handed(path, MOST_BYTES))
+        return load(read_bounded(path, MOST_BYTES))
     except OSError as error:
         raise RecordingError(f"cannot read {path}: {error.strerror}") from error
     except NotALineProfile as error:

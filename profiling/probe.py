@@ -19,12 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from feedline.profiling.capture import Capture
-from feedline.profiling.hooks import Hooks
-from feedline.profiling.journal import ENVIRONMENT, Journal, Options
+from feedline.pipeline.base.process import die_with_parent
+from feedline.profiling.record.journal import ENVIRONMENT, Journal, Options
+from feedline.profiling.watch.capture import Capture
+from feedline.profiling.watch.hooks import Hooks
 
 if TYPE_CHECKING:
-    from feedline.profiling.recording import Recording
+    from feedline.profiling.record.recording import Recording
 
 _active: Capture | None = None
 
@@ -44,11 +45,9 @@ def start_from_environment() -> None:
 
 def end_with(parent: int) -> None:
     """When `parent` is killed, this process is told to terminate: only the script itself, not what it starts."""
-    if not parent or os.getppid() != parent or sys.platform != "linux":
+    if not parent or os.getppid() != parent:
         return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:  # it died meanwhile
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -58,11 +57,11 @@ def start(journal: Journal, options: Options) -> tuple[Capture, Hooks]:
     capture = Capture(journal, options)
     hooks = Hooks(capture)
     if options.mode == "legs":
-        from feedline.profiling.legs import Director
+        from feedline.profiling.watch.legs.director import Director
 
         Director.prepare(capture, hooks)
     elif options.mode == "lines":
-        from feedline.profiling.lines import prepare
+        from feedline.profiling.watch.lines import prepare
 
         prepare(capture)
     hooks.install()
@@ -121,11 +120,11 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
     """Profile the training that runs in this block, in this process and the workers it starts: for notebooks, and for
     code that cannot be launched through `feedline profile`. Loaders must be iterated inside the block.
 
-    Yields an object whose `recording` holds a `profiling.recording.Recording` after the block.
+    Yields an object whose `recording` holds a `profiling.record.recording.Recording` after the block.
     """
-    from feedline.pipeline.scratch import scratch_folder
-    from feedline.profiling.merge import merge
-    from feedline.profiling.sample import ResourceSampler
+    from feedline.pipeline.base.scratch import scratch_folder
+    from feedline.profiling.machine.resources import ResourceSampler
+    from feedline.profiling.record.merge import merge
 
     if _active is not None and _active.active:
         raise RuntimeError("already being profiled: `watch` inside `feedline profile` or inside another `watch`")

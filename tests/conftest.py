@@ -16,8 +16,8 @@ TINY: dict[str, Any] = {"images": 48, "classes": 4, "long_side_px": 64, "val_fra
 
 
 def draw(folder: Path, **changes: Any) -> Path:
-    from feedline.preprocess.synth import synth
-    from feedline.preprocess.synth_plan import SynthConfig
+    from feedline.preprocess.synth.inventory import SynthConfig
+    from feedline.preprocess.synth.write import synth
 
     synth(SynthConfig(out=str(folder), num_workers=0, **(TINY | changes)))
     return folder

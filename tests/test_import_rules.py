@@ -10,33 +10,34 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("pipeline", "preprocess", "profiling", "train", "benchmarks", "cli")
 ANY = frozenset(ROOMS)
 ALLOWED: dict[str, frozenset[str]] = {
-    "profiling": frozenset({"profiling", "pipeline.scratch", "pipeline.allocator"}),
+    "profiling": frozenset({"profiling", "pipeline.base.scratch", "pipeline.base.process"}),
     "pipeline": frozenset({"pipeline"}),
     "preprocess": frozenset(
         {
             "preprocess",
-            "pipeline.shards",
-            "pipeline.errors",
-            "pipeline.atomic",
-            "pipeline.jpeg",
+            "pipeline.format.manifest",
+            "pipeline.base.errors",
+            "pipeline.base.files",
+            "pipeline.codecs.jpeg",
             "pipeline.planes",
-            "pipeline.allocator",
-            "pipeline.pictures",
-            "pipeline.scratch",
-            "pipeline.text",
+            "pipeline.base.process",
+            "pipeline.codecs.pillow",
+            "pipeline.base.scratch",
+            "pipeline.base.text",
         }
     ),
-    "train": frozenset({"train", "pipeline", "profiling.sample", "profiling.host"}),
+    "train": frozenset({"train", "pipeline", "profiling.machine.resources", "profiling.record.host"}),
     "benchmarks": ANY,
     "cli": ANY,
 }
 ONE_HOME = {
-    "pyspark": {"preprocess/job.py"},
-    "pynvml": {"profiling/nvml.py"},
-    "line_profiler": {"profiling/lines.py"},
+    "pyspark": {"preprocess/spark.py"},
+    "pynvml": {"profiling/machine/nvml.py"},
+    "line_profiler": {"profiling/watch/lines.py"},
 }
-TORCH_FREE = ("preprocess", "pipeline/shards.py", "pipeline/jpeg.py", "pipeline/worker.py", "pipeline/augment.py",
-              "pipeline/order.py")  # fmt: skip
+TORCH_FREE = ("preprocess", "pipeline/format/manifest.py", "pipeline/codecs/jpeg.py", "pipeline/workers/entry.py",
+"pipeline/codecs/decode.py",
+              "pipeline/draw/order.py")  # fmt: skip
 
 
 def product_files() -> list[Path]:
@@ -98,5 +99,5 @@ def test_no_package_files() -> None:
 def test_the_rule_sees_a_stranger(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
     path.write_text("from feedline.preprocess import job\n")
-    assert "feedline.preprocess.job" in imports(path)
+    assert "feedline.preprocess.spark" in imports(path)
     assert sys.version_info >= (3, 11)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from feedline.pipeline.atomic import write_atomically
-from feedline.pipeline.errors import FeedlineError
-from feedline.pipeline.files import read_handed
+from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.files import write_atomically
+from feedline.pipeline.format.local import read_bounded
 
 FORMAT = "feedline-checkpoint"
 VERSION = 1
@@ -71,7 +71,7 @@ def as_whole(where: str) -> Generator[None]:
 
 def read(path: Path) -> State:
     try:
-        return from_bytes(read_handed(path, MOST_BYTES), str(path))
+        return from_bytes(read_bounded(path, MOST_BYTES), str(path))
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror}") from error
 
@@ -114,7 +114,7 @@ def newest_good(folder: Path) -> tuple[bytes, Path, list[str]] | None:
     problems: list[str] = []
     for path in reversed(step_checkpoints(folder)):
         try:
-            data = read_handed(path, MOST_BYTES)
+            data = read_bounded(path, MOST_BYTES)
             from_bytes(data, str(path))
             return data, path, problems
         except (CheckpointError, OSError) as error:

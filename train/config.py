@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 
 Amp = Literal["auto", "none", "bf16", "fp16"]
 Policy = Literal["drop", "pad", "wrap"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from feedline.pipeline.augment import Augment
-from feedline.pipeline.errors import DatasetError, UsageError
-from feedline.pipeline.loader import Loader
-from feedline.pipeline.shards import (
+from feedline.pipeline.base.errors import DatasetError, UsageError
+from feedline.pipeline.base.process import usable_cores
+from feedline.pipeline.codecs.decode import Augment
+from feedline.pipeline.format.manifest import (
     MANIFEST,
     Manifest,
     manifest_hash,
@@ -18,7 +18,7 @@ from feedline.pipeline.shards import (
     read_index,
     read_manifest,
 )
-from feedline.profiling.host import usable_cores
+from feedline.pipeline.loader import Loader
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import World
 

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from feedline.pipeline.errors import FeedlineError, UsageError
-from feedline.pipeline.place import from_environment
-from feedline.profiling.host import usable_cores
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.process import usable_cores
+from feedline.pipeline.rank import from_environment
 from feedline.train.config import TrainConfig
 from feedline.train.meeting import fresh_store
 

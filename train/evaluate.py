@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from feedline.train.distributed import World
-from feedline.train.lines import profile
+from feedline.train.line_profile import profile
 from feedline.train.models import main_output
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from feedline.train import checkpoint
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import World, joined
-from feedline.train.lines import profile
+from feedline.train.line_profile import profile
 from feedline.train.metrics import Journal, Listener, everyone, silent
 from feedline.train.models import main_output
 from feedline.train.report import Reporter

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from feedline.pipeline.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError
 from feedline.train import terminal
 from feedline.train.config import TrainConfig
 from feedline.train.metrics import Event

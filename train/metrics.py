@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feedline.pipeline.atomic import sweep
-from feedline.pipeline.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.files import sweep
 
 Event = dict[str, Any]
 Listener = Callable[[Event], None]

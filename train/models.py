@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 
 
 class SmallCNN(nn.Module):

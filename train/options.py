@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 from feedline.train.config import TrainConfig, option
 
 EXAMPLES = """Train a model from a prepared dataset.

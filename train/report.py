@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feedline.pipeline.errors import FeedlineError
-from feedline.profiling.host import usable_cores
+from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.process import usable_cores
 from feedline.train import checkpoint, data
 from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.metrics import Journal, memory_in_use_bytes
 from feedline.train.models import parameter_count
-from feedline.train.resources import Resources
 from feedline.train.run import Run, plain
+from feedline.train.usage import Resources
 
 
 class TrainingError(FeedlineError):

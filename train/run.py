@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from feedline.pipeline.errors import UsageError
-from feedline.pipeline.files import read_handed
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.format.local import read_bounded
 from feedline.pipeline.loader import Batch, Loader
 from feedline.train import checkpoint, data
 from feedline.train.config import Amp, TrainConfig
@@ -292,7 +292,7 @@ def _find(config: TrainConfig, folder: Path) -> Any:
         if config.resume in (None, "auto"):
             return _newest(folder, wanted=config.resume == "auto" or is_elastic())
         path = Path(config.resume)
-        data_bytes = read_handed(path, checkpoint.MOST_BYTES)
+        data_bytes = read_bounded(path, checkpoint.MOST_BYTES)
         checkpoint.from_bytes(data_bytes, str(path))
         return data_bytes, str(path), []
     except OSError as error:

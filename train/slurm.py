@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 
 _TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{2}){0,2}")
 

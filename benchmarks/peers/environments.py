@@ -11,7 +11,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from feedline.pipeline.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError
 
 SCRIPTS = Path(__file__).parent
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from feedline.pipeline.allocator import keep_freed_memory
-from feedline.pipeline.augment import Augment, make_kernel
-from feedline.pipeline.counters import ROW_BYTES, Clock, rows_of
-from feedline.pipeline.shards import ShardReader, read_index, read_manifest
+from feedline.pipeline.base.process import keep_freed_memory
+from feedline.pipeline.codecs.decode import Augment, make_kernel
+from feedline.pipeline.format.manifest import ShardReader, read_index, read_manifest
+from feedline.pipeline.workers.counters import ROW_BYTES, Clock, rows_of
 
 CHUNK = 64
 

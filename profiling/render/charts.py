@@ -9,7 +9,7 @@ of `page.css`, which knows dark, light and print. All text is escaped by `markup
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feedline.profiling.render import units
+from feedline.profiling.record import units
 from feedline.profiling.render.markup import Markup, join, tag
 from feedline.profiling.render.scale import Scale, finite
 

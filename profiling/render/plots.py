@@ -7,7 +7,7 @@ not; axis labels stand outside it, so that text is never scaled. See `charts` fo
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feedline.profiling.render import units
+from feedline.profiling.record import units
 from feedline.profiling.render.charts import HUES, figure
 from feedline.profiling.render.markup import Markup, tag
 from feedline.profiling.render.scale import Scale, finite

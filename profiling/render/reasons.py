@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from feedline.profiling.predict import NOTABLE, Prediction
-from feedline.profiling.render import units
+from feedline.profiling.explain.predict import NOTABLE, Prediction
+from feedline.profiling.record import units
 
 
 def in_vain(predictions: Iterable[Prediction]) -> dict[str, list[Prediction]]:

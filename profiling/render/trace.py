@@ -8,7 +8,7 @@ backward and optimiser are drawn after it, in that order and with their measured
 from collections.abc import Iterator
 from typing import Any
 
-from feedline.profiling.recording import Recording, Step
+from feedline.profiling.record.recording import Recording, Step
 
 RESOURCES_PID = 1_000_000
 PHASES = {"train": "training step", "eval": "evaluation batch", "other": "batch"}

@@ -13,11 +13,11 @@ import torch
 from feedline.benchmarks.commands import check_work
 from feedline.benchmarks.compare import CompareConfig, Results, read_lines, run
 from feedline.benchmarks.grid import Grid, parse_values
-from feedline.benchmarks.measuring import MeasureError
-from feedline.benchmarks.ranks import check_devices
+from feedline.benchmarks.measure.ranks import check_devices
+from feedline.benchmarks.measure.rounds import MeasureError
+from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.statement import record_of
-from feedline.benchmarks.subject import Subject, Window
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 
 RATES = {0: 500.0, 1: 800.0, 2: 1500.0, 4: 1510.0}
 Rate = Callable[[dict[str, Any]], float]

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from feedline.benchmarks.ascent import AscentConfig, check
 from feedline.benchmarks.forecast import Ceilings, Forecast, crowd, crowding_of, with_ceiling
 from feedline.benchmarks.ladder import Climbed, Ladder, LadderConfig, differences, free_data, rungs_of
 from feedline.benchmarks.ladder_page import ladder_section, rows, story
-from feedline.benchmarks.subject import Window
-from feedline.pipeline.errors import UsageError
-from feedline.profiling.throughput import Throughput
+from feedline.benchmarks.ladder_run import AscentConfig, check
+from feedline.benchmarks.measure.window import Window
+from feedline.pipeline.base.errors import UsageError
+from feedline.profiling.explain.throughput import Throughput
 
 
 def window(rate: float, cpu: float = 1.0, **facts: Any) -> Window:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.benchmarks.plan import HEADROOM, PlanInputs, make_plan
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 
 IMAGENET = PlanInputs(
     images=1_281_167, gpus=4, gpu_samples_per_s=2500, cores=32, bandwidth_bytes_per_s=2e9, load_cpu_s=300e-6,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from feedline.benchmarks.measuring import MeasureError
-from feedline.benchmarks.subject import Subject, Window
+from feedline.benchmarks.experiments.tune_check import case
+from feedline.benchmarks.measure.rounds import MeasureError
+from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.tune import TuneConfig, predicted, promising, tune, write_config
 from feedline.benchmarks.tune_page import tune_page
-from feedline.benchmarks.tuning import case
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 
 WORKER_S, STEP_S, CORES = 2e-3, 0.6e-3, 8.0
 BATCH_GAIN = {32: 0.85, 64: 1.0, 128: 1.08}

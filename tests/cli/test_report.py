@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from feedline.cli.main import app
-from feedline.profiling.errors import ProfilingError
-from feedline.profiling.recording import Recording
+from feedline.pipeline.base.errors import FeedlineError
+from feedline.profiling.record.recording import Recording
 from tests.profiling.recordings import made, rich
 
 runner = CliRunner()
@@ -88,18 +88,18 @@ def test_what_is_no_recording_is_one_line(tmp_path: Path, name: str, content: st
     if content is not None:
         path.write_text(content)
     error = runner.invoke(app, ["report", str(path)]).exception
-    assert isinstance(error, ProfilingError) and error.exit_status == 2
+    assert isinstance(error, FeedlineError) and error.exit_status == 2
     assert "\n" not in str(error) and name in str(error)
 
 
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     run = saved(tmp_path / "run.json", made())
     error = runner.invoke(app, ["report", str(run), "--html", str(tmp_path / "no" / "r.html")]).exception
-    assert isinstance(error, ProfilingError) and "cannot write" in str(error)
+    assert isinstance(error, FeedlineError) and "cannot write" in str(error)
 
 
 def test_a_line_profile_stands_alone(tmp_path: Path) -> None:
     run = saved(tmp_path / "run.json", made())
     (tmp_path / "a.lprof").write_bytes(b"\x80\x04")
     error = runner.invoke(app, ["report", str(run), str(tmp_path / "a.lprof")]).exception
-    assert isinstance(error, ProfilingError) and "stands alone" in str(error)
+    assert isinstance(error, FeedlineError) and "stands alone" in str(error)

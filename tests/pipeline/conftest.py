@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feedline.pipeline import atomic, jpeg, shards
+from feedline.pipeline.base import files as atomic
+from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.format import manifest as shards
 
 MakeSplit = Callable[..., Path]
 

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchvision import datasets, transforms
 from torchvision.transforms import v2
 
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.format.manifest import ShardReader, read_index, read_manifest
 from feedline.pipeline.loader import Loader
-from feedline.pipeline.shards import ShardReader, read_index, read_manifest
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 

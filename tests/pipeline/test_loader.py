@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from feedline.pipeline import shards
-from feedline.pipeline.augment import Augment
-from feedline.pipeline.dataset import Shards
-from feedline.pipeline.errors import DatasetError, FeedlineError, UsageError, WorkerError
+from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError, WorkerError
+from feedline.pipeline.codecs.decode import Augment
+from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.loader import Loader, live_loaders
+from feedline.pipeline.shards_dataset import Shards
 
 MakeSplit = Callable[..., Path]
 SMALL: dict[str, Any] = {"batch_size": 8, "image_size": 16, "num_workers": 2, "seed": 3, "rank": 0, "world_size": 1}

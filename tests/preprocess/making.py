@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.job import Ran
-from feedline.preprocess.work import Order, Outcome, ShardTask, write_shards
+from feedline.preprocess.spark import Ran
+from feedline.preprocess.write_shard import Order, Outcome, ShardTask, write_shards
 
 CLASSES = ("apple", "bear", "cup")
 PER_CLASS = 16

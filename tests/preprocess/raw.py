@@ -5,7 +5,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from feedline.preprocess.sources import Found, Source, open_source
+from feedline.preprocess.sources.base import Found, Source, open_source
 
 TRAIN = "ILSVRC2012_img_train.tar"
 VAL = "ILSVRC2012_img_val.tar"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from feedline.benchmarks.spark_cluster import SPECULATION, WORKERS, Cluster
 from tests.preprocess.test_job import calm, digests, run, source
+
+from feedline.tests.lab.spark_cluster import SPECULATION, WORKERS, Cluster
 
 __all__ = ["calm", "source"]  # fixtures
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 from feedline.preprocess.config import PrepareConfig, parse_bytes, parse_output
+from feedline.preprocess.picture import Output
 from feedline.preprocess.plan import Columns, Plan, choose_shards, make_plan
-from feedline.preprocess.resize import Output
 from feedline.preprocess.selection import (
     in_class_order,
     seeded_subset,

@@ -18,16 +18,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedline.pipeline.errors import FeedlineError, UsageError
-from feedline.pipeline.scratch import PREFIX
-from feedline.pipeline.shards import read_index, read_manifest
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.scratch import PREFIX
+from feedline.pipeline.format.manifest import read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
-from feedline.preprocess.gather import indexed, source_stats
-from feedline.preprocess.job import Ran
+from feedline.preprocess.sources.index_source import indexed, source_stats
+from feedline.preprocess.spark import Ran
 from feedline.preprocess.store import WORK, LocalAttempt, LocalStore
 from feedline.preprocess.verify import verify
-from feedline.preprocess.work import ShardJob
+from feedline.preprocess.write_shard import ShardJob
 from tests.preprocess.making import CLASSES, PER_CLASS, photo, run_here, saved, write_images
 
 
@@ -586,7 +586,7 @@ def test_what_must_be_unpacked_is_refused_where_executors_would_not_see_it(tmp_p
 
 
 def test_a_long_index_says_how_far_it_is(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedline.preprocess.gather.NEWS_S", 0.0)
+    monkeypatch.setattr("feedline.preprocess.sources.index_source.NEWS_S", 0.0)
     said: list[str] = []
     config = PrepareConfig(source=str(images), out=str(tmp_path / "out"), max_bad=0.2)
     door.prepare(config, on_note=said.append, runner=run_here)
@@ -673,7 +673,7 @@ def test_a_source_file_that_vanishes_is_said(tmp_path: Path) -> None:
 def test_an_executor_with_another_encoder_is_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedline.preprocess.work.own_fingerprint", lambda outputs: "0" * 64)
+    monkeypatch.setattr("feedline.preprocess.write_shard.own_fingerprint", lambda outputs: "0" * 64)
     with pytest.raises(FeedlineError, match="encodes differently"):
         prepare(images, tmp_path / "out")
 

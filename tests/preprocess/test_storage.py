@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.pipeline.errors import FeedlineError, UsageError
-from feedline.pipeline.shards import read_manifest
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.format.manifest import read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
-from feedline.preprocess.reading import Where, coalesced, grouped, read_all
+from feedline.preprocess.sources.reading import Where, coalesced, grouped, read_all
 from feedline.preprocess.store import ObjectStore
 from feedline.preprocess.verify import verify
 from tests.preprocess.making import photo, run_here, saved

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from feedline.pipeline import jpeg
-from feedline.pipeline.errors import DatasetError
-from feedline.pipeline.shards import Index, Manifest, read_index, read_manifest
+from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.format.manifest import Index, Manifest, read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.verify import verify

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from feedline.profiling.recording import (
+from feedline.profiling.record.recording import (
     STAGES,
     Compute,
     Costs,

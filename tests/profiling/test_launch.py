@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from feedline.profiling.errors import ProfilingUsageError
+from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.launch import Launch, command_line, profile
 
 FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()", "profile", "--no-trials"]
@@ -165,7 +165,7 @@ def test_wrong_use_is_one_line_and_status_2(tmp_path: Path, words: list[str], sa
 
 
 def test_nothing_to_run() -> None:
-    with pytest.raises(ProfilingUsageError, match="no script"):
+    with pytest.raises(UsageError, match="no script"):
         command_line([], module=False)
 
 

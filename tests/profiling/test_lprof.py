@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedline.profiling.errors import RecordingError
+from feedline.pipeline.base.errors import RecordingError
 from feedline.profiling.lprof import is_loader_line, read_lprof
-from feedline.profiling.render.html_lines import lprof_report
-from feedline.profiling.render.text import lprof_text
+from feedline.profiling.render.report_lines import lprof_report
+from feedline.profiling.render.report_text import lprof_text
 
 SCRIPT = """
 import time

@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset  # noqa: E402
 
 from feedline.profiling.probe import watch  # noqa: E402
-from feedline.profiling.recording import Recording, Step  # noqa: E402
+from feedline.profiling.record.recording import Recording, Step  # noqa: E402
 
 
 def data(samples: int = 64) -> TensorDataset:

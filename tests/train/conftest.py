@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedline.pipeline import atomic, shards
+from feedline.pipeline.base import files as atomic
+from feedline.pipeline.format import manifest as shards
 from feedline.train.config import TrainConfig
 
 PX = 20

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 from feedline.train.config import TrainConfig
 from feedline.train.options import build_config, command, field_docs, unknown_options
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from feedline.pipeline.errors import DatasetError, FeedlineError, UsageError
+from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError
 from feedline.train import checkpoint
 from feedline.train.checkpoint import CheckpointError
 from feedline.train.config import TrainConfig

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 from feedline.train.ema import Ema
 from feedline.train.models import (
     SmallCNN,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.base.errors import UsageError
 from feedline.train.slurm import SlurmConfig, script, write
 
 

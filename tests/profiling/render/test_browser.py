@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from feedline.profiling.diagnose import diagnose
+from feedline.profiling.explain.difference import versus
+from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.lprof import LineProfile
 from feedline.profiling.render import charts, page, plots
-from feedline.profiling.render.html import comparison, report
-from feedline.profiling.render.html_lines import lprof_report
-from feedline.profiling.versus import versus
+from feedline.profiling.render.report_html import comparison, report
+from feedline.profiling.render.report_lines import lprof_report
 from tests.profiling.recordings import made, rich
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

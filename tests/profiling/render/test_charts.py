@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.profiling.render import charts, plots, units
+from feedline.profiling.record import units
+from feedline.profiling.render import charts, plots
 from feedline.profiling.render.charts import Bar, Stack
 from feedline.profiling.render.markup import Markup, join, tag
 from feedline.profiling.render.plots import Series, Shade

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from feedline.profiling.diagnose import diagnose
-from feedline.profiling.recording import Leg, Recording, Script, Step, TrainerTime
+from feedline.profiling.explain.difference import versus
+from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.record.recording import Leg, Recording, Script, Step, TrainerTime
 from feedline.profiling.render import page
-from feedline.profiling.render.html import comparison, report
-from feedline.profiling.render.text import bar, comparison_text, text
+from feedline.profiling.render.report_html import comparison, report
+from feedline.profiling.render.report_text import bar, comparison_text, text
 from feedline.profiling.render.trace import trace
-from feedline.profiling.versus import versus
 from tests.profiling.recordings import made, rich
 
 VOID = {"meta", "link", "br", "hr"}

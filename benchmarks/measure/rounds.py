@@ -1,0 +1,139 @@
+"""The measuring side: a server of fresh processes, and rounds that visit every cell in random order.
+
+Machines drift: what is measured at another minute is measured on another machine. So cells are never measured one
+after the other but in rounds; figures are compared within a round only (`benchmarks.measure.intervals`).
+"""
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from feedline.benchmarks.measure.window import Subject, Window
+from feedline.pipeline.base.errors import FeedlineError
+
+KILLED = "the measuring process was killed: is the machine out of memory?"
+
+
+QUIET_CORES = 0.2
+TRIES = 3
+
+
+def busyness(window: Window) -> float:
+    """Cores that other programs took."""
+    return window.others_cores or 0.0
+
+
+class MeasureError(FeedlineError):
+    """A subject that could not be measured; names its last words."""
+
+
+class Bench:
+    """`with Bench() as bench: bench.measure(subject)`. Leaving it, by any way, leaves no process."""
+
+    def __init__(self, *, timeout_s: float = 300.0) -> None:
+        self._timeout_s = timeout_s
+        self._process: subprocess.Popen[str] | None = None
+        self._log = Path(tempfile.gettempdir()) / f"feedline-bench-{os.getpid()}-{id(self):x}.log"
+
+    def __enter__(self) -> "Bench":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None and process.stdout is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()  # the server ends its fork and itself
+            try:
+                process.wait(timeout=3)
+            except subprocess.TimeoutExpired:
+                end_group(process.pid)
+                process.wait()
+            process.stdout.close()
+        self._log.unlink(missing_ok=True)
+
+    def measure(self, subject: Subject) -> Window:
+        """One window of `subject` in a fresh process. Raises MeasureError."""
+        server = self._server()
+        assert server.stdin is not None
+        self._log.write_text("")
+        try:
+            server.stdin.write(json.dumps({**asdict(subject), "log": str(self._log)}) + "\n")
+            server.stdin.flush()
+        except BrokenPipeError:
+            self.close()
+            raise MeasureError(KILLED) from None
+        result = self._answer(server)
+        if "error" in result:
+            raise MeasureError(f"{result['error']}{self._last_words(result['error'])}")
+        return Window(**result)
+
+    def measure_quiet(self, subject: Subject) -> Window:
+        """The same, measured again while other programs take more than QUIET_CORES; the quietest of TRIES windows."""
+        found: list[Window] = []
+        while not found or (len(found) < TRIES and busyness(found[-1]) > QUIET_CORES):
+            found.append(self.measure(subject))
+        return min(found, key=busyness)
+
+    def _server(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "feedline.benchmarks.measure.fork_server"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            )
+            self._answer(self._process)  # it is ready: imports are nobody's time
+        return self._process
+
+    def _answer(self, server: subprocess.Popen[str]) -> dict[str, Any]:
+        assert server.stdout is not None
+        deadline = time.monotonic() + self._timeout_s
+        while not select.select([server.stdout], [], [], 1.0)[0]:
+            if time.monotonic() > deadline:
+                self.close()
+                raise MeasureError(f"no window was finished in {self._timeout_s:.0f} s: is the data endless enough?")
+        line = server.stdout.readline()
+        if not line:
+            self.close()
+            raise MeasureError(KILLED)
+        return json.loads(line)
+
+    def _last_words(self, but: str) -> str:
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return "" if not lines or lines[-1].endswith(but) else f" (its last line: {lines[-1][:200]})"
+
+
+def end_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def rounds(cells: Sequence[str], count: int, seed: int = 0) -> Iterator[tuple[int, str]]:
+    """(round, cell), every cell once in a round, in an order drawn anew for each round."""
+    for number in range(count):
+        yield from ((number, cell) for cell in shuffled(cells, seed, number))
+
+
+def shuffled(cells: Sequence[str], seed: int, number: int) -> list[str]:
+    """The order of round `number`: the same after a restart."""
+    order = list(cells)
+    random.Random(f"{seed}/{number}").shuffle(order)
+    return order

@@ -1,0 +1,172 @@
+"""Every head-to-head in one command: loaders and preparing tools, each in an environment of its own, one page.
+
+    python -m feedline.benchmarks.peers.peers_report [--images 2000 --rounds 3 --work DIR]
+
+Makes a synthetic image folder, runs `benchmarks.peers.loading` and `benchmarks.peers.preparing` over it (their
+records are
+results/loading.json and results/prepare-peers.json), and writes results/heads.html from the two.
+`--page` only writes the page from the records that are there.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from feedline.benchmarks.commands import FEEDLINE
+from feedline.benchmarks.exit import end_with
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.files import write_atomically
+from feedline.profiling.record import units
+from feedline.profiling.render.charts import Bar, bars
+from feedline.profiling.render.markup import Markup
+from feedline.profiling.render.page import page, section, table, verdict
+
+RESULTS = Path(__file__).parents[1] / "results"
+LIMIT = "limit: bare kernel"
+PREPARING_LIMIT = "limit: bare pool"
+TITLES = {
+    "jpeg": ("From 256 px JPEG", "RandomResizedCrop 224 and flip, batches of 64, the same JPEG bytes for all"),
+    "planes": (
+        "Without entropy decoding",
+        "feedline's planes beside FFCV's raw pixels, RandomResizedCrop 224 and flip",
+    ),
+    "keep": ("From the original files", "unprepared JPEGs around 500 × 375 px, RandomResizedCrop 224 and flip"),
+    "scaling": ("More workers", "feedline over the same JPEG shards, its workers varied"),
+    "raw": ("64 px raw pixels", "a batch is a copy: beside a plain NumPy gather of the same bytes"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--work", type=Path, help="kept between runs; default: a temporary folder")
+    parser.add_argument("--page", action="store_true", help="only write the page from the records that are there")
+    said = parser.parse_args()
+    if said.images < 1 or said.rounds < 1:
+        parser.error("--images and --rounds: at least 1")
+    if not said.page:
+        with tempfile.TemporaryDirectory(prefix="feedline-heads-") as scratch:
+            measure(said.images, said.rounds, said.work or Path(scratch))
+    text = heads_page(record("loading.json"), record("prepare-peers.json"))
+    write_atomically(RESULTS / "heads.html", str(text).encode())
+    print("results/heads.html")
+
+
+def measure(images: int, rounds: int, work: Path) -> None:
+    """Raises CalledProcessError when a part cannot be measured at all; a peer that fails is a row that says so."""
+    photos = work / "photos"
+    count = ["--rounds", str(rounds)]
+    if not photos.exists():
+        run([*FEEDLINE, "synth", str(photos), "--layout", "folder", "--images", str(images)])
+    here = [sys.executable, "-m"]
+    run([*here, "feedline.benchmarks.peers.loading", str(photos / "train"), "--work", str(work / "loading"), *count])
+    run([*here, "feedline.benchmarks.peers.preparing", str(photos / "train"), *count])
+
+
+def run(command: list[str]) -> None:
+    subprocess.run(command, check=True)
+
+
+def record(name: str) -> Mapping[str, Any]:
+    """Raises UsageError where it has not been measured yet."""
+    try:
+        return json.loads((RESULTS / name).read_text())
+    except OSError as error:
+        raise UsageError(f"results/{name} is not there: run without --page first") from error
+
+
+def heads_page(loading: Mapping[str, Any], preparing: Mapping[str, Any]) -> Markup:
+    """Pure."""
+    return page(
+        "Head to head",
+        verdict(headline(loading, preparing), evidence=method(loading)),
+        *(loading_section(name, rows) for name, rows in loading["tables"].items()),
+        preparing_section(preparing),
+        kicker="feedline benchmarks",
+    )
+
+
+def headline(loading: Mapping[str, Any], preparing: Mapping[str, Any]) -> str:
+    rows = loading["tables"]["jpeg"]
+    ours = next(row["samples_per_s"] for row in rows if row["name"] == "feedline")
+    peers = {row["name"]: row["samples_per_s"] for row in rows if is_peer(row) and row["samples_per_s"]}
+    best = max(peers, key=lambda name: peers[name])
+    ahead = preparing["feedline_is_times_faster"]
+    nearest = min(ahead, key=lambda name: ahead[name]["median"])
+    return (
+        f"Loading JPEG: {units.times(ours / peers[best])} the rate of {best}, the best of {len(peers)} others. "
+        f"Preparing: {units.times(ahead[nearest]['median'])} that of {nearest}, the best of {len(ahead)}."
+    )
+
+
+def is_peer(row: Mapping[str, Any]) -> bool:
+    return not row["name"].startswith(("feedline", "limit", "bare", "plain"))
+
+
+def method(loading: Mapping[str, Any]) -> str:
+    host = loading["host"]
+    return (
+        f"{host['cores']} cores of {host['cpu']}; every tool in an environment of its own, the same images, fresh "
+        "processes in rounds of random order, medians with the range of the rounds, page cache warm."
+    )
+
+
+def loading_section(name: str, rows: list[Mapping[str, Any]]) -> Markup:
+    title, lede = TITLES.get(name, (name, ""))
+    limit = next((row["samples_per_s"] for row in rows if row["name"] == LIMIT), None)
+    drawn = [
+        Bar(
+            label=row["name"],
+            value=row["samples_per_s"],
+            low=row["low"],
+            high=row["high"],
+            tone="good" if row["name"].startswith("feedline") else "main" if is_peer(row) else "muted",
+            note=row["problem"] or (f"hands over {row['batch']}" if row["batch"] != "none" else ""),
+        )
+        for row in rows
+    ]
+    reference = ("a bare loop of the same kernel", limit) if limit else None
+    return section(
+        title, bars(drawn, title=title, reference=reference, note="whiskers: range of the rounds"), lede=lede
+    )
+
+
+def preparing_section(preparing: Mapping[str, Any]) -> Markup:
+    rates, ahead = preparing["samples_per_s"], preparing["feedline_is_times_faster"]
+    of_rounds = {name: [one[name] for one in preparing["by_round"] if name in one] for name in rates}
+    drawn = [
+        Bar(
+            label=name,
+            value=rate,
+            low=min(of_rounds[name]),
+            high=max(of_rounds[name]),
+            tone="good" if name == "feedline" else "main" if is_peer({"name": name}) else "muted",
+        )
+        for name, rate in sorted(rates.items(), key=lambda item: -item[1])
+    ]
+    drawn += [Bar(label=name, note=reason, tone="bad") for name, reason in preparing["failed"].items()]
+    rows = [(name, units.times(one["low"]), units.times(one["median"]), units.times(one["high"]))
+            for name, one in ahead.items()]  # fmt: skip
+    limit = rates.get(PREPARING_LIMIT)
+    reference = ("a bare pool of the same kernel", limit) if limit else None
+    return section(
+        "Preparing",
+        bars(
+            drawn,
+            title="Preparing",
+            reference=reference,
+            note="medians of the rounds, whiskers: their range; process starts apart",
+        ),
+        table(["feedline beside", "lowest", "median", "highest"], rows, numeric=(1, 2, 3)),
+        lede=preparing["what"],
+    )
+
+
+if __name__ == "__main__":
+    end_with(main)

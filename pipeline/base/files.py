@@ -1,0 +1,76 @@
+"""Files of users: written whole or not at all, also after a power cut; read with an end in sight."""
+
+import errno
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from feedline.pipeline.base.process import is_alive
+
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|part)")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """`path` holds all of `data` or what it held before, also after a power cut."""
+    if not path.name:  # the root folder
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    # Containers that share a folder have the same process IDs.
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def write_as_asked(path: Path, data: bytes) -> None:
+    """For a file that a user named: a link is followed, and what is no file (a pipe, a terminal) is written to and
+    not replaced. Otherwise as `write_atomically`."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as file:
+            file.write(data)
+    else:
+        write_atomically(path.resolve(), data)
+
+
+def sweep(folder: Path) -> None:
+    """Removes the temporaries that killed processes of this host left in `folder`. For whoever owns the folder, when
+    it starts: another host's process may be writing where a folder is shared."""
+    with suppress(OSError):
+        for path in list(folder.iterdir()):
+            found = _TEMPORARY.fullmatch(path.name)
+            if found and not is_alive(int(found[1])):
+                path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+RECORDING_BYTES = 256 << 20
+"""A recording of a day's steps has a tenth of it."""
+
+
+def read_bounded(path: Path, most_bytes: int) -> bytes:
+    """Raises OSError, with a reason in words, for what is no regular file or is larger."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its other end
+    try:
+        said = os.fstat(descriptor)
+        if not stat.S_ISREG(said.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if said.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)

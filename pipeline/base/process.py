@@ -1,0 +1,99 @@
+"""What a process may use and how it ends: cores, memory of malloc, CPU clocks, dying with its parent.
+
+A training step on the CPU allocates and frees the same activations every time. glibc's malloc gives large blocks and
+the heap's free end back to the kernel at once, so each step takes thousands of page faults to get zeroed pages again:
+a quarter of the small CNN's step, and more than half of MobileNetV2's at 224 px (benchmarks/NOTES.md).
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+"""Parameters of mallopt(3)."""
+KEPT_BYTES = 1 << 30
+ENVIRONMENT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+_PR_SET_PDEATHSIG = 1
+
+
+def usable_cores() -> int:
+    """Cores this process may run on: affinity and the cgroup's CPU quota, whichever is smaller; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    quota = cgroup_cores()
+    return max(1, min(allowed, int(quota))) if quota else allowed
+
+
+def cgroup_cores() -> float | None:
+    """The CPU quota in cores (cgroup v2, then v1); None when there is none."""
+    if text := read_text("/sys/fs/cgroup/cpu.max"):
+        quota, period = text.split()
+        return None if quota == "max" else int(quota) / int(period)
+    quota, period = (read_text(f"/sys/fs/cgroup/cpu/cpu.cfs_{what}_us") for what in ("quota", "period"))
+    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
+
+
+def read_text(path: str) -> str:
+    """A file of the kernel's, without white space around it; empty where it cannot be read."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """The kernel sends this process that signal when the thread that started it ends (Linux; elsewhere nothing)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this number exists on this host, whoever owns it."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def cpu_seconds(pid: int | None = None) -> float:
+    """User and system time of a process (this one unless given); 0 when it is gone."""
+    import psutil  # here: a loader's worker never asks, and starts 10 ms sooner
+
+    with suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return times.user + times.system
+    return 0.0
+
+
+def children_cpu_seconds() -> float:
+    """User and system time of all descendants of this process, those that have ended and been waited for included."""
+    import psutil
+
+    own = psutil.Process()
+    seconds = own.cpu_times().children_user + own.cpu_times().children_system
+    for child in own.children(recursive=True):
+        with suppress(psutil.Error):
+            seconds += sum(child.cpu_times()[:4])
+    return seconds
+
+
+def keep_freed_memory(most_bytes: int = KEPT_BYTES) -> bool:
+    """For the whole process and the rest of its life. The process stays as large as its largest step made it.
+
+    Blocks over `most_bytes` still come from the kernel and go back to it, and so does what is free at the heap's end
+    beyond that. Returns whether malloc was told. It is not where there is no glibc, nor where its user has chosen:
+    mallopt's own environment variables or another allocator (`LD_PRELOAD`) are left alone.
+    """
+    if not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ENVIRONMENT):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # musl has none
+        return False
+    return bool(mallopt(M_TRIM_THRESHOLD, most_bytes) and mallopt(M_MMAP_THRESHOLD, most_bytes))

@@ -1,0 +1,143 @@
+"""The epoch plan: which sample is at which position of an epoch, and which rank takes it. Pure arithmetic.
+
+    order      position -> sample, a permutation keyed by (seed, epoch)
+    batch b    positions [start + b*G, start + (b+1)*G), G = batch_size * world_size
+    rank r     the r-th slice of batch_size of those
+
+Workers do not occur here, so they cannot change the order; `start` counts samples delivered to all ranks, so an epoch
+can go on with another batch size or world size from exactly there. Every rank gets the same number of batches,
+whatever the policy does with the last, incomplete one. The permutation sorts a keyed random number per sample
+(Philox, whose stream is fixed for good, unlike `Generator.permutation`'s): 1.28 M samples take about 0.1 s.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.pipeline.base.errors import UsageError
+
+Samples = npt.NDArray[np.int64]
+Policy = Literal["drop", "wrap", "pad"]
+PADDING = -1
+"""Sample number, and so label, of a place that the `pad` policy left empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochPlan:
+    samples: int
+    """Samples in the dataset; ignored where `chosen` is given."""
+    seed: int = 0
+    epoch: int = 0
+    batch_size: int
+    """Per rank."""
+    world_size: int = 1
+    rank: int = 0
+    policy: Policy = "drop"
+    """What becomes of the last, incomplete global batch: `drop` leaves it out, `wrap` fills it from the start of the
+    epoch, `pad` with PADDING."""
+    shuffle: bool = True
+    start: int = 0
+    """Samples of this epoch already delivered, over all ranks."""
+    chosen: Samples | None = None
+    """The samples to go through, repetitions allowed (`subset`, `class_balanced`); None means all."""
+    shards_N: npt.NDArray[np.int32] | None = None
+    """The shard of each sample of the dataset; with `window_shards`, for storage that wants few open shards."""
+    window_shards: int = 0
+    """0: every sample may come anywhere. n: shards in random order, samples mixed within n neighbouring shards."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            where = f"batch size {self.batch_size}, rank {self.rank} of {self.world_size}"
+            raise UsageError(
+                f"no epoch can be planned for {where}: the first must be 1 or more, rank below world size"
+            )
+        if self.policy not in get_args(Policy):
+            raise UsageError(f"policy {self.policy!r} is none of {', '.join(get_args(Policy))}")
+        if self.start < 0 or self.samples < 0:
+            raise UsageError(f"cannot start an epoch of {self.samples} samples at sample {self.start}")
+        if self.window_shards and self.shards_N is None:
+            raise UsageError("a shard window needs to know the shard of each sample (shards_N)")
+
+    @property
+    def size(self) -> int:
+        """Samples in the whole epoch, whatever `start` is."""
+        return self.samples if self.chosen is None else len(self.chosen)
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch_size * self.world_size
+
+    def __len__(self) -> int:
+        """Batches left for each rank."""
+        left = max(0, self.size - self.start)
+        return left // self.global_batch if self.policy == "drop" else -(-left // self.global_batch)
+
+    def batch(self, number: int) -> Samples:
+        """This rank's samples of global batch `number` (from 0 at `start`): int64, `batch_size` long."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"batch {number} of {len(self)}")
+        first = self.start + number * self.global_batch + self.rank * self.batch_size
+        return self._at(np.arange(first, first + self.batch_size, dtype=np.int64))
+
+    def delivered(self, batches: int) -> int:
+        """`start` for a plan that goes on after this many batches of this one."""
+        return min(self.start + batches * self.global_batch, self.size)
+
+    def _at(self, positions_N: Samples) -> Samples:
+        if positions_N[-1] < self.size:
+            return self.order_N[positions_N]
+        taken_N = self.order_N[positions_N % self.size]
+        return taken_N if self.policy == "wrap" else np.where(positions_N < self.size, taken_N, PADDING)
+
+    @cached_property
+    def order_N(self) -> Samples:
+        """Every sample of the epoch, by position."""
+        base_N = np.arange(self.samples, dtype=np.int64) if self.chosen is None else self.chosen
+        if not self.shuffle:
+            return base_N
+        keys_N = keyed_randoms(len(base_N), self.seed, self.epoch)
+        if self.window_shards and self.shards_N is not None:
+            keys_N = (keys_N >> np.uint64(WINDOW_BITS)) | (self._windows(base_N) << np.uint64(64 - WINDOW_BITS))
+        return base_N[np.argsort(keys_N, kind="stable")]
+
+    def _windows(self, base_N: Samples) -> npt.NDArray[np.uint64]:
+        """The window each sample falls into, when shards stand in random order and every n of them make a window."""
+        assert self.shards_N is not None
+        shards = int(self.shards_N.max()) + 1 if len(self.shards_N) else 0
+        place_of_shard = np.empty(shards, np.uint64)
+        by_chance = np.argsort(keyed_randoms(shards, self.seed, self.epoch, stream=1), kind="stable")
+        place_of_shard[by_chance] = np.arange(shards, dtype=np.uint64)
+        return (place_of_shard // np.uint64(self.window_shards))[self.shards_N[base_N]]
+
+
+WINDOW_BITS = 24
+"""Of the 64 bits sorted by, those that hold the window: 16.7 M windows, and 40 bits of chance inside one."""
+
+
+def keyed_randoms(count: int, seed: int, epoch: int, stream: int = 0) -> npt.NDArray[np.uint64]:
+    """`count` random 64-bit numbers that depend on the arguments only, on any machine and NumPy version."""
+    key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, (epoch << 8 | stream) & 0xFFFF_FFFF_FFFF_FFFF], np.uint64)
+    return np.random.Philox(key=key).random_raw(count) if count else np.empty(0, np.uint64)
+
+
+def subset(samples: int, count: int, seed: int) -> Samples:
+    """`count` of the dataset's samples, the same ones in every epoch; ascending. Raises UsageError for too many."""
+    if not 0 <= count <= samples:
+        raise UsageError(f"a subset of {count} samples cannot be taken from {samples}")
+    drawn = np.argsort(keyed_randoms(samples, seed, 0, stream=2), kind="stable")[:count]
+    return np.sort(drawn).astype(np.int64)
+
+
+def class_balanced(labels_N: npt.NDArray[np.int32], seed: int, epoch: int, per_class: int | None = None) -> Samples:
+    """As many samples of every class (by default as the largest has): small classes repeat as evenly as they can,
+    large ones show a different part each epoch."""
+    classes, sizes = np.unique(labels_N, return_counts=True)
+    want = int(sizes.max()) if per_class is None and len(sizes) else (per_class or 0)
+    mixed = np.argsort(keyed_randoms(len(labels_N), seed, epoch, stream=3), kind="stable")
+    by_class = mixed[np.argsort(labels_N[mixed], kind="stable")]
+    starts = np.cumsum(sizes) - sizes
+    picked = [by_class[start + np.arange(want) % size] for start, size in zip(starts, sizes, strict=True)]
+    return np.concatenate(picked).astype(np.int64) if len(classes) else np.empty(0, np.int64)

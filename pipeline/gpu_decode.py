@@ -1,0 +1,50 @@
+"""Decoding on the device: torchvision's nvJPEG on the cut regions, then crop, resize and flip there.
+
+The pixels differ from the workers' by the decoder's rounding, the chroma's smoothing and, in evaluation, a box in
+whole pixels: a mean of one to two grey levels on pure noise, tested on the CPU's decoder through the same code.
+"""
+
+import importlib.util
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from feedline.pipeline.gpu_slot import unpack
+
+
+def available(device: torch.device | None) -> bool:
+    """Whether the device can decode. Says in one warning why not."""
+    why = ""
+    if device is None or device.type != "cuda":
+        why = "device is not a CUDA device"
+    elif not torch.cuda.is_available():
+        why = "torch sees no CUDA device"
+    elif importlib.util.find_spec("torchvision") is None:
+        why = "torchvision is not installed"
+    if why:
+        warnings.warn(f"decode='gpu' is not possible here ({why}): the workers decode", stacklevel=3)
+    return not why
+
+
+def decode(flat: npt.NDArray[np.uint8], count: int, px: int, device: torch.device) -> torch.Tensor:
+    """The packed samples as uint8 NHWC on `device`. Raises RuntimeError for a JPEG that nvJPEG refuses."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    packed = unpack(flat, count)
+    with warnings.catch_warnings():  # deprecated in favour of TorchCodec, which not every torch has
+        warnings.simplefilter("ignore", DeprecationWarning)
+        images_CHW = decode_jpeg([torch.from_numpy(data) for data, _ in packed], ImageReadMode.RGB, device=device)
+    out_NCHW = torch.empty((count, 3, px, px), dtype=torch.uint8, device=device, memory_format=torch.channels_last)
+    for place, (image_CHW, (_, (left, top, width, height, flip))) in enumerate(zip(images_CHW, packed, strict=True)):
+        region_CHW = image_CHW[:, top : top + height, left : left + width]
+        out_NCHW[place] = resize(region_CHW.flip(2) if flip else region_CHW, px)
+    return out_NCHW.permute(0, 2, 3, 1)
+
+
+def resize(image_CHW: torch.Tensor, px: int) -> torch.Tensor:
+    """Bilinear, antialiased where it shrinks: the filter of the CPU path."""
+    shrinks = image_CHW.shape[1] > px or image_CHW.shape[2] > px
+    scaled = torch.nn.functional.interpolate(image_CHW[None].float(), (px, px), mode="bilinear", antialias=shrinks)
+    return scaled[0].round().clamp(0, 255).to(torch.uint8)

@@ -1,0 +1,259 @@
+"""Fills a batch slot: read, decode and augment each sample straight to its place. The whole of a worker's work.
+
+The same code runs in worker processes and, with `num_workers=0`, in the trainer. What a sample looks like depends on
+(seed, epoch, sample number) only, never on who fills it or what was filled before. No torch here.
+"""
+
+import traceback
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.pipeline.base.errors import DatasetError, SampleError, TransformError
+from feedline.pipeline.codecs.decode import Augment, make_kernel
+from feedline.pipeline.draw.order import PADDING
+from feedline.pipeline.format.local import Files, LocalFiles
+from feedline.pipeline.gpu_slot import Packer
+from feedline.pipeline.raw_batches import Gather
+from feedline.pipeline.workers import ship
+from feedline.pipeline.workers.counters import FIELD, Clock
+
+Images = npt.NDArray[np.uint8]
+_TRANSFORM_STREAM = 1
+"""Keeps the user's random numbers apart from those of the crop."""
+_SAMPLE, _BYTES = FIELD["sample"], FIELD["bytes_read"]
+_READ, _TRANSFORM, _COLLATE = FIELD["read"], FIELD["transform"], FIELD["collate"]
+_REPLACEMENTS = 16
+"""`on_bad="replace"` tries this many neighbours before it gives up on the shard."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillSpec:
+    """Everything that decides what a slot will hold, in plain JSON."""
+
+    folder: str
+    shards: list[str]
+    codec: Any
+    """The manifest's."""
+    seed: int
+    augment: dict[str, Any]
+    """The fields of `augment.Augment`."""
+    on_bad: str
+    """raise, skip or replace."""
+    checksums: bool
+    """Check each sample's CRC the first time it is read."""
+    transform: str = ""
+    """`courier.pack` of the user's function on one sample: (image_HWC[, rng]) -> image_HWC."""
+    batch_transform: str = ""
+    """The same on a whole batch: (images_NHWC, labels_N) -> None or a new pair; it may write in place."""
+    packed: bool = False
+    """Slots hold the JPEG regions and not pixels: the device decodes."""
+    gather_px: int = 0
+    """Images are stored raw in this size and wanted as they are: whole batches are copied. 0: they are not."""
+    address: str = ""
+    """Where the shards come from when they are not in `folder`."""
+    storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What fsspec needs to know for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    sample: int
+    reason: str
+
+
+class Filler:
+    def __init__(self, spec: FillSpec, columns: dict[str, npt.NDArray[Any]], clock: Clock) -> None:
+        """`columns`: label, shard, offset, length, crc32, and checked (a byte per sample: its CRC was right once)."""
+        self._spec = spec
+        self._clock = clock
+        self._labels_N = columns["label"]
+        self._where = tuple(columns[name].data for name in ("shard", "offset", "length", "crc32"))
+        self._checked = columns["checked"].data
+        self._files = open_files(spec)
+        self.packed = spec.packed
+        self._augment = Augment(**spec.augment)
+        self._kernel = make_kernel(spec.codec, self._augment, spec.seed)
+        self._transform = _SampleTransform(spec.transform, spec.seed) if spec.transform else None
+        self._batch_transform = ship.unpack(spec.batch_transform) if spec.batch_transform else None
+        self._gather = Gather(Path(spec.folder), spec.shards, columns, spec.gather_px) if spec.gather_px else None
+
+    def fill(self, samples_N: npt.NDArray[np.int64], epoch: int, images_NHWC: Images,
+             labels_N: npt.NDArray[np.int64]) -> tuple[int, list[BadSample]]:  # fmt: skip
+        """Returns how many images are there (fewer than asked for where bad ones are skipped) and what was bad.
+
+        Raises SampleError with `on_bad="raise"`, and for whatever a transform of the user's raises.
+        """
+        if self._gather is not None and self._gather.takes(samples_N, images_NHWC.shape[1]):
+            return self._copy(self._gather, samples_N, images_NHWC, labels_N), []
+        bad: list[BadSample] = []
+        position = 0
+        for sample in samples_N.tolist():
+            used = self._place(sample, epoch, images_NHWC[position], bad)
+            if used is not None:
+                labels_N[position] = PADDING if used == PADDING else self._labels_N[used]
+                position += 1
+        self._clock.mark(_COLLATE)
+        if self._batch_transform is not None:
+            self._whole_batch(images_NHWC[:position], labels_N[:position])
+        return position, bad
+
+    def _copy(self, gather: Gather, samples_N: npt.NDArray[np.int64], images_NHWC: Images,
+              labels_N: npt.NDArray[np.int64]) -> int:  # fmt: skip
+        try:
+            gather.into(images_NHWC, samples_N)
+        except DatasetError as error:
+            raise SampleError(str(error), int(samples_N[0])) from error
+        self._clock.add(_BYTES, images_NHWC.nbytes)
+        self._clock.mark(_READ)
+        labels_N[:] = self._labels_N[samples_N]
+        self._clock.mark(_COLLATE)
+        if self._batch_transform is not None:
+            self._whole_batch(images_NHWC, labels_N)
+        return len(samples_N)
+
+    def pack(self, samples_N: npt.NDArray[np.int64], epoch: int, px: int, flat: Images,
+             labels_N: npt.NDArray[np.int64]) -> tuple[int, list[BadSample]]:  # fmt: skip
+        """As `fill`, but the slot's bytes `flat` get the samples' JPEG regions (`pipeline.gpu_slot`)."""
+        packer, bad, position = Packer(flat, len(samples_N)), list[BadSample](), 0
+
+        def add(sample: int) -> None:
+            self._clock.set(_SAMPLE, sample)
+            data = self._read(sample)
+            try:
+                packer.add(position, data, self._augment, self._spec.seed, epoch, sample, px)
+            except DatasetError as error:
+                raise SampleError(str(error), sample) from error
+            self._clock.mark(_TRANSFORM)
+
+        for sample in samples_N.tolist():
+            used = self._attempt(sample, add, bad)
+            if used is not None:
+                labels_N[position] = self._labels_N[used]
+                position += 1
+        return position, bad
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _place(self, sample: int, epoch: int, out_HWC: Images, bad: list[BadSample]) -> int | None:
+        """The number of the sample that went to `out_HWC`; None where a bad one is left out."""
+        if sample == PADDING:
+            out_HWC[:] = 0
+            return PADDING
+        return self._attempt(sample, lambda candidate: self._one(candidate, epoch, out_HWC), bad)
+
+    def _attempt(self, sample: int, use: Callable[[int], None], bad: list[BadSample]) -> int | None:
+        """Uses the sample, or what `on_bad` puts in its place; the number of what was used, None for nothing."""
+        candidate = sample
+        for _ in range(_REPLACEMENTS):
+            try:
+                use(candidate)
+            except SampleError as error:
+                if self._spec.on_bad == "raise":
+                    raise
+                bad.append(BadSample(candidate, error.reason))
+                self._clock.add(FIELD["bad_samples"], 1)
+                if self._spec.on_bad == "skip":
+                    return None
+                candidate = (candidate + 1) % len(self._labels_N)
+            else:
+                return candidate
+        raise SampleError(f"nor can any of the {_REPLACEMENTS - 1} after it be used in its place", sample)
+
+    def _one(self, sample: int, epoch: int, out_HWC: Images) -> None:
+        clock = self._clock
+        clock.set(_SAMPLE, sample)
+        data = self._read(sample)
+        try:
+            self._kernel(data, out_HWC, sample, epoch, clock)
+        except DatasetError as error:
+            raise SampleError(str(error), sample) from error
+        except (ValueError, RuntimeError, OSError) as error:
+            raise SampleError(f"it cannot be decoded: {_first_line(error)}", sample) from error
+        if self._transform is not None:
+            self._transform(out_HWC, sample, epoch)
+            clock.mark(_TRANSFORM)
+
+    def _read(self, sample: int) -> bytes:
+        shards, offsets, lengths, crcs = self._where
+        try:
+            data = self._files.read(shards[sample], offsets[sample], lengths[sample])
+        except DatasetError as error:
+            raise SampleError(str(error), sample) from error
+        if not self._checked[sample] and self._spec.checksums:
+            if zlib.crc32(data) != crcs[sample]:
+                raise SampleError("its bytes are not those that were written (wrong CRC)", sample)
+            self._checked[sample] = 1
+        self._clock.add(_BYTES, len(data))
+        self._clock.mark(_READ)
+        return data
+
+    def _whole_batch(self, images_NHWC: Images, labels_N: npt.NDArray[np.int64]) -> None:
+        assert self._batch_transform is not None
+        try:
+            result = self._batch_transform(images_NHWC, labels_N)
+        except Exception as error:
+            raise TransformError(f"the batch transform raised {where_raised(error)}", PADDING) from error
+        if result is not None:
+            if not isinstance(result, tuple) or len(result) != 2:
+                kind = type(result).__name__
+                raise TransformError(f"the batch transform returned {kind}, not (images, labels) or None", PADDING)
+            images, labels = result
+            _put(images, images_NHWC, "the batch transform", PADDING)
+            _put(labels, labels_N, "the batch transform", PADDING)
+        self._clock.mark(_TRANSFORM)
+
+
+def open_files(spec: FillSpec) -> Files:
+    if not spec.address:
+        return LocalFiles(Path(spec.folder), spec.shards)
+    from feedline.pipeline.format.remote import RemoteFiles
+
+    return RemoteFiles(Path(spec.folder), spec.shards, spec.address, spec.storage_options)
+
+
+class _SampleTransform:
+    """The user's function on one image, with a generator that depends on (seed, epoch, sample) if it wants one."""
+
+    def __init__(self, packed: str, seed: int) -> None:
+        self._function = ship.unpack(packed)
+        self._wants_rng = ship.takes_rng(self._function)
+        self._seed = seed
+
+    def __call__(self, out_HWC: Images, sample: int, epoch: int) -> None:
+        try:
+            if self._wants_rng:
+                rng = np.random.default_rng((self._seed, epoch, sample, _TRANSFORM_STREAM))
+                result = self._function(out_HWC, rng=rng)
+            else:
+                result = self._function(out_HWC)
+        except Exception as error:
+            raise TransformError(f"the transform raised {where_raised(error)}", sample) from error
+        _put(result, out_HWC, "the transform", sample)
+
+
+def _put(result: Any, out: npt.NDArray[Any], who: str, sample: int) -> None:
+    """Raises TransformError for what NumPy would cast or spread in silence: floats in 0..1 became a black image."""
+    found = np.asarray(result)
+    fits = found.dtype == out.dtype if out.dtype == np.uint8 else found.dtype.kind in "iu"
+    if not fits or found.shape != out.shape:
+        what = f"{found.dtype} of shape {found.shape}, not {out.dtype} of shape {out.shape}"
+        raise TransformError(f"{who} returned {what}: normalise on the device or in the training step", sample)
+    if result is not out:
+        out[:] = found
+
+
+def where_raised(error: BaseException) -> str:
+    """Of an error that is not ours, one line with its kind, its text and the place."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {_first_line(error)} ({last.filename}:{last.lineno})"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,163 @@
+"""Manifest and index for WebDataset shards that feedline did not write, beside them and without touching them.
+
+One pass over the tars: headers for where the images are, the images' bytes for CRC-32 and size. Codec `keep`.
+"""
+
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from feedline.pipeline.base.errors import DatasetError, UsageError
+from feedline.pipeline.base.files import sweep, write_atomically
+from feedline.pipeline.codecs.pillow import FORMATS
+from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes, read_manifest
+from feedline.preprocess.job_report import versions
+from feedline.preprocess.plan import Columns
+from feedline.preprocess.receipts import KINDS, Rows, index_table
+from feedline.preprocess.selection import with_checked_labels, with_safe_keys, with_safe_names
+from feedline.preprocess.sources.base import SourceOptions
+from feedline.preprocess.sources.reading import Where, read_local
+from feedline.preprocess.sources.webdataset import recognise_tars
+from feedline.preprocess.store import readable
+
+OnProgress = Callable[[int, int], None]
+MAX_NAMED = 20
+
+
+def index_shards(
+    folder: Path, *, overwrite: bool = False, on_progress: OnProgress | None = None
+) -> dict[str, dict[str, Any]]:
+    """Writes index and manifest in every folder with shards at or right below `folder`; returns counts by folder.
+
+    Images that cannot be used are left out and named. Raises UsageError when there is nothing to index, a manifest is
+    there already, or one folder holds several splits.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder: give the one that holds the shards")
+    places = [place for place in (folder, *sorted(folder.iterdir())) if place.is_dir() and any(place.glob("*.tar"))]
+    if not places:
+        raise UsageError(f"{folder} holds no .tar files: give the folder of the shards")
+    for place in places:
+        if (place / MANIFEST).exists():
+            check_replaceable(place, overwrite)
+    try:
+        return {str(place): index_folder(place, on_progress or (lambda *_: None)) for place in places}
+    except OSError as error:
+        raise readable(error, f"indexing {folder}") from error
+
+
+def check_replaceable(place: Path, overwrite: bool) -> None:
+    """Raises UsageError where the manifest was not asked to be replaced, or says more than `index` could find out."""
+    if not overwrite:
+        raise UsageError(f"{place} has a manifest already: --overwrite replaces it and its index")
+    try:
+        prepared = not read_manifest(place).settings.get("foreign", False)
+    except DatasetError:
+        return
+    if prepared:
+        raise UsageError(f"{place} was written by `feedline prepare`: its manifest knows classes and settings that "
+                         "`index` cannot find out")  # fmt: skip
+
+
+def index_folder(folder: Path, on_progress: OnProgress) -> dict[str, Any]:
+    sweep(folder)
+    source = recognise_tars(str(folder), SourceOptions())
+    if source is None:
+        raise UsageError(f"{folder} holds no tar")
+    if source.needs_staging:
+        raise UsageError(f"{folder} holds compressed tars, which cannot be read at random: unpack or prepare them")
+    found = source.finish([task.run() for task in source.tasks()])
+    columns = with_checked_labels(with_safe_keys(found.columns), len(found.classes))
+    splits = [columns.split_names[number] for number in np.unique(columns.splits_N).tolist()]
+    if len(splits) != 1:
+        raise UsageError(f"{folder} holds shards of {', '.join(splits)}: give each split a folder of its own")
+    shards = [Shard(columns, number) for number in range(len(columns.paths))]
+    rows: list[Rows] = []
+    done = 0
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for shard, one in zip(shards, pool.map(Shard.examine, shards), strict=True):
+            rows.append(one)
+            done += len(shard.members)
+            on_progress(done, len(columns))
+    infos = [shard.info(one) for shard, one in zip(shards, rows, strict=True)]
+    index = index_table_bytes(index_table(rows))
+    manifest = Manifest(
+        split=splits[0],
+        samples=sum(info.samples for info in infos),
+        classes=with_safe_names(list(found.classes)),
+        shards=infos,
+        settings={"codec": "keep", "foreign": True},
+        seed=0,
+        plan_hash=hashlib.sha256("".join(info.sha256 for info in infos).encode()).hexdigest(),
+        index_sha256=hashlib.sha256(index).hexdigest(),
+        versions=versions(),
+    )
+    (folder / MANIFEST).unlink(missing_ok=True)  # it does not fit the index that is written now
+    write_atomically(folder / INDEX, index)
+    write_atomically(folder / MANIFEST, manifest.to_json().encode())
+    left_out = [why for shard in shards for why in shard.left_out]
+    return {"samples": manifest.samples, "shards": len(infos), "left_out": left_out[:MAX_NAMED], "bad": len(left_out)}
+
+
+class Shard:
+    """One foreign tar and what its images are."""
+
+    def __init__(self, columns: Columns, number: int) -> None:
+        self.path = Path(columns.paths[number])
+        self.number = number
+        self.members: list[int] = np.flatnonzero(columns.path_N == number).tolist()
+        self.left_out: list[str] = []
+        self._columns = columns
+
+    def examine(self) -> Rows:
+        """Index rows of the usable images, in the tar's order."""
+        columns, keys = self._columns, list[str]()
+        values: list[tuple[int, ...]] = []
+        offsets, lengths = columns.offsets_N[self.members].tolist(), columns.lengths_N[self.members].tolist()
+        places = [Where(str(self.path), at, length) for at, length in zip(offsets, lengths, strict=True)]
+        for row, place, data in zip(self.members, places, read_local(places, {}), strict=True):
+            size = None if row in columns.troubles else picture_size(data)
+            if size is None:
+                why = columns.troubles.get(row, "not an image that can be read")
+                self.left_out.append(f"{self.path.name}: {columns.keys[row]}: {why}")
+                continue
+            keys.append(columns.keys[row])
+            label = int(columns.labels_N[row])
+            values.append((label, self.number, place.offset, place.length, *size, zlib.crc32(data)))
+        return rows_of(keys, values)
+
+    def info(self, rows: Rows) -> ShardInfo:
+        digest = hashlib.sha256()
+        with self.path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+        return ShardInfo(
+            name=self.path.name,
+            samples=len(rows.keys),
+            planned_samples=len(rows.keys),
+            bytes=self.path.stat().st_size,
+            sha256=digest.hexdigest(),
+        )
+
+
+def rows_of(keys: list[str], values: Sequence[tuple[int, ...]]) -> Rows:
+    table = np.array(values, np.int64).reshape(len(values), len(KINDS))
+    return Rows(keys, [table[:, n].astype(kind) for n, kind in enumerate(KINDS)])
+
+
+def picture_size(data: bytes) -> tuple[int, int] | None:
+    """(width, height) from the header; None when it is no image."""
+    Image.init()
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return image.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None

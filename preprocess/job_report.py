@@ -1,0 +1,77 @@
+"""What a job says about itself: stage times, speed, skew, and what full ImageNet would cost. Pure."""
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from statistics import mean, median, stdev
+from typing import Any
+
+from feedline.preprocess.write_shard import Outcome
+
+STAGES = ("read", "decode", "resize", "encode", "write")
+IMAGENET_SAMPLES = 1_281_167 + 50_000
+CORES = (2, 8, 32, 128)
+PACKAGES = ("feedline", "numpy", "pillow", "pillow-simd", "simplejpeg", "pyarrow", "pyspark")
+
+
+def versions() -> dict[str, str]:
+    """Of whatever can change the prepared bytes, and of what ran the job."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def stage_seconds(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Seconds over all tasks, by stage; `other` is the rest of the tasks' time."""
+    sums = {stage: sum(outcome.stage_s.get(stage, 0.0) for outcome in outcomes) for stage in STAGES}
+    other = sum(outcome.total_s for outcome in outcomes) - sum(sums.values())
+    return {stage: round(seconds, 3) for stage, seconds in sums.items()} | {"other": round(max(other, 0.0), 3)}
+
+
+def speed(outcomes: Sequence[Outcome], run_s: float) -> dict[str, Any]:
+    """Of this run alone: shards done in an earlier one do not count. None where nothing ran."""
+    done = sum(outcome.samples + outcome.quarantined for outcome in outcomes)
+    busy_s = sum(outcome.total_s for outcome in outcomes)
+    return {
+        "samples_per_s": round(done / run_s, 1) if done and run_s else None,
+        "samples_per_s_per_core": round(done / busy_s, 1) if done and busy_s else None,
+        "imagenet": projection(outcomes),
+        "skew": skew(outcomes),
+        "peak_rss_bytes": max((outcome.peak_rss_bytes for outcome in outcomes), default=0),
+        "hosts": sorted({outcome.host.rpartition(":")[0] for outcome in outcomes}),
+    }
+
+
+def projection(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
+    """Hours for all of ImageNet on N cores, from the tasks' seconds per sample; ± twice the standard error.
+
+    Assumes the same images' cost and storage that keeps up; None with fewer than two tasks to judge the spread by.
+    """
+    per_sample = [o.total_s / (o.samples + o.quarantined) for o in outcomes if o.samples + o.quarantined]
+    if len(per_sample) < 2:
+        return None
+    error = 2 * stdev(per_sample) / len(per_sample) ** 0.5
+    hours = {str(cores): round(mean(per_sample) * IMAGENET_SAMPLES / cores / 3600, 3) for cores in CORES}
+    return {
+        "samples": IMAGENET_SAMPLES,
+        "hours_by_cores": hours,
+        "relative_error": round(error / mean(per_sample), 4),
+    }
+
+
+def skew(outcomes: Sequence[Outcome]) -> dict[str, float] | None:
+    """How uneven the tasks were: the slowest and the longest-by-bytes against the median."""
+    if not outcomes:
+        return None
+    times = sorted(outcome.total_s for outcome in outcomes)
+    sizes = sorted(outcome.bytes_out for outcome in outcomes)
+    return {
+        "task_median_s": round(median(times), 3),
+        "task_max_s": round(times[-1], 3),
+        "time_ratio": round(times[-1] / max(median(times), 1e-9), 3),
+        "bytes_ratio": round(sizes[-1] / max(median(sizes), 1), 3),
+    }

@@ -1,0 +1,388 @@
+"""Bytes to bytes, pure: one raw image in, its prepared form(s) out.
+
+Sniff the bytes (names lie), decode once to RGB, resize with an antialiasing filter, encode each output. The cost is
+that of the parts: libjpeg-turbo decodes into a buffer kept between images, four bytes a pixel, which is the layout
+Pillow itself uses, so the resampler reads it in place, and the JPEG encoder reads the resampler's result in place:
+no copy between libraries (each would cost about 75 µs of some 1,450). Whatever libjpeg-turbo will not turn into RGB
+(CMYK, PNG, damaged files) goes through Pillow, whose conversions are the reference.
+
+EXIF is ignored and not carried over; ICC profiles are dropped (`keep` keeps the whole file) and counted.
+"""
+
+import hashlib
+import io
+import struct
+import time
+import warnings
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+from PIL import Image
+
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.codecs.pillow import FORMATS
+from feedline.pipeline.format.manifest import Codec
+
+Resize = Literal["shortest", "square", "crop", "stretch", "none"]
+Filter = Literal["bicubic", "bilinear", "lanczos", "box", "hamming"]
+
+Pixels = npt.NDArray[np.uint8]
+
+RESIZES = ("shortest", "square", "crop", "stretch", "none")
+CODECS = ("jpeg", "planes", "raw", "keep")
+FILTERS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+}
+EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "PPM": "ppm", "TIFF": "tif"}
+MAX_PIXELS = 1 << 26
+KEEP_BUFFER_BYTES = 1 << 25  # a larger one is dropped again, so that one giant does not stay in memory
+HEADER_BYTES = 1 << 17  # application segments come first; two of the longest fit
+
+
+class BadImage(Exception):
+    """An image that cannot be used. `reason` is a short phrase to count by, `detail` what the decoder said."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """One prepared form of the images. Everything here changes the bytes, so it is part of the plan's identity."""
+
+    codec: Codec = "jpeg"
+    size_px: int = 256
+    """Short side, or side of the square; 0 with `resize="none"`."""
+    resize: Resize = "shortest"
+    quality: int = 90
+    subsampling: jpeg.Subsampling = "420"
+    enlarge: bool = False
+    """Also scale up images that are smaller than asked."""
+    filter: Filter = "bicubic"
+    apply_orientation: bool = False
+    """Turn the pixels as EXIF says. ImageNet's published accuracies ignore it, so that is the default."""
+
+    def __post_init__(self) -> None:
+        check(self.codec in CODECS, f"codec {self.codec!r} is none of {', '.join(CODECS)}")
+        check(self.resize in RESIZES, f"resize {self.resize!r} is none of {', '.join(RESIZES)}")
+        check(self.filter in FILTERS, f"filter {self.filter!r} is none of {', '.join(FILTERS)}")
+        check(1 <= self.quality <= 100, f"quality {self.quality} is not between 1 and 100")
+        check(self.subsampling in ("420", "444"), f"subsampling {self.subsampling!r} is neither 420 nor 444")
+        check(self.resizes is False or 2 <= self.size_px <= 16384, f"size {self.size_px} px is not in 2..16384")
+
+    @property
+    def resizes(self) -> bool:
+        return self.resize != "none" and self.codec != "keep"
+
+    @property
+    def name(self) -> str:
+        """Folder name among several outputs: `256-jpeg`, `64-raw`, `keep`."""
+        return f"{self.size_px}-{self.codec}" if self.resizes else self.codec
+
+    def settings(self) -> dict[str, object]:
+        """What the manifest says about this output: only what applied."""
+        if self.codec == "keep":
+            return {"codec": "keep"}
+        said: dict[str, object] = {"codec": self.codec, "resize": self.resize, "orientation": self.orientation}
+        if self.resizes:
+            said |= {"size_px": self.size_px, "enlarge": self.enlarge}
+            if self.resize != "crop":
+                said |= {"filter": f"{self.filter}, antialiased (Pillow)"}
+        if self.codec == "jpeg":
+            said |= {"quality": self.quality, "subsampling": self.subsampling, "crop_addressable": True}
+        if self.codec == "planes":
+            said |= {"layout": "I420, uint8, shape (H*3/2, W)"}
+        return said
+
+    @property
+    def orientation(self) -> str:
+        return "applied" if self.apply_orientation else "ignored"
+
+
+def check(fine: bool, what: str) -> None:
+    if not fine:
+        raise UsageError(what)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """One output of one image: the member's bytes and extension, and the size of the picture in it."""
+
+    data: bytes
+    extension: str
+    width: int
+    height: int
+
+
+class Kernel:
+    """Decodes once, gives every output. Keeps one decode buffer; use one per thread.
+
+    `seconds` adds up where the time went (decode, resize, encode); `notes` counts what was unusual and handled.
+    """
+
+    def __init__(self, outputs: tuple[Output, ...], max_pixels: int = MAX_PIXELS) -> None:
+        self.outputs = outputs
+        self.seconds = {"decode": 0.0, "resize": 0.0, "encode": 0.0}
+        self.notes: Counter[str] = Counter()
+        self._max_pixels = max_pixels
+        self._buffer = np.empty(0, np.uint8)
+
+    def __call__(self, data: bytes) -> list[Prepared]:
+        """One `Prepared` per output, in order. Raises BadImage."""
+        clock = time.perf_counter
+        started = clock()
+        image, extension = self._decode(data)
+        self.seconds["decode"] += clock() - started
+        prepared: list[Prepared] = []
+        for output in self.outputs:
+            started = clock()
+            ready = resized(turned(image, data) if output.apply_orientation else image, output)
+            between = clock()
+            member = encoded(ready, output) if output.codec != "keep" else (data, extension)
+            self.seconds["resize"] += between - started
+            self.seconds["encode"] += clock() - between
+            prepared.append(Prepared(data=member[0], extension=member[1], width=ready.size[0], height=ready.size[1]))
+        if len(self._buffer) > KEEP_BUFFER_BYTES:
+            self._buffer = np.empty(0, np.uint8)
+        return prepared
+
+    def _decode(self, data: bytes) -> tuple[Image.Image, str]:
+        """An RGB or RGBX image (valid until the next call) and the extension its format usually has."""
+        if not data:
+            raise BadImage("empty")
+        if data[:3] == b"\xff\xd8\xff":
+            image = self._decode_turbo(data)
+            if image is not None:
+                return image, "jpg"
+        return self._decode_pillow(data)
+
+    def _decode_turbo(self, data: bytes) -> Image.Image | None:
+        """None when libjpeg-turbo has any complaint or the colours are not its business."""
+        try:
+            rows, columns, colours, _ = simplejpeg.decode_jpeg_header(data)
+        except ValueError:
+            return None
+        if colours in ("CMYK", "YCCK"):
+            return None
+        width, height = int(columns), int(rows)
+        self._check_size(width, height)
+        if len(self._buffer) < width * height * 4:
+            self._buffer = np.empty(width * height * 4, np.uint8)
+        try:
+            simplejpeg.decode_jpeg(data, "RGBX", buffer=self._buffer)
+        except ValueError:
+            return None
+        if colours == "Gray":
+            self.notes["grey"] += 1
+        if data.find(b"ICC_PROFILE\0", 0, HEADER_BYTES) >= 0:
+            self._note_profile()
+        return Image.frombuffer("RGBX", (width, height), self._buffer, "raw", "RGBX", 0, 1)
+
+    def _decode_pillow(self, data: bytes) -> tuple[Image.Image, str]:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")  # broken EXIF, sizes we check ourselves; formats this Pillow lacks
+            Image.init()
+            try:
+                image = Image.open(io.BytesIO(data), formats=FORMATS)
+                self._check_size(*image.size)
+                kind = image.format or "unknown"
+                image.load()
+                colours = image.mode
+                profile = bool(image.info.get("icc_profile"))
+                converted = to_rgb(image)
+            except (BadImage, MemoryError):
+                raise
+            except Image.DecompressionBombError as error:
+                raise BadImage("too many pixels", str(error)) from None
+            except Image.UnidentifiedImageError:
+                lacking = next((str(one.message) for one in said if "not installed" in str(one.message)), "")
+                raise BadImage("format not supported" if lacking else "not an image", lacking) from None
+            except ImportError as error:  # LAB needs LittleCMS, which a lean build of Pillow lacks
+                raise BadImage("format not supported", str(error).partition(" (")[0]) from None
+            except Exception as error:  # Pillow's parsers raise anything on damaged files
+                reason = "truncated" if "truncated" in str(error) else "unreadable"
+                raise BadImage(reason, f"{type(error).__name__}: {error}") from None
+        if kind not in ("JPEG", "MPO"):
+            self.notes[f"{kind.lower()} image"] += 1
+        elif colours == "CMYK":
+            self.notes["cmyk"] += 1
+        if profile:
+            self._note_profile()
+        return converted, EXTENSIONS.get(kind, kind.lower())
+
+    def _note_profile(self) -> None:
+        kept = all(output.codec == "keep" for output in self.outputs)
+        self.notes[f"icc profile {'kept' if kept else 'dropped'}"] += 1
+
+    def _check_size(self, width: int, height: int) -> None:
+        if width * height > self._max_pixels:
+            raise BadImage("too many pixels", f"{width}x{height} is over the limit of {self._max_pixels} pixels")
+        if width < 1 or height < 1:
+            raise BadImage("unreadable", f"{width}x{height} pixels")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Pillow's own `convert("RGB")`; 16-bit grey, which it would clip, keeps its upper eight bits."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM", "TIFF")):
+        grey = np.asarray(image).astype(np.int64)
+        return Image.fromarray((grey >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def turned(image: Image.Image, data: bytes) -> Image.Image:
+    """As EXIF orientation says; EXIF that cannot be parsed says nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            orientation = Image.open(io.BytesIO(data), formats=FORMATS).getexif().get(0x0112, 1)
+        except (OSError, SyntaxError, ValueError, struct.error, TypeError, KeyError):
+            return image
+    method = ORIENTATIONS.get(orientation)
+    return image if method is None else image.transpose(method)
+
+
+ORIENTATIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+# --- geometry -----------------------------------------------------------------------------------------
+
+Box = tuple[float, float, float, float]
+
+
+def geometry(width: int, height: int, output: Output) -> tuple[int, int, Box]:
+    """Target width and height, and the part of the source that fills them (left, top, right, bottom)."""
+    whole: Box = (0, 0, width, height)
+    target_w, target_h, box = width, height, whole
+    size = output.size_px
+    if output.resizes:
+        if output.resize == "shortest":
+            target_w, target_h = shortest_side(width, height, size, output.enlarge)
+        elif output.resize == "stretch":
+            target_w, target_h = (size, size) if output.enlarge else (min(size, width), min(size, height))
+        elif output.resize == "square":
+            side = min(width, height)
+            target_w = target_h = size if output.enlarge else min(size, side)
+            box = centred(width, height, side, side)
+        else:
+            target_w, target_h = min(size, width), min(size, height)
+            box = centred(width, height, target_w, target_h)
+    if output.codec == "planes":
+        target_w, target_h, box = made_even(target_w, target_h, box)
+    return target_w, target_h, box
+
+
+def shortest_side(width: int, height: int, size: int, enlarge: bool) -> tuple[int, int]:
+    """Rounded as torchvision does: the long side towards zero."""
+    short = min(width, height)
+    if short <= size and not enlarge:
+        return width, height
+    return (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
+
+
+def centred(width: int, height: int, inner_w: int, inner_h: int) -> Box:
+    left, top = (width - inner_w) // 2, (height - inner_h) // 2
+    return left, top, left + inner_w, top + inner_h
+
+
+def made_even(target_w: int, target_h: int, box: Box) -> tuple[int, int, Box]:
+    """4:2:0 needs even sides: the last odd row or column is left out, scale unchanged."""
+    if target_w < 2 or target_h < 2:
+        raise BadImage("too small", f"{target_w}x{target_h} px has no 4:2:0 form")
+    left, top, right, bottom = box
+    right -= (right - left) * (target_w % 2) / target_w
+    bottom -= (bottom - top) * (target_h % 2) / target_h
+    return target_w - target_w % 2, target_h - target_h % 2, (left, top, right, bottom)
+
+
+def resized(image: Image.Image, output: Output) -> Image.Image:
+    if output.codec == "keep":
+        return image
+    width, height, box = geometry(*image.size, output)
+    if width < 1 or height < 1:
+        raise BadImage("too small", f"{image.size[0]}x{image.size[1]} px would become {width}x{height}")
+    if (box[2] - box[0], box[3] - box[1]) != (width, height):
+        return image.resize((width, height), FILTERS[output.filter], box=box)
+    if (width, height) == image.size:
+        return image
+    return image.crop((int(box[0]), int(box[1]), int(box[2]), int(box[3])))
+
+
+# --- encoding -----------------------------------------------------------------------------------------
+
+
+def encoded(image: Image.Image, output: Output) -> tuple[bytes, str]:
+    """The member's bytes and its extension."""
+    if output.codec == "jpeg":
+        try:
+            return jpeg.encode_image(image, output.quality, output.subsampling), "jpg"
+        except (OSError, ValueError) as error:  # sides over 65,500 px
+            raise BadImage("cannot be encoded", str(error)) from None
+    pixels_HWC = rgb_array(image)
+    return npy(pixels_HWC if output.codec == "raw" else planes(pixels_HWC)), "npy"
+
+
+def rgb_array(image: Image.Image) -> Pixels:
+    width, height = image.size
+    packed = image.tobytes("raw", "RGB")
+    return np.frombuffer(packed, np.uint8).reshape(height, width, 3)
+
+
+def planes(pixels_HWC: Pixels) -> Pixels:
+    """I420: the luma plane, then both chroma planes at half size, as one (H*3/2, W) array. Sides must be even.
+
+    OpenCV takes the chroma of each 2x2 pixels' first one; their mean, as in JPEG, is worth 3 dB (36.2 to 38.9).
+    """
+    height, width = pixels_HWC.shape[:2]
+    stacked = np.asarray(cv2.cvtColor(pixels_HWC, cv2.COLOR_RGB2YUV_I420), np.uint8)
+    means_HWC = cv2.resize(pixels_HWC, (width // 2, height // 2), interpolation=cv2.INTER_AREA)
+    blocks_HWC = cv2.resize(means_HWC, (width, height), interpolation=cv2.INTER_NEAREST)
+    stacked[height:] = cv2.cvtColor(blocks_HWC, cv2.COLOR_RGB2YUV_I420)[height:]
+    return stacked
+
+
+def npy(array: Pixels) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
+    return file.getvalue()
+
+
+# --- identity -----------------------------------------------------------------------------------------
+
+
+def fingerprint(outputs: tuple[Output, ...]) -> str:
+    """Hash of what this process makes of one fixed picture: equal fingerprints write equal shards.
+
+    The picture goes through the fast decoder, Pillow's decoder, the resampler and every encoder asked for.
+    """
+    rows, columns = np.mgrid[0:96, 0:128]
+    channels = [rows * down + columns * across + rows * columns // 40 for down, across in ((2, 3), (3, 1), (1, 2))]
+    picture = np.abs(np.stack(channels, axis=-1) % 511 - 255).astype(np.uint8)
+    small = tuple(replace(output, size_px=min(output.size_px, 48)) for output in outputs)
+    digest = hashlib.sha256()
+    kernel = Kernel(small)
+    original = io.BytesIO()
+    Image.fromarray(picture).save(original, "PNG")
+    for data in (simplejpeg.encode_jpeg(picture, 95, "RGB", "420"), original.getvalue()):
+        for prepared in kernel(data):
+            digest.update(prepared.data)
+    return digest.hexdigest()

@@ -1,0 +1,307 @@
+"""Raw datasets, whatever their form, as columns of descriptors: where every sample's bytes are, and its label.
+
+One seam. A source lists *tasks*, small picklable objects that each walk a piece of it (some inner tars, some folders)
+and give a `Part`; they may run anywhere, in any order. `finish` puts the parts together in the tasks' order: labels,
+classes, keys. A source whose bytes cannot be addressed unpacks itself into staging tars, and goes on as those.
+
+    source = open_source("/data/imagenet")
+    if source.needs_staging:
+        source = source.stage(folder)
+    found = source.finish([task.run() for task in source.tasks()])
+
+Adding a source is one file with a function `recognise(path, options) -> Source | None`, and its name in `KINDS`.
+Every mistake in a source is one line: UsageError for what cannot be meant, SourceError for what is damaged.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.format.manifest import safe_key
+from feedline.preprocess.plan import Columns
+from feedline.preprocess.sources.listing import is_pattern
+from feedline.preprocess.sources.reading import what_happened
+
+KINDS = ("torchvision", "ilsvrc", "folder", "parquet", "shards")
+"""Modules `feedline.preprocess.source_*`, asked in this order."""
+SPLITS = ("train", "val", "test")
+IMAGE_EXTENSIONS = frozenset({".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+"""Which files are taken for images; what they really are is found from their bytes."""
+
+OnProgress = Callable[[int, int | None], None]
+"""(samples done, samples in all if known)."""
+Classes = list[dict[str, Any]]
+"""By label: {"name": …} and, for ImageNet, {"wnid": …, "names": […]}."""
+
+
+class SourceError(FeedlineError):
+    """A raw dataset that is damaged or does not fit together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What a user may say about a source; everything is found out if not given."""
+
+    kind: str | None = None
+    """One of KINDS, when the source could be taken for several."""
+    splits: str | None = None
+    """Only these splits, comma-separated: `train`, `val`."""
+    devkit: str | None = None
+    """ILSVRC devkit, as tar.gz or folder, when it is not beside the archives."""
+    ground_truth: str | None = None
+    """Truth of a flat val folder or tar: one devkit ID or class a line by alphabetical file name, or `FILE LABEL`."""
+    missing_classes: str = "refuse"
+    """`allow` lets classes of the devkit have no train images."""
+    image_column: str | None = None
+    label_column: str | None = None
+    """Parquet columns, when there is a choice."""
+    storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """For fsspec."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, dict if name == "storage_options" else str | None):
+                raise UsageError(f"source option {name} cannot be {value!r:.40}")
+        if self.kind is not None and self.kind not in KINDS:
+            raise UsageError(f"source kind {self.kind!r} is none of {', '.join(KINDS)}")
+        strange = sorted({name.strip() for name in (self.splits or "").split(",")} - {"", *SPLITS})
+        if strange:
+            raise UsageError(f"splits names {strange[0]!r}, which is none of {', '.join(SPLITS)}")
+        if self.missing_classes not in ("refuse", "allow"):
+            raise UsageError(f"missing_classes {self.missing_classes!r} is neither refuse nor allow")
+
+    def wants(self, split: str) -> bool:
+        return self.splits is None or split in [name.strip() for name in self.splits.split(",")]
+
+
+USED_BY = {
+    "devkit": ("ilsvrc",),
+    "ground_truth": ("ilsvrc",),
+    "missing_classes": ("ilsvrc",),
+    "image_column": ("parquet",),
+    "label_column": ("parquet",),
+}
+"""Option -> the kinds of source that look at it; the others are of use for all."""
+NOTHING_SAID = {one.name: one.default for one in fields(SourceOptions)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one task found: samples of one split, in a stable order."""
+
+    split: str
+    names: list[str]
+    """As in the source, with extension; keys are made of them."""
+    labels_N: npt.NDArray[np.int32]
+    """-1 where only `finish` can know."""
+    paths: list[str]
+    path_N: npt.NDArray[np.int32]
+    """Number in `paths`."""
+    offsets_N: npt.NDArray[np.int64]
+    """Absolute, in the file or object at the path."""
+    lengths_N: npt.NDArray[np.int64]
+    troubles: dict[int, str] = field(default_factory=dict[int, str])
+    """Row -> why it cannot be used whatever its bytes are."""
+    said_labels: list[str] | None = None
+    """Labels as the source writes them, where only `finish` can number them; "" is none."""
+    crc32_N: npt.NDArray[np.uint32] | None = None
+    """Of the samples' bytes, where an index says them."""
+    passed_over: dict[str, int] = field(default_factory=dict[str, int])
+    """What was there and is no sample: what, how many."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class IndexTask(Protocol):
+    """A picklable piece of the walk."""
+
+    def run(self) -> Part: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """All of a source: what the plan is made of."""
+
+    columns: Columns
+    classes: Classes
+    notes: list[str] = field(default_factory=list[str])
+    """Lines that a user may want to read."""
+
+
+class Source(ABC):
+    """A raw dataset."""
+
+    kind: str
+    needs_staging: bool = False
+    """Whether `stage` must come first; the folder it writes must stay, and be seen by all tasks, until the end."""
+
+    def stage(self, folder: Path, on_progress: OnProgress | None = None) -> "Source":
+        """Unpacks into tars in `folder`, sequentially, the same bytes each time; returns the source to go on with."""
+        return self
+
+    @abstractmethod
+    def tasks(self) -> Sequence[IndexTask]: ...
+
+    @abstractmethod
+    def finish(self, parts: Sequence[Part]) -> Found:
+        """The whole, from the tasks' parts in the tasks' order. Raises SourceError when they do not fit."""
+        ...
+
+
+def open_source(path: str, **options: Any) -> Source:
+    """Finds out what lies at `path`: a folder, file, address, or `torchvision:NAME:ROOT`.
+
+    Only looks around: names, first bytes, an outer tar's headers. Raises UsageError for a path that does not exist or
+    is none of the known kinds.
+    """
+    said = parse_options(options)
+    path = path.removeprefix("file://")
+    if not is_address(path) and not is_pattern(path):
+        check_exists(path)
+    for kind in KINDS if said.kind is None else (said.kind,):
+        try:
+            source = import_module(f"feedline.preprocess.source_{kind}").recognise(path, said)
+        except FeedlineError:
+            raise
+        except Exception as error:
+            if "://" not in path:
+                raise
+            # every store's own library has its own errors
+            raise UsageError(f"{path} cannot be read: {what_happened(error)}") from error
+        if source is not None:
+            check_used(said, source.kind, path)
+            return source
+    raise UsageError(
+        f"{path} is not {f'a {said.kind} source' if said.kind else 'a source of a known kind'}: give a folder "
+        "with the ILSVRC archives, class folders, WebDataset tars or Parquet files, or torchvision:NAME:ROOT"
+    )
+
+
+def check_used(said: SourceOptions, kind: str, path: str) -> None:
+    """Raises UsageError for an option that this kind of source would pass over in silence."""
+    for option, kinds in USED_BY.items():
+        if getattr(said, option) != NOTHING_SAID[option] and kind not in kinds:
+            raise UsageError(f"source option {option} is of no use for {path}, which is of kind {kind}")
+
+
+def parse_options(options: dict[str, Any]) -> SourceOptions:
+    known = [option.name for option in fields(SourceOptions)]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise UsageError(f"source option {unknown[0]!r} is none of {', '.join(known)}")
+    return SourceOptions(**options)
+
+
+def is_address(path: str) -> bool:
+    """Whether it is not a local path."""
+    return "://" in path or path.startswith("torchvision:")
+
+
+def check_exists(path: str) -> None:
+    where = Path(path)
+    if not where.exists():
+        raise UsageError(f"{path} does not exist: give the folder or archive of the raw images")
+    try:
+        empty = where.is_dir() and next(where.iterdir(), None) is None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if empty:
+        raise UsageError(f"{path} is an empty folder: give the folder or archive of the raw images")
+
+
+# --- putting parts together ---------------------------------------------------------------------------
+
+
+def notes_of(parts: Sequence[Part]) -> list[str]:
+    counts: dict[str, int] = {}
+    for part in parts:
+        for what, count in part.passed_over.items():
+            counts[what] = counts.get(what, 0) + count
+    return [f"passed over: {count} {what}" for what, count in sorted(counts.items())]
+
+
+def joined(parts: Sequence[Part], labels: Sequence[npt.NDArray[np.int32]] | None = None) -> Columns:
+    """One table from all parts, in order; `labels` replaces theirs."""
+    split_names = sorted({part.split for part in parts}, key=lambda name: (name != "train", name))
+    paths, path_numbers = numbered(part.paths for part in parts)
+    starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).tolist()
+    return Columns(
+        keys=unique_keys(parts),
+        labels_N=stacked(labels if labels is not None else [part.labels_N for part in parts], np.int32),
+        splits_N=stacked([np.full(len(part), split_names.index(part.split)) for part in parts], np.int8),
+        split_names=split_names,
+        paths=paths,
+        path_N=stacked([numbers[part.path_N] for part, numbers in zip(parts, path_numbers, strict=True)], np.int32),
+        offsets_N=stacked([part.offsets_N for part in parts], np.int64),
+        lengths_N=stacked([part.lengths_N for part in parts], np.int64),
+        troubles={
+            start + row: why
+            for start, part in zip(starts[:-1], parts, strict=True)
+            for row, why in part.troubles.items()
+        },
+        crc32_N=stacked_if_all([part.crc32_N for part in parts]),
+    )
+
+
+def stacked_if_all(columns: Sequence[npt.NDArray[np.uint32] | None]) -> npt.NDArray[np.uint32] | None:
+    known = [column for column in columns if column is not None]
+    return stacked(known, np.uint32) if known and len(known) == len(columns) else None
+
+
+def stacked(columns: Sequence[npt.NDArray[Any]], kind: type) -> npt.NDArray[Any]:
+    return np.concatenate([np.asarray(column, kind) for column in columns]) if columns else np.empty(0, kind)
+
+
+def numbered(of_parts: Iterable[list[str]]) -> tuple[list[str], list[npt.NDArray[np.int32]]]:
+    """All paths once, and for each part where its paths are among them."""
+    number: dict[str, int] = {}
+    maps = [np.array([number.setdefault(path, len(number)) for path in paths], np.int32) for paths in of_parts]
+    return list(number), maps
+
+
+def unique_keys(parts: Sequence[Part]) -> list[str]:
+    """Keys from names. Within a split, a name whose key another name has taken gets `-` and 8 hex digits of its hash.
+
+    The same name twice keeps the same key: that is a duplicate, which the plan sends to quarantine.
+    """
+    keys: list[str] = []
+    taken: dict[tuple[str, str], str] = {}
+    for part in parts:
+        for name in part.names:
+            key = safe_key(valid_text(without_extension(name)))
+            if taken.setdefault((part.split, key), name) != name:
+                key = f"{key}-{hashlib.blake2b(name.encode('utf-8', 'surrogateescape'), digest_size=4).hexdigest()}"
+                taken.setdefault((part.split, key), name)
+            keys.append(key)
+    return keys
+
+
+def valid_text(name: str) -> str:
+    """Bytes of a file name that are no UTF-8 become U+FFFD: an index cannot hold them."""
+    return name if name.isascii() else name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def without_extension(name: str) -> str:
+    stem, dot, extension = name.rpartition(".")
+    return stem if dot and "/" not in extension and stem.rpartition("/")[2] else name
+
+
+def name_in_class(class_name: str, file_name: str) -> str:
+    """The class goes before a file name that does not carry it: the same from archives as from extracted folders."""
+    if file_name.startswith((f"{class_name}_", "ILSVRC2012_val_")):
+        return file_name
+    return f"{class_name}/{file_name}"
+
+
+def is_image(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.suffix.lower() in IMAGE_EXTENSIONS and not path.name.startswith(".")

@@ -1,0 +1,110 @@
+"""From a source to the columns a plan is made of."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.preprocess.config import PrepareConfig
+from feedline.preprocess.plan import Columns
+from feedline.preprocess.selection import (
+    Classes,
+    in_class_order,
+    seeded_subset,
+    with_checked_labels,
+    with_safe_keys,
+    with_safe_names,
+    with_val_split,
+)
+from feedline.preprocess.sources.base import IndexTask, Part, Source, open_source
+from feedline.preprocess.sources.reading import SourceChanged
+
+OnNote = Callable[[str], None]
+
+INDEX_THREADS = 16
+"""Where headers are waited for (a store, a cold disk). On a warm disk so many cost up to a third of the speed."""
+NEWS_S = 10.0
+"""Between two lines on how far a long index is."""
+
+
+def selected(columns: Columns, classes: Classes, config: PrepareConfig) -> tuple[Columns, Classes]:
+    """The user's choices applied: class order, subset, val split; then keys and labels checked."""
+    columns = with_safe_keys(columns)
+    columns = with_checked_labels(columns, len(classes))
+    if config.class_order is not None:
+        columns, classes = in_class_order(columns, classes, config.class_order)
+    if config.classes is not None:
+        columns, classes = seeded_subset(columns, classes, config.classes, config.seed)
+    if config.val_fraction is not None:
+        columns = with_val_split(columns, config.val_fraction, config.seed)
+    return columns, with_safe_names(classes)
+
+
+def source_stats(paths: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Size and time (ns) of each file now; -1 for those that are not local. Raises SourceChanged for one that is
+    gone. 16 bytes a file, so that a million loose images are watched too.
+    """
+    found_P2 = np.full((len(paths), 2), -1, np.int64)
+    for number, path in enumerate(paths):
+        if "://" not in path:
+            try:
+                now = os.stat(path)  # noqa: PTH116
+            except OSError as error:
+                raise SourceChanged(f"{path} cannot be read any more: {error.strerror}") from error
+            found_P2[number] = now.st_size, now.st_mtime_ns
+    return found_P2
+
+
+def open_configured(config: PrepareConfig) -> Source:
+    """Only looks around. Raises UsageError for a source that is not there or is none of the known kinds."""
+    options = dict(config.source_options)
+    if storage_options := config.source_storage_options:
+        options["storage_options"] = storage_options
+    return open_source(config.source, **options)
+
+
+class News:
+    """A line now and then while something goes on for long."""
+
+    def __init__(self, on_note: OnNote) -> None:
+        self._on_note = on_note
+        self._said = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if time.monotonic() - self._said >= NEWS_S:
+            self._on_note(text)
+            self._said = time.monotonic()
+
+
+def indexed(tasks: Sequence[IndexTask], threads: int, on_note: OnNote) -> list[Part]:
+    """The tasks' parts, in order."""
+    news, parts, samples = News(on_note), list[Part](), 0
+    with ThreadPoolExecutor(threads, "feedline-index") as pool:
+        for part in pool.map(lambda task: task.run(), tasks):
+            parts.append(part)
+            samples += len(part)
+            news(f"indexing: {len(parts):,} of {len(tasks):,} pieces, {samples:,} samples")
+    return parts
+
+
+def gather(
+    config: PrepareConfig, staging: Path, on_note: OnNote, source: Source | None = None
+) -> tuple[Columns, Classes, npt.NDArray[np.int64]]:
+    """Indexes the source (unpacking it into `staging` first where its bytes cannot be addressed).
+
+    Returns columns, classes, and size and time of each of the columns' paths.
+    """
+    source = source or open_configured(config)
+    if source.needs_staging:
+        staging.mkdir(parents=True, exist_ok=True)
+        news = News(on_note)
+        source = source.stage(staging, lambda done, _: news(f"unpacking: {done:,} samples"))
+    found = source.finish(indexed(source.tasks(), INDEX_THREADS, on_note))
+    for note in found.notes:
+        on_note(note)
+    columns, classes = selected(found.columns, list(found.classes), config)
+    return columns, classes, source_stats(columns.paths)

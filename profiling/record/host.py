@@ -1,0 +1,66 @@
+"""What machine this is: the hardware and version facts that every record and benchmark result carries."""
+
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from feedline.pipeline.base.process import cgroup_cores, read_text, usable_cores
+
+PACKAGES = ("feedline", "torch", "torchvision", "numpy", "pillow", "pillow-simd", "simplejpeg",
+            "opencv-python-headless", "pyspark", "webdataset", "line_profiler")  # fmt: skip
+
+
+def describe_host() -> dict[str, Any]:
+    """Plain JSON: cores, affinity, memory, cgroup limits, shared memory, GPU names, versions."""
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "affinity": usable_cores(),
+        "cgroup_cores": cgroup_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "cgroup_memory_bytes": cgroup_memory_bytes(),
+        "shared_memory_bytes": shared_memory_bytes(),
+        "gpus": gpu_names(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "versions": {name: found for name in PACKAGES if (found := package_version(name))},
+    }
+
+
+def cgroup_memory_bytes() -> int | None:
+    text = read_text("/sys/fs/cgroup/memory.max") or read_text("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    return int(text) if text and text != "max" and int(text) < 1 << 60 else None
+
+
+def shared_memory_bytes() -> int | None:
+    return shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None
+
+
+def cpu_name() -> str:
+    for line in read_text("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def gpu_names() -> list[str]:
+    """Names as the kernel driver lists them; NVML's view is in `profiling.machine.resources`."""
+    infos = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return [
+        line.partition(":")[2].strip()
+        for info in infos
+        for line in info.read_text().splitlines()
+        if line.startswith("Model")
+    ]
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

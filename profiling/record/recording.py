@@ -1,0 +1,440 @@
+"""What was seen of one run: plain frozen dataclasses, and their JSON.
+
+A recording holds facts, never judgements: `profiling.explain.verdict` turns it into a verdict, `profiling.render`
+into
+something to look at, both without running anything again. All times are seconds of the monotonic clock since
+`Recording.started`; everything that could not be measured is None, never 0.
+
+The file is one JSON object. It is either a bare recording or the record of `feedline profile --json`, which keeps
+the recording under the key "recording". Fields may be added within a version; a reader ignores those it does not
+know and fills those it misses with their defaults.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from glob import escape
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import psutil
+
+from feedline.pipeline.base.errors import RecordingError
+from feedline.pipeline.base.files import RECORDING_BYTES, read_bounded
+from feedline.profiling.record.plain import build, to_plain
+from feedline.profiling.record.series import Gpu as Gpu
+from feedline.profiling.record.series import Series as Series
+
+FORMAT_VERSION = 1
+
+Phase = Literal["train", "eval", "other"]
+Stage = Literal["read", "decode", "transform", "collate", "send", "idle", "other"]
+STAGES: tuple[Stage, ...] = ("read", "decode", "transform", "collate", "send", "idle", "other")
+"""Where a worker's time goes. `idle` is waiting to be asked for a batch; `send` is serialising and handing over."""
+TrainerPart = Literal[
+    "wait", "load", "unpickle", "pin", "copy", "forward", "backward", "optimizer", "synchronise", "logging",
+    "checkpoint", "python", "other",
+]  # fmt: skip
+"""What the trainer's main thread was doing. `load` is preparing data itself (num_workers=0); `forward` is time inside
+torch between the batch and the backward pass; `python` is the script's own Python."""
+EndedBy = Literal["itself", "steps", "seconds", "error", "signal", "running"]
+LegName = Literal["normal", "cached", "crowded", "kept", "laid_out", "loader_only", "cold"]
+
+
+# --- the script and how it ended ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    argv: list[str]
+    """As given after `feedline profile`'s own options: the script (or module) and its arguments."""
+    module: bool = False
+    cwd: str = ""
+    python: str = ""
+    exit_status: int | None = None
+    """What the script itself ended with; 128 + n for signal n; None while it runs on."""
+    ended_by: EndedBy = "itself"
+    error: str | None = None
+    """The last line of its traceback."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSeen:
+    """One loader of the script, with the settings that predictions start from. None where it could not be seen."""
+
+    id: int
+    kind: str
+    """torch, torchdata, torchdata.nodes, webdataset, feedline or other."""
+    phase: Phase = "other"
+    """train when backward passes or optimiser steps ran between its batches."""
+    num_workers: int | None = None
+    batch_size: int | None = None
+    prefetch_factor: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    start_method: str | None = None
+    drop_last: bool | None = None
+    dataset: str | None = None
+    dataset_samples: int | None = None
+    batches_per_epoch: int | None = None
+    transforms: list[str] = field(default_factory=list)
+    """Names of the transforms seen, in their order where the dataset shows it."""
+    batch_dtypes: list[str] = field(default_factory=list)
+    """Of the tensors in a batch, e.g. ["float32", "int64"]."""
+    batch_shapes: list[list[int]] = field(default_factory=list)
+    batch_bytes: int | None = None
+    batch_device: str | None = None
+    pinned: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """What was seen of the training step's settings, for remedies where compute is the bound."""
+
+    device: str = "cpu"
+    autocast: bool | None = None
+    channels_last: bool | None = None
+    parameters: int | None = None
+    optimizer: str | None = None
+    world_size: int = 1
+    items: int = 0
+    """Hidden synchronisations in measured training steps: `.item()`, `.cpu()`, `.tolist()` and the like."""
+    items_s: float = 0.0
+    """Time the main threads of all ranks spent inside them."""
+    item_lines: list[str] = field(default_factory=list)
+    """`file:line` of the most frequent ones."""
+    user_cpu_s: float = 0.0
+    """Of the trainer's whole process during training steps, waits for batches and warm-up left out."""
+    kernel_cpu_s: float = 0.0
+    """The same, spent in the kernel."""
+    page_faults: int = 0
+    """Minor ones, in the same time: memory that was given back to the kernel and is taken again."""
+    faulty_steps: int = 0
+    """Training steps these three are of."""
+
+
+# --- steps --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One batch of one loader: from the moment the loop asks for it to the moment it asks for the next.
+
+    start_s | wait_s | … copy_s, backward_s, optimizer_s, pause_s happen in here … | start_s + duration_s
+    """
+
+    AS_COLUMNS: ClassVar[bool] = True
+    start_s: float
+    wait_s: float
+    """The loop was blocked on the batch: waiting for workers, or (num_workers=0) preparing it itself."""
+    duration_s: float
+    samples: int
+    phase: Phase = "train"
+    loader: int = 0
+    epoch: int = 0
+    """The how-manieth pass over this loader."""
+    rank: int = 0
+    warm_up: bool = False
+    """Left out of the verdict by the warm-up rule."""
+    copy_s: float = 0.0
+    """Host to device: device time by CUDA events where there is one, else the host's time in `.to()`."""
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    pause_s: float = 0.0
+    """Evaluation passes and checkpoints inside this step: kept apart, in no rate."""
+    sync_s: float = 0.0
+    """Host time in hidden synchronisations."""
+    syncs: int = 0
+    """How many these were."""
+    starved_s: float | None = None
+    """CUDA: the device had run dry before this batch came (event after the last step's last kernel to event before
+    this step's first). None without CUDA."""
+    bytes: int | None = None
+
+    @property
+    def compute_s(self) -> float:
+        """What is left of the step without waiting, copying and pauses: forward, backward, optimiser, Python."""
+        return max(0.0, self.duration_s - self.wait_s - self.copy_s - self.pause_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderPass:
+    """One iteration over one loader: what lies before its first batch and behind its last."""
+
+    loader: int = 0
+    epoch: int = 0
+    rank: int = 0
+    samples: int = 0
+    start_s: float = 0.0
+    """From asking for the iterator (workers start) to the first batch."""
+    end_s: float | None = None
+    """From asking for one more batch to being told that there is none (workers end); None: it was broken off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    rule: str
+    """In words, e.g. "the first prefetch × workers + 3 batches of every pass"."""
+    steps: int = 0
+    """Steps it left out."""
+
+
+# --- workers and the trainer --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTime:
+    """One worker process (or, for num_workers=0, the trainer while it prepares data; then `in_trainer`)."""
+
+    worker: int
+    rank: int = 0
+    loader: int = 0
+    pid: int | None = None
+    phase: Phase = "train"
+    in_trainer: bool = False
+    seconds: float = 0.0
+    """Observed wall time; the stages sum to it."""
+    cpu_s: float | None = None
+    """CPU time of the whole process, all threads, in that time."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Seconds of wall time by `STAGES`."""
+    stages_cpu_s: dict[str, float] = field(default_factory=dict)
+    """CPU seconds of the worker's main thread by stage."""
+    transforms: dict[str, float] = field(default_factory=dict)
+    """Seconds by transform name; sums to stages["transform"]."""
+    functions: dict[str, float] = field(default_factory=dict)
+    """Seconds of the busiest places, `stage file:function`, for the reader who asks what `other` is."""
+    batches: int = 0
+    samples: int = 0
+    ticks: int = 0
+    """Stack samples behind these numbers: the error of a share p is about sqrt(p (1 - p) / ticks)."""
+    ended: Literal["normally", "killed", "running"] = "normally"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerTime:
+    """The main thread of one trainer process, by stack samples over its training steps."""
+
+    rank: int = 0
+    pid: int | None = None
+    seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds of the main thread's wall time by `TrainerPart`. Waiting for a batch that the pinning thread is just
+    unpickling or pinning counts as that."""
+    parts_cpu_s: dict[str, float] = field(default_factory=dict)
+    """CPU seconds of the main thread by `TrainerPart`, the pinning thread's with those where it waits for that."""
+    functions: dict[str, float] = field(default_factory=dict)
+    """Seconds of the busiest places of the script's own Python, `file:function:line`."""
+    cpu_s: float | None = None
+    """CPU seconds of the process, all threads."""
+    main_cpu_s: float | None = None
+    pin_thread_s: float | None = None
+    """Busy time of DataLoader's pinning thread (it unpickles too), beside the main thread."""
+    ticks: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Per training sample, warm-up left out. What the throughput model is fed with."""
+
+    worker_cpu_s: float | None = None
+    worker_wall_s: float | None = None
+    """Busy wall time of a worker per sample (idle left out)."""
+    trainer_cpu_s: float | None = None
+    trainer_main_s: float | None = None
+    """Main-thread Python, unpickling and logging per sample: the rate it alone could reach."""
+    read_bytes: float | None = None
+    """Bytes the workers asked the system for."""
+    disk_bytes: float | None = None
+    """Bytes that came from the device rather than the page cache."""
+    batch_bytes: float | None = None
+    """Bytes handed to the trainer."""
+
+
+# --- legs, trials, lines ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """One differential run of the same script; several short windows, interleaved with the other legs."""
+
+    name: LegName
+    samples_per_s: list[float] = field(default_factory=list)
+    """One per window."""
+    window_s: list[float] = field(default_factory=list)
+    num_workers: int | None = None
+    """loader_only is measured at several; contention is how its rate grows with them. crowded: processes beside the
+    loop that only burn CPU, as many as there may be workers."""
+    worker_cpu_s_per_sample: float | None = None
+    trainer_cpu_s_per_sample: list[float] = field(default_factory=list)
+    """All threads of the training process; one per window. Not of loader_only, where it stands still."""
+    note: str = ""
+    """What qualifies it, e.g. whether dropping the page cache worked."""
+    dropped: float | None = None
+    """cold: the share of the data's files known to be out of memory when it began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A few hundred of the user's own samples decoded, resized and re-encoded on the spot (benchmarks.what_if)."""
+
+    codec: str
+    """as-is, jpeg, planes, raw."""
+    size_px: int | None = None
+    samples: int = 0
+    bytes_per_sample: float | None = None
+    load_cpu_s_per_sample: float | None = None
+    """Read, decode, crop and resize for training."""
+    load_cpu_s_spread: float | None = None
+    prepare_cpu_s_per_sample: float | None = None
+    trainer_cpu_s_per_sample: float | None = None
+    """What the trainer then does that workers did before: uint8 to float, normalise."""
+    psnr_db: float | None = None
+    loader: str = "feedline"
+    """Which loader the cost is for: the script's own transforms, or feedline's."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    file: str
+    function: str
+    line: int
+    hits: int
+    seconds: float
+    fraction: float
+    """Of its function's time."""
+    source: str = ""
+    where: str = "trainer"
+    """trainer, or workers (CPU-seconds summed over all of them)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """What profiling itself cost: events × measured cost of one, plus the samplers' own CPU time."""
+
+    seconds: float = 0.0
+    """Observed time."""
+    events: dict[str, int] = field(default_factory=dict)
+    event_cost_s: dict[str, float] = field(default_factory=dict)
+    sampler_cpu_s: dict[str, float] = field(default_factory=dict)
+    """By sampler: trainer, workers, resources."""
+    fraction: float | None = None
+    """Trainer and resource sampling over observed time, or the workers' over worker time, whichever is larger."""
+
+
+# --- the whole ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    script: Script
+    started: str = ""
+    """ISO 8601, UTC; second 0 of every time in here."""
+    seconds: float = 0.0
+    """Length of the profiled part."""
+    feedline: str = ""
+    host: dict[str, Any] = field(default_factory=dict)
+    """As `profiling.record.host.describe_host`."""
+    loaders: list[LoaderSeen] = field(default_factory=list)
+    compute: Compute = field(default_factory=Compute)
+    steps: list[Step] = field(default_factory=list)
+    passes: list[LoaderPass] = field(default_factory=list)
+    optimizer_steps: int = 0
+    warm_up: WarmUp = field(default_factory=lambda: WarmUp(rule="none"))
+    workers: list[WorkerTime] = field(default_factory=list)
+    trainers: list[TrainerTime] = field(default_factory=list)
+    costs: Costs = field(default_factory=Costs)
+    series: list[Series] = field(default_factory=list)
+    gpus: list[Gpu] = field(default_factory=list)
+    gpu_note: str = ""
+    """Why there are no GPU numbers, or how they came about."""
+    legs: list[Leg] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    sample_paths: list[str] = field(default_factory=list)
+    """Some of the files the workers opened: material for the trials."""
+    lines: list[Line] = field(default_factory=list)
+    overhead: Overhead = field(default_factory=Overhead)
+    notes: list[str] = field(default_factory=list)
+    """What a reader must know and cannot see in the numbers."""
+    version: int = FORMAT_VERSION
+
+    @property
+    def train_loader(self) -> LoaderSeen | None:
+        """The training loader with the most steps; the busiest loader when none was seen training."""
+        counts: dict[int, int] = {}
+        for step in self.steps:
+            counts[step.loader] = counts.get(step.loader, 0) + 1
+        ranked = sorted(self.loaders, key=lambda one: (one.phase != "train", -counts.get(one.id, 0)))
+        return ranked[0] if ranked else None
+
+    def measured(self, phase: Phase = "train") -> list[Step]:
+        """The steps a verdict is made from: one phase, warm-up left out."""
+        return [step for step in self.steps if step.phase == phase and not step.warm_up]
+
+    def leg(self, name: LegName) -> Leg | None:
+        return next((leg for leg in self.legs if leg.name == name), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready. Steps are kept as columns: there may be a hundred thousand."""
+        return cast("dict[str, Any]", to_plain(self))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str = "recording") -> "Recording":
+        """Raises RecordingError, in one line, for anything that is not a recording of this version."""
+        found = data.get("version")
+        if found != FORMAT_VERSION:
+            raise RecordingError(
+                f"{where}: a recording of format version {found!r}, this feedline reads {FORMAT_VERSION}: "
+                "profile again, or read it with the feedline that wrote it"
+            )
+        try:
+            recording = build(cls, data)
+            for number, trial in enumerate(recording.trials):
+                _refuse_negative(trial, f"trials[{number}]")
+            return recording
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordingError(f"{where}: not a whole recording ({error}): profile again") from error
+
+    def save(self, path: Path) -> None:
+        """Atomically, through a link to what it leads to; straight into what is no file, like /dev/stdout. Raises
+        RecordingError when it cannot be written."""
+        path = path.resolve() if path.is_file() or not path.exists() else path
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            for stale in path.parent.glob(f".{escape(path.name)}.*.part"):  # of killed processes
+                pid = stale.name.split(".")[-2]
+                if pid.isdigit() and not psutil.pid_exists(int(pid)):
+                    stale.unlink(missing_ok=True)
+            whole = path if path.exists() and not path.is_file() else part
+            whole.write_text(json.dumps(self.to_dict()) + "\n")
+            if whole is part:
+                part.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise RecordingError(f"cannot write {path}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Recording":
+        """A bare recording, or the record written by `feedline profile --json`."""
+        try:
+            data = json.loads(read_bounded(Path(path), RECORDING_BYTES))
+        except OSError as error:
+            raise RecordingError(f"cannot read {path}: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise RecordingError(f"{path} is not JSON ({error}): is it a recording of `feedline profile`?") from error
+        if isinstance(data, dict) and "recording" in data:
+            data = data["recording"]
+        if not isinstance(data, dict) or "script" not in data:
+            raise RecordingError(f"{path} is not a recording of `feedline profile`")
+        return cls.from_dict(data, where=str(path))
+
+
+def _refuse_negative(trial: Trial, where: str) -> None:
+    """What a sample costs; the models that are fed with it count on it. Raises ValueError."""
+    for name, value in vars(trial).items():
+        if name.endswith("_per_sample") and value is not None and not value >= 0:
+            raise ValueError(f"{where}.{name} is {value}")

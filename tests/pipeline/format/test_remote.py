@@ -1,0 +1,284 @@
+"""Shards behind HTTP servers that are fast, slow, or drop connections; and the cache that all workers share."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.format import remote as storage
+from feedline.pipeline.format.cache import CacheSpec, Prefetcher, Shard, ShardCache, locked
+from feedline.pipeline.loader import Loader
+
+MakeSplit = Callable[..., Path]
+SMALL: dict[str, Any] = {"batch_size": 8, "image_size": 16, "num_workers": 2, "policy": "pad", "rank": 0,
+                         "world_size": 1}  # fmt: skip
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a folder on the loopback interface, with range requests and with the failures a test asks for."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        self.requests: list[tuple[str, str]] = []
+        self.drop_every = 0
+        self.silent_s = 0.0
+        self.ranges = True
+        super().__init__(("127.0.0.1", 0), lambda *a: Handler(*a, directory=str(folder)))
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a client that went away is part of these tests
+
+
+class Handler(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range", "")
+        self.server.requests.append((self.path, wanted))
+        if self.server.silent_s:
+            time.sleep(self.server.silent_s)
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            return self.send_error(404)
+        data, status = path.read_bytes(), 200
+        whole = len(data)
+        if wanted and self.server.ranges:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            data, status = data[int(first) : int(last) + 1], 206
+        self.send_response(status)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{whole}")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.server.drop_every and len(self.server.requests) % self.server.drop_every == 0:
+            self.wfile.write(data[: len(data) // 2])
+            self.close_connection = True
+            self.connection.close()
+            return None
+        self.wfile.write(data)
+        return None
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Path], Server]]:
+    servers: list[Server] = []
+
+    def start(folder: Path) -> Server:
+        servers.append(Server(folder))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def labels(loader: Loader) -> list[int]:
+    return [int(label) for _, labels_N in loader for label in labels_N if label >= 0]
+
+
+def test_an_epoch_over_http_is_the_same_as_from_disk(split: Path, serve: Any, tmp_path: Path) -> None:
+    server = serve(split.parent)
+    options = SMALL | {"cache_dir": tmp_path / "cache", "window_shards": 2}
+    remote = Loader(f"{server.address}/train", **options)
+    assert sorted(labels(remote)) == list(range(60))
+    remote.set_epoch(0)
+    assert labels(remote) == labels(Loader(split, **SMALL | {"window_shards": 2}))
+    remote.close()
+
+
+def test_the_first_batch_comes_by_ranges_and_later_epochs_from_the_cache(
+    split: Path, serve: Any, tmp_path: Path
+) -> None:
+    server = serve(split.parent)
+    loader = Loader(f"{server.address}/train", **SMALL | {"cache_dir": tmp_path, "num_workers": 0})
+    labels(loader)
+    assert any(wanted for path, wanted in server.requests if path.endswith(".tar"))
+    cached = wait_for(lambda: len(list(tmp_path.glob("*/train-*.tar"))) == 3)
+    assert cached, "the prefetcher got all of them"
+    before = len(server.requests)
+    labels(loader)
+    assert len(server.requests) == before
+
+
+def test_without_a_cache_everything_is_a_range_request(split: Path, serve: Any, tmp_path: Path) -> None:
+    server = serve(split.parent)
+    loader = Loader(f"{server.address}/train", **SMALL | {"cache_dir": tmp_path, "cache_bytes": 0, "num_workers": 1})
+    assert len(labels(loader)) == 60
+    assert not list(tmp_path.glob("*/*.tar"))
+    assert sum(bool(wanted) for _, wanted in server.requests) == 60
+
+
+def test_dropped_connections_are_tried_again(split: Path, serve: Any, tmp_path: Path) -> None:
+    server = serve(split.parent)
+    server.drop_every = 7
+    loader = Loader(f"{server.address}/train", **SMALL | {"cache_dir": tmp_path, "num_workers": 1})
+    assert len(labels(loader)) == 60
+
+
+def test_a_server_without_ranges_still_works(split: Path, serve: Any, tmp_path: Path) -> None:
+    server = serve(split.parent)
+    server.ranges = False
+    assert len(labels(Loader(f"{server.address}/train", **SMALL | {"cache_dir": tmp_path, "num_workers": 0}))) == 60
+
+
+def test_a_silent_server_is_one_line_and_no_hang(
+    split: Path, serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "SILENCE_S", 0.2)
+    monkeypatch.setattr(storage, "FIRST_PAUSE_S", 0.01)
+    server = serve(split.parent)
+    loader = Loader(f"{server.address}/train", **SMALL | {"cache_dir": tmp_path, "num_workers": 0, "cache_bytes": 0})
+    server.silent_s = 1.0
+    with pytest.raises(DatasetError, match=r"sample 's000\d\d': http://.*tar failed 4 times"):
+        labels(loader)
+    with pytest.raises(DatasetError, match=r"failed 4 times"):
+        Loader(f"{server.address}/train", cache_dir=tmp_path)
+
+
+def test_a_missing_shard_follows_the_policy(make_split: MakeSplit, serve: Any, tmp_path: Path) -> None:
+    folder = make_split(name="gone")
+    (folder / "train-000001.tar").unlink()
+    address = f"{serve(folder.parent).address}/gone"
+    options = SMALL | {"cache_dir": tmp_path / "cache"}
+    with pytest.raises(DatasetError, match=r"train-000001.tar is not there"):
+        labels(Loader(address, **options))
+    assert len(labels(Loader(address, **options | {"on_bad": "skip"}))) == 40
+    with pytest.raises(DatasetError, match=r"manifest.json is not there"):
+        Loader(f"{address}er", **options)
+
+
+# --- the cache ----------------------------------------------------------------------------------------
+
+
+def wait_for(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+    end_s = time.monotonic() + within_s
+    while not condition() and time.monotonic() < end_s:
+        time.sleep(0.02)
+    return condition()
+
+
+def shard(number: int, size: int = 1000) -> Shard:
+    data = bytes([number]) * size
+    return Shard(f"train-{number:06d}.tar", size, hashlib.sha256(data).hexdigest())
+
+
+def write(name: str, path: Path, size: int, sha256: str) -> None:
+    path.write_bytes(bytes([int(name[6:12])]) * size)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "cache" / "one").mkdir(parents=True)
+    return tmp_path / "cache" / "one"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.tar"))
+
+
+def test_the_cache_never_outgrows_its_bound_and_drops_what_was_used_longest_ago(folder: Path) -> None:
+    most: list[int] = []
+
+    def fetch(name: str, path: Path, size: int, sha256: str) -> None:
+        write(name, path, size, sha256)
+        most.append(sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".tar", ".part")))
+
+    cache = ShardCache(folder, CacheSpec(folder=folder.parent, most_bytes=3500), fetch)
+    for number in (0, 1, 2):
+        assert cache.ensure(shard(number))
+    cache.ensure(shard(0))
+    cache.ensure(shard(3))
+    assert names(folder) == [shard(n).name for n in (0, 2, 3)]
+    assert max(most) <= 3500
+    assert not cache.ensure(shard(4, size=4000)), "larger than the whole cache"
+
+
+def test_a_fetch_that_fails_leaves_nothing(folder: Path) -> None:
+    def fetch(name: str, path: Path, size: int, sha256: str) -> None:
+        path.write_bytes(b"half")
+        raise DatasetError("the network is gone")
+
+    cache = ShardCache(folder, CacheSpec(folder=folder.parent, most_bytes=9999), fetch)
+    with pytest.raises(DatasetError):
+        cache.ensure(shard(0))
+    assert not [path for path in folder.iterdir() if path.suffix != ".lock"]
+
+
+def test_one_process_fetches_and_the_others_go_on(folder: Path) -> None:
+    fetched: list[str] = []
+    cache = ShardCache(
+        folder, CacheSpec(folder=folder.parent, most_bytes=9999), lambda name, *_: fetched.append(name)
+    )
+    with locked(folder / f".{shard(0).name}.lock"):
+        assert cache.ensure(shard(0))
+    assert not fetched
+
+
+def test_a_fetcher_killed_in_the_middle_is_cleaned_up_after(folder: Path) -> None:
+    script = f"""
+import sys, time
+from pathlib import Path
+from feedline.pipeline.format.cache import *
+folder = Path({str(folder)!r})
+def fetch(name, path, size, sha256):
+    path.write_bytes(b"x" * 400)
+    print("fetching", flush=True)
+    time.sleep(60)
+spec = CacheSpec(folder=folder.parent, most_bytes=2000)
+ShardCache(folder, spec, fetch).ensure(Shard("train-000009.tar", 1900, ""))
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "fetching\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    cache = ShardCache(folder, CacheSpec(folder=folder.parent, most_bytes=2000), write)
+    assert cache.ensure(shard(1))
+    assert cache.ensure(shard(2)), "what the dead one had reserved is free again"
+    assert names(folder) == [shard(1).name, shard(2).name]
+    assert not list(folder.glob(".*.part"))
+
+
+def test_the_prefetcher_stays_a_few_ahead(folder: Path) -> None:
+    cache = ShardCache(folder, CacheSpec(folder=folder.parent, most_bytes=99999), write)
+    prefetcher = Prefetcher(cache, [shard(n) for n in range(8)], [n * 100 for n in range(8)], ahead=2)
+    prefetcher.reached(0)
+    assert wait_for(lambda: len(names(folder)) == 3)
+    prefetcher.reached(350)
+    assert wait_for(lambda: len(names(folder)) == 6)
+    prefetcher.reached(700)
+    assert wait_for(lambda: len(names(folder)) == 8)
+    prefetcher.close()
+
+
+def test_a_shard_with_other_bytes_than_the_manifest_says_is_not_kept(split: Path, serve: Any, tmp_path: Path) -> None:
+    remote = storage.Remote(f"{serve(split).address}", {})
+    with pytest.raises(DatasetError, match=r"are not the 10 that were written"):
+        remote.download("train-000000.tar", tmp_path / "x", 10, "0" * 64)
+
+
+@pytest.mark.parametrize("address", ["http://", "s3:///"])
+def test_an_address_without_a_folder_is_one_line(address: str) -> None:
+    with pytest.raises(DatasetError, match="names no folder"):
+        Loader(address)

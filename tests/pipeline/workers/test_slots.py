@@ -1,0 +1,124 @@
+"""Slots: who has which, when they come back; and the small records that travel between trainer and worker."""
+
+import gc
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.pipeline.base.memory import Columns, SharedMemory
+from feedline.pipeline.workers import counters
+from feedline.pipeline.workers.messages import MAX_BYTES, Reply, Task
+from feedline.pipeline.workers.slots import Ledger, SlotLayout
+
+LAYOUT = SlotLayout(batch_size=5, px=7)
+
+
+class FakeFence:
+    def __init__(self) -> None:
+        self.passed = False
+
+    def query(self) -> bool:
+        return self.passed
+
+    def synchronize(self) -> None:
+        self.passed = True
+
+
+def shown() -> Any:
+    return np.zeros(3, np.uint8)
+
+
+def test_a_lent_slot_is_free_when_the_last_view_is_gone() -> None:
+    ledger = Ledger(1)
+    slot = ledger.take()
+    assert slot == 0
+    array = shown()
+    ledger.lend(slot, array)
+    view = array[1:]
+    del array
+    gc.collect()
+    assert ledger.take() is None, "a view keeps it"
+    del view
+    gc.collect()
+    assert ledger.take() == 0
+
+
+def test_a_slot_waits_for_the_fence_behind_its_copy() -> None:
+    fence = FakeFence()
+    ledger = Ledger(2, lambda: fence)
+    first, second = ledger.take(), ledger.take()
+    assert first is not None
+    assert second is not None
+    array = shown()
+    ledger.lend(first, array)
+    del array
+    gc.collect()
+    assert ledger.take() is None, "the device may still be reading it"
+    fence.passed = True
+    assert ledger.take() == first
+    array = shown()
+    fence.passed = False
+    ledger.lend(second, array)
+    del array
+    gc.collect()
+    ledger.wait()
+    assert ledger.take() == second
+
+
+def test_parts_of_a_slot_do_not_overlap_and_slots_do_not_touch() -> None:
+    view = memoryview(bytearray(3 * LAYOUT.slot_bytes))
+    for slot in range(3):
+        parts = (LAYOUT.flat(view, slot), LAYOUT.labels_N(view, slot, 5), LAYOUT.samples_N(view, slot, 5),
+                 LAYOUT.filled(view, slot))  # fmt: skip
+        for number, part in enumerate(parts):
+            part[:] = 16 * slot + number + 1
+    for slot in range(3):
+        assert (LAYOUT.images_NHWC(view, slot, 5, 7) == 16 * slot + 1).all()
+        assert (LAYOUT.labels_N(view, slot, 5) == 16 * slot + 2).all()
+        assert (LAYOUT.samples_N(view, slot, 5) == 16 * slot + 3).all()
+        assert LAYOUT.filled(view, slot)[0] == 16 * slot + 4
+
+
+NUMBERS = st.integers(0, 2**31 - 1)
+
+
+@given(st.builds(Task, run=NUMBERS, batch=NUMBERS, slot=NUMBERS, count=NUMBERS, epoch=NUMBERS, px=NUMBERS))
+def test_tasks_travel_unchanged(task: Task) -> None:
+    assert Task.unpack(task.pack()) == task
+
+
+@given(st.integers(1, 5), st.integers(0, 999), st.integers(-1, 999), NUMBERS, NUMBERS, NUMBERS, st.text(max_size=99))
+def test_replies_travel_unchanged(
+    kind: int, worker: int, slot: int, run: int, batch: int, sample: int, text: str
+) -> None:
+    reply = Reply(kind, worker, slot, run, batch, sample, text)
+    assert Reply.unpack(reply.pack()) == reply
+    assert len(Reply(kind, worker, slot, run, batch, sample, text * 9999).pack()) <= MAX_BYTES
+
+
+def test_columns_are_shared_and_not_copied() -> None:
+    arrays: dict[str, Any] = {"a": np.arange(5, dtype=np.int64), "b": np.arange(3, dtype=np.uint8)}
+    memory, layout = Columns.pack(arrays)
+    one, two = Columns.unpack(memory.view, layout), Columns.unpack(memory.view, layout)
+    one["b"][1] = 77
+    assert two["b"].tolist() == [0, 77, 2]
+    assert two["a"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_stages_and_the_rest_make_up_a_workers_life() -> None:
+    memory = SharedMemory("test", 2 * counters.ROW_BYTES)
+    rows = counters.rows_of(memory.view, 2)
+    clock = counters.Clock(rows[1])
+    for stage in counters.STAGES:
+        clock.mark(counters.FIELD[stage])
+    clock.skip()
+    clock.tick()
+    described = counters.describe(rows[1])
+    assert set(described["seconds"]) == {*counters.STAGES, "other"}
+    assert sum(described["seconds"].values()) == described["alive_s"]
+    assert abs(sum(counters.fractions([described]).values()) - 1) < 1e-9
+    assert sum(counters.fractions([]).values()) == 0
+    twice = counters.merge([described], [described])[0]
+    assert twice["alive_s"] == 2 * described["alive_s"]

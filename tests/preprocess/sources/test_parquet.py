@@ -1,0 +1,254 @@
+"""Parquet as hubs publish it, and torchvision datasets: unpacked in order, deterministically, once."""
+
+import hashlib
+import io
+import json
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from feedline.pipeline.base.errors import UsageError
+from feedline.preprocess.sources.base import SourceError, open_source
+from tests.preprocess.raw import indexed, samples
+
+NAMES = ["cat", "dog"]
+
+
+def hub_table(count: int, start: int = 0, names: list[str] | None = None, **extra: list[Any]) -> pa.Table:
+    images = [{"bytes": b"image %d" % n, "path": f"{n}.JPEG"} for n in range(start, start + count)]
+    table = pa.table({"image": images, "label": [n % 2 for n in range(start, start + count)], **extra})
+    if names is None:
+        return table
+    said = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
+    return table.replace_schema_metadata({"huggingface": json.dumps(said)})
+
+
+def write(path: Path, table: pa.Table, **how: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, **how)
+    return path
+
+
+def hub(folder: Path) -> Path:
+    for n in range(2):
+        write(folder / f"data/train-0000{n}-of-00002.parquet", hub_table(100, 100 * n, NAMES), row_group_size=30)
+    write(folder / "data/validation-00000-of-00001.parquet", hub_table(7, 500, NAMES))
+    return folder
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.tar"))}
+
+
+def test_a_hub_s_folder(tmp_path: Path) -> None:
+    found = indexed(hub(tmp_path / "set"), tmp_path / "staging")
+    assert found.classes == [{"name": "cat"}, {"name": "dog"}]
+    expected = {("train", f"{n:08d}"): (n % 2, b"image %d" % n) for n in range(200)}
+    expected |= {("val", f"{n:08d}"): (n % 2, b"image %d" % (500 + n)) for n in range(7)}
+    assert samples(found) == expected
+
+
+def test_the_same_bytes_each_time_and_only_once(tmp_path: Path) -> None:
+    source = hub(tmp_path / "set")
+    indexed(source, tmp_path / "one")
+    indexed(source, tmp_path / "two")
+    assert digests(tmp_path / "one") == digests(tmp_path / "two") != {}
+    tar = next((tmp_path / "one").glob("*.tar"))
+    before = tar.stat().st_mtime_ns
+    indexed(source, tmp_path / "one")
+    assert tar.stat().st_mtime_ns == before
+    write(source / "data/train-00001-of-00002.parquet", hub_table(3, 0, NAMES))
+    assert len(indexed(source, tmp_path / "one").columns) == 110
+
+
+def test_binary_column_words_and_nulls(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "id": ["x", "y", "z"],
+            "jpg": pa.array([b"1", None, b"3"], pa.large_binary()),
+            "class": pa.array(["dog", "cat", None]).dictionary_encode(),
+        }
+    )
+    found = indexed(write(tmp_path / "x.parquet", table), tmp_path / "staging")
+    assert [entry["name"] for entry in found.classes] == ["cat", "dog"]
+    assert list(samples(found).values()) == [(1, b"1"), (0, b""), (-1, b"3")]
+
+
+@pytest.mark.parametrize("names", [5, "cat", [1, 2], {"a": 1}, "deep"])
+def test_class_names_that_are_none_are_passed_over(tmp_path: Path, names: Any) -> None:
+    said = json.dumps({"info": {"features": {"label": {"names": names}}}}) if names != "deep" else "[" * 100_000
+    table = hub_table(4).replace_schema_metadata({"huggingface": said})
+    write(tmp_path / "set/train.parquet", table)
+    assert indexed(tmp_path / "set", tmp_path / "staging").classes == [{"name": "0"}, {"name": "1"}]
+
+
+def test_no_rows_are_said_to_be_none(tmp_path: Path) -> None:
+    write(tmp_path / "set/train.parquet", hub_table(4).slice(0, 0))
+    with pytest.raises(SourceError, match="set: it has no rows"):
+        indexed(tmp_path / "set", tmp_path / "staging")
+
+
+def test_columns_in_doubt(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "x.parquet", hub_table(2).rename_columns(["photo", "kind"]).append_column("n", pa.array([5, 6]))
+    )
+    with pytest.raises(
+        UsageError, match=r"which column is the label\? Say --source-option label_column=NAME; .* kind, n"
+    ):
+        open_source(str(path))
+    with pytest.raises(UsageError, match="label column 'photo' cannot be one"):
+        open_source(str(path), label_column="photo")
+    with pytest.raises(UsageError, match="image column 'nope' does not exist"):
+        open_source(str(path), image_column="nope")
+    assert len(indexed(path, tmp_path / "staging", label_column="kind").columns) == 2
+
+
+def test_damage_is_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", hub_table(500))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(SourceError, match=r"x\.parquet is not a whole Parquet file"):
+        open_source(str(path))
+    write(tmp_path / "set/a.parquet", hub_table(2))
+    write(tmp_path / "set/b.parquet", hub_table(2).drop(["label"]))
+    with pytest.raises(SourceError, match=r"b\.parquet has no column 'label'"):
+        indexed(tmp_path / "set", tmp_path / "staging")
+
+
+# --- torchvision --------------------------------------------------------------------------------------
+
+
+def cifar10(root: Path) -> Path:
+    """CIFAR10's own files, five pictures a batch; torchvision checks their MD5, so the check is told ours."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for n, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
+        pixels = rng.integers(0, 256, (5, 3072), np.uint8)
+        (folder / name).write_bytes(pickle.dumps({"data": pixels, "labels": [(n + m) % 10 for m in range(5)]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class {n}" for n in range(10)]}))
+    return root
+
+
+@pytest.fixture
+def cifar_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from torchvision.datasets import CIFAR10
+
+    root = cifar10(tmp_path / "root")
+    folder = root / "cifar-10-batches-py"
+
+    def listed(names: list[str]) -> list[list[str]]:
+        return [[name, hashlib.md5((folder / name).read_bytes()).hexdigest()] for name in names]
+
+    monkeypatch.setattr(CIFAR10, "train_list", listed([f"data_batch_{n}" for n in range(1, 6)]))
+    monkeypatch.setattr(CIFAR10, "test_list", listed(["test_batch"]))
+    monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": listed(["batches.meta"])[0][1]})
+    return root
+
+
+def test_cifar10(cifar_root: Path, tmp_path: Path) -> None:
+    from torchvision.datasets import CIFAR10
+
+    found = indexed(f"torchvision:CIFAR10:{cifar_root}", tmp_path / "staging")
+    assert [entry["name"] for entry in found.classes] == [f"class {n}" for n in range(10)]
+    read = samples(found)
+    for split, train in (("train", True), ("val", False)):
+        dataset = CIFAR10(str(cifar_root), train=train)
+        for row, (image, label) in enumerate(dataset):
+            found_label, data = read.pop((split, f"{row:08d}"))
+            assert found_label == label
+            assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), np.asarray(image))
+    assert not read
+
+
+def test_torchvision_is_only_imported_to_unpack(tmp_path: Path) -> None:
+    import subprocess
+
+    code = (
+        "import sys; from feedline.preprocess.sources.base import open_source; "
+        f"open_source('torchvision:CIFAR10:{tmp_path}'); print('torch' in sys.modules, 'torchvision' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["False", "False"]
+
+
+def test_torchvision_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is not torchvision:NAME:ROOT, like torchvision:CIFAR10:/data"):
+        open_source("torchvision:CIFAR10")
+    with pytest.raises(UsageError, match="gone does not exist"):
+        open_source(f"torchvision:CIFAR10:{tmp_path}/gone")
+    with pytest.raises(UsageError, match="has no dataset 'CIFAR11': did you mean CIFAR10"):
+        indexed(f"torchvision:CIFAR11:{tmp_path}", tmp_path / "staging")
+    with pytest.raises(UsageError, match="unpickles whatever lies in its cache"):
+        indexed(f"torchvision:LSUN:{tmp_path}", tmp_path / "staging")
+    with pytest.raises(UsageError, match=r"CIFAR10 cannot be opened in .*download it there first"):
+        indexed(f"torchvision:CIFAR10:{tmp_path}", tmp_path / "staging")
+
+
+def test_datasets_with_a_split_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The val split is called what the dataset calls it; a label that is no number is refused."""
+    from torchvision import datasets
+
+    class Tiny:
+        classes = (("tabby", "cat"), "dog")
+
+        def __init__(self, root: str, split: str = "train") -> None:
+            if split not in ("train", "test"):
+                raise ValueError(f"unknown split {split}")
+            self.items = [(Image.new("L", (4, 3), n), n % 2 if root.endswith("good") else "cat") for n in range(3)]
+
+        def __getitem__(self, row: int) -> Any:
+            return self.items[row]
+
+        def __len__(self) -> int:
+            return len(self.items)
+
+    monkeypatch.setattr(datasets, "Tiny", Tiny, raising=False)
+    for name in ("good", "words"):
+        (tmp_path / name).mkdir()
+    found = indexed(f"torchvision:Tiny:{tmp_path}/good", tmp_path / "staging")
+    assert found.classes == [{"name": "tabby, cat"}, {"name": "dog"}]
+    assert found.columns.labels_N.tolist() == [0, 1, 0] * 2
+    assert found.columns.split_names == ["train", "val"]
+    with pytest.raises(SourceError, match=r"does not give \(image, integer label\)"):
+        indexed(f"torchvision:Tiny:{tmp_path}/words", tmp_path / "other")
+
+
+def test_pets_have_a_trainval_split(tmp_path: Path) -> None:
+    base = tmp_path / "root" / "oxford-iiit-pet"
+    (base / "images").mkdir(parents=True)
+    (base / "annotations").mkdir()
+    for split, names in (("trainval", ("Abyssinian_1", "Bengal_1")), ("test", ("Abyssinian_2", "Bengal_2"))):
+        lines = [f"{name} {label} 1 1" for label, name in enumerate(names, 1)]
+        (base / "annotations" / f"{split}.txt").write_text("\n".join(lines))
+        for name in names:
+            Image.new("RGB", (5, 4)).save(base / "images" / f"{name}.jpg")
+    found = indexed(f"torchvision:OxfordIIITPet:{tmp_path}/root", tmp_path / "staging")
+    assert found.columns.split_names == ["train", "val"]
+    assert found.columns.labels_N.tolist() == [0, 1] * 2
+
+
+def test_a_dataset_in_several_forms_is_named_with_one(tmp_path: Path) -> None:
+    raw = tmp_path / "EMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for split in ("train", "test"):
+        for what, head, data in (
+            ("images-idx3", (0x803, 2, 28, 28), bytes(2 * 784)),
+            ("labels-idx1", (0x801, 2), b"\0\1"),
+        ):
+            start = b"".join(number.to_bytes(4, "big") for number in head)
+            (raw / f"emnist-digits-{split}-{what}-ubyte").write_bytes(start + data)
+    found = indexed(f"torchvision:EMNIST/digits:{tmp_path}", tmp_path / "staging")
+    assert found.columns.split_names == ["train", "val"]
+    assert found.columns.labels_N.tolist() == [0, 1] * 2
+    for name in ("EMNIST", "EMNIST/none"):
+        with pytest.raises(UsageError, match=r"has the forms byclass, .*like torchvision:EMNIST/byclass:ROOT"):
+            indexed(f"torchvision:{name}:{tmp_path}", tmp_path / "other")
+    with pytest.raises(UsageError, match="CIFAR10 has no forms"):
+        indexed(f"torchvision:CIFAR10/x:{tmp_path}", tmp_path / "other")

@@ -1,0 +1,248 @@
+"""Existing WebDataset tars and prepared datasets as sources: grouping, labels, splits, addresses."""
+
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, ShardInfo, ShardWriter, index_bytes
+from feedline.preprocess.sources.base import SourceError, open_source
+from tests.preprocess.raw import Samples, indexed, samples, write_tar
+
+
+def wds(path: Path, *rows: tuple[str, object], first: str = "image") -> Path:
+    """A tar of (key, label) samples whose image bytes are the key's."""
+    members: list[tuple[str, bytes]] = []
+    for key, label in rows:
+        pair = [(f"{key}.jpg", key.encode()), (f"{key}.cls", str(label).encode())]
+        members += pair if first == "image" else pair[::-1]
+    return write_tar(path, members)
+
+
+def plain(found: Samples) -> dict[tuple[str, str], tuple[int, str]]:
+    return {place: (label, data.decode()) for place, (label, data) in found.items()}
+
+
+@pytest.mark.parametrize("first", ["image", "label"])
+def test_one_tar(tmp_path: Path, first: str) -> None:
+    found = indexed(wds(tmp_path / "x.tar", ("a", 1), ("dir/b", 0), first=first))
+    assert plain(samples(found)) == {("train", "a"): (1, "a"), ("train", "dir/b"): (0, "dir/b")}
+    assert found.classes == [{"name": "0"}, {"name": "1"}]
+
+
+def test_json_labels_and_other_members(tmp_path: Path) -> None:
+    rows = [
+        ("a.json", json.dumps({"label": 2, "x": "é"}).encode()),
+        ("a.JPG", b"A"),
+        ("a.seg.png", b"mask"),
+        ("b.png", b"B"),
+        ("b.json", b'{"caption": "no label"}'),
+        ("c.txt", b"only text"),
+        (".hidden.jpg", b"h"),
+        ("d.webp", b"D"),
+        ("d.json", b"{not json"),
+    ]
+    found = indexed(write_tar(tmp_path / "x.tar", rows))
+    assert samples(found) == {("train", "a"): (2, b"A"), ("train", "b"): (-1, b"B"), ("train", "d"): (-1, b"D")}
+    assert found.notes == ["passed over: 1 samples without an image"]
+
+
+def test_classes_in_words_are_sorted(tmp_path: Path) -> None:
+    found = indexed(wds(tmp_path / "x.tar", ("a", "n02"), ("b", "n01440764"), ("c", "dog")))
+    assert found.classes == [{"name": "dog"}, {"name": "n01440764", "wnid": "n01440764"}, {"name": "n02"}]
+    assert [label for label, _ in samples(found).values()] == [2, 1, 0]
+
+
+def test_labels_that_are_none(tmp_path: Path) -> None:
+    found = indexed(wds(tmp_path / "x.tar", ("a", -7), ("b", 1), ("c", "")))
+    assert found.columns.labels_N.tolist() == [-1, 1, -1]
+    assert found.columns.troubles == {0: "label out of range"}
+    with pytest.raises(SourceError, match="a label of 123456789 is no class number"):
+        indexed(wds(tmp_path / "y.tar", ("a", 123456789)))
+
+
+@pytest.mark.parametrize("layout", ["{split}/{n:06d}.tar", "{split}-{n:06d}.tar", "data/x/{split}_{n}.tar"])
+def test_splits_and_folders(tmp_path: Path, layout: str) -> None:
+    for split in ("train", "validation"):
+        for n in range(2):
+            wds(tmp_path / layout.format(split=split, n=n), (f"{split}{n}", n))
+    found = indexed(tmp_path)
+    assert plain(samples(found)) == {
+        ("train", "train0"): (0, "train0"),
+        ("train", "train1"): (1, "train1"),
+        ("val", "validation0"): (0, "validation0"),
+        ("val", "validation1"): (1, "validation1"),
+    }
+    assert indexed(tmp_path, splits="val").columns.split_names == ["val"]
+    with pytest.raises(UsageError, match="has no tar of split test"):
+        open_source(str(tmp_path), splits="test")
+
+
+def test_a_split_without_labels_is_left_out(tmp_path: Path) -> None:
+    wds(tmp_path / "train.tar", ("a", 0))
+    wds(tmp_path / "test.tar", ("b", -1), ("c", -1))
+    found = indexed(tmp_path)
+    assert found.columns.keys == ["a"]
+    assert found.notes == ["left out: test, none of whose 2 samples has a label"]
+
+
+def test_images_without_any_label(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", [("train/n01/1.jpg", b"1"), ("train/n02/2.jpg", b"2")])
+    with pytest.raises(SourceError, match=r"no image in its tars has a label .* extract the tars into class folders"):
+        indexed(path)
+
+
+def test_tars_that_each_count_from_zero(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        wds(tmp_path / f"{name}.tar", ("000", 0), ("001", 1))
+    assert indexed(tmp_path).columns.keys == ["a/000", "a/001", "b/000", "b/001"]
+
+
+def test_the_same_key_twice_in_one_tar_stays_a_duplicate(tmp_path: Path) -> None:
+    assert indexed(wds(tmp_path / "x.tar", ("a", 0), ("b", 0), ("a", 0))).columns.keys == ["a", "b", "a"]
+    for first in ("image", "label"):
+        found = indexed(wds(tmp_path / "x.tar", ("a", 0), ("a", 1), first=first)).columns
+        assert found.keys == ["a", "a"] and found.labels_N.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("key", ["../../up", "/abs/olute", "a b", "ünï", "..", "x" * 200])
+def test_odd_keys_stay_in_their_folder(tmp_path: Path, key: str) -> None:
+    keys = indexed(
+        write_tar(tmp_path / "x.tar", [(f"{key}.jpg", b"1"), (f"{key}.cls", b"0"), ("z.jpg", b"2"), ("z.cls", b"0")])
+    ).columns.keys
+    assert len(keys) == (1 if key == ".." else 2)
+    assert not any(key.startswith(("/", ".")) or "/../" in key for key in keys)
+
+
+def test_compressed_tars_are_unpacked_once(tmp_path: Path) -> None:
+    plain_tar = wds(tmp_path / "plain.tar", ("a", 0), ("b", 1))
+    source = tmp_path / "set"
+    source.mkdir()
+    (source / "train.tar.gz").write_bytes(gzip.compress(plain_tar.read_bytes()))
+    wds(source / "val.tar", ("c", 1))
+    found = indexed(source, tmp_path / "staging")
+    assert plain(samples(found)) == {("train", "a"): (0, "a"), ("train", "b"): (1, "b"), ("val", "c"): (1, "c")}
+    (source / "train.tar.gz").write_bytes(b"not read again")
+    assert plain(samples(indexed(source, tmp_path / "staging"))) == plain(samples(found))
+    with pytest.raises(SourceError, match=r"train\.tar\.gz is cut short or damaged"):
+        indexed(source, tmp_path / "other")
+
+
+def test_patterns(tmp_path: Path) -> None:
+    for n in range(12):
+        wds(tmp_path / f"x-{n:03d}.tar", (f"k{n}", n))
+    assert len(indexed(f"{tmp_path}/x-{{000..004}}.tar").columns) == 5
+    assert len(indexed(f"{tmp_path}/x-{{000,007}}.tar").columns) == 2
+    assert len(indexed(f"{tmp_path}/x-00*.tar").columns) == 10
+    with pytest.raises(UsageError, match=r"x-099\.tar does not exist"):
+        open_source(f"{tmp_path}/x-{{098..099}}.tar".replace("098..", "099.."))
+    with pytest.raises(UsageError, match=r"\{5\.\.1\} is not a range"):
+        open_source(f"{tmp_path}/x-{{5..1}}.tar")
+
+
+def test_tars_without_images(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"its tars hold no images with an extension like \.jpg"):
+        indexed(write_tar(tmp_path / "x.tar", [("a.npy", b"1"), ("a.cls", b"1")]))
+
+
+def test_a_tar_cut_short(tmp_path: Path) -> None:
+    path = wds(tmp_path / "x.tar", ("a", 0), ("b", 0))
+    path.write_bytes(path.read_bytes()[:1600])
+    with pytest.raises(FeedlineError, match=r"x\.tar is cut short"):
+        indexed(path)
+
+
+# --- remote -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory() -> Iterator[fsspec.AbstractFileSystem]:
+    filesystem = fsspec.filesystem("memory")
+    yield filesystem
+    filesystem.store.clear()
+    filesystem.pseudo_dirs[:] = [""]
+
+
+def test_remote_tars_equal_local_ones(tmp_path: Path, memory: fsspec.AbstractFileSystem) -> None:
+    for n in range(3):
+        path = wds(tmp_path / f"set/train/{n}.tar", *((f"k{n}-{m}", m) for m in range(5)))
+        memory.pipe_file(f"/set/train/{n}.tar", path.read_bytes())
+    local, remote = indexed(tmp_path / "set").columns, indexed("memory://set").columns
+    assert remote.keys == local.keys
+    assert remote.paths == [f"memory:///set/train/{n}.tar" for n in range(3)]
+    assert remote.offsets_N.tolist() == local.offsets_N.tolist()
+    assert remote.labels_N.tolist() == local.labels_N.tolist()
+    assert indexed("memory://set/train/{0..1}.tar").columns.keys == local.keys[:10]
+    assert indexed("memory://set/train/*.tar").columns.keys == local.keys
+
+
+def test_remote_mistakes_are_one_line(memory: fsspec.AbstractFileSystem) -> None:
+    memory.pipe_file("/set/readme.txt", b"1")
+    with pytest.raises(UsageError, match="memory://set is not a source of a known kind"):
+        open_source("memory://set")
+    with pytest.raises(UsageError, match=r"memory://gone\.tar cannot be read"):
+        indexed("memory://gone.tar")
+    with pytest.raises(UsageError, match="nonsense://x cannot be listed"):
+        open_source("nonsense://x")
+
+
+# --- prepared datasets --------------------------------------------------------------------------------
+
+
+def prepared(folder: Path, split: str, codec: str = "jpeg") -> Path:
+    target = folder / split
+    target.mkdir(parents=True)
+    file = io.BytesIO()
+    with ShardWriter(file, 0) as writer:
+        for key, label in (("x/a", 1), ("b", 0)):
+            writer.add(key, f"{split} {key}".encode(), "jpg", label=label, width=1, height=1)
+    (target / f"{split}-000000.tar").write_bytes(file.getvalue())
+    (target / INDEX).write_bytes(index_bytes(writer.rows))
+    shard = ShardInfo(
+        name=f"{split}-000000.tar", samples=2, planned_samples=2, bytes=writer.bytes, sha256=writer.sha256
+    )
+    classes = [{"name": "cat"}, {"name": "tench", "wnid": "n01440764"}]
+    manifest = Manifest(
+        split=split, samples=2, classes=classes, shards=[shard], settings={"codec": codec}, seed=0, plan_hash="x"
+    )
+    (target / MANIFEST).write_text(manifest.to_json())
+    return folder
+
+
+def test_a_prepared_dataset_keeps_its_classes(tmp_path: Path, memory: fsspec.AbstractFileSystem) -> None:
+    prepared(prepared(tmp_path / "out", "train"), "val")
+    found = indexed(tmp_path / "out")
+    expected = {
+        (split, key): (label, f"{split} {key}") for split in ("train", "val") for key, label in (("x/a", 1), ("b", 0))
+    }
+    assert plain(samples(found)) == expected
+    assert found.classes == [{"name": "cat"}, {"name": "tench", "wnid": "n01440764"}]
+    assert set(plain(samples(indexed(tmp_path / "out" / "val")))) == {("val", "x/a"), ("val", "b")}
+    memory.put(str(tmp_path / "out"), "/out", recursive=True)
+    assert indexed("memory://out").columns.keys == found.columns.keys
+
+
+def test_a_prepared_dataset_without_images(tmp_path: Path) -> None:
+    prepared(tmp_path, "train", codec="raw")
+    with pytest.raises(UsageError, match="was prepared as raw, which is no image file: give the original source"):
+        open_source(str(tmp_path))
+
+
+def test_several_prepared_datasets(tmp_path: Path) -> None:
+    prepared(tmp_path / "256-jpeg", "train")
+    prepared(tmp_path / "64-raw", "train", codec="raw")
+    with pytest.raises(UsageError, match=r"holds several prepared datasets: give one of them, like .*256-jpeg"):
+        open_source(str(tmp_path))
+    assert len(indexed(tmp_path / "256-jpeg").columns) == 2
+
+
+def test_a_damaged_index(tmp_path: Path) -> None:
+    prepared(tmp_path, "train")
+    (tmp_path / "train" / INDEX).write_bytes(b"noise")
+    with pytest.raises(SourceError, match=r"index\.parquet cannot be read .*run `feedline verify` on "):
+        indexed(tmp_path)

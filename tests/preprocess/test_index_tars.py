@@ -1,0 +1,155 @@
+"""Shards that others wrote: indexed beside, read and verified like ours; and what inspect shows of any."""
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError
+from feedline.pipeline.format.manifest import ShardReader, read_index, read_manifest
+from feedline.preprocess import prepare as door
+from feedline.preprocess.config import PrepareConfig, parse_output
+from feedline.preprocess.index_tars import index_shards
+from feedline.preprocess.inspect import contact_sheet, histogram, inspect, thumbnails
+from feedline.preprocess.inspect_page import page
+from feedline.preprocess.verify import verify
+from tests.preprocess.making import photo, run_here, saved
+
+
+def write_tar(path: Path, samples: list[tuple[str, bytes, bytes]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        for key, image, label in samples:
+            for name, data in ((f"{key}.cls", label), (f"{key}.png", image), (f"{key}.txt", b"a caption")):
+                info = tarfile.TarInfo(name)
+                info.size, info.mtime = len(data), 12345
+                tar.addfile(info, io.BytesIO(data))
+
+
+def test_foreign_shards_become_readable_at_random(tmp_path: Path) -> None:
+    pictures = [saved(photo(n, 60 + n, 40), "PNG") for n in range(6)]
+    for shard in range(2):
+        numbers = range(3 * shard, 3 * shard + 3)
+        write_tar(tmp_path / f"data-{shard}.tar", [(f"s{n}", pictures[n], str(n % 2).encode()) for n in numbers])
+    before = [hashlib.sha256(path.read_bytes()).digest() for path in sorted(tmp_path.glob("*.tar"))]
+    index_shards(tmp_path)
+    assert [hashlib.sha256(path.read_bytes()).digest() for path in sorted(tmp_path.glob("*.tar"))] == before
+    manifest, index = read_manifest(tmp_path), read_index(tmp_path)
+    assert (manifest.codec, manifest.samples, len(manifest.classes)) == ("keep", 6, 2)
+    reader = ShardReader(tmp_path, manifest, index)
+    for sample in range(6):
+        assert reader.read(sample) == pictures[sample]
+        reader.check(sample, pictures[sample])
+    reader.close()
+    assert index.widths_N.tolist() == [60, 61, 62, 63, 64, 65]
+    assert verify(str(tmp_path), full=True)["ok"]
+    data = bytearray((tmp_path / "data-1.tar").read_bytes())
+    data[int(index.offsets_N[4]) + 50] ^= 1
+    (tmp_path / "data-1.tar").write_bytes(data)
+    problems = verify(str(tmp_path), full=True)["problems"]
+    assert ("data-1.tar", "s4") in {(problem["shard"], problem["key"]) for problem in problems}
+
+
+def test_what_is_no_image_is_left_out_and_named(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train" / "a.tar", [("good", saved(photo(1), "PNG"), b"0"), ("bad", b"no picture", b"0")])
+    said = index_shards(tmp_path)[str(tmp_path / "train")]
+    assert (said["samples"], said["bad"]) == (1, 1)
+    assert "bad" in said["left_out"][0]
+    assert read_index(tmp_path / "train").keys == ["good"]
+
+
+def test_what_has_no_label_or_no_key_of_its_own_is_left_out(tmp_path: Path) -> None:
+    picture = saved(photo(1), "PNG")
+    write_tar(tmp_path / "train" / "a.tar", [("a", picture, b"1"), ("b", picture, b"0"), ("a", picture, b"0")])
+    with tarfile.open(tmp_path / "train" / "a.tar", "a") as tar:
+        info = tarfile.TarInfo("c.png")
+        info.size = len(picture)
+        tar.addfile(info, io.BytesIO(picture))
+    said = index_shards(tmp_path)[str(tmp_path / "train")]
+    assert (said["samples"], said["bad"]) == (2, 2)
+    assert "duplicate key" in said["left_out"][0] and "no label" in said["left_out"][1]
+    assert read_index(tmp_path / "train", read_manifest(tmp_path / "train")).labels_N.tolist() == [1, 0]
+
+
+def test_a_failed_or_unwanted_index_takes_nothing_away(prepared: Path, tmp_path: Path) -> None:
+    split = prepared / "64-jpeg" / "train"
+    with pytest.raises(UsageError, match="written by `feedline prepare`"):
+        index_shards(split, overwrite=True)
+    assert read_manifest(split).codec == "jpeg"
+    write_tar(tmp_path / "a.tar", [("a", saved(photo(1), "PNG"), b"0")])
+    index_shards(tmp_path)
+    (tmp_path / "b.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:700])
+    with pytest.raises(FeedlineError):
+        index_shards(tmp_path, overwrite=True)
+    assert read_manifest(tmp_path).samples == len(read_index(tmp_path)) == 1
+
+
+def test_indexing_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no \.tar files"):
+        index_shards(tmp_path)
+    with pytest.raises(UsageError, match="not a folder"):
+        index_shards(tmp_path / "nothing")
+    write_tar(tmp_path / "a.tar", [("good", saved(photo(1), "PNG"), b"0")])
+    index_shards(tmp_path)
+    with pytest.raises(UsageError, match="manifest already"):
+        index_shards(tmp_path)
+    index_shards(tmp_path, overwrite=True)
+
+
+# --- inspect ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prepared(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("inspected") / "out"
+    outputs = tuple(parse_output(text) for text in ("64:jpeg", "32:raw", "48:planes", "keep"))
+    config = PrepareConfig(
+        source=str(images), out=str(out), outputs=outputs, shards=2, max_bad=0.2, val_fraction=0.25
+    )
+    door.prepare(config, runner=run_here)
+    return out
+
+
+def test_inspect_counts_what_is_there(prepared: Path) -> None:
+    found = inspect(prepared)
+    assert len(found) == 8
+    train = found["64-jpeg/train"]
+    assert sum(entry["samples"] for entry in train["classes"]) == train["samples"] == sum(train["width_px"]["counts"])
+    assert [entry["name"] for entry in train["classes"]] == ["apple", "bear", "cup"]
+    assert train["height_px"]["min"] == 64
+
+
+def test_the_sheet_shows_the_right_pictures(prepared: Path) -> None:
+    """All forms of the same sample look alike."""
+    shown = thumbnails(prepared, 16, seed=3)
+    assert len(shown) == 16
+    by_form = [thumbnails(prepared / form / "train", 4, seed=3) for form in ("64-jpeg", "48-planes", "keep")]
+    for same in zip(*by_form, strict=True):
+        assert len({one.key for one in same}) == 1
+        small = [np.asarray(one.image.resize((16, 16)), np.int16) for one in same]
+        assert np.abs(small[0] - small[1]).mean() < 8
+        assert np.abs(small[0] - small[2]).mean() < 8
+    sheet = Image.open(io.BytesIO(contact_sheet(shown)))
+    assert sheet.size == (8 * 120, 2 * 134)
+
+
+def test_the_page_is_whole_and_escaped(prepared: Path) -> None:
+    found = inspect(prepared)
+    found["64-jpeg/train"]["classes"][0]["name"] = "<script>alert(1)</script>"
+    text = page("<b>", found, thumbnails(prepared, 8))
+    assert text.count("data:image/jpeg;base64,") == 8
+    assert "<script>" not in text
+    assert "http://" not in text
+    assert "https://" not in text
+
+
+def test_histograms_of_little(tmp_path: Path) -> None:
+    assert histogram(np.array([], np.int32))["counts"] == []
+    assert histogram(np.array([5, 5, 5]))["counts"] == [3]
+    assert sum(histogram(np.arange(1000))["counts"]) == 1000
+    with pytest.raises(DatasetError):
+        inspect(tmp_path)

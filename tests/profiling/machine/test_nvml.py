@@ -1,0 +1,230 @@
+"""GPU numbers against a faked NVML: sources, what is missing, what is lost mid-run, MIG."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pytest import approx
+
+from feedline.profiling.machine.nvml import GPM_METRICS, GpuSampler
+from feedline.profiling.machine.resources import SeriesSet
+
+
+class NvmlError(Exception):
+    pass
+
+
+class Nvml:
+    """As pynvml: functions raise; GPM metrics carry their own return code."""
+
+    NVML_GPM_METRICS_GET_VERSION = 1
+
+    def __init__(self, *, gpus: int = 1, gpm: bool = True, mig: bool = False) -> None:
+        self.gpus, self.gpm, self.mig = gpus, gpm, mig
+        self.refused: set[str] = set()
+        self.missing_metrics: set[int] = set()
+        self.samples_alive = 0
+        self.compared: list[tuple[int, int]] = []
+        self.taken = 0
+        self.migrated = 0
+        self.shut = False
+
+    def _check(self, name: str) -> None:
+        if name in self.refused:
+            raise NvmlError("Insufficient Permissions")
+
+    def nvmlShutdown(self) -> None:
+        self.shut = True
+
+    def nvmlDeviceGetCount(self) -> int:
+        return self.gpus
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"handle-{index}"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> str:
+        return f"handle-of-{uuid.decode()}"
+
+    def nvmlDeviceGetUUID(self, handle: str) -> bytes:
+        return f"GPU-{handle}".encode()
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return "H200"
+
+    def nvmlDeviceIsMigDeviceHandle(self, handle: str) -> bool:
+        return self.mig
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:
+        return "parent"
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: str) -> int:
+        return 7
+
+    def nvmlGpmQueryDeviceSupport(self, handle: str) -> Any:
+        self._check("gpm")
+        return SimpleNamespace(isSupportedDevice=int(self.gpm))
+
+    def nvmlGpmSampleAlloc(self) -> dict[str, int]:
+        self.samples_alive += 1
+        return {"time": -1}
+
+    def nvmlGpmSampleFree(self, sample: dict[str, int]) -> None:
+        self.samples_alive -= 1
+
+    def nvmlGpmSampleGet(self, handle: str, sample: dict[str, int]) -> None:
+        self._check("gpm sample")
+        sample["time"] = self.taken
+        self.taken += 1
+
+    def nvmlGpmMigSampleGet(self, handle: str, instance: int, sample: dict[str, int]) -> None:
+        assert (handle, instance) == ("parent", 7)
+        self.migrated += 1
+        self.nvmlGpmSampleGet(handle, sample)
+
+    def c_nvmlGpmMetricsGet_t(self) -> Any:
+        return SimpleNamespace(metrics=[SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0) for _ in range(8)])
+
+    def nvmlGpmMetricsGet(self, asked: Any) -> None:
+        self.compared.append((asked.sample1["time"], asked.sample2["time"]))
+        for metric in asked.metrics[: asked.numMetrics]:
+            metric.value = 10.0 * metric.metricId
+            metric.nvmlReturn = 3 if metric.metricId in self.missing_metrics else 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        self._check("utilization")
+        return SimpleNamespace(gpu=50)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        return SimpleNamespace(used=2**30, total=2**40)
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        return 250_000
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetPcieThroughput(self, handle: str, counter: int) -> int:
+        return 100 * (1 + counter)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return 0x4
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        return [SimpleNamespace(pid=11, usedGpuMemory=5), SimpleNamespace(pid=99, usedGpuMemory=7)]
+
+
+def watched(nvml: Nvml, looks: int = 4, visible: str | None = None) -> tuple[GpuSampler, SeriesSet]:
+    sampler = GpuSampler(lambda: nvml, visible=visible)
+    series = SeriesSet(0.0)
+    sampler.start()
+    for look in range(looks):
+        sampler.look(series, float(look), {11})
+    return sampler, series
+
+
+def test_gpm_metrics_carry_their_source() -> None:
+    nvml = Nvml()
+    sampler, series = watched(nvml)
+    (gpu,) = sampler.summary()
+    assert gpu.source == "gpm"
+    assert (gpu.sm_active, gpu.sm_occupancy, gpu.tensor_active, gpu.dram_active) == approx((0.2, 0.3, 0.5, 1.0))
+    assert gpu.pcie_rx_bytes_per_s == 210 * 2**20
+    assert gpu.sources["sm_active"] == "nvml gpm 2"
+    assert gpu.sources["utilization"] == "nvml utilization"
+    assert gpu.utilization == 0.5
+    assert gpu.throttle_reasons == ["power cap"]
+    assert gpu.process_memory_bytes == {"11": 5.0}
+    found = {one.name: one for one in series.all()}
+    assert found["sm_active"].scope == f"gpu:{gpu.uuid}"
+    assert found["sm_active"].values == [0.2, 0.2, 0.2]  # the first look has nothing to compare with
+
+
+def test_gpm_compares_each_sample_with_the_one_before() -> None:
+    nvml = Nvml()
+    sampler, _ = watched(nvml, looks=5)
+    assert nvml.compared == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    sampler.stop()
+    assert nvml.samples_alive == 0
+    assert nvml.shut
+
+
+def test_without_gpm_there_is_what_nvml_offers_and_why_not_more() -> None:
+    sampler, _ = watched(Nvml(gpm=False))
+    (gpu,) = sampler.summary()
+    assert gpu.source == "nvml"
+    assert gpu.sm_active is None
+    assert "Hopper" in gpu.unavailable["gpm"]
+    assert gpu.pcie_rx_bytes_per_s == 200 * 1024
+    assert gpu.sources["pcie_rx_bytes_per_s"].startswith("nvml pcie")
+
+
+def test_a_metric_the_gpu_does_not_have_is_none_with_its_reason() -> None:
+    nvml = Nvml()
+    nvml.missing_metrics = {5}
+    (gpu,) = watched(nvml)[0].summary()
+    assert gpu.tensor_active is None
+    assert gpu.unavailable["tensor_active"] == "gpm metric 5: NVML error 3"
+    assert gpu.sm_active == approx(0.2)
+
+
+def test_permission_lost_in_the_middle_leaves_the_rest_going() -> None:
+    nvml = Nvml()
+    sampler, series = watched(nvml, looks=3)
+    nvml.refused = {"gpm sample", "utilization"}
+    for look in range(3, 6):
+        sampler.look(series, float(look), {11})
+    (gpu,) = sampler.summary()
+    found = {one.name: one.values for one in series.all()}
+    assert found["sm_active"] == [0.2, 0.2, None, None, None]
+    assert found["utilization"] == [0.5, 0.5, 0.5, None, None, None]
+    assert found["power_w"] == [250.0] * 6
+    assert gpu.sm_active == approx(0.2)
+    assert "Permission" in gpu.unavailable["gpm"]
+
+
+def test_mig_has_no_utilisation_and_asks_its_parent_for_gpm() -> None:
+    nvml = Nvml(mig=True)
+    (gpu,) = watched(nvml, visible="MIG-1234")[0].summary()
+    assert gpu.mig
+    assert gpu.utilization is None
+    assert "MIG" in gpu.unavailable["utilization"]
+    assert gpu.sm_active == approx(0.2)
+    assert nvml.migrated == 4
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, ["GPU-handle-0", "GPU-handle-1", "GPU-handle-2"]),
+        ("2,0", ["GPU-handle-2", "GPU-handle-0"]),
+        ("1,-1,0", ["GPU-handle-1"]),
+        ("GPU-ab", ["GPU-handle-of-GPU-ab"]),
+        ("", []),
+    ],
+)
+def test_only_the_visible_gpus(visible: str | None, uuids: list[str]) -> None:
+    sampler = GpuSampler(lambda: Nvml(gpus=3), visible=visible)
+    sampler.start()
+    assert [gpu.uuid for gpu in sampler.summary()] == uuids
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("No module named 'pynvml'"), NvmlError("NVML Shared Library Not Found")]
+)
+def test_no_nvml_is_said(error: Exception) -> None:
+    def load() -> Any:
+        raise error
+
+    sampler = GpuSampler(load)
+    sampler.start()
+    sampler.look(SeriesSet(0.0), 0.0, set())
+    assert sampler.summary() == []
+    assert sampler.note.startswith("no GPU numbers: ")
+    sampler.stop()
+
+
+def test_an_nvml_without_a_gpu() -> None:
+    sampler = GpuSampler(lambda: Nvml(gpus=0), visible=None)
+    sampler.start()
+    assert "no GPU is visible" in sampler.note
+    assert set(GPM_METRICS) == {2, 3, 5, 10, 20, 21}

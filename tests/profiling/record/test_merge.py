@@ -1,0 +1,204 @@
+"""What processes wrote down becomes the right sums: synchronisations, GPU means, bytes, the watch's own cost."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.record.gpu_means import over_steps
+from feedline.profiling.record.journal import Journal, Options
+from feedline.profiling.record.merge import merge
+from feedline.profiling.record.recording import Compute, Gpu, Recording, Series, Step
+from feedline.profiling.record.series import scope_of
+from feedline.profiling.record.watch_costs import costs
+from feedline.profiling.watch.capture import Capture, Finished
+from feedline.profiling.watch.cuda import Device
+from feedline.profiling.watch.hook_cost import event_cost_s
+from feedline.profiling.watch.hooks import Hooks
+from tests.profiling.recordings import made
+
+BATCH = [[1, 2, 3, 4]]
+
+
+class Loader:
+    num_workers = 0
+
+
+class OnDevice:
+    """A CUDA tensor, as far as the hooks look."""
+
+    is_cuda = True
+
+    def to(self) -> "OnDevice":
+        return self
+
+    cuda = tolist = cpu = numpy = to
+
+    def item(self) -> float:
+        time.sleep(0.004)
+        return 0.0
+
+
+def trained(folder: Path, sampler: Any = None) -> Recording:
+    """A loop that asks a device for a number in every step."""
+    origin = time.perf_counter()
+    capture = Capture(Journal(folder), Options(steady=False))
+    hooks = Hooks(capture)
+    Device(SimpleNamespace(Tensor=OnDevice)).install(hooks)
+    loader = Loader()
+    one = capture.begin_pass(loader, "torch")
+    for _ in range(12):
+        capture.got(one, capture.ask(one), BATCH)
+        OnDevice().item()
+        capture.backward(0.001)
+    capture.end_pass(one, exhausted=True)
+    capture.leave("itself")
+    hooks.remove()
+    return merge(capture.journal, origin=origin, argv=["x.py"], sampler=sampler)
+
+
+def test_hidden_synchronisations_are_summed_over_measured_steps_and_placed(tmp_path: Path) -> None:
+    seen = trained(tmp_path)
+    measured = seen.measured()
+    assert len(measured) == seen.compute.items == 9
+    assert seen.compute.items_s == pytest.approx(sum(step.sync_s for step in measured))
+    assert 9 * 0.004 <= seen.compute.items_s <= sum(step.duration_s for step in measured)
+    (line,) = seen.compute.item_lines
+    assert line.startswith("test_merge.py:")
+    remedy = next(one for one in diagnose(seen).predictions if one.remedy == "no hidden synchronisations")
+    assert line in remedy.why and "will not help" not in remedy.why
+
+
+def test_the_watch_prices_every_hook_and_counts_it(tmp_path: Path) -> None:
+    found = trained(tmp_path).overhead
+    assert found.events == {"batch": 12, "sync": 12, "backward": 12}
+    assert set(found.event_cost_s) == {"batch", "sync", "backward"}
+    assert all(0 < cost_s < 1e-3 for cost_s in found.event_cost_s.values())
+    whole_s = sum(count * found.event_cost_s[name] for name, count in found.events.items())
+    assert found.fraction is not None
+    assert found.fraction == pytest.approx((whole_s + found.sampler_cpu_s["trainer"]) / found.seconds)
+
+
+class Event:
+    """A mark on a device that takes a millisecond to the next."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        return
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: "Event") -> float:
+        return 1.0
+
+
+class OnHost(OnDevice):
+    is_cuda = False
+
+    def to(self) -> OnDevice:
+        return OnDevice()
+
+    cuda = to
+
+
+def test_copies_are_timed_by_marks_and_these_time_themselves(tmp_path: Path) -> None:
+    cuda = SimpleNamespace(Event=Event, is_initialized=lambda: True, is_current_stream_capturing=lambda: False)
+    origin = time.perf_counter()
+    capture = Capture(Journal(tmp_path), Options(steady=False))
+    hooks = Hooks(capture)
+    capture.device = Device(SimpleNamespace(Tensor=OnHost, cuda=cuda))
+    capture.device.install(hooks)
+    one = capture.begin_pass(Loader(), "torch")
+    for _ in range(12):
+        capture.got(one, capture.ask(one), BATCH)
+        OnHost().to()
+    capture.end_pass(one, exhausted=True)
+    capture.leave("itself")
+    hooks.remove()
+    seen = merge(capture.journal, origin=origin, argv=["x.py"])
+    assert [step.copy_s for step in seen.steps] == [0.001] * 12
+    assert seen.overhead.events["copy"] == 12
+    assert 0 < seen.overhead.event_cost_s["copy"] < 1e-3
+
+
+def test_pricing_is_cheap() -> None:
+    event_cost_s()
+    started = time.process_time()
+    event_cost_s()
+    assert time.process_time() - started < 0.1
+
+
+def test_optimiser_steps_without_a_loader_are_counted_and_stop_the_script(tmp_path: Path) -> None:
+    capture = Capture(Journal(tmp_path), Options(steps=5))
+    capture.start()
+    origin, steps = time.perf_counter(), 0
+    with pytest.raises(Finished):
+        while True:
+            steps += 1
+            time.sleep(0.06)
+            capture.optimizer_step(0.001)
+    assert (steps, capture.ended_by) == (5, "steps")
+    found = diagnose(merge(capture.journal, origin=origin, argv=["x.py"]))
+    assert found.bound is None
+    assert found.headline == "5 optimiser steps seen, but no loader."
+    assert any("optimiser steps/s, the main thread's time was" in sentence for sentence in found.evidence)
+
+
+# --- GPUs and bytes -----------------------------------------------------------------------------------
+
+
+def gpu_series(name: str, values: list[float | None]) -> Series:
+    times = [float(second) for second in range(1, len(values) + 1)]
+    return Series(name=name, unit="", scope="gpu:GPU-1", source="nvml", t_s=times, values=values)
+
+
+def test_gpu_means_are_of_the_training_steps() -> None:
+    """Four seconds of start-up, four of training, two of evaluation."""
+    steps = [Step(start_s=4.0 + i, wait_s=0.1, duration_s=1.0, samples=8) for i in range(4)]
+    steps += [replace(steps[-1], start_s=8.0 + i, phase="eval") for i in range(2)]
+    series = [gpu_series("utilization", [0.0] * 4 + [0.8] * 4 + [0.3] * 2), gpu_series("sm_active", [0.1, None])]
+    whole = Gpu(uuid="GPU-1", utilization=0.38, sm_active=0.1, unavailable={"gpm": "refused"})
+    (found,) = over_steps([whole], series, steps)
+    assert found.utilization == pytest.approx(0.8)
+    assert found.sm_active is None
+    assert found.unavailable == {"gpm": "refused", "sm_active": "no look fell into the training steps"}
+    (untrained,) = over_steps([whole], series, [])
+    assert untrained.utilization == pytest.approx(0.38)
+
+
+def test_a_merged_recording_has_the_means_of_its_steps(tmp_path: Path) -> None:
+    """The sampler's own mean is of its whole life, start-up included."""
+    series = replace(gpu_series("utilization", [0.0, 0.9]), t_s=[0.0, 10.0])
+    gpu = Gpu(uuid="GPU-1", utilization=0.1)
+    sampler = SimpleNamespace(gpus=[gpu], gpu_note="", cpu_s=0.0, series=SimpleNamespace(all=lambda: [series]))
+    (found,) = trained(tmp_path, sampler).gpus
+    assert found.utilization == pytest.approx(0.9)
+
+
+def test_bytes_read_by_the_workers_of_every_rank_count() -> None:
+    one = made(workers=1, steps=20)
+    steps = [replace(step, rank=rank) for rank in (0, 1) for step in one.steps]
+    workers = [replace(one.workers[0], rank=rank) for rank in (0, 1)]
+    times = [float(second) for second in range(8)]
+    series = [
+        Series(name="read_bytes_per_s", unit="B/s", scope=scope, source="/proc", t_s=times, values=[1e6] * 8)
+        for scope in ("worker:0", "worker:1:0")
+    ]
+    both = replace(one, steps=steps, workers=workers, series=series, compute=Compute(world_size=2))
+    alone = replace(one, series=series[:1])
+    assert costs(both).read_bytes == pytest.approx(costs(alone).read_bytes)
+
+
+@pytest.mark.parametrize(
+    ("rank", "worker", "scope"),
+    [(0, None, "trainer"), (2, None, "trainer:2"), (0, 3, "worker:3"), (2, 3, "worker:2:3")],
+)
+def test_names_of_processes(rank: int, worker: int | None, scope: Any) -> None:
+    assert scope_of(rank, worker) == scope

@@ -1,0 +1,396 @@
+"""Whole studies of unmodified scripts in their own processes: verdict pass, legs, lines, ranks, workers that die."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from feedline.cli.profile import with_trials
+from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.profile_run import (
+    StudyConfig,
+    chosen_legs,
+    crowds,
+    study,
+    with_legs,
+    with_lines,
+    worker_counts,
+)
+from feedline.profiling.record.journal import Journal
+from feedline.profiling.record.recording import STAGES, Line, LoaderSeen, Recording, Script
+from feedline.profiling.watch.lines import MOST_FUNCTIONS, collect
+
+SCRIPTS = Path(__file__).with_name("scripts")
+BATCH = 8
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def toy(run: Path, *, workers: int = 1, method: str = "fork", samples: int = 96, **options: object) -> StudyConfig:
+    argv = [str(SCRIPTS / "toy.py"), str(workers), method, str(samples), str(run)]
+    return StudyConfig(argv=argv, **options)  # type: ignore[arg-type]
+
+
+def before(config: StudyConfig) -> Recording:
+    """As a verdict pass would leave it, where the test is about what follows."""
+    loader = LoaderSeen(id=0, kind="torch", phase="train", num_workers=int(config.argv[1]))
+    return Recording(script=Script(argv=list(config.argv)), loaders=[loader])
+
+
+def hits(lines: list[Line], where: str) -> dict[str, int]:
+    return {line.source: line.hits for line in lines if line.where == where}
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_lines_of_workers_and_trainer_are_complete(method: str, tmp_path: Path) -> None:
+    config = toy(tmp_path / "run", method=method, line_steps=1000)
+    found = with_lines(config, before(config))
+    assert not found.notes
+    in_workers = hits(found.lines, "workers")
+    assert in_workers["value = self.make(index)"] == 96
+    assert in_workers["return torch.full((4,), float(index))"] == 96
+    assert in_workers["values = torch.stack([value for value, _ in samples])"] == 96 / BATCH
+    in_trainer = hits(found.lines, "trainer")
+    assert in_trainer["loss.backward()"] == in_trainer["optimizer.step()"] == 96 / BATCH
+    assert not (tmp_path / "run").exists()
+
+
+def test_functions_that_were_named_are_kept_however_little_they_took(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    dear = [["a.py", 10 * n, f"f{n}", [[10 * n + 1, 5, 1.0 + n]]] for n in range(20)]
+    named = [["a.py", 990, "mine", [[991, 3, 0.001]]]]
+    journal.write("lines-trainer-1", {"where": "trainer", "functions": [*dear, *named], "named": [["a.py", 990]]})
+    kept = [line.function for line in collect(journal)]
+    assert kept[-1] == "mine"
+    assert len(kept) == MOST_FUNCTIONS + 1
+
+
+def test_a_named_function_is_told_as_such(tmp_path: Path) -> None:
+    script = tmp_path / "many.py"
+    script.write_text(MANY)
+    config = StudyConfig(argv=[str(script)], functions=("rarely",), line_steps=1000)
+    found = with_lines(config, Recording(script=Script(argv=[str(script)])))
+    assert {line.function.rpartition(".")[2] for line in found.lines} >= {"train", "rarely"}
+
+
+MANY = """
+import torch
+from torch.utils.data import DataLoader
+
+def rarely():
+    return 1
+
+""" + "".join(f"def often{n}():\n    return sum(range(2000))\n\n" for n in range(15)) + """
+OFTEN = [value for name, value in list(globals().items()) if name.startswith("often")]
+
+def train():
+    for batch in DataLoader(torch.rand(64, 2), batch_size=8):
+        rarely()
+        for one in OFTEN:
+            one()
+
+train()
+"""  # fmt: skip
+
+
+def test_a_script_without_images_is_told_why_no_shards_are_predicted() -> None:
+    recording = replace(before(toy(Path("run"))), sample_paths=["/data/train.lmdb", "/data/labels.csv"])
+    (note,) = with_trials(recording).notes
+    assert "of the 2 files seen to be opened none is an image" in note and "LMDB" in note
+
+
+SPAWNED = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader, TensorDataset
+
+def train(rank, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (x,) in DataLoader(TensorDataset(torch.rand(96, 4)), batch_size=8):
+        model(x).mean().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(train, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_ranks_of_spawned_processes_are_told_apart(tmp_path: Path) -> None:
+    script = tmp_path / "spawned.py"
+    script.write_text(SPAWNED)
+    done = study(StudyConfig(argv=[str(script), str(tmp_path / "store")]))
+    assert done.status == 0
+    assert {trainer.rank for trainer in done.recording.trainers} == {0, 1}
+    assert done.recording.compute.world_size == 2
+    for rank in (0, 1):
+        assert len([step for step in done.recording.steps if step.rank == rank]) == 12
+
+
+LOADERLESS = """
+import sys, time
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(2000):
+    model(torch.rand(8, 4)).mean().backward()
+    optimizer.step()
+    time.sleep(0.01)
+sys.exit("never stopped")
+"""
+
+
+@pytest.mark.parametrize(("limit", "by"), [({"steps": 25}, "steps"), ({"seconds": 0.5}, "seconds")])
+def test_a_loop_without_a_loader_stops_too(tmp_path: Path, limit: dict[str, Any], by: str) -> None:
+    script = tmp_path / "loaderless.py"
+    script.write_text(LOADERLESS)
+    done = study(StudyConfig(argv=[str(script)], **limit))
+    assert (done.status, done.recording.script.ended_by) == (0, by)
+    assert done.recording.optimizer_steps == limit.get("steps", done.recording.optimizer_steps) > 0
+    assert "optimiser steps seen" in diagnose(done.recording).headline
+
+
+ABORTS = """
+import atexit, os, sys, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+loader = DataLoader(TensorDataset(torch.rand(4000, 4)), batch_size=4)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+atexit.register(os.abort)
+for (batch,) in loader:
+    model(batch).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_that_dies_of_a_signal_once_it_was_stopped_has_been_seen(tmp_path: Path) -> None:
+    script = tmp_path / "aborts.py"
+    script.write_text(ABORTS)
+    done = study(StudyConfig(argv=[str(script)], steps=20))
+    assert (done.status, done.recording.script.ended_by) == (128 + signal.SIGABRT, "steps")
+    assert len(done.recording.steps) == 20
+
+
+UNTRAINED = """
+import sys, time
+from torch.utils.data import DataLoader
+
+for epoch in range(100):
+    for batch in DataLoader(list(range(256)), batch_size=4):
+        time.sleep(0.05)
+sys.exit("never stopped")
+"""
+
+
+def test_a_loop_that_only_loads_stops_too(tmp_path: Path) -> None:
+    """Long after its first rows were written."""
+    script = tmp_path / "untrained.py"
+    script.write_text(UNTRAINED)
+    done = study(StudyConfig(argv=[str(script)], steps=40))
+    assert (done.status, done.recording.script.ended_by) == (0, "steps")
+    assert len(done.recording.steps) == 40
+
+
+def test_legs_change_nothing_and_measure(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = toy(run, samples=160, legs=chosen_legs(True), window_s=0.2, rounds=2)
+    found = study(config).recording
+    assert sorted(path.name for path in run.iterdir()) == ["log.txt", "model.pt"]
+    assert len((run / "log.txt").read_text().splitlines()) == 160 / BATCH
+    assert {(leg.name, leg.num_workers) for leg in found.legs} == {
+        ("normal", None), ("cached", None), ("loader_only", None), ("kept", None), ("cold", None),
+        *(("loader_only", count) for count in worker_counts(1)), *(("crowded", count) for count in crowds(found)),
+    }  # fmt: skip
+    for leg in found.legs:
+        assert len(leg.samples_per_s) == (1 if leg.name == "cold" else 2)
+        assert all(rate > 0 for rate in leg.samples_per_s)
+    assert found.script.ended_by == "itself"
+    assert not [note for note in found.notes if "legs" in note]
+
+
+IMAGES = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self):
+        return 96
+    def __getitem__(self, index):
+        return torch.rand(3, 16, 16), index % 4
+
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+head = torch.nn.Linear(8 * 14 * 14, 4)
+optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+for epoch in range(1000):
+    for images, labels in DataLoader(Pictures(), batch_size=8, num_workers=1):
+        features = model(images)
+        flat = features.view(8, -1) if sys.argv[1] == "view" else features.flatten(1)
+        torch.nn.functional.cross_entropy(head(flat), labels).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("how", ["flatten", "view"])
+def test_a_script_that_cannot_take_channels_last_is_told_so_and_has_its_other_legs(tmp_path: Path, how: str) -> None:
+    script = tmp_path / "images.py"
+    script.write_text(IMAGES)
+    config = StudyConfig(argv=[str(script), how], steps=30, legs=chosen_legs(True), window_s=0.2, rounds=2)
+    found = study(config).recording
+    names = {leg.name for leg in found.legs}
+    assert {"normal", "cached", "loader_only", "cold"} <= names
+    assert ("laid_out" in names) == (how == "flatten") and "kept" in names
+    told = [note for note in found.notes if "channels_last" in note and "view size is not compatible" in note]
+    assert len(told) == (how == "view")
+    assert not [note for note in found.notes if "not whole" in note]
+
+
+def test_stops_after_so_many_steps(tmp_path: Path) -> None:
+    done = study(toy(tmp_path / "run", workers=0, samples=4000, steps=7))
+    assert done.status == 0
+    assert done.recording.script.ended_by == "steps"
+    assert len(done.recording.steps) == 7
+    assert not (tmp_path / "run" / "model.pt").exists()
+
+
+def test_legs_of_a_script_that_ends_at_once_say_why(tmp_path: Path) -> None:
+    config = toy(tmp_path / "run", workers=0, samples=16, legs=("cached",))
+    found = with_legs(config, before(config))
+    assert found.legs == []
+    assert any("no legs: run again, the script ended before" in note for note in found.notes)
+
+
+MURDER = """
+import os, signal, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Data(Dataset):
+    def __len__(self):
+        return 4000
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        if index == 900:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(3)
+
+if __name__ == "__main__":
+    for batch in DataLoader(Data(), batch_size=4, num_workers=2):
+        pass
+"""
+
+
+def test_a_worker_that_is_killed_has_told_what_it_did(tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(MURDER)
+    done = study(StudyConfig(argv=[str(script)]))
+    assert done.status == 1
+    assert "DataLoader worker" in (done.recording.script.error or "")
+    assert "killed" in {worker.ended for worker in done.recording.workers}
+    assert len(done.recording.steps) > 100
+    assert any("killed" in note for note in done.recording.notes)
+
+
+def test_ranks_under_torchrun_are_merged() -> None:
+    argv = ["torchrun", "--nproc-per-node", "2", str(SCRIPTS / "ddp.py")]
+    done = study(StudyConfig(argv=argv, steps=40))
+    assert done.status == 0
+    assert done.recording.compute.world_size == 2
+    by_rank = {rank: [step for step in done.recording.steps if step.rank == rank] for rank in (0, 1)}
+    assert [len(found) for found in by_rank.values()] == [40, 40]
+    assert {trainer.rank for trainer in done.recording.trainers} == {0, 1}
+    assert {worker.rank for worker in done.recording.workers} == {0, 1}
+
+
+def test_an_image_folder_and_mobilenet(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    image = pytest.importorskip("PIL.Image")
+    for number in range(96):
+        folder = tmp_path / f"class{number % 2}"
+        folder.mkdir(exist_ok=True)
+        image.new("RGB", (90, 90), (number, 9, 9)).save(folder / f"{number}.jpg")
+    argv = [str(SCRIPTS / "imagefolder_mobilenet.py"), str(tmp_path), "1", "1"]
+    done = study(StudyConfig(argv=argv))
+    assert done.status == 0
+    loader = done.recording.train_loader
+    assert loader is not None
+    assert (loader.kind, loader.dataset, loader.dataset_samples, loader.num_workers) == (
+        "torch",
+        "ImageFolder",
+        96,
+        1,
+    )
+    assert loader.transforms == ["RandomResizedCrop", "RandomHorizontalFlip", "ToTensor", "Normalize"]
+    assert (done.recording.compute.optimizer, done.recording.optimizer_steps) == ("SGD", 12)
+    (worker,) = done.recording.workers
+    assert worker.stages["other"] < 0.1 * worker.seconds
+    found = diagnose(done.recording)
+    assert found.bound == "compute"  # MobileNetV2 on one thread, beside pictures of 90 pixels
+
+
+def test_webdataset_without_a_dataloader(tmp_path: Path) -> None:
+    wds, image = pytest.importorskip("webdataset"), pytest.importorskip("PIL.Image")
+    with wds.TarWriter(str(tmp_path / "shard.tar")) as sink:
+        for number in range(40):
+            sink.write(
+                {"__key__": f"{number:03d}", "jpg": image.new("RGB", (90, 90), (number, 9, 9)), "cls": number % 9}
+            )
+    argv = [str(SCRIPTS / "webdataset_loop.py"), str(tmp_path / "shard.tar"), "-1"]
+    found = study(StudyConfig(argv=argv)).recording
+    assert found.loaders[0].kind == "webdataset"
+    assert len(found.measured()) > 40
+    (worker,) = found.workers
+    assert worker.in_trainer
+    assert worker.stages["other"] < 0.1 * worker.seconds
+    assert set(worker.transforms) & {"RandomResizedCrop", "ToTensor"}
+    assert str(tmp_path / "shard.tar") in found.sample_paths
+
+
+def test_the_record_has_the_keys_others_rely_on(tmp_path: Path) -> None:
+    script = SCRIPTS / "mnist_like.py"
+    command = [sys.executable, "-c", "from feedline.cli.main import run; run()", "profile", "--no-trials"]
+    words = [
+        "--json",
+        "out.json",
+        "--html",
+        "r.html",
+        "--trace",
+        "t.json",
+        "--fail-if",
+        "samples_per_s>0",
+        str(script),
+    ]
+    done = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 1, done.stderr
+    assert "Train Epoch: 1 [0]" in done.stdout
+    assert "samples_per_s" in done.stderr
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert record["verb"] == "profile"
+    assert record["verdict"]["bound"] in ("data", "copy", "compute", "trainer")
+    assert record["verdict"]["ceiling_samples_per_s"] is None
+    assert {"wait_fraction", "samples_per_s", "overhead_fraction"} <= set(record["verdict"])
+    assert {"stages", "workers", "predictions", "gpu", "lines"} <= set(record)
+    assert not record["stages"] or set(record["stages"]) == set(STAGES)
+    recording = Recording.load(tmp_path / "out.json")
+    assert [loader.phase for loader in recording.loaders] == ["train", "eval"]
+    assert (tmp_path / "r.html").read_text().startswith("<!")
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]

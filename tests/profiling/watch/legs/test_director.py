@@ -1,0 +1,122 @@
+"""The order of the differential legs, and dropping files from the page cache."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.pipeline.base.process import children_cpu_seconds
+from feedline.profiling.profile_run import chosen_legs
+from feedline.profiling.watch.legs import page_cache
+from feedline.profiling.watch.legs.cached import Cache
+from feedline.profiling.watch.legs.cpu_burners import Crowd
+from feedline.profiling.watch.legs.director import plan
+from feedline.profiling.watch.legs.page_cache import drop
+
+
+@given(st.lists(st.integers(1, 8), unique=True, max_size=3), st.sampled_from([(), (1, 2)]), st.integers(1, 4))
+def test_every_leg_once_a_round_and_the_cold_one_at_the_very_end(
+    counts: list[int], crowds: tuple[int, ...], rounds: int
+) -> None:
+    legs = (*chosen_legs(True), "crowded", "kept", "laid_out")
+    order = [(window.leg, window.count) for window in plan(legs, tuple(counts), crowds, rounds)]
+    warm = [("normal", None), ("cached", None), ("loader_only", None), *(("loader_only", one) for one in counts)]
+    warm += [("crowded", one) for one in crowds]
+    assert order.pop() == ("cold", None)
+    order, last = order[: rounds * len(warm)], order[rounds * len(warm) :]
+    for turn in range(rounds):  # in turn, and each of them first in turn
+        assert {leg for leg, _ in last[2 * turn : 2 * turn + 2]} == {"kept", "laid_out"}
+        assert last[2 * turn][0] == ("laid_out" if turn % 2 else "kept")
+    assert len(last) == 2 * rounds
+    for turn in range(rounds):
+        this = order[turn * len(warm) : (turn + 1) * len(warm)]
+        assert sorted(map(str, this)) == sorted(map(str, warm))
+        assert this[0] == warm[turn % len(warm)]
+
+
+def test_the_page_cache_is_left_alone_when_told() -> None:
+    assert "cold" not in chosen_legs(True, cold=False)
+    assert chosen_legs(False) == chosen_legs(False, cold=False) == ()
+
+
+@pytest.mark.parametrize(
+    ("cached", "share", "words"),
+    [(False, 0.5, "4 of 8 files dropped"), (True, 0.0, "did not work: 4 of 4"), (None, None, "cannot be told here")],
+)
+def test_what_could_be_dropped_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool | None, share: float | None, words: str
+) -> None:
+    files = [tmp_path / str(number) for number in range(4)]
+    for one in files:
+        one.write_bytes(b"x" * 10_000)
+    monkeypatch.setattr(page_cache, "is_cached", lambda path: cached)
+    told = drop([*map(str, files), *[str(tmp_path / "gone")] * 4])
+    assert told.share == share and words in told.note
+    assert drop([]).share == 0.0 and "not known" in drop([]).note
+
+
+def test_batches_are_laid_out_as_feedline_hands_them_over_and_stay_what_they_are() -> None:
+    images, labels = torch.rand(8, 3, 5, 7), torch.arange(8)
+    cache = Cache()
+    cache.keep({"pixels": [images], "labels": labels})
+    ours = cache.laid_out()
+    assert ours is not None
+    batch = ours.next()
+    assert batch["pixels"][0].is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(batch["pixels"][0], images) and torch.equal(batch["labels"], labels)
+    assert images.is_contiguous() and cache.next()["pixels"][0] is images
+    batch["pixels"][0].zero_()
+    assert torch.equal(ours.next()["pixels"][0], images)
+
+
+def test_a_batch_that_the_script_took_apart_is_laid_out_all_the_same() -> None:
+    batch = {"image": torch.rand(2, 3, 4, 4), "label": torch.arange(2)}
+    cache = Cache()
+    cache.keep(batch)
+    batch.pop("label")
+    ours = cache.laid_out()
+    assert ours is not None and set(ours.next()) == {"image", "label"}
+
+
+def test_batches_without_images_are_not_laid_out() -> None:
+    cache = Cache()
+    cache.keep([torch.rand(8, 40), torch.rand(8, 40, 5, 5)])
+    assert cache.laid_out() is None
+
+
+def test_a_crowd_takes_cores_and_goes() -> None:
+    before = children_cpu_seconds()
+    crowd = Crowd(2)
+    try:
+        until = time.monotonic() + 60
+        while children_cpu_seconds() < before + 0.2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    finally:
+        crowd.leave()
+    assert not psutil.Process().children()
+
+
+LEAVES_A_CROWD = """
+import os
+from feedline.profiling.watch.legs.cpu_burners import Crowd
+Crowd(1)
+print(*(one.split()[0] for one in os.popen(f"ps --ppid {os.getpid()} -o pid=,comm=") if "python" in one), flush=True)
+os._exit(9)
+"""
+
+
+def test_a_crowd_does_not_outlive_its_parent() -> None:
+    command = [sys.executable, "-c", LEAVES_A_CROWD]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    left = int(ended.stdout)
+    until = time.monotonic() + 60
+    while psutil.pid_exists(left) and psutil.Process(left).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.01)

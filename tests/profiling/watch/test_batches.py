@@ -1,0 +1,87 @@
+"""Any structure of a batch, any size of it."""
+
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.profiling.watch.batches import batch_bytes, batch_samples, describe, tensors
+
+IMAGES, LABELS = np.zeros((4, 2, 2, 3), np.uint8), np.zeros(4, np.int64)
+Pair = namedtuple("Pair", "x y")
+
+
+class Bag:
+    """Like a tokenizer's or torch_geometric's batch: attributes, and indexable."""
+
+    def __init__(self) -> None:
+        self.x = IMAGES
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "size"),
+    [
+        (IMAGES, 4, 48),
+        ([IMAGES, LABELS], 4, 80),
+        ((IMAGES, LABELS), 4, 80),
+        ({"image": IMAGES, "label": LABELS}, 4, 80),
+        (Pair(IMAGES, LABELS), 4, 80),
+        ([{"a": [IMAGES]}, LABELS], 4, 80),
+        (Bag(), 4, 48),
+        ([np.float32(3), IMAGES], 4, 52),
+        ([["a", "b", "c"], [1, 2, 3]], 3, 0),
+        (["a", "b"], 2, 0),
+        ("text", None, 0),
+        (None, None, 0),
+        ([], None, 0),
+        (ValueError("x"), None, 0),
+    ],
+)
+def test_samples_and_bytes(batch: Any, samples: int | None, size: int) -> None:
+    assert (batch_samples(batch), batch_bytes(batch)) == (samples, size)
+
+
+def test_a_huge_structure_is_cut() -> None:
+    visits = 0
+
+    class Counted:
+        @property
+        def shape(self) -> Any:
+            nonlocal visits
+            visits += 1
+            raise AttributeError
+
+    assert tensors([[[Counted()] * 1000] * 1000] * 1000) == []
+    assert visits < 200
+
+
+def test_describes_what_predictions_need() -> None:
+    told = describe([IMAGES, LABELS])
+    assert told["batch_dtypes"] == ["uint8", "int64"]
+    assert told["batch_shapes"] == [[4, 2, 2, 3], [4]]
+    assert told["batch_bytes"] == 80
+
+
+def test_a_pinned_check_that_raises_is_not_ours_to_raise() -> None:
+    def is_pinned() -> bool:
+        raise RuntimeError("no CUDA")
+
+    odd = SimpleNamespace(shape=(2,), dtype="float32", nbytes=8, device="cpu", is_pinned=is_pinned)
+    assert describe(odd)["pinned"] is False
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_never_raises(batch: Any) -> None:
+    batch_samples(batch)
+    assert batch_bytes(batch) == 0

@@ -1,0 +1,79 @@
+"""The thread that unpickles and pins: seen at work, and what the loop then waits for called by its name."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from feedline.profiling.record.journal import Journal, Options
+from feedline.profiling.record.merge import merge
+from feedline.profiling.watch.capture import Capture
+
+TORCH = "/x/site-packages/torch/utils/data/_utils/pin_memory.py"
+REDUCTIONS = "/x/site-packages/torch/multiprocessing/reductions.py"
+
+
+class Loader:
+    num_workers, pin_memory = 2, True
+
+
+def function(name: str, file: str) -> Callable[[Callable[[], None]], None]:
+    """`name(inner)`, as if it stood in `file`."""
+    namespace: dict[str, Callable[[Callable[[], None]], None]] = {}
+    exec(compile(f"def {name}(inner):\n    inner()", file, "exec"), namespace)
+    return namespace[name]
+
+
+@contextmanager
+def pinning(work: Callable[[], None]) -> Iterator[None]:
+    loop = function("_pin_memory_loop", TORCH)
+    over = threading.Event()
+
+    def until_over() -> None:
+        while not over.is_set():
+            work()
+
+    thread = threading.Thread(target=loop, args=(until_over,), name="Thread-7 (_pin_memory_loop)")
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def compute() -> None:
+    ends = time.perf_counter() + 0.02
+    while time.perf_counter() < ends:
+        sum(range(100))
+
+
+def wait() -> None:
+    time.sleep(0.02)
+
+
+WORK = {
+    "unpickle": lambda: function("rebuild_storage_fd", REDUCTIONS)(compute),
+    "pin": lambda: function("pin_memory", TORCH)(compute),
+    "wait": wait,
+}
+
+
+@pytest.mark.parametrize("doing", WORK)
+def test_waiting_for_the_pinning_thread_has_its_own_name(doing: str, tmp_path: Path) -> None:
+    capture = Capture(Journal(tmp_path), Options(steady=False))
+    loader = Loader()
+    origin = time.perf_counter()
+    with pinning(WORK[doing]):
+        one = capture.begin_pass(loader, "torch")
+        capture.ask(one)
+        time.sleep(1.0)
+        capture.leave("itself")
+    (trainer,) = merge(capture.journal, origin=origin, argv=["x.py"]).trainers
+    assert max(trainer.parts, key=lambda name: trainer.parts[name]) == doing
+    if doing == "wait":
+        assert trainer.pin_thread_s == 0
+    else:
+        assert trainer.parts_cpu_s[doing] > 0.3 * trainer.parts[doing]
+        assert trainer.pin_thread_s == pytest.approx(trainer.parts[doing], rel=0.3)
