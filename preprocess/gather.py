@@ -45,8 +45,8 @@ def selected(columns: Columns, classes: Classes, config: PrepareConfig) -> tuple
 
 
 def source_stats(paths: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Size and time (ns) of each file now; -1 for those that are not local. Raises SourceChanged for one that is
-    gone. 16 bytes a file, so that a million loose images are watched too.
+    """Size and time (ns) of each file now; -1 for those that are not local and for broken links. Raises SourceChanged
+    for one that is gone. 16 bytes a file, so that a million loose images are watched too.
     """
     found_P2 = np.full((len(paths), 2), -1, np.int64)
     for number, path in enumerate(paths):
@@ -54,6 +54,8 @@ def source_stats(paths: Sequence[str]) -> npt.NDArray[np.int64]:
             try:
                 now = os.stat(path)  # noqa: PTH116
             except OSError as error:
+                if Path(path).is_symlink():
+                    continue
                 raise SourceChanged(f"{path} cannot be read any more: {error.strerror}") from error
             found_P2[number] = now.st_size, now.st_mtime_ns
     return found_P2

@@ -74,6 +74,8 @@ class OpenFiles:
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def read(self, sample: Where) -> bytes:
+        if not sample.length and sample.path not in self._stats:  # a link without bytes
+            return b""
         descriptor = self._descriptor(sample.path)
         length = sample.length if sample.length >= 0 else os.fstat(descriptor).st_size - sample.offset
         try:

@@ -39,7 +39,6 @@ from feedline.preprocess.sources import (
     SourceOptions,
     is_address,
     joined,
-    name_in_class,
     notes_of,
 )
 from feedline.preprocess.tar_headers import BLOCK_BYTES, Member, TarError, reader, walk
@@ -74,7 +73,7 @@ class TarTask:
         paths = list(dict.fromkeys(tar.path for tar in self.tars))
         for tar in self.tars:
             for member in images_in(tar, self.options):
-                names.append(name_in_class(tar.name, member.name) if tar.name else member.name)
+                names.append(f"{tar.name}/{member.name}" if tar.name else member.name)
                 columns.append((tar.label, paths.index(tar.path), member.offset, member.length))
         table = np.array(columns, np.int64).reshape(-1, 4)
         return Part(
@@ -85,6 +84,7 @@ class TarTask:
             path_N=table[:, 1].astype(np.int32),
             offsets_N=table[:, 2].copy(),
             lengths_N=table[:, 3].copy(),
+            in_classes=bool(self.tars[0].name),
         )
 
 
@@ -202,7 +202,7 @@ class IlsvrcSource(Source):
         held = np.zeros(len(self.classes), np.int64)
         for part in parts:
             if part.split == "train":
-                np.add.at(held, part.labels_N, 1)
+                np.add.at(held, part.labels_N[part.labels_N >= 0], 1)
         empty = np.flatnonzero(held == 0)
         if self.train is not None and len(empty) and not self.allow_missing:
             raise SourceError(
@@ -250,9 +250,7 @@ def tars_of_folder(path: str, options: dict[str, Any]) -> list[ClassTar]:
              for name, one in named if WNID_TAR.fullmatch(name)], path,
         )  # fmt: skip
     tars = [
-        ClassTar(
-            name=entry.name.removesuffix(".tar"), label=-1, path=entry.path, offset=0, length=entry.stat().st_size
-        )
+        ClassTar(name=entry.name.removesuffix(".tar"), label=-1, path=entry.path, offset=0, length=-1)
         for entry in os.scandir(path)
         if entry.name.endswith(".tar") and not entry.name.startswith(".")
     ]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tarfile
 import tempfile
 import threading
@@ -21,11 +22,12 @@ import pytest
 from feedline.pipeline.errors import FeedlineError, UsageError
 from feedline.pipeline.scratch import PREFIX
 from feedline.pipeline.shards import read_index, read_manifest
+from feedline.preprocess import commit
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.gather import indexed, source_stats
 from feedline.preprocess.job import Ran
-from feedline.preprocess.store import WORK, LocalAttempt, LocalStore
+from feedline.preprocess.store import WORK, LocalAttempt, LocalStore, open_store
 from feedline.preprocess.verify import verify
 from feedline.preprocess.work import ShardJob
 from tests.preprocess.making import CLASSES, PER_CLASS, photo, run_here, saved, write_images
@@ -439,6 +441,18 @@ def test_the_size_of_what_is_too_large_is_said(clean_images: Path, tmp_path: Pat
     prepare(clean_images, tmp_path / "out", max_bad=1, max_pixels=16)
     lines = (tmp_path / "out" / "quarantine" / "report.jsonl").read_text().splitlines()
     assert all(re.match(r"\d+x\d+ is over the limit of 16 ", json.loads(line)["detail"]) for line in lines)
+
+
+def test_links_to_nothing_and_images_without_a_class_are_quarantined(clean_images: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(clean_images, tmp_path / "in")
+    (source / "apple" / "gone.jpg").symlink_to("nowhere")
+    shutil.copy(source / "bear" / "bear_1.JPEG", source / "stray.jpg")
+    said = prepare(source, tmp_path / "out", shards=1, max_bad=0.1)
+    assert (said["output_samples"], said["reasons"]) == (48, {"broken link": 1, "no label": 1})
+    rows = commit.read_quarantine(open_store(str(tmp_path / "out")))
+    assert {(row["key"], row["source"]) for row in rows} == {
+        ("apple/gone", str(source / "apple/gone.jpg")), ("stray", str(source / "stray.jpg")),
+    }  # fmt: skip
 
 
 def test_too_many_bad_samples_are_an_error_that_resumes(images: Path, tmp_path: Path) -> None:

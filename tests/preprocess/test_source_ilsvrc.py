@@ -170,6 +170,29 @@ def test_a_class_the_devkit_does_not_know(tiny_ilsvrc: Path, tmp_path: Path) -> 
         open_source(str(source))
 
 
+def test_a_stray_image_beside_class_folders_is_a_trouble_and_not_of_the_last_class(
+    tiny_ilsvrc: Path, tmp_path: Path
+) -> None:
+    folders = class_folders(tiny_ilsvrc, tmp_path / "folders")
+    last = max(folders.iterdir())
+    for image in last.iterdir():
+        image.rename(folders / image.name)
+    source = link(tmp_path / "source", train=folders, VAL=tiny_ilsvrc / VAL, DEVKIT=tiny_ilsvrc / DEVKIT)
+    with pytest.raises(SourceError, match=f"class {last.name} has no image"):
+        indexed(source)
+    found = indexed(source, missing_classes="allow")
+    assert found.columns.labels_N[found.columns.splits_N == 0].tolist().count(-1) == 9
+
+
+def test_links_to_nothing_are_one_line(tiny_ilsvrc: Path, tmp_path: Path) -> None:
+    tars = class_tars(tiny_ilsvrc, tmp_path / "tars")
+    (tars / "n99999999.tar").symlink_to("gone")
+    with pytest.raises(UsageError, match=r"n99999999\.tar cannot be read: No such file"):
+        indexed(tars)
+    with pytest.raises(UsageError, match="train is a broken link"):
+        open_source(str(link(tmp_path / "source", train=tmp_path / "gone")))
+
+
 def test_a_class_tar_twice(tmp_path: Path) -> None:
     inner = write_tar(tmp_path / "inner", [("n00000001_1.JPEG", b"1")]).read_bytes()
     with pytest.raises(SourceError, match=r"holds class tar n00000001\.tar twice"):
