@@ -60,7 +60,7 @@ def prepare(
     metadata: Annotated[bool, Opt("--metadata", help="Also write KEY.json: where each sample came from.")] = False,
     source_option: Annotated[
         list[str] | None,
-        Opt("--source-option", metavar="KEY=VALUE", help="For the source: kind=…, devkit=…, layout=classes …"),
+        Opt("--source-option", metavar="KEY=VALUE", help="For the source: devkit=…, layout=classes, labels=words …"),
     ] = None,
     storage_option: Annotated[
         list[str] | None, Opt("--storage-option", metavar="KEY=VALUE", help="For fsspec; VALUE may be JSON.")

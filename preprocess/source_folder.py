@@ -1,7 +1,7 @@
 """An extracted image folder: `train/CLASS/…` and `val/CLASS/…`, or one level of class folders.
 
-Classes are the folders' names in text order; what lies deeper belongs to the class folder it is under. An image beside
-the class folders has no label, a broken link no bytes: both go to quarantine. Tasks list some class folders each.
+Classes are the folders' names in text order; what lies deeper belongs to the class folder it is under. An image
+beside the class folders has no label, a broken link no bytes: both go to quarantine. Tasks list some folders each.
 """
 
 import os

@@ -70,7 +70,9 @@ class SourceOptions:
     """`allow` lets classes of the devkit have no train images."""
     image_column: str | None = None
     label_column: str | None = None
-    """Parquet columns, when there is a choice."""
+    """Parquet columns, or extensions of WebDataset members, when there is a choice."""
+    labels: str | None = None
+    """`numbers` or `words`, where labels are written as both (`preprocess.labels`)."""
     layout: str | None = None
     """`classes`: every folder is a class, whatever its name; `splits`: the folders called train, val, test alone."""
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -93,14 +95,15 @@ class SourceOptions:
         return self.splits is None or split in [name.strip() for name in self.splits.split(",")]
 
 
-CHOICES = {"missing_classes": ("refuse", "allow"), "layout": ("classes", "splits")}
+CHOICES = {"missing_classes": ("refuse", "allow"), "layout": ("classes", "splits"), "labels": ("numbers", "words")}
 USED_BY = {
     "layout": ("folder",),
     "devkit": ("ilsvrc",),
     "ground_truth": ("ilsvrc",),
     "missing_classes": ("ilsvrc",),
-    "image_column": ("parquet",),
-    "label_column": ("parquet",),
+    "image_column": ("parquet", "shards"),
+    "label_column": ("parquet", "shards"),
+    "labels": ("parquet", "shards"),
 }
 """Option -> the kinds of source that look at it; the others are of use for all."""
 NOTHING_SAID = {one.name: one.default for one in fields(SourceOptions)}

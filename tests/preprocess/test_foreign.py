@@ -75,6 +75,29 @@ def test_what_has_no_label_or_no_key_of_its_own_is_left_out(tmp_path: Path) -> N
     assert read_index(tmp_path / "train", read_manifest(tmp_path / "train")).labels_N.tolist() == [1, 0]
 
 
+def test_what_a_job_would_quarantine_is_left_out_and_named(tmp_path: Path) -> None:
+    picture = saved(photo(1), "PNG")
+    write_tar(tmp_path / "a.tar", [("good", picture, b"0"), ("deep", picture, b"0")])
+    members = [("link.jpg", b""), ("nest.png", picture), ("nest.json", b"[" * 100_000)]
+    with tarfile.open(tmp_path / "a.tar", "a") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = len(data), tarfile.REGTYPE if data else tarfile.SYMTYPE
+            tar.addfile(info, io.BytesIO(data))
+    said = index_shards(tmp_path)[str(tmp_path)]
+    assert said["left_out"] == ["a.tar: link: symbolic link", "a.tar: nest: label cannot be read"]
+    assert read_index(tmp_path).keys == ["good", "deep"]
+
+
+def test_odd_labels_are_indexed_as_told(tmp_path: Path) -> None:
+    picture = saved(photo(1), "PNG")
+    write_tar(tmp_path / "a.tar", [("a", picture, b"7"), ("b", picture, b"unknown")])
+    with pytest.raises(FeedlineError, match=r"sample 'b\.png' of a\.tar has the label 'unknown'"):
+        index_shards(tmp_path)
+    index_shards(tmp_path, source_options={"labels": "words"})
+    assert [entry["name"] for entry in read_manifest(tmp_path).classes] == ["7", "unknown"]
+
+
 def test_a_failed_or_unwanted_index_takes_nothing_away(prepared: Path, tmp_path: Path) -> None:
     split = prepared / "64-jpeg" / "train"
     with pytest.raises(UsageError, match="written by `feedline prepare`"):
