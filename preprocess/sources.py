@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -321,8 +321,8 @@ def without_class(name: str) -> str:
 
 def is_image(name: str) -> bool:
     """By its extension."""
-    path = PurePosixPath(name)
-    return path.suffix.lower() in IMAGE_EXTENSIONS and not path.name.startswith(".")
+    stem, _, extension = name.rpartition("/")[2].rpartition(".")
+    return f".{extension.lower()}" in IMAGE_EXTENSIONS and not stem.startswith(".") and stem != ""
 
 
 def is_image_file(path: str) -> bool:
