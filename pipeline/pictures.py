@@ -11,6 +11,13 @@ from PIL import Image
 from feedline.pipeline.errors import DatasetError
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+OPTIONAL = {
+    "webp": ("WebP", "libwebp-dev", "WEBP support not installed"),
+    "libtiff": ("compressed TIFF", "libtiff-dev", "decoder libtiff not available"),
+    "littlecms2": ("LAB colours", "liblcms2-dev", "_imagingcms"),
+}
+"""By Pillow's name for a part that it may be built without: what it reads, the Debian package to build it with, and
+what Pillow says where it lacks it."""
 
 
 def open_rgb(data: bytes) -> Image.Image:
