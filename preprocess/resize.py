@@ -25,7 +25,7 @@ from PIL import Image
 
 from feedline.pipeline import jpeg
 from feedline.pipeline.errors import UsageError
-from feedline.pipeline.pictures import FORMATS, OPTIONAL
+from feedline.pipeline.pictures import FORMATS, lacking
 from feedline.pipeline.shards import Codec
 
 Resize = Literal["shortest", "square", "crop", "stretch", "none"]
@@ -206,8 +206,8 @@ class Kernel:
             except Image.DecompressionBombError as error:
                 raise BadImage("too many pixels", str(error)) from None
             except Image.UnidentifiedImageError:
-                lacking = next((str(one.message) for one in said if "not installed" in str(one.message)), "")
-                raise (not_supported(lacking) if lacking else BadImage("not an image")) from None
+                words = next((str(one.message) for one in said if "not installed" in str(one.message)), "")
+                raise (not_supported(words) if words else BadImage("not an image")) from None
             except ImportError as error:
                 raise not_supported(str(error).partition(" (")[0]) from None
             except Exception as error:  # Pillow's parsers raise anything on damaged files
@@ -236,11 +236,10 @@ class Kernel:
 
 def not_supported(words: str) -> BadImage:
     """What Pillow says of a part that it was built without, with what to install."""
-    for _, package, known in OPTIONAL.values():
-        if known in words:
-            remedy = f"install {package}, build Pillow-SIMD again (make -B setup), then --retry-quarantine"
-            return BadImage(f"format not supported (Pillow was built without {package})", f"{words}: {remedy}")
-    return BadImage("format not supported", words)
+    if not (package := lacking(words)):
+        return BadImage("format not supported", words)
+    remedy = f"install {package}, build Pillow-SIMD again (make -B setup), then --retry-quarantine"
+    return BadImage(f"format not supported (Pillow was built without {package})", f"{words}: {remedy}")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from feedline.pipeline.errors import UsageError
+from feedline.pipeline.errors import DatasetError, UsageError
+from feedline.pipeline.pictures import open_rgb
 from feedline.preprocess.fingerprint import optional_files
 from feedline.preprocess.resize import BadImage, Kernel, Output, geometry
 
@@ -161,8 +162,11 @@ def test_what_this_pillow_was_built_without_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("PIL.WebPImagePlugin.SUPPORTED", False)
     monkeypatch.delattr(Image.core, "libtiff_decoder", raising=False)
+    data = dict(optional_files())[name]
+    with pytest.raises(DatasetError, match=f"built without {package}"):
+        open_rgb(data)
     with pytest.raises(BadImage) as caught:
-        Kernel((RAW,))(dict(optional_files())[name])
+        Kernel((RAW,))(data)
     assert caught.value.reason == f"format not supported (Pillow was built without {package})"
     assert f"install {package}, " in caught.value.detail and "--retry-quarantine" in caught.value.detail
 
