@@ -24,8 +24,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from feedline.benchmarks.whatif_forms import Form, is_usable, prepare_form, samples_of
-from feedline.pipeline import jpeg
 from feedline.pipeline.errors import FeedlineError
+from feedline.preprocess.fingerprint import fingerprint
 from feedline.preprocess.resize import Output
 from feedline.profiling.recording import Recording, Trial
 
@@ -216,7 +216,7 @@ def _trial(load: Load, costs: Sequence[float], extra_s: float) -> Trial:
         trainer_cpu_s_per_sample=extra_s if load.loader == "feedline" else None,
         psnr_db=form.psnr_db,
         loader=load.loader,
-        note=f"encoder {jpeg.encoder_fingerprint()[:12]}" if output.codec == "jpeg" else "",
+        note=f"encoder {fingerprint((output,)).encoder[:12]}" if output.codec == "jpeg" else "",
     )
 
 

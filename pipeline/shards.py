@@ -29,7 +29,8 @@ from feedline.pipeline.errors import UsageError as UsageError
 from feedline.pipeline.files import open_shard, read_handed
 from feedline.pipeline.text import UNPRINTABLE, is_printable
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1 had no fingerprints and no formats; it is still read."""
 MANIFEST = "manifest.json"
 INDEX = "index.parquet"
 MANIFEST_BYTES = 256 << 20
@@ -52,6 +53,8 @@ class ShardInfo:
     """As planned; `planned_samples - samples` were quarantined."""
     bytes: int
     sha256: str
+    fingerprint: str = ""
+    """Of the encoder that made it; "" where that is not known (version 1, shards of others)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,8 @@ class Manifest:
     index_sha256: str = ""
     """Of the index file: labels and places of all samples are only as sure as it is."""
     versions: dict[str, str] = field(default_factory=dict)
+    formats: dict[str, str] = field(default_factory=dict)
+    """Those that not every build of Pillow reads, where this was prepared: what a small file of each was read as."""
     format_version: int = FORMAT_VERSION
 
     @property
@@ -83,8 +88,8 @@ class Manifest:
         try:
             fields = json.loads(text)
             version = fields["format_version"]
-            if version != FORMAT_VERSION:
-                raise DatasetError(f"{where}: format version {version!r}, this feedline reads {FORMAT_VERSION}")
+            if version not in (1, FORMAT_VERSION):
+                raise DatasetError(f"{where}: format version {version!r}, this feedline reads 1 to {FORMAT_VERSION}")
             _check_depth(fields)
             fields["shards"] = [ShardInfo(**shard) for shard in fields["shards"]]
             manifest = cls(**fields)
@@ -113,16 +118,19 @@ def _check_depth(value: Any, levels: int = _DEEPEST) -> None:
 def _check_types(manifest: Manifest) -> None:
     """Raises TypeError or ValueError where a dataclass from JSON holds what it does not declare."""
     shards = manifest.shards
+    if not isinstance(manifest.versions, dict) or not isinstance(manifest.formats, dict):
+        raise ValueError("versions and formats are no objects")
     counts = [manifest.samples, *(n for one in shards for n in (one.samples, one.planned_samples, one.bytes))]
     if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts) or type(manifest.seed) is not int:
         raise ValueError("a count is not a whole number")
     texts: list[Any] = [manifest.split, manifest.plan_hash, manifest.index_sha256]
-    texts += [text for one in shards for text in (one.name, one.sha256)]
+    texts += [text for one in shards for text in (one.name, one.sha256, one.fingerprint)]
+    texts += [text for pair in manifest.formats.items() for text in pair]
     for entry in manifest.classes:
         texts += [entry["name"], entry.get("wnid", ""), *(entry.get("names") or [])]
     if not all(isinstance(text, str) and is_printable(text) for text in texts):
         raise ValueError("a name is not a printable text")
-    if not isinstance(manifest.versions, dict) or manifest.settings["codec"] not in _CODECS:
+    if manifest.settings["codec"] not in _CODECS:
         raise ValueError(f"codec {manifest.settings['codec']!r}")
 
 

@@ -82,13 +82,13 @@ def finished(store: Store, folders: list[str]) -> list[Manifest] | None:
     return found
 
 
-def check_free(store: Store, plan_hash: str, folders: list[str]) -> None:
+def check_free(store: Store, plan_hash: str, said: str, folders: list[str]) -> None:
     """Raises UsageError when the place holds anything but this plan's own work."""
     running = unfinished_plan(store)
     if running is not None and running.get("plan_hash") != plan_hash:
         raise UsageError(
-            f"{store.address} holds an unfinished run of another plan ({running.get('said', 'unknown')}): finish it "
-            "with its own options, choose another folder, or give --overwrite"
+            f"{store.address} holds an unfinished run of another plan ({running.get('said', 'unknown')}; this one: "
+            f"{said}): finish it with its own options and libraries, choose another folder, or give --overwrite"
         )
     for folder in sorted(claimed_folders(store) | set(folders)):
         text = store.read(f"{folder}/{MANIFEST}")
@@ -99,9 +99,28 @@ def check_free(store: Store, plan_hash: str, folders: list[str]) -> None:
                 hash_there = None
             if hash_there != plan_hash:
                 raise UsageError(
-                    f"{store.address}/{folder} holds a dataset of another plan: choose another folder or --overwrite"
+                    f"{store.address}/{folder} holds a dataset of another plan (source, options or libraries): "
+                    "choose another folder or --overwrite"
                 )
         check_only_ours(store, folder)
+
+
+def check_formats(store: Store, folders: list[str], formats: dict[str, str], retry: bool) -> None:
+    """Raises UsageError where what is there was begun by a Pillow that reads other formats: samples of one format
+    would be both in shards and in quarantine. With more formats it may go on by retrying what is in quarantine."""
+    running, manifests = unfinished_plan(store), finished(store, folders) or []
+    short = any(shard.samples < shard.planned_samples for manifest in manifests for shard in manifest.shards)
+    before = running.get("formats") if running is not None else manifests[0].formats if short else None
+    if not isinstance(before, dict) or before == formats:
+        return
+    grew = before.items() <= formats.items()
+    if not (grew and retry):
+        there, here = (", ".join(names) or "no optional format" for names in (before, formats))
+        remedy = "give --retry-quarantine to read the rest" if grew else "use the libraries it was begun with"
+        raise UsageError(
+            f"{store.address} was begun by a Pillow that reads other image formats (there {there}; here {here}): "
+            f"{remedy}, choose another folder, or give --overwrite"
+        )
 
 
 def check_only_ours(store: Store, folder: str) -> None:
@@ -166,7 +185,7 @@ def claimed_folders(store: Store) -> set[str]:
     return {folder for folder in prepared_folders(store) if folder in begun or store.size(f"{folder}/{MANIFEST}")}
 
 
-def begin(store: Store, plan_hash: str, said: str, folders: list[str], run: str) -> None:
+def begin(store: Store, plan_hash: str, said: str, folders: list[str], run: str, formats: dict[str, str]) -> None:
     """Writes the plan down, makes the folders, and clears what dead runs left."""
     for name in store.list(WORK):
         ours = name.rstrip("/") in (receipts_folder(plan_hash), STAGING, "plan.json")
@@ -181,11 +200,13 @@ def begin(store: Store, plan_hash: str, said: str, folders: list[str], run: str)
     for name in store.list(""):
         if name.startswith(f".{REPORT}.") and TEMPORARY_FILE.fullmatch(name):
             store.delete(name)
-    write_plan(store, plan_hash, said, folders)
+    write_plan(store, plan_hash, said, folders, formats)
 
 
-def write_plan(store: Store, plan_hash: str, said: str, folders: list[str]) -> None:
-    plan = {"plan_hash": plan_hash, "said": said, "folders": folders}
+def write_plan(
+    store: Store, plan_hash: str, said: str, folders: list[str], formats: dict[str, str] | None = None
+) -> None:
+    plan = {"plan_hash": plan_hash, "said": said, "folders": folders, "formats": formats}
     try:
         store.write(PLAN, (json.dumps(plan, sort_keys=True) + "\n").encode())
     except OSError as error:

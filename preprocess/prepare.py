@@ -19,11 +19,11 @@ from feedline.pipeline.scratch import clear_abandoned, scratch_folder
 from feedline.pipeline.shards import MANIFEST, Manifest
 from feedline.preprocess import claim, commit, report
 from feedline.preprocess.config import PrepareConfig
+from feedline.preprocess.fingerprint import Fingerprint, fingerprint
 from feedline.preprocess.gather import gather, open_configured
 from feedline.preprocess.job import Ran, check_java, has_context, master_of, run_on_spark, under_submit
 from feedline.preprocess.plan import Plan, SplitPlan, make_plan
 from feedline.preprocess.receipts import Receipt
-from feedline.preprocess.resize import fingerprint
 from feedline.preprocess.store import WORK, LocalStore, open_store, readable
 from feedline.preprocess.work import Order, Outcome, ShardTask
 
@@ -86,17 +86,19 @@ class Preparation:
             self.seconds["index"] = time.monotonic() - started
             self.fingerprint = fingerprint(config.outputs)
             self.plan = make_plan(
-                columns, config, self.classes, self.fingerprint, stats_P2=stats_P2, staging=self.staging
+                columns, config, self.classes, self.fingerprint.encoder, stats_P2=stats_P2, staging=self.staging
             )
             self.seconds["plan"] = time.monotonic() - started - self.seconds["index"]
             return self._claimed()
 
     def _claimed(self) -> dict[str, Any]:
-        store, plan = self.store, self.plan
+        store, plan, formats = self.store, self.plan, self.fingerprint.formats
+        said = describe(self.config, self.fingerprint)
         folders = [folder for split in plan.splits for folder in self._folders(split)]
         if self.config.overwrite:
             claim.wipe(store)
-        claim.check_free(store, plan.hash, folders)
+        claim.check_free(store, plan.hash, said, folders)
+        claim.check_formats(store, folders, formats, self.config.retry_quarantine)
         done = claim.finished(store, folders)
         if done is not None and self._complete(folders, done):
             claim.end(store)
@@ -104,7 +106,7 @@ class Preparation:
             return commit.read_report(store, claim.REPORT) | {"already_complete": True}
         for split in plan.splits:
             self.on_note(f"{split.split}: {len(split.rows_N):,} samples in {split.shards} shards ({split.reason})")
-        claim.begin(store, plan.hash, describe(self.config), folders, self.run_id)
+        claim.begin(store, plan.hash, said, folders, self.run_id, formats)
         if self.config.retry_quarantine:  # other bytes will come under the same names: until then it is no dataset
             for folder in folders:
                 store.delete(f"{folder}/{MANIFEST}")
@@ -172,7 +174,8 @@ class Preparation:
 
     def _receipt(self, split: SplitPlan, shard: int) -> Receipt | None:
         planned = split.planned(shard)
-        return commit.held_receipt(self.store, self.plan.hash, split.split, shard, planned, self._folders(split))
+        folders = self._folders(split)
+        return commit.held_receipt(self.store, self.plan.hash, self.fingerprint, split.split, shard, planned, folders)
 
     def _order(self) -> Order:
         return Order(
@@ -243,6 +246,7 @@ class Preparation:
             plan_hash=self.plan.hash,
             index_sha256=index_sha256,
             versions=report.versions(),
+            formats=self.fingerprint.formats,
         )
 
     def _report(self, totals: commit.Totals, ran: Ran, resumed: int, seconds: float) -> dict[str, Any]:
@@ -349,7 +353,7 @@ def check_apart(config: PrepareConfig) -> None:
         raise UsageError(f"OUT {config.out} and SOURCE {config.source} lie in each other: choose another folder")
 
 
-def describe(config: PrepareConfig) -> str:
+def describe(config: PrepareConfig, made_by: Fingerprint) -> str:
     """The plan in a few words, for whoever meets it unfinished."""
     outputs = ", ".join(output.name for output in config.outputs)
-    return f"{outputs} of {config.source}, seed {config.seed}"
+    return f"{outputs} of {config.source}, seed {config.seed}, encoder {made_by}"

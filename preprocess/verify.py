@@ -47,7 +47,7 @@ def verify(
         raise DatasetError(no_dataset(store))
     for split in splits:
         problems += manifest_problems(split) + index_problems(split) + stray_problems(store, split)
-    problems += agreement_problems(splits) + quarantine_problems(store, splits)
+    problems += agreement_problems(splits) + mixture_problems(splits) + quarantine_problems(store, splits)
     checked, found = shard_problems(store, splits, full, on_progress or (lambda *_: None))
     problems += found
     return {
@@ -168,6 +168,20 @@ def agreement_problems(splits: Sequence[Split]) -> list[Problem]:
             found.append(Problem(shard=file_in(split, MANIFEST), key="", what=f"another plan than {other.folder}"))
         elif split.keys != other.keys or not np.array_equal(split.index.labels_N, other.index.labels_N):
             found.append(Problem(shard=file_in(split, INDEX), key="", what=f"other samples than {other.folder}"))
+    return found
+
+
+def mixture_problems(splits: Sequence[Split]) -> list[Problem]:
+    """All shards of a plan were made by one encoder."""
+    first: dict[str, tuple[str, str]] = {}
+    found: list[Problem] = []
+    for split in splits:
+        for shard in split.manifest.shards:
+            where = file_in(split, shard.name)
+            expected, there = first.setdefault(split.manifest.plan_hash, (shard.fingerprint, where))
+            if shard.fingerprint != expected:
+                what = f"made by another encoder than {there}: prepare the dataset again, all with one Pillow"
+                found.append(Problem(shard=where, key="", what=what))
     return found
 
 

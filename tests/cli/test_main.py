@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from feedline.cli import checks
 from feedline.cli.main import app
 
 
@@ -107,3 +108,10 @@ def test_doctor_writes_what_it_prints(tmp_path: Path) -> None:
     assert record["verb"] == "doctor"
     assert record["pil"]["version"] in done.stdout
     assert {"torch", "cuda", "nvml", "java", "spark", "cores", "shared_memory_bytes"} <= set(record)
+
+
+def test_doctor_names_what_pillow_was_built_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.features.check", lambda name: name == "libtiff")
+    fact = checks.formats()
+    assert fact.text == "compressed TIFF"
+    assert "libwebp-dev liblcms2-dev" in fact.remedy and "libtiff-dev" not in fact.remedy

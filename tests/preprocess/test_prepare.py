@@ -10,7 +10,7 @@ import shutil
 import tarfile
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from feedline.pipeline.errors import FeedlineError, UsageError
+from feedline.pipeline.loader import Loader
 from feedline.pipeline.scratch import PREFIX
 from feedline.pipeline.shards import read_index, read_manifest
 from feedline.preprocess import commit
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
+from feedline.preprocess.contents import inspect
+from feedline.preprocess.fingerprint import Fingerprint, fingerprint
 from feedline.preprocess.gather import indexed, source_stats
 from feedline.preprocess.job import Ran
+from feedline.preprocess.resize import Output
 from feedline.preprocess.store import WORK, LocalAttempt, LocalStore, open_store
 from feedline.preprocess.verify import verify
 from feedline.preprocess.work import ShardJob
-from tests.preprocess.making import CLASSES, PER_CLASS, photo, run_here, saved, write_images
+from tests.preprocess.making import CLASSES, PER_CLASS, off_by_one, photo, run_here, saved, write_images
 
 
 def prepare(source: Path, out: Path | str, **said: Any) -> dict[str, Any]:
@@ -687,9 +692,104 @@ def test_a_source_file_that_vanishes_is_said(tmp_path: Path) -> None:
 def test_an_executor_with_another_encoder_is_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedline.preprocess.work.own_fingerprint", lambda outputs: "0" * 64)
+    other = Fingerprint(encoder="0" * 64, formats={})
+    monkeypatch.setattr("feedline.preprocess.work.fingerprint", lambda outputs: other)
     with pytest.raises(FeedlineError, match="encodes differently"):
         prepare(images, tmp_path / "out")
+
+
+@pytest.fixture
+def other_libraries() -> Iterator[Callable[[], None]]:
+    """To be called where the libraries change: what is known of them is forgotten, then and at the end."""
+    fingerprint.cache_clear()
+    yield fingerprint.cache_clear
+    fingerprint.cache_clear()
+
+
+def test_shards_name_the_encoder_that_made_them(images: Path, tmp_path: Path) -> None:
+    prepare(images, tmp_path / "out")
+    manifest = read_manifest(tmp_path / "out" / "train")
+    mine = fingerprint((Output(),))
+    assert {shard.fingerprint for shard in manifest.shards} == {mine.encoder}
+    assert (manifest.format_version, manifest.formats) == (2, mine.formats)
+
+
+def test_a_job_is_not_resumed_with_another_pillow(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_libraries: Callable[[], None]
+) -> None:
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", runner=dies_after(2))
+    with monkeypatch.context() as patch:
+        off_by_one(patch)
+        other_libraries()
+        with pytest.raises(UsageError, match=r"unfinished run of another plan .* libraries"):
+            prepare(images, tmp_path / "out")
+    other_libraries()
+    assert prepare(images, tmp_path / "out")["resumed_samples"] == 27
+    assert verify(str(tmp_path / "out"), full=True)["ok"]
+
+
+@pytest.mark.parametrize("ended", ["killed", "too many bad", "finished"])
+def test_more_formats_are_taken_up_by_retrying_what_is_in_quarantine(
+    ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_libraries: Callable[[], None]
+) -> None:
+    source, out = write_images(tmp_path / "in", oddities=False), tmp_path / "out"
+    for number in range(3):
+        (source / "cup" / f"moving_{number}.gif").write_bytes(saved(photo(200 + number).convert("P"), "GIF"))
+    with monkeypatch.context() as lean:
+        lean.setattr("feedline.preprocess.fingerprint.optional_files", lambda: [("GIF", saved(photo(7), "GIF"))])
+        other_libraries()
+        prepare(source, tmp_path / "calm")
+        Image.init()
+        with monkeypatch.context() as leaner:
+            leaner.setitem(Image.OPEN, "GIF", (Image.OPEN["GIF"][0], lambda prefix: "GIF support not installed"))
+            other_libraries()
+            if ended == "finished":
+                prepare(source, out)
+                prepare(source, out)
+            else:
+                runner, error = {"killed": (dies_after(2), Killed), "too many bad": (run_here, FeedlineError)}[ended]
+                with pytest.raises(error):
+                    prepare(source, out, runner=runner, max_bad=0.0 if ended == "too many bad" else 0.2)
+        other_libraries()
+        with pytest.raises(UsageError, match=r"\(there no optional format; here GIF\): give --retry-quarantine"):
+            prepare(source, out)
+        prepare(source, out, retry_quarantine=True)
+        assert digests(out) == digests(tmp_path / "calm")
+        assert verify(str(out), full=True)["ok"]
+        assert prepare(source, out)["already_complete"]
+
+
+def test_fewer_formats_are_refused(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_libraries: Callable[[], None]
+) -> None:
+    files = [("GIF", saved(photo(7), "GIF"))]
+    monkeypatch.setattr("feedline.preprocess.fingerprint.optional_files", lambda: files)
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", runner=dies_after(1))
+    files.clear()
+    other_libraries()
+    for retry in (False, True):
+        with pytest.raises(UsageError, match=r"there GIF; here no optional format.*use the libraries"):
+            prepare(images, tmp_path / "out", retry_quarantine=retry)
+
+
+def test_a_dataset_of_format_version_1_is_still_read(clean_images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(clean_images, out, shards=2)
+    manifest = json.loads((out / "train" / "manifest.json").read_text())
+    for shard in manifest["shards"]:
+        del shard["fingerprint"]
+    del manifest["formats"]
+    manifest["format_version"] = 1
+    (out / "train" / "manifest.json").write_text(json.dumps(manifest))
+    assert read_manifest(out / "train").format_version == 1
+    assert verify(str(out), full=True)["ok"]
+    assert inspect(out)["train"]["samples"] == 3 * PER_CLASS
+    loader = Loader(out / "train", batch_size=8, image_size=32, num_workers=0)
+    assert sum(len(labels) for _, labels in loader) == 3 * PER_CLASS
+    loader.close()
+    assert prepare(out, tmp_path / "again")["output_samples"] == 3 * PER_CLASS
 
 
 def test_a_run_with_nothing_left_to_do_clears_what_a_killed_one_left(

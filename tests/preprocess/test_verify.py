@@ -154,6 +154,12 @@ def test_a_manifest_that_is_not_true(prepared: Path, edit: Callable[[dict[str, A
     assert not edited_manifest(prepared, edit)["ok"]
 
 
+def test_shards_of_two_encoders_are_a_mixture(prepared: Path) -> None:
+    said = edited_manifest(prepared, lambda fields: fields["shards"][2].update(fingerprint="0" * 64))
+    assert [problem["shard"] for problem in said["problems"]] == ["64-jpeg/train/train-000002.tar"]
+    assert "another encoder than 32-raw/train/train-000000.tar" in said["problems"][0]["what"]
+
+
 def test_an_index_with_other_labels_is_noticed(prepared: Path) -> None:
     path = prepared / "64-jpeg" / "train" / "index.parquet"
     before = path.read_bytes()
