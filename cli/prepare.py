@@ -66,7 +66,7 @@ def prepare(
         list[str] | None, Opt("--storage-option", metavar="KEY=VALUE", help="For fsspec; VALUE may be JSON.")
     ] = None,
     overwrite: Annotated[
-        bool, Opt("--overwrite", help="Remove what is prepared in OUT, finished or not, and start anew.")
+        bool, Opt("--overwrite", help="Replace what is in OUT; a finished dataset stays till then: room for both.")
     ] = False,
     resume: Annotated[bool, Opt("--resume", help="The default: a rerun skips what is done.")] = True,
     retry_quarantine: Annotated[

@@ -1,5 +1,6 @@
 """Files that are whole or not there, also after a power cut. Standard library only."""
 
+import ctypes
 import errno
 import os
 import re
@@ -34,6 +35,24 @@ def write_as_asked(path: Path, data: bytes) -> None:
             file.write(data)
     else:
         write_atomically(path.resolve(), data)
+
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+
+
+def exchange(new: Path, old: Path) -> None:
+    """`new` gets the place of `old`, which need not be there, and `old` that of `new`: in one step, so that a reader
+    always finds one of the two. Where the file system cannot, there is neither for an instant."""
+    old.parent.mkdir(parents=True, exist_ok=True)
+    if old.exists():
+        rename = getattr(ctypes.CDLL(None), "renameat2", None)
+        paths = os.fsencode(new), os.fsencode(old)
+        if rename and rename(AT_FDCWD, paths[0], AT_FDCWD, paths[1], RENAME_EXCHANGE) == 0:
+            sync_folder(old.parent)
+            return
+        old.replace(new.with_name(f"{new.name}.replaced"))
+    new.replace(old)
+    sync_folder(old.parent)
 
 
 def sweep(folder: Path) -> None:
