@@ -659,6 +659,32 @@ def test_several_outputs_from_one_decode(images: Path, tmp_path: Path) -> None:
         name: digest for name, digest in digests(alone).items() if name.endswith(".tar")}  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["folder", "shards", "parquet"])
+def test_relative_paths_mean_the_same_to_executors_that_run_elsewhere(
+    clean_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    if kind == "folder":
+        (tmp_path / "in").symlink_to(clean_images)
+    elif kind == "shards":
+        prepare(clean_images, tmp_path / "in")
+    else:
+        (tmp_path / "in").mkdir()
+        table = pa.table({"image": pa.array([saved(photo(n)) for n in range(8)], pa.binary()), "label": [0, 1] * 4})
+        pq.write_table(table, tmp_path / "in" / "train-0.parquet")
+    monkeypatch.chdir(tmp_path)
+
+    def executor(*arguments: Any) -> Ran:
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path / "elsewhere")
+            return run_here(*arguments)
+
+    prepare(Path("in"), "out", runner=executor)
+    prepare(tmp_path / "in", tmp_path / "whole")
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    assert not names(tmp_path / "elsewhere")
+
+
 def test_metadata_says_where_a_sample_came_from(clean_images: Path, tmp_path: Path) -> None:
     prepare(clean_images, tmp_path / "out", metadata=True, shards=1)
     with tarfile.open(tmp_path / "out" / "train" / "train-000000.tar") as tar:
