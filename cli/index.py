@@ -19,7 +19,7 @@ def index(
     """
     from feedline.preprocess.foreign import index_shards
 
-    record = Record("index")
+    record = Record("index", json_file)
     with progress("index") as advance:
         found = index_shards(folder, overwrite=overwrite, on_progress=advance)
     for place, said in found.items():

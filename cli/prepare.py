@@ -121,7 +121,7 @@ def run(config: "PrepareConfig", json_file: Path | None) -> None:
     from feedline.preprocess.prepare import prepare as run_job
 
     signal.signal(signal.SIGTERM, terminated)
-    record = Record("prepare")
+    record = Record("prepare", json_file)
     with progress("prepare") as advance:
         said = run_job(config, advance, lambda note: stderr.print(note, markup=False, soft_wrap=True))
     show(said, config.out)

@@ -12,10 +12,7 @@ _TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|part)")
 
 def write_atomically(path: Path, data: bytes) -> None:
     """`path` holds all of `data` or what it held before, also after a power cut."""
-    if not path.name:  # the root folder
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    # Containers that share a folder have the same process IDs.
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -25,6 +22,23 @@ def write_atomically(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def temporary_beside(path: Path) -> Path:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    # Containers that share a folder have the same process IDs.
+    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.{os.getpid()}.tmp")
+
+
+def try_place(path: Path) -> None:
+    """Raises OSError where `write_as_asked` would, and leaves nothing there."""
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    if path.is_file() or path.is_dir() or not path.exists():
+        temporary = temporary_beside(path.resolve())
+        temporary.touch(exist_ok=False)
+        temporary.unlink()
 
 
 def write_as_asked(path: Path, data: bytes) -> None:
