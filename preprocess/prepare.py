@@ -5,6 +5,7 @@ folder either is a whole dataset or none. What replaces a finished dataset is ma
 """
 
 import json
+import math
 import shutil
 import time
 import uuid
@@ -125,7 +126,7 @@ class Preparation:
         new_bytes = len(columns) * sum(estimated_bytes(output, mean_bytes) for output in outputs)
         self.on_note(
             f"the dataset in {self.place.address} stays until the new one is whole: "
-            f"until then about {new_bytes / 2**20:,.0f} MiB more are needed there"
+            f"until then about {math.ceil(new_bytes / 2**20):,} MiB more are needed there"
         )
 
     def _folders(self, split: SplitPlan) -> list[str]:

@@ -318,7 +318,7 @@ def test_overwriting_says_what_room_it_needs(images: Path, tmp_path: Path) -> No
     door.prepare(config, on_note=said.append, runner=run_here)
     assert not [line for line in said if "MiB more" in line]
     door.prepare(config, on_note=said.append, runner=run_here)
-    assert [line for line in said if "stays until the new one is whole: until then about 1 MiB more" in line]
+    assert [line for line in said if "stays until the new one is whole: until then about 2 MiB more" in line]
 
 
 class Death:
