@@ -24,7 +24,7 @@ def index(
     """
     from feedline.preprocess.foreign import index_shards
 
-    record = Record("index")
+    record = Record("index", json_file)
     with progress("index") as advance:
         options = values(source_option, "--source-option")
         found = index_shards(folder, overwrite=overwrite, source_options=options, on_progress=advance)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console
+from feedline.cli.common import JsonFile, Record, console, write
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 CLASSES_SHOWN = 10
@@ -23,26 +23,21 @@ def inspect(
 
     Example: feedline inspect OUT --html sheet.html
     """
-    from feedline.pipeline.atomic import write_as_asked
-    from feedline.pipeline.errors import UsageError
     from feedline.preprocess.contents import contact_sheet, thumbnails
     from feedline.preprocess.contents import inspect as look
     from feedline.preprocess.contents_page import page
 
-    record = Record("inspect")
+    record = Record("inspect", json_file, html, png)
     found = look(out)
     for name, said in found.items():
         show(name, said)
     shown = thumbnails(out, samples, seed) if html or png else []
-    try:
-        if html:
-            write_as_asked(html, page(str(out), found, shown).encode())
-            console.print(f"page: {html}", markup=False, soft_wrap=True)
-        if png:
-            write_as_asked(png, contact_sheet(shown))
-            console.print(f"contact sheet: {png}", markup=False, soft_wrap=True)
-    except OSError as error:
-        raise UsageError(f"cannot write the sheet: {error.strerror or error}") from error
+    if html:
+        write(html, page(str(out), found, shown))
+        console.print(f"page: {html}", markup=False, soft_wrap=True)
+    if png:
+        write(png, contact_sheet(shown))
+        console.print(f"contact sheet: {png}", markup=False, soft_wrap=True)
     record.write(json_file, {"splits": found})
 
 

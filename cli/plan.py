@@ -33,9 +33,9 @@ def plan(
     from feedline.benchmarks.plan import PlanInputs, make_plan
     from feedline.pipeline.errors import UsageError
 
+    record = Record("plan", json_file)
     if gpu_rate is None:
         raise UsageError("--gpu-rate is not given: it is the ceiling of `feedline profile --legs` on that GPU")
-    record = Record("plan")
     costs = costs_of(dataset, image_size, load_us, sample_kb, prepare_ms)
     inputs = PlanInputs(
         images=images, gpus=gpus, gpu_samples_per_s=gpu_rate, cores=cores, epochs=epochs, core_speed=core_speed,

@@ -66,7 +66,7 @@ def prepare(
         list[str] | None, Opt("--storage-option", metavar="KEY=VALUE", help="For fsspec; VALUE may be JSON.")
     ] = None,
     overwrite: Annotated[
-        bool, Opt("--overwrite", help="Remove what is prepared in OUT, finished or not, and start anew.")
+        bool, Opt("--overwrite", help="Replace what is in OUT; a finished dataset stays till then: room for both.")
     ] = False,
     resume: Annotated[bool, Opt("--resume", help="The default: a rerun skips what is done.")] = True,
     retry_quarantine: Annotated[
@@ -121,7 +121,7 @@ def run(config: "PrepareConfig", json_file: Path | None) -> None:
     from feedline.preprocess.prepare import prepare as run_job
 
     signal.signal(signal.SIGTERM, terminated)
-    record = Record("prepare")
+    record = Record("prepare", json_file)
     with progress("prepare") as advance:
         said = run_job(config, advance, lambda note: stderr.print(note, markup=False, soft_wrap=True))
     show(said, config.out)

@@ -1,12 +1,11 @@
 """`feedline profile`: why is this training script slow, proved, and what each remedy would give."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, stderr
+from feedline.cli.common import JsonFile, Record, console, stderr, write
 
 if TYPE_CHECKING:
     from feedline.profiling.diagnose import Diagnosis
@@ -63,9 +62,7 @@ def profile(
 
     refuse_inside_torchrun()
     condition = parse(fail_if) if fail_if else None
-    for path in (json_file, html, trace):
-        check_writable(path)
-    record = Record("profile")
+    record = Record("profile", json_file, html, trace)
     config = StudyConfig(
         argv=script,
         module=module,
@@ -103,19 +100,6 @@ def refuse_inside_torchrun() -> None:
 
     if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("LOCAL_RANK"):
         raise ProfilingUsageError("started by torchrun: turn it around, feedline profile torchrun [options] SCRIPT")
-
-
-def check_writable(path: Path | None) -> None:
-    """Before the script runs for an hour. Raises ProfilingUsageError."""
-    from feedline.profiling.errors import ProfilingUsageError
-
-    if path is None:
-        return
-    place = path if path.exists() else path.absolute().parent
-    if not path.absolute().parent.is_dir():
-        raise ProfilingUsageError(f"cannot write {path}: no folder {path.absolute().parent}")
-    if path.is_dir() or not os.access(place, os.W_OK):
-        raise ProfilingUsageError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'no permission'}")
 
 
 def how_it_ended(recording: "Recording") -> str:
@@ -157,13 +141,3 @@ def show(recording: "Recording", diagnosis: "Diagnosis", html: Path | None, trac
         write(html, str(report(recording, diagnosis)))
     if trace is not None:
         write(trace, json.dumps(timeline(recording)))
-
-
-def write(path: Path, text: str) -> None:
-    """Raises ProfilingUsageError."""
-    from feedline.profiling.errors import ProfilingUsageError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ProfilingUsageError(f"cannot write {path}: {error.strerror}") from error

@@ -39,7 +39,7 @@ def slurm(
     from feedline.train.options import unknown_options
     from feedline.train.slurm import SlurmConfig, script, write
 
-    record = Record("slurm")
+    record = Record("slurm", json_file)
     if unknown := unknown_options(context.args):
         raise UsageError(f"{unknown[0]} is an option of neither `feedline slurm` nor `feedline train`")
     try:

@@ -34,7 +34,7 @@ ConfigFile = Annotated[
 def _run(config: TrainConfig, json_file: Any, config_file: Any) -> None:
     from feedline.train.main import run_and_show
 
-    record = Record("train")
+    record = Record("train", json_file)
     result = run_and_show(config)
     from feedline.cli.train_page import write_page
 

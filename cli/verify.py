@@ -24,7 +24,7 @@ def verify(
     from feedline.cli.prepare import values
     from feedline.preprocess.verify import verify as run
 
-    record = Record("verify")
+    record = Record("verify", json_file)
     with progress("verify") as advance:
         said = run(out, full=full, storage_options=values(storage_option, "--storage-option"), on_progress=advance)
     for problem in said["problems"][:SHOWN]:

@@ -9,7 +9,14 @@ from typing import Any
 
 from feedline.pipeline.errors import DatasetError
 from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes
-from feedline.preprocess.claim import QUARANTINE_FILE, TEMPORARY_FILE, Store, is_ours
+from feedline.preprocess.claim import (
+    QUARANTINE_FILE,
+    TEMPORARY_FILE,
+    Store,
+    claimed_folders,
+    is_ours,
+    remove_dataset,
+)
 from feedline.preprocess.fingerprint import Fingerprint
 from feedline.preprocess.receipts import Quarantined, Receipt, index_table, receipt_name
 from feedline.preprocess.store import WORK
@@ -79,10 +86,6 @@ def commit_split(store: Store, folder: str, output: int, receipts: Sequence[Rece
         )
         for receipt in receipts
     ]
-    keep = {info.name for info in infos} | {INDEX, MANIFEST}
-    for name in store.list(folder):  # shards of an attempt that wrote other bytes, left by a kill
-        if is_ours(name) and name not in keep:
-            store.delete(f"{folder}/{name}")
     return infos, hashlib.sha256(index).hexdigest()
 
 
@@ -109,6 +112,17 @@ def publish_manifests(store: Store, manifests: Mapping[str, Manifest]) -> None:
     """By folder. From here on the dataset exists."""
     for folder, manifest in manifests.items():
         store.write(f"{folder}/{MANIFEST}", manifest.to_json().encode())
+
+
+def remove_replaced(store: Store, manifests: Mapping[str, Manifest]) -> None:
+    """What the manifests do not name: shards of attempts that were killed, and in an object store the old dataset."""
+    for folder, manifest in manifests.items():
+        keep = {INDEX, MANIFEST, *(shard.name for shard in manifest.shards)}
+        for name in store.list(folder):
+            if is_ours(name) and name not in keep:
+                store.delete(f"{folder}/{name}")
+    for folder in claimed_folders(store) - set(manifests):
+        remove_dataset(store, folder)
 
 
 def read_quarantine(store: Store) -> list[dict[str, Any]]:

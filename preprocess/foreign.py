@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from feedline.pipeline.atomic import sweep, write_atomically
+from feedline.pipeline.atomic import sweep, try_place, write_atomically
 from feedline.pipeline.errors import DatasetError, UsageError
 from feedline.pipeline.pictures import FORMATS
 from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes, read_manifest
@@ -55,6 +55,8 @@ def index_shards(
         if (place / MANIFEST).exists():
             check_replaceable(place, overwrite)
     try:
+        for place in places:
+            try_place(place / INDEX)
         return {str(place): index_folder(place, options, on_progress or (lambda *_: None)) for place in places}
     except OSError as error:
         raise readable(error, f"indexing {folder}") from error

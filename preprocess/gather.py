@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,11 @@ def source_stats(paths: Sequence[str]) -> npt.NDArray[np.int64]:
     return found_P2
 
 
+def absolute(path: str) -> str:
+    """Executors have working folders of their own. Quick: there may be a million loose images."""
+    return path if path.startswith("/") or "://" in path else f"{os.getcwd()}/{path}"  # noqa: PTH109
+
+
 def open_configured(config: PrepareConfig) -> Source:
     """Only looks around. Raises UsageError for a source that is not there or is none of the known kinds."""
     options = dict(config.source_options)
@@ -108,5 +114,6 @@ def gather(
     found = source.finish(indexed(source.tasks(), INDEX_THREADS, on_note))
     for note in found.notes:
         on_note(note)
-    columns, classes = selected(found.columns, list(found.classes), config)
+    columns = replace(found.columns, paths=[absolute(path) for path in found.columns.paths])
+    columns, classes = selected(columns, list(found.classes), config)
     return columns, classes, source_stats(columns.paths)

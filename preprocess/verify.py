@@ -23,7 +23,7 @@ from feedline.pipeline.shards import (
     read_index,
 )
 from feedline.preprocess import commit
-from feedline.preprocess.claim import PLAN, SPLITS, prepared_folders
+from feedline.preprocess.claim import PLAN, SPLITS, is_exchanging, prepared_folders
 from feedline.preprocess.store import LocalStore, ObjectStore, open_store
 from feedline.preprocess.verify_shard import Problem, ShardCheck, Split, file_in
 from feedline.preprocess.work import QUARANTINE
@@ -42,6 +42,9 @@ def verify(
     """`ok`, `checked_samples`, `problems` and what was looked at. Raises DatasetError when there is no dataset."""
     store = open_store(out, storage_options)
     problems: list[Problem] = []
+    if is_exchanging(store):
+        what = "a prepare ended while it put a new dataset in place of the old: run its command again"
+        problems.append(Problem(shard=PLAN, key="", what=what))
     splits = [found for folder in folders_of(store) if (found := load(store, folder, problems)) is not None]
     if not any(store.size(f"{folder}/{MANIFEST}" if folder else MANIFEST) for folder in folders_of(store)):
         raise DatasetError(no_dataset(store))

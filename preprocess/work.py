@@ -47,6 +47,8 @@ class Order:
     fingerprint: Fingerprint
     address: str
     storage_options: dict[str, Any]
+    mended_in: str
+    """Address of the dataset whose quarantine holds the files that are tried again."""
     folders: dict[str, list[str]]
     """By split: where each output goes, relative to the address."""
     outputs: tuple[Output, ...]
@@ -249,9 +251,10 @@ class ShardJob:
         next(arriving, None)  # lets the reader check that the source stayed the same
 
     def _mended(self, file: str) -> bytes:
-        data = self.store.read(f"{QUARANTINE}/{file}")
+        place = open_store(self.order.mended_in, self.order.storage_options)
+        data = place.read(f"{QUARANTINE}/{file}")
         if data is None:
-            raise FeedlineError(f"{self.order.address}/{QUARANTINE}/{file} is gone: put it back to try it again")
+            raise FeedlineError(f"{place.address}/{QUARANTINE}/{file} is gone: put it back to try it again")
         return data
 
     def _metadata(self, position: int) -> dict[str, Any]:

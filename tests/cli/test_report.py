@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from feedline.cli.main import app
+from feedline.pipeline.errors import UsageError
 from feedline.profiling.errors import ProfilingError
 from feedline.profiling.recording import Recording
 from tests.profiling.recordings import made, rich
@@ -95,7 +96,7 @@ def test_what_is_no_recording_is_one_line(tmp_path: Path, name: str, content: st
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     run = saved(tmp_path / "run.json", made())
     error = runner.invoke(app, ["report", str(run), "--html", str(tmp_path / "no" / "r.html")]).exception
-    assert isinstance(error, ProfilingError) and "cannot write" in str(error)
+    assert isinstance(error, UsageError) and "cannot write" in str(error)
 
 
 def test_a_line_profile_stands_alone(tmp_path: Path) -> None:

@@ -54,6 +54,13 @@ def test_foreign_shards_become_readable_at_random(tmp_path: Path) -> None:
     assert ("data-1.tar", "s4") in {(problem["shard"], problem["key"]) for problem in problems}
 
 
+def test_where_the_index_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(b"no tar")
+    (tmp_path / "index.parquet").mkdir()
+    with pytest.raises(UsageError, match="Is a directory"):
+        index_shards(tmp_path)
+
+
 def test_what_is_no_image_is_left_out_and_named(tmp_path: Path) -> None:
     write_tar(tmp_path / "train" / "a.tar", [("good", saved(photo(1), "PNG"), b"0"), ("bad", b"no picture", b"0")])
     said = index_shards(tmp_path)[str(tmp_path / "train")]

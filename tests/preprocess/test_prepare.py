@@ -7,10 +7,12 @@ import json
 import os
 import re
 import shutil
+import sys
 import tarfile
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from feedline.pipeline.errors import FeedlineError, UsageError
 from feedline.pipeline.loader import Loader
 from feedline.pipeline.scratch import PREFIX
 from feedline.pipeline.shards import read_index, read_manifest
-from feedline.preprocess import commit
+from feedline.preprocess import claim, commit
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.contents import inspect
@@ -285,8 +287,130 @@ def test_shards_of_others_are_not_taken_for_ours(images: Path, tmp_path: Path) -
     assert (tmp_path / "mine" / "train" / "manifest.json").exists()
 
 
-def test_a_death_while_overwriting_is_mended(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_dataset_stays_until_the_new_one_is_whole(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(images, out)
+    old = digests(out)
+
+    def does_not_start(*_: Any) -> Ran:
+        raise FeedlineError("Spark did not start with master locl[1]")
+
+    with pytest.raises(FeedlineError, match="did not start"):
+        prepare(images, out, seed=1, overwrite=True, runner=does_not_start)
+    with pytest.raises(Killed):
+        prepare(images, out, seed=1, overwrite=True, runner=dies_after(2))
+    assert verify(str(out), full=True)["ok"]
+    assert {name: digest for name, digest in digests(out).items() if not name.startswith(WORK)} == old
+    with pytest.raises(UsageError, match="another plan"):
+        prepare(images, out, seed=1)
+    assert prepare(images, out, seed=1, overwrite=True)["resumed_samples"] == 27
+    prepare(images, tmp_path / "fresh", seed=1)
+    assert digests(out) == digests(tmp_path / "fresh")
+
+
+def test_an_overwriting_that_was_given_up_leaves_nothing(images: Path, tmp_path: Path) -> None:
     prepare(images, tmp_path / "out")
+    before = digests(tmp_path / "out")
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", seed=1, overwrite=True, runner=dies_after(2))
+    assert prepare(images, tmp_path / "out")["already_complete"]
+    assert digests(tmp_path / "out") == before
+
+
+def test_overwriting_says_what_room_it_needs(images: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    config = PrepareConfig(source=str(images), out=str(tmp_path / "out"), max_bad=0.2, overwrite=True)
+    door.prepare(config, on_note=said.append, runner=run_here)
+    assert not [line for line in said if "MiB more" in line]
+    door.prepare(config, on_note=said.append, runner=run_here)
+    assert [line for line in said if "stays until the new one is whole: until then about 2 MiB more" in line]
+
+
+class Death:
+    """The process dies at its `count`th change of the file system: no later one, no tidying, takes place."""
+
+    CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
+
+    def __init__(self) -> None:
+        self.count = -1
+        sys.addaudithook(self)
+
+    def __call__(self, event: str, arguments: Any) -> None:
+        if self.count >= 0 and (event in self.CHANGES or (event == "open" and arguments[2] & os.O_CREAT)):
+            self.count -= self.count > 0
+            if self.count == 0:
+                raise Killed
+
+    @contextmanager
+    def at(self, count: int) -> Generator[None]:
+        self.count = count
+        try:
+            yield
+        finally:
+            self.count = -1
+
+
+DEATH = Death()
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_death_at_any_step_of_the_exchange_leaves_old_or_new_and_a_rerun_ends_it(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool
+) -> None:
+    """Also where the file system cannot exchange two folders: then a folder may be away, but never its bytes."""
+    jpeg, raw, keep = (parse_output(text) for text in ("64:jpeg", "32:raw", "keep"))
+    old: dict[str, Any] = {"outputs": (jpeg, raw), "shards": 2, "val_fraction": 0.25}
+    new: dict[str, Any] = {"outputs": (jpeg, keep), "shards": 2, "seed": 1, "overwrite": True}
+    prepare(images, tmp_path / "old", **old)
+    prepare(images, tmp_path / "fresh", **(new | {"overwrite": False}))
+    after = digests(tmp_path / "fresh")
+    out, whole = tmp_path / "out", claim.put_in_place
+    if not atomic:
+        monkeypatch.setattr("ctypes.CDLL", lambda *_: None)
+    shutil.copytree(tmp_path / "old", tmp_path / "half")
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(claim, "put_in_place", lambda *_: 1 // 0)
+        prepare(images, tmp_path / "half", **new)
+    died, steps = True, 0
+    while died:
+        steps += 1
+        shutil.copytree(tmp_path / "half", out)
+        (out / "quarantine" / "mine.txt").write_text("kept")
+
+        def dies(*arguments: Any, steps: int = steps) -> None:
+            with DEATH.at(steps):
+                whole(*arguments)
+
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(claim, "put_in_place", dies)
+                prepare(images, out, **new)
+            died = False
+        except Killed:
+            if atomic:
+                assert shards_of(out) in (shards_of(tmp_path / "old"), shards_of(tmp_path / "fresh"))
+            if (out / WORK / "plan.json").exists():
+                assert any("run its command again" in one["what"] for one in verify(str(out))["problems"])
+            assert prepare(images, out, **new)["output_samples"] == 51
+        assert (out / "quarantine" / "mine.txt").read_text() == "kept"
+        (out / "quarantine" / "mine.txt").unlink()
+        assert digests(out) == after
+        assert not (out / WORK).exists()
+        shutil.rmtree(out)
+    assert steps > 20
+
+
+def shards_of(out: Path) -> list[str]:
+    """As a reader finds them, by the manifest."""
+    split = out / "64-jpeg" / "train"
+    return [hashlib.sha256((split / shard.name).read_bytes()).hexdigest() for shard in read_manifest(split).shards]
+
+
+def test_a_death_while_an_unfinished_run_is_removed_is_mended(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", runner=dies_after(2))
     whole = LocalStore.delete
 
     def dies(self: LocalStore, name: str) -> None:
@@ -506,14 +630,14 @@ def test_mended_files_go_to_their_places(images: Path, tmp_path: Path) -> None:
     assert empty["source"].startswith(str(images))
 
 
-def test_a_retry_that_dies_leaves_no_dataset_that_is_half_old_and_half_new(images: Path, tmp_path: Path) -> None:
+def test_a_retry_that_dies_leaves_the_dataset_as_it_was(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare(images, out)
     for file in (out / "quarantine").glob("*.bin"):
         file.write_bytes(saved(photo(3)))
     with pytest.raises(Killed):
         prepare(images, out, retry_quarantine=True, runner=dies_after(2))
-    assert not list(out.rglob("manifest.json"))
+    assert verify(str(out), full=True)["ok"]
     assert prepare(images, out, retry_quarantine=True)["quarantined"] == 0
     assert verify(str(out), full=True)["ok"]
     assert prepare(images, out, retry_quarantine=True)["already_complete"]
@@ -550,6 +674,32 @@ def test_several_outputs_from_one_decode(images: Path, tmp_path: Path) -> None:
     assert {name.removeprefix("64-jpeg/"): digest for name, digest in digests(tmp_path / "out").items()
             if name.startswith("64-jpeg") and name.endswith(".tar")} == {
         name: digest for name, digest in digests(alone).items() if name.endswith(".tar")}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["folder", "shards", "parquet"])
+def test_relative_paths_mean_the_same_to_executors_that_run_elsewhere(
+    clean_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    if kind == "folder":
+        (tmp_path / "in").symlink_to(clean_images)
+    elif kind == "shards":
+        prepare(clean_images, tmp_path / "in")
+    else:
+        (tmp_path / "in").mkdir()
+        table = pa.table({"image": pa.array([saved(photo(n)) for n in range(8)], pa.binary()), "label": [0, 1] * 4})
+        pq.write_table(table, tmp_path / "in" / "train-0.parquet")
+    monkeypatch.chdir(tmp_path)
+
+    def executor(*arguments: Any) -> Ran:
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path / "elsewhere")
+            return run_here(*arguments)
+
+    prepare(Path("in"), "out", runner=executor)
+    prepare(tmp_path / "in", tmp_path / "whole")
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    assert not names(tmp_path / "elsewhere")
 
 
 def test_metadata_says_where_a_sample_came_from(clean_images: Path, tmp_path: Path) -> None:
@@ -591,6 +741,25 @@ def test_an_object_store_gets_hashed_names_and_no_renames(images: Path, tmp_path
     prepare(images, tmp_path / "local")
     local = read_manifest(tmp_path / "local" / "train")
     assert sorted(shard.sha256[:16] for shard in local.shards) == sorted(name[13:29] for name in shards)
+
+
+def test_an_object_store_keeps_the_old_dataset_until_the_manifest_changes(images: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    def objects(address: str) -> list[str]:
+        found = fsspec.filesystem("memory").find(address)
+        return sorted(path.partition(address.removeprefix("memory:/"))[2] for path in found)
+
+    out, fresh = (f"memory://{tmp_path.name}/{name}" for name in ("out", "fresh"))
+    prepare(images, out, val_fraction=0.25)
+    with pytest.raises(Killed):
+        prepare(images, out, seed=1, overwrite=True, runner=dies_after(2))
+    problems = verify(out, full=True)["problems"]
+    assert {problem["what"] for problem in problems} == {"a file that the manifest does not name"}
+    assert prepare(images, out, seed=1, overwrite=True)["resumed_samples"] == 27
+    prepare(images, fresh, seed=1)
+    assert objects(out) == objects(fresh)
+    assert verify(out, full=True)["ok"]
 
 
 def test_what_must_be_unpacked_is_refused_where_executors_would_not_see_it(tmp_path: Path) -> None:
