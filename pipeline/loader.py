@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,11 @@ class Loader:
         loader = cls(split, **(options_like(dataloader) | options))
         check_same_data(dataloader.dataset, loader.manifest)
         return loader
+
+    def __reduce__(self) -> NoReturn:
+        """Raises UsageError: unpickled where mp.spawn has started a process, it would be rank 0 of 1 in each."""
+        what = "a Loader cannot be pickled or copied, as its rank and its workers belong to its process"
+        raise UsageError(f"{what}: pass on the split's path and the LoaderConfig, and make a Loader in each process")
 
     def __len__(self) -> int:
         """Batches per whole epoch on this rank; after a resume the rest of the first epoch is shorter."""

@@ -463,10 +463,21 @@ class ShardReader:
 
 
 def prepared_splits(folder: Path) -> Sequence[Path]:
-    """The splits under a prepared folder (or the folder itself), train first. Empty when there are none."""
+    """The splits under a prepared folder (or the folder itself), train first. Empty when there are none. Raises
+    UsageError for an address."""
+    refuse_address(folder)
     if (folder / MANIFEST).exists():
         return [folder]
     found = [path.parent for path in folder.glob(f"*/{MANIFEST}")] or [
         p.parent for p in folder.glob(f"*/*/{MANIFEST}")
     ]
     return sorted(found, key=lambda path: (path.parent, path.name != "train", path.name))
+
+
+def refuse_address(folder: Path) -> None:
+    """Raises UsageError for an http://… or the like, of which a Path has lost a slash: those that can read one take
+    words, not paths."""
+    scheme, colon, rest = str(folder).partition(":/")
+    if colon and scheme.isalnum() and not folder.exists():
+        address = f"{scheme}://{rest.lstrip('/')}"
+        raise UsageError(f"{address} is an address, and this reads local folders only: copy it to one")

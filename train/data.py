@@ -17,6 +17,7 @@ from feedline.pipeline.shards import (
     prepared_splits,
     read_index,
     read_manifest,
+    refuse_address,
 )
 from feedline.profiling.host import usable_cores
 from feedline.train.config import TrainConfig
@@ -56,6 +57,7 @@ def class_name(entry: dict[str, Any]) -> str:
 def open_dataset(config: TrainConfig) -> Dataset:
     """Raises DatasetError or UsageError with one line for whatever is not as it should be."""
     folder = config.dataset
+    refuse_address(folder)
     train = _read_split(folder, "train")
     val = _read_split(folder, "val") if config.eval_every else None
     if not train.samples:
