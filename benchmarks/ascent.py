@@ -18,7 +18,7 @@ from feedline.benchmarks.ladder import LadderConfig, Progress, ceilings, climb
 from feedline.benchmarks.whatif import image_size, what_if
 from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.errors import DatasetError, UsageError
-from feedline.pipeline.shards import prepared_splits, read_manifest
+from feedline.pipeline.shards import prepared_splits, read_manifest, refuse_address
 from feedline.preprocess.resize import Output
 from feedline.profiling.host import usable_cores
 from feedline.profiling.recording import Recording
@@ -74,6 +74,7 @@ def ascend(config: AscentConfig, say: Say, advance: Progress) -> dict[str, Any]:
 
 def check(config: AscentConfig) -> None:
     if not config.source.exists():
+        refuse_address(config.source)
         raise UsageError(f"{config.source} does not exist: give the folder or archives of the raw images")
     if not config.argv and not (config.source / "train").is_dir():
         raise UsageError(

@@ -17,7 +17,8 @@ def verify(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Check manifests, hashes, counts, labels, balance, index, decodability. Ends with status 1 if anything is wrong.
+    """Check manifests, hashes, counts, balance, index and every label, and decode four samples of every shard (sizes
+    and checksums in the index are checked for these only). Ends with status 1 if anything is wrong.
 
     Example: feedline verify OUT --full
     """

@@ -18,7 +18,15 @@ from PIL import Image
 from feedline.pipeline.atomic import sweep, try_place, write_atomically
 from feedline.pipeline.errors import DatasetError, UsageError
 from feedline.pipeline.pictures import FORMATS
-from feedline.pipeline.shards import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes, read_manifest
+from feedline.pipeline.shards import (
+    INDEX,
+    MANIFEST,
+    Manifest,
+    ShardInfo,
+    index_table_bytes,
+    read_manifest,
+    refuse_address,
+)
 from feedline.preprocess.plan import Columns
 from feedline.preprocess.reading import Where, read_local
 from feedline.preprocess.receipts import KINDS, Rows, index_table
@@ -47,6 +55,7 @@ def index_shards(
     options = parse_options(dict(source_options or {}))
     check_used(options, ShardsSource.kind, str(folder))
     if not folder.is_dir():
+        refuse_address(folder)
         raise UsageError(f"{folder} is not a folder: give the one that holds the shards")
     places = [place for place in (folder, *sorted(folder.iterdir())) if place.is_dir() and any(place.glob("*.tar"))]
     if not places:

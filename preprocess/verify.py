@@ -1,8 +1,9 @@
 """Every promise of a prepared dataset, checked.
 
-Always: manifests, counts, balance, labels, index against manifest, SHA-256 of every shard, quarantine, strays; some
-samples of every shard decoded. `full`: every byte of every tar against what the index says should be there, every
-sample decoded, every JPEG cut and compared. A wrong byte is named by shard and sample in either mode.
+Always: manifests, counts, balance, every label (index against tar; of foreign shards the index alone), index against
+manifest, SHA-256 of every shard, quarantine, strays; four samples of every shard decoded. `full`: every byte of every
+tar against what the index says should be there, every sample decoded, every JPEG cut and compared. A wrong byte is
+named by shard and sample in either mode.
 """
 
 import hashlib
@@ -86,7 +87,8 @@ def load(store: LocalStore | ObjectStore, folder: str, problems: list[Problem]) 
         manifest = Manifest.from_json(text.decode("utf-8", "replace"), where)
         where = f"{place}{INDEX}"
         with store.local_copy(where) as path:
-            index = read_index(path.parent)
+            planned = sum(shard.planned_samples for shard in manifest.shards)
+            index = read_index(path.parent, most_rows=max(manifest.samples, planned))
             keys = index.keys
             found = hashlib.sha256(path.read_bytes()).hexdigest()
         if manifest.index_sha256 not in ("", found):

@@ -19,6 +19,7 @@ ALLOWED: dict[str, frozenset[str]] = {
             "pipeline.errors",
             "pipeline.atomic",
             "pipeline.jpeg",
+            "pipeline.npy",
             "pipeline.planes",
             "pipeline.allocator",
             "pipeline.pictures",

@@ -49,6 +49,17 @@ def test_errors_are_one_line_without_a_traceback(words: tuple[str, ...]) -> None
     assert "no/such/folder" in done.stderr
 
 
+@pytest.mark.parametrize("verb", ["inspect", "train", "tune", "index", "ladder", "compare"])
+def test_a_verb_that_reads_folders_says_so_of_an_address_and_keeps_its_slashes(verb: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    more = {"ladder": (str(script),), "compare": ("--num-workers", "0,1")}.get(verb, ())
+    done = feedline(verb, "http://127.0.0.1:9/x", *more)
+    assert done.returncode == 2
+    assert "feedline: http://127.0.0.1:9/x is an address" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
 def test_a_size_beside_the_outputs_is_not_ignored() -> None:
     done = feedline("prepare", "no/such/folder", "out", "--output", "256:jpeg", "--size", "128")
     assert done.returncode == 2

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import pickle
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -308,3 +309,17 @@ def test_a_dataset_in_several_forms_is_named_with_one(tmp_path: Path) -> None:
             indexed(f"torchvision:{name}:{tmp_path}", tmp_path / "other")
     with pytest.raises(UsageError, match="CIFAR10 has no forms"):
         indexed(f"torchvision:CIFAR10/x:{tmp_path}", tmp_path / "other")
+
+
+def test_no_thread_of_arrow_waits_for_python_s_lock(tmp_path: Path, gil_watch: dict[str, str]) -> None:
+    """One that does so while the interpreter ends, as it soon does where a file is damaged, aborts the process."""
+    path = write(tmp_path / "x.parquet", hub_table(3000, 0, NAMES))
+    code = f"""
+from feedline.preprocess.source_parquet import opened
+from feedline.preprocess.sources import SourceOptions
+for _ in range(30):
+    with opened({str(path)!r}, SourceOptions()) as file:
+        for row in file.iter_batches(batch_size=64): pass
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=gil_watch, capture_output=True, text=True, check=True)
+    assert done.stderr == ""

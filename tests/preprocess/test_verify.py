@@ -176,6 +176,43 @@ def test_an_index_with_other_labels_is_noticed(prepared: Path) -> None:
     assert any(problem["key"] == keys[3] and "label" in problem["what"] for problem in said["problems"])
 
 
+def test_two_labels_swapped_under_a_new_hash_are_noticed_without_full(prepared: Path) -> None:
+    folder = prepared / "64-jpeg" / "train"
+    before = {name: (folder / name).read_bytes() for name in ("manifest.json", "index.parquet")}
+    table = pq.read_table(folder / "index.parquet")
+    labels = table["label"].to_pylist()
+    other = next(n for n in range(3, len(labels)) if labels[n] != labels[2])
+    labels[2], labels[other] = labels[other], labels[2]
+    pq.write_table(
+        table.set_column(1, table.schema.field("label"), pa.array(labels, pa.int32())), folder / "index.parquet"
+    )
+    fields = json.loads(before["manifest.json"])
+    fields["index_sha256"] = hashlib.sha256((folder / "index.parquet").read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(fields))
+    try:
+        said = verify(str(folder))
+    finally:
+        for name, content in before.items():
+            (folder / name).write_bytes(content)
+    keys = read_index(folder).keys
+    named = {problem["key"]: problem["what"] for problem in said["problems"]}
+    assert set(named) == {keys[2], keys[other]}
+    assert named[keys[2]].startswith("the label in the tar is")
+
+
+def test_a_damaged_npy_is_no_advice_to_load_it_unsafely(prepared: Path) -> None:
+    folder = prepared / "32-raw" / "train"
+    index = read_index(folder)
+    path = folder / "train-000000.tar"
+    before = changed(path, int(index.offsets_N[0]), lambda byte: byte ^ 1)
+    try:
+        said = verify(str(folder))
+    finally:
+        path.write_bytes(before)
+    texts = [problem["what"] for problem in said["problems"] if "decode" in problem["what"]]
+    assert texts == ["does not decode (it is not a .npy member of version 1)"]
+
+
 def test_quarantine_must_account_for_every_missing_sample(prepared: Path) -> None:
     report = prepared / "quarantine" / "report.jsonl"
     before = report.read_text()
