@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from feedline.pipeline.atomic import sweep
 from feedline.pipeline.errors import FeedlineError
+from feedline.train.distributed import first_line
 
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
@@ -82,7 +83,7 @@ class Journal:
             try:
                 self._board.add_graph(model.eval(), images_NCHW[:1].float())
             except Exception as error:  # a model that cannot be traced trains all the same
-                self({"event": "note", "text": f"no model graph in TensorBoard: {str(error).splitlines()[0][:200]}"})
+                self({"event": "note", "text": f"no model graph in TensorBoard: {first_line(error)}"})
             finally:
                 model.train(mode)
 
