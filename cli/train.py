@@ -26,7 +26,7 @@ def _settings(context: typer.Context, path: Path | None) -> Path | None:
     """The file's options become the defaults; what stands on the command line still wins."""
     if path is not None:
         try:
-            context.default_map = json.loads(read_handed(path, SETTINGS_BYTES))["options"]
+            context.default_map = dict(json.loads(read_handed(path, SETTINGS_BYTES))["options"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"--config {path} is not a file of `feedline tune` ({error})") from error
     return path

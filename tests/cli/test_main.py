@@ -17,10 +17,11 @@ PREPARE = ("pyspark", "pandas", "scipy", "skimage", "sklearn")
 TRAIN = ("cloudpickle", "torch", "torchvision", "tensorboard")
 
 
+FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()"]
+
+
 def feedline(*words: str, debug: bool = False) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from feedline.cli.main import run; run()"
-    command = [sys.executable, "-c", code, *(["--debug"] if debug else []), *words]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run([*FEEDLINE, *(["--debug"] if debug else []), *words], capture_output=True, text=True)
 
 
 def without(folder: Path, modules: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +29,7 @@ def without(folder: Path, modules: tuple[str, ...], *words: str) -> subprocess.C
     hide = f"import sys; sys.modules.update(dict.fromkeys({modules!r}))"
     (folder / "sitecustomize.py").write_text(hide)
     paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", "from feedline.cli.main import run; run()", *words]
+    command = [*FEEDLINE, *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=os.environ | {"PYTHONPATH": paths})
 
 
@@ -173,6 +174,21 @@ def test_a_folder_that_was_removed_is_one_line_for_every_verb(tmp_path: Path) ->
             ["bash", "-c", command, sys.executable, verb, "x", "y"], cwd=gone, capture_output=True, text=True
         )
         assert (done.returncode, done.stderr) == (2, "feedline: the current folder was removed: cd to another one\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "OUT", "--config", "half.json"),
+        ("inspect", "OUT", "--png", "x.png", "--seed", "-1"),
+        ("synth", "new", "--images", "9" * 20),
+    ],
+)
+def test_odd_values_are_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "half.json").write_text('{"options": 3}')
+    write_dataset(tmp_path / "OUT")
+    done = subprocess.run([*FEEDLINE, *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", ["train", "tune", "compare", "plan", "index", "ladder", "report"])
