@@ -15,6 +15,7 @@ from typing import Any
 from feedline.benchmarks import commands
 from feedline.benchmarks.forecast import Forecast, forecasts
 from feedline.benchmarks.ladder import LadderConfig, Progress, ceilings, climb
+from feedline.benchmarks.measuring import require_torch
 from feedline.benchmarks.whatif import image_size, what_if
 from feedline.pipeline.atomic import write_atomically
 from feedline.pipeline.errors import DatasetError, UsageError
@@ -54,6 +55,7 @@ class AscentConfig:
 
 def ascend(config: AscentConfig, say: Say, advance: Progress) -> dict[str, Any]:
     """The record of `feedline ladder`. Raises UsageError, MeasureError, CommandError."""
+    require_torch()
     check(config)
     recording = profile(config, say)
     raw_px = image_size(recording)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from feedline.benchmarks.commands import this_command
 from feedline.pipeline.atomic import write_atomically
 from feedline.profiling.host import describe_host, usable_cores
 from feedline.train.config import TrainConfig
@@ -209,7 +210,7 @@ def measure(chosen: argparse.Namespace, config: TrainConfig) -> dict[str, Any]:
         kept = measure_checkpoints(config, Path(scratch) / "kept", every=10)
         ranks = measure_ranks(options, Path(scratch), 2, chosen.rank_rounds) if chosen.rank_rounds else None
     return {
-        "command": f"python -m feedline.benchmarks.training {' '.join(map(str, sys.argv[1:]))}",
+        "command": this_command(),
         "host": describe_host(),
         "threads": chosen.threads or usable_cores(),
         "model": chosen.model,

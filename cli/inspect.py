@@ -16,7 +16,7 @@ def inspect(
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with samples.")] = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write a contact sheet.")] = None,
     samples: Annotated[int, typer.Option("--samples", help="Samples on the sheet.", min=1, max=2000)] = 48,
-    seed: Annotated[int, typer.Option("--seed", help="Which samples.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Which samples.", min=0)] = 0,
     json_file: JsonFile = None,
 ) -> None:
     """Show classes, histograms of sizes and bytes, and a contact sheet of samples.

@@ -8,6 +8,7 @@ This process meanwhile samples resources, passes signals on, and merges what the
 """
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -117,7 +118,7 @@ def command_line(argv: Sequence[str], *, module: bool) -> list[str]:
         raise ProfilingUsageError(f"{argv[0]} is not a Python program: name the script itself")
     if script.is_dir():
         raise ProfilingUsageError(f"{script} is a folder without __main__.py: name the script itself")
-    raise ProfilingUsageError(f"no script at {script} (for a module: feedline profile -m {argv[0]})")
+    raise ProfilingUsageError(f"no script at {script} (for a module: feedline profile -m {shlex.quote(argv[0])})")
 
 
 def _run(launch: Launch, command: list[str], journal: Journal) -> Run:
