@@ -84,6 +84,17 @@ def shown(argv: Sequence[str]) -> list[str]:
     return said
 
 
+def write_text(path: Path, text: str) -> None:
+    """Whole, or the file is left as it was. Raises UsageError when it cannot be written."""
+    from feedline.pipeline.atomic import write_as_asked
+    from feedline.pipeline.errors import UsageError
+
+    try:
+        write_as_asked(path, text.encode("utf-8", "replace"))  # names of files need not be UTF-8
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
 class Record:
     """The object that `--json FILE` writes: who ran what, where, for how long, and the verb's own keys."""
 
@@ -96,8 +107,6 @@ class Record:
         """Nothing when no file was asked for. Raises UsageError when it cannot be written."""
         if path is None:
             return
-        from feedline.pipeline.atomic import write_as_asked
-        from feedline.pipeline.errors import UsageError
         from feedline.profiling.host import describe_host
 
         whole = {
@@ -109,7 +118,4 @@ class Record:
             "host": describe_host(),
             **keys,
         }
-        try:
-            write_as_asked(path, (json.dumps(whole, indent=1, default=str) + "\n").encode())
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from error
+        write_text(path, json.dumps(whole, indent=1, default=str) + "\n")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, stderr
+from feedline.cli.common import JsonFile, Record, console, stderr, write_text
 
 if TYPE_CHECKING:
     from feedline.profiling.diagnose import Diagnosis
@@ -164,16 +164,6 @@ def show(recording: "Recording", diagnosis: "Diagnosis", html: Path | None, trac
 
     console.print(text(recording, diagnosis, width=min(console.width, 120)), markup=False, soft_wrap=True)
     if html is not None:
-        write(html, str(report(recording, diagnosis)))
+        write_text(html, str(report(recording, diagnosis)))
     if trace is not None:
-        write(trace, json.dumps(timeline(recording)))
-
-
-def write(path: Path, text: str) -> None:
-    """Raises ProfilingUsageError."""
-    from feedline.profiling.errors import ProfilingUsageError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ProfilingUsageError(f"cannot write {path}: {error.strerror}") from error
+        write_text(trace, json.dumps(timeline(recording)))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, stderr
+from feedline.cli.common import JsonFile, Record, console, stderr, write_text
 
 if TYPE_CHECKING:
     from feedline.profiling.diagnose import Diagnosis
@@ -152,11 +152,5 @@ def columns() -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Raises ProfilingUsageError."""
-    from feedline.profiling.errors import ProfilingUsageError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ProfilingUsageError(f"cannot write {path}: {error.strerror}") from error
+    write_text(path, text)
     stderr.print(f"feedline: wrote {path}", markup=False, soft_wrap=True)
