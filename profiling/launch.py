@@ -87,8 +87,8 @@ class Interrupts:
     def passed_on_to(self, child: "subprocess.Popen[bytes]", journal: Journal) -> Generator[None]:
         self._told, self._script = False, (child, journal)
         try:
-            if self.number and not self._told:
-                self._pass_on()
+            if self.number and not self._told:  # it came before the script was there
+                self._pass_on(heard_too=False)
             yield
         finally:
             self._script = None
@@ -108,19 +108,20 @@ class Interrupts:
         if not self.number:
             self.number, self._heard_s = number, time.monotonic()
             if self._script is not None:
-                self._pass_on()
+                self._pass_on(heard_too=True)
             if self._breaks_off:
                 raise Interrupted
         elif time.monotonic() - self._heard_s > SAME_S and not self._ending:
             self._ending = True
             raise SystemExit(128 + number)
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, *, heard_too: bool) -> None:
+        """`heard_too`: the script has had it as well if the whole group has."""
         assert self._script is not None
         child, journal = self._script
         self._told = True
         with suppress(ProcessLookupError):
-            if not self._had_by_all(os.getpgid(child.pid)):
+            if not (heard_too and self._had_by_all(os.getpgid(child.pid))):
                 child.send_signal(self.number)
         journal.interrupt()
 

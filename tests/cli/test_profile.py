@@ -207,3 +207,22 @@ def test_a_signal_while_the_script_imports(tmp_path: Path) -> None:
     status, output = watched.ended()
     assert status == 143 and watched.told("training") == 0, output
     assert watched.record()["recording"]["script"]["argv"] == ["train.py", "leaves", str(tmp_path / "told")]
+
+
+BEFORE_THE_SCRIPT = """
+import os, signal, time
+import feedline.profiling.launch as launch
+environment = launch.environment
+def signalled(*words):
+    os.killpg(0, signal.SIGTERM)
+    time.sleep(1)
+    return environment(*words)
+launch.environment = signalled
+"""
+
+
+def test_a_signal_to_the_group_before_the_script_is_there(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, "--legs", how="dies", patch=BEFORE_THE_SCRIPT)
+    status, output = watched.ended()
+    assert status == 143 and watched.told("training") == 0, output
+    assert "no legs: interrupted" in output
