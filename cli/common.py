@@ -112,7 +112,9 @@ def write(path: Path, text: str | bytes) -> None:
     from feedline.pipeline.errors import UsageError
 
     try:
-        write_as_asked(path, text if isinstance(text, bytes) else text.encode())
+        write_as_asked(
+            path, text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+        )  # file names need not be UTF-8
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
