@@ -10,7 +10,8 @@ FROM nvidia/cuda:13.0.1-base-ubuntu24.04
 ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1
 RUN apt-get update \
  && apt-get install -y --no-install-recommends \
-      python3 python3-venv python3-dev openjdk-17-jre-headless gcc libc6-dev libjpeg-dev zlib1g-dev make \
+      python3 python3-venv python3-dev openjdk-17-jre-headless gcc libc6-dev make \
+      libjpeg-dev zlib1g-dev libwebp-dev libtiff-dev liblcms2-dev \
  && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /feedline

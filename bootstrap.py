@@ -7,6 +7,7 @@ Files whose SHA-256 is not among those in requirements.txt are refused.
 
 import argparse
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,6 +21,9 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 JAVA_MIN = 17
+INCLUDE = ("/usr/include", f"/usr/include/{platform.machine()}-linux-gnu", "/usr/local/include")
+FORMAT_HEADERS = {"libwebp-dev": "webp/decode.h", "libtiff-dev": "tiffio.h", "liblcms2-dev": "lcms2.h"}
+"""What Pillow-SIMD needs to be built with WebP, compressed TIFF and LAB colours."""
 
 
 def main() -> int:
@@ -58,22 +62,25 @@ def install_system_parts() -> int:
     left = apt_install(missing)
     if any("jdk" in package or "jre" in package for package in left):
         return fail(f"Java {JAVA_MIN} or newer is missing (Spark needs it): apt-get install {' '.join(left)}")
-    if left:
+    if lean := [package for package in left if package in FORMAT_HEADERS]:
+        say(f"Pillow-SIMD will not read some images: apt-get install {' '.join(lean)}, then make -B setup")
+    if left := [package for package in left if package not in lean]:
         say(f"no {' '.join(left)}: Pillow-SIMD cannot be built, using Pillow (everything works, slower)")
     return 0
 
 
 def system_parts() -> dict[str, bool]:
-    headers = all(
-        any((Path(folder) / name).exists() for folder in ("/usr/include", "/usr/local/include"))
-        for name in ("jpeglib.h", "zlib.h")
-    )
     return {
         "openjdk-17-jre-headless": java_major() >= JAVA_MIN,
         "gcc libc6-dev": shutil.which("cc") is not None,
-        "libjpeg-dev zlib1g-dev": headers,
+        "libjpeg-dev zlib1g-dev": has_header("jpeglib.h") and has_header("zlib.h"),
         "python3-venv": has_ensurepip(),
+        **{package: has_header(name) for package, name in FORMAT_HEADERS.items()},
     }
+
+
+def has_header(name: str) -> bool:
+    return any((Path(folder) / name).exists() for folder in INCLUDE)
 
 
 def java_major() -> int:
@@ -173,7 +180,13 @@ def install_pillow(pillows: dict[str, str]) -> None:
     say("building Pillow-SIMD (about half a minute)")
     try:
         with requirements([pillows["pillow-simd"]]) as file:
-            pip_install("--no-binary", "pillow-simd", *file, cc="cc -mavx2" if has_avx2() else "cc")
+            fresh = (
+                "--no-binary",
+                "pillow-simd",
+                "--refresh-package",
+                "pillow-simd",
+            )  # else uv's of an earlier set-up
+            pip_install(*fresh, *file, cc="cc -mavx2" if has_avx2() else "cc")
     except subprocess.CalledProcessError:
         say("Pillow-SIMD could not be built here, using Pillow (everything works, slower)")
         with requirements([pillows["pillow"]]) as file:

@@ -154,6 +154,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
+def this_command() -> str:
+    """The benchmark that runs, as the line a user would type."""
+    return shlex.join(["python", "-m", f"feedline.benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+
+
 def check_work(folder: Path) -> None:
     """Raises UsageError, before anything runs, where results cannot be kept."""
     try:

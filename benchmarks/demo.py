@@ -14,6 +14,7 @@ from typing import Any
 from feedline.benchmarks import commands
 from feedline.benchmarks.commands import CommandError, Done, Step
 from feedline.benchmarks.ladder_run import NAIVE, stamp
+from feedline.benchmarks.measure.rounds import require_torch
 from feedline.pipeline.base.errors import UsageError
 
 IMAGE_PX = 64
@@ -75,6 +76,7 @@ End = Callable[[Chapter, Done], None]
 
 def tell(config: StoryConfig, begin: Begin, end: End) -> Story:
     """Runs every chapter. Raises CommandError, naming the command that failed, and UsageError for a folder in use."""
+    require_torch()
     story = Story(config=config)
     chapters = chapters_of(config)
     keep = config.out / "records"

@@ -15,11 +15,12 @@ from typing import Any
 from feedline.benchmarks import commands
 from feedline.benchmarks.forecast import Forecast, forecasts
 from feedline.benchmarks.ladder import LadderConfig, Progress, ceilings, climb
+from feedline.benchmarks.measure.rounds import require_torch
 from feedline.benchmarks.what_if import image_size, what_if
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.base.process import usable_cores
-from feedline.pipeline.format.manifest import prepared_splits, read_manifest
+from feedline.pipeline.format.manifest import prepared_splits, read_manifest, refuse_address
 from feedline.preprocess.picture import Output
 from feedline.profiling.record.recording import Recording
 
@@ -54,6 +55,7 @@ class AscentConfig:
 
 def ascend(config: AscentConfig, say: Say, advance: Progress) -> dict[str, Any]:
     """The record of `feedline ladder`. Raises UsageError, MeasureError, CommandError."""
+    require_torch()
     check(config)
     recording = profile(config, say)
     raw_px = image_size(recording)
@@ -74,6 +76,7 @@ def ascend(config: AscentConfig, say: Say, advance: Progress) -> dict[str, Any]:
 
 def check(config: AscentConfig) -> None:
     if not config.source.exists():
+        refuse_address(config.source)
         raise UsageError(f"{config.source} does not exist: give the folder or archives of the raw images")
     if not config.argv and not (config.source / "train").is_dir():
         raise UsageError(

@@ -9,6 +9,7 @@ than in most do not count where there are others. Of what cannot be told apart t
 
 import json
 import math
+import shlex
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -299,8 +300,9 @@ def write_config(path: Path, found: dict[str, Any], split: Path) -> None:
         "prefetch_factor": best["prefetch_factor"], "batch_size": best["batch_size"],
     }  # fmt: skip
     dataset = split.parent
-    words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
-    said = {"dataset": str(dataset), "options": options, "command": f"feedline train {dataset} {words}"}
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    command = shlex.join(["feedline", "train", str(dataset), *words])
+    said = {"dataset": str(dataset), "options": options, "command": command}
     try:
         write_as_asked(path, (json.dumps(said, indent=1) + "\n").encode())
     except OSError as error:

@@ -14,7 +14,7 @@ from feedline.benchmarks import commands
 from feedline.benchmarks.grid import Cell
 from feedline.benchmarks.ladder_run import Say
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.format.manifest import Manifest, prepared_splits, read_manifest
+from feedline.pipeline.format.manifest import Manifest, prepared_splits, read_manifest, refuse_address
 
 OPTIONS = {"size": "--size", "codec": "--codec", "quality": "--quality", "shard_size": "--shard-size",
            "shards": "--shards", "resize": "--resize"}  # fmt: skip
@@ -27,6 +27,7 @@ WITHOUT = {"raw": {"quality"}, "planes": {"quality"}, "keep": {"quality", "size"
 def splits_of(cells: list[Cell], dataset: Path, work: Path, say: Say) -> dict[str, Path]:
     """The train split of every cell, by its key. Raises UsageError, CommandError."""
     if not dataset.exists():
+        refuse_address(dataset)
         raise UsageError(f"{dataset} does not exist: give a prepared folder, or raw images to prepare from")
     base = base_of(dataset)
     found: dict[str, Path] = {}

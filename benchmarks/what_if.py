@@ -25,7 +25,7 @@ from PIL import Image
 
 from feedline.benchmarks.what_if_forms import Form, is_usable, prepare_form, samples_of
 from feedline.pipeline.base.errors import FeedlineError
-from feedline.pipeline.codecs import jpeg
+from feedline.preprocess.fingerprint import fingerprint
 from feedline.preprocess.picture import Output
 from feedline.profiling.record.recording import Recording, Trial
 
@@ -216,7 +216,7 @@ def _trial(load: Load, costs: Sequence[float], extra_s: float) -> Trial:
         trainer_cpu_s_per_sample=extra_s if load.loader == "feedline" else None,
         psnr_db=form.psnr_db,
         loader=load.loader,
-        note=f"encoder {jpeg.encoder_fingerprint()[:12]}" if output.codec == "jpeg" else "",
+        note=f"encoder {fingerprint((output,)).encoder[:12]}" if output.codec == "jpeg" else "",
     )
 
 

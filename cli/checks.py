@@ -41,12 +41,31 @@ def pillow() -> Fact:
     text = f"{flavour} {active}" + (f" ({value['simd']})" if value["simd"] else "")
     remedy = ""
     if simd and plain:
-        remedy = "both are installed over each other: pip uninstall -y pillow pillow-simd, then make setup"
+        remedy = "both are installed over each other: pip uninstall -y pillow pillow-simd, then make -B setup"
     elif flavour == "pillow" and simd:
-        remedy = "Pillow has overwritten Pillow-SIMD: pip uninstall -y pillow pillow-simd, then make setup"
+        remedy = "Pillow has overwritten Pillow-SIMD: pip uninstall -y pillow pillow-simd, then make -B setup"
     elif flavour == "pillow":
-        remedy = "slower than Pillow-SIMD: install a C compiler, libjpeg-dev and zlib1g-dev, then make setup"
+        remedy = "slower than Pillow-SIMD: install a C compiler, libjpeg-dev and zlib1g-dev, then make -B setup"
     return Fact(key="pil", name="Pillow", value=value, text=text, remedy=remedy)
+
+
+def formats() -> Fact:
+    """What this build of Pillow reads beside JPEG, PNG, GIF, BMP, PPM and plain TIFF."""
+    try:
+        from PIL import features
+    except ImportError:
+        return Fact(key="formats", name="more formats", value=None, text="none")
+    from feedline.pipeline.codecs.pillow import OPTIONAL
+
+    value = {name: bool(features.check(name)) for name in OPTIONAL}
+    lacking = [package for name, (_, package, _) in OPTIONAL.items() if not value[name]]
+    return Fact(
+        key="formats",
+        name="more formats",
+        value=value,
+        text=", ".join(words for name, (words, _, _) in OPTIONAL.items() if value[name]) or "none",
+        remedy=f"apt-get install {' '.join(lacking)}, then make -B setup" if lacking else "",
+    )
 
 
 def simd_level(image_module: Any) -> str:
@@ -69,7 +88,7 @@ def libjpeg_turbo() -> Fact:
         name="libjpeg-turbo",
         value=value,
         text=value or "none",
-        remedy="" if value else "apt-get install libjpeg62-turbo-dev, then make setup",
+        remedy="" if value else "apt-get install libjpeg62-turbo-dev, then make -B setup",
     )
 
 
@@ -184,5 +203,5 @@ def gib(size_bytes: int) -> str:
 
 
 CHECKS: tuple[Callable[[], Fact], ...] = (
-    pillow, libjpeg_turbo, torch, cuda, nvml, java, spark, cores, memory, shared_memory,
+    pillow, formats, libjpeg_turbo, torch, cuda, nvml, java, spark, cores, memory, shared_memory,
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """What every verb shares: progress on long work, the JSON record, and how errors and Ctrl-C end."""
 
+import errno
 import json
 import sys
 import time
@@ -84,10 +85,46 @@ def shown(argv: Sequence[str]) -> list[str]:
     return said
 
 
+def check_writable(*outputs: Path | None) -> None:
+    """Before hours of work. Raises UsageError where one of the files that were asked for cannot be written."""
+    from feedline.pipeline.base.errors import UsageError
+    from feedline.pipeline.base.files import try_place
+
+    places: set[Path] = set()
+    for path in outputs:
+        if path is None:
+            continue
+        try:
+            try_place(path)
+        except OSError as error:
+            missing = error.errno == errno.ENOENT
+            why = f"there is no folder {path.resolve().parent}" if missing else error.strerror
+            raise UsageError(f"cannot write {path}: {why}") from error
+        if path.is_file() or not path.exists():
+            if path.resolve() in places:
+                raise UsageError(f"{path} is named for two outputs: give each a file of its own")
+            places.add(path.resolve())
+
+
+def write(path: Path, text: str | bytes) -> None:
+    """To a file that was asked for. Raises UsageError when it cannot be written."""
+    from feedline.pipeline.base.errors import UsageError
+    from feedline.pipeline.base.files import write_as_asked
+
+    try:
+        write_as_asked(
+            path, text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+        )  # file names need not be UTF-8
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
 class Record:
     """The object that `--json FILE` writes: who ran what, where, for how long, and the verb's own keys."""
 
-    def __init__(self, verb: str) -> None:
+    def __init__(self, verb: str, *outputs: Path | None) -> None:
+        """`outputs` are all files that the verb was asked to write. Raises UsageError where one cannot be."""
+        check_writable(*outputs)
         self.verb = verb
         self._started = datetime.now(UTC)
         self._clock = time.monotonic()
@@ -96,8 +133,6 @@ class Record:
         """Nothing when no file was asked for. Raises UsageError when it cannot be written."""
         if path is None:
             return
-        from feedline.pipeline.base.errors import UsageError
-        from feedline.pipeline.base.files import write_as_asked
         from feedline.profiling.record.host import describe_host
 
         whole = {
@@ -109,7 +144,4 @@ class Record:
             "host": describe_host(),
             **keys,
         }
-        try:
-            write_as_asked(path, (json.dumps(whole, indent=1, default=str) + "\n").encode())
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from error
+        write(path, json.dumps(whole, indent=1, default=str) + "\n")

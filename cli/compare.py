@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, progress, stderr
+from feedline.cli.common import JsonFile, Record, console, progress, stderr, write
 
 Opt = typer.Option
 
@@ -50,11 +50,11 @@ def compare(
         "model": (model, str), "devices": (devices, int),
     }  # fmt: skip
     grid = Grid(axes={name: parse_values(text, kind) for name, (text, kind) in kinds.items() if text is not None})
-    record = Record("compare")
+    record = Record("compare", json_file, html, png)
     with progress("compare", "windows") as advance:
         found = run(grid, dataset, work, {"device": device}, rounds, window, advance)
     show(found)
-    write(found, html, png)
+    write_pages(found, html, png)
     record.write(json_file, found)
 
 
@@ -119,12 +119,11 @@ def wide(table: Any) -> None:
     Console(width=max(console.width, 116), highlight=False).print(table)
 
 
-def write(record: Mapping[str, Any], html: Path | None, png: Path | None) -> None:
+def write_pages(record: Mapping[str, Any], html: Path | None, png: Path | None) -> None:
     if html is not None:
         from feedline.benchmarks.compare_page import compare_page
-        from feedline.cli.ladder import write_markup
 
-        write_markup(html, compare_page(record))
+        write(html, compare_page(record))
     if png is not None:
         from feedline.benchmarks.figures import compare_png
 

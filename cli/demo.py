@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console
+from feedline.cli.common import JsonFile, Record, console, write
 
 if TYPE_CHECKING:
     from feedline.benchmarks.commands import Done
@@ -29,14 +29,13 @@ def demo(
     from feedline.benchmarks.demo import StoryConfig, tell
     from feedline.benchmarks.demo_page import story_page
     from feedline.cli.ladder import show
-    from feedline.pipeline.base.files import write_as_asked
 
-    record, started = Record("demo"), time.monotonic()
+    record, started = Record("demo", json_file), time.monotonic()
     base = StoryConfig.quick(out=out) if quick else StoryConfig(out=out)
     config = base if images is None else replace(base, images=images)
     story = tell(config, _begin, _end)
     report = out / "report.html"
-    write_as_asked(report, story_page(story).encode())
+    write(report, story_page(story))
     console.rule("[bold]The ladder", align="left")
     show(story.record("ladder"))
     console.print(f"\nall of it in {time.monotonic() - started:.0f} s")

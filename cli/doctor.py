@@ -10,7 +10,7 @@ def doctor(json_file: JsonFile = None) -> None:
     """
     from feedline.cli.checks import examine
 
-    record = Record("doctor")
+    record = Record("doctor", json_file)
     found = examine()
     for fact in found:
         console.print(f"{fact.name:<16} {fact.text}", markup=False, soft_wrap=True)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console
+from feedline.cli.common import JsonFile, Record, console, write
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 CLASSES_SHOWN = 10
@@ -16,33 +16,28 @@ def inspect(
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with samples.")] = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write a contact sheet.")] = None,
     samples: Annotated[int, typer.Option("--samples", help="Samples on the sheet.", min=1, max=2000)] = 48,
-    seed: Annotated[int, typer.Option("--seed", help="Which samples.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Which samples.", min=0)] = 0,
     json_file: JsonFile = None,
 ) -> None:
     """Show classes, histograms of sizes and bytes, and a contact sheet of samples.
 
     Example: feedline inspect OUT --html sheet.html
     """
-    from feedline.pipeline.base.errors import UsageError
-    from feedline.pipeline.base.files import write_as_asked
     from feedline.preprocess.inspect import contact_sheet, thumbnails
     from feedline.preprocess.inspect import inspect as look
     from feedline.preprocess.inspect_page import page
 
-    record = Record("inspect")
+    record = Record("inspect", json_file, html, png)
     found = look(out)
     for name, said in found.items():
         show(name, said)
     shown = thumbnails(out, samples, seed) if html or png else []
-    try:
-        if html:
-            write_as_asked(html, page(str(out), found, shown).encode())
-            console.print(f"page: {html}", markup=False, soft_wrap=True)
-        if png:
-            write_as_asked(png, contact_sheet(shown))
-            console.print(f"contact sheet: {png}", markup=False, soft_wrap=True)
-    except OSError as error:
-        raise UsageError(f"cannot write the sheet: {error.strerror or error}") from error
+    if html:
+        write(html, page(str(out), found, shown))
+        console.print(f"page: {html}", markup=False, soft_wrap=True)
+    if png:
+        write(png, contact_sheet(shown))
+        console.print(f"contact sheet: {png}", markup=False, soft_wrap=True)
     record.write(json_file, {"splits": found})
 
 

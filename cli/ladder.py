@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, progress, stderr
+from feedline.cli.common import JsonFile, Record, console, progress, stderr, write
 
 CONTEXT = {"allow_interspersed_args": False}
 """Options end at the script's name: what follows is the script's own."""
@@ -35,7 +35,7 @@ def ladder(
     """
     from feedline.benchmarks.ladder_run import AscentConfig, ascend
 
-    record = Record("ladder")
+    record = Record("ladder", json_file, html)
     config = AscentConfig(
         source=source, argv=script or [], work=work, profiled=profiled, prepared=prepared, num_workers=num_workers,
         size_px=size, rounds=rounds, window_s=window,
@@ -77,16 +77,4 @@ def write_page(path: Path, record: Mapping[str, Any]) -> None:
     from feedline.benchmarks.ladder_page import ladder_section
     from feedline.profiling.render.page import page
 
-    write_markup(path, page("The ladder", ladder_section(record)))
-
-
-def write_markup(path: Path, markup: str) -> None:
-    """Raises UsageError when it cannot be written."""
-    from feedline.pipeline.base.errors import UsageError
-    from feedline.pipeline.base.files import write_as_asked
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_as_asked(path, markup.encode())
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    write(path, page("The ladder", ladder_section(record)))

@@ -3,9 +3,11 @@
 import errno
 import io
 import os
+import re
 import sys
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 try:
@@ -80,18 +82,19 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # bars and typographic signs where the terminal has ASCII only
+    verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     try:
-        refuse_empty(sys.argv[1:])
-        status = app(standalone_mode=False)
+        check_words(verb, sys.argv[1:])
+        status = app(standalone_mode=False, prog_name="feedline")
         if sys.stdout is not None:
             sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
-        stderr.print("interrupted")
+        stderr.print("interrupted" + ": --resume auto goes on from the last checkpoint" * (verb == "train"))
         sys.exit(130)
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE:
             leave_output()
-        sys.exit(explain(error))
+        sys.exit(explain(error, verb))
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -107,34 +110,63 @@ def leave_output() -> None:
 
 PASSED_ON = ("profile", "ladder", "slurm")
 """Verbs some of whose words are another program's."""
+ADDRESS = re.compile(r"(?:--[\w-]+=)?[a-z][a-z\d+.-]*://")
 
 
-def refuse_empty(words: list[str]) -> None:
-    """An empty path would mean the current folder: a variable that is not set, not what anybody wants."""
-    if "" in words and words[0] not in PASSED_ON:
+def check_words(verb: str, words: list[str]) -> None:
+    """Raises UsageError for what no verb can mean: a folder that is gone, an empty path (it would mean the current
+    folder: a variable that is not set), an address where only local folders are read."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder was removed: cd to another one") from None
+    if "" in words and verb not in PASSED_ON:
         raise UsageError("one of the arguments is empty: is a variable not set?")
+    words = words[: words.index(verb) + 2] if verb in PASSED_ON else words
+    address = next((word for word in words if ADDRESS.match(word)), None)
+    if address and verb not in ("prepare", "verify"):
+        raise UsageError(f"{address}: {verb} takes files and folders of this machine: copy it here first")
 
 
-def explain(error: Exception) -> int:
+NEEDS = {
+    "synth": "prepare", "prepare": "prepare", "verify": "shards", "index": "shards", "inspect": "shards",
+    "train": "train", "tune": "train", "plan": "train", "compare": "train", "ladder": "all", "demo": "all",
+}  # fmt: skip
+"""The extra that brings what a verb imports; the base is enough for the others."""
+
+
+def explain(error: Exception, verb: str) -> int:
     """Says in one line what is wrong; returns the exit status. Raises what is neither ours nor the file system's, and
     all with --debug."""
     if isinstance(error, WrongUse):
-        return explain_usage(error)
-    refused = isinstance(error, OSError) and (error.filename is not None or error.errno in UNWRITABLE)
-    status = 1 if refused else getattr(error, "exit_status", None)
+        return say(usage_line(error), 2)
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if missing not in ("", "feedline") and verb in NEEDS:
+        status, what = 2, f"{verb} needs {missing}: pip install 'feedline[{NEEDS[verb]}]'"
+    elif isinstance(error, OSError) and (error.filename is not None or error.errno in UNWRITABLE):
+        status, what = 1, f"{error.filename or 'the output'}: {error.strerror}"
+    else:
+        status, what = getattr(error, "exit_status", None), str(error)
     if status is None or os.environ.get("FEEDLINE_DEBUG"):
         raise error
-    what = f"{error.filename or 'the output'}: {error.strerror}" if isinstance(error, OSError) else str(error)
-    stderr.print(printable(f"feedline: {what}"), markup=False, soft_wrap=True)
-    return status
+    return say(f"feedline: {what}", status)
 
 
 WrongUse = typer.BadParameter.__mro__[1]  # the usage error of the click that Typer carries; it exports only a child
 
 
-def explain_usage(error: Any) -> int:
+def usage_line(error: Any) -> str:
+    """Empty where there were no words at all: Typer has shown the help."""
     verb = error.ctx.command_path if error.ctx else "feedline"
     text = error.format_message().strip()
-    if text:  # none where there were no words at all: Typer has shown the help
-        stderr.print(f"{verb}: {text} (see {verb} --help)", markup=False, soft_wrap=True)
-    return 2
+    return f"{verb}: {text} (see {verb} --help)" if text else ""
+
+
+def say(line: str, status: int) -> int:
+    if line and not train.said_by_another_rank(line):
+        stderr.print(printable(line), markup=False, soft_wrap=True)
+    return status
+
+
+if __name__ == "__main__":
+    run()

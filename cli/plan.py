@@ -1,5 +1,6 @@
 """`feedline plan`: what a dataset and a number of GPUs will need, from costs measured here."""
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from feedline.cli.common import JsonFile, Record, console, stderr
+from feedline.pipeline.base.errors import UsageError
 
 Opt = typer.Option
 
@@ -17,7 +19,7 @@ def plan(
     gpus: Annotated[int, Opt(min=1, help="GPUs of all machines together.")] = 1,
     gpu_rate: Annotated[float | None, Opt(help="samples/s of one GPU when data is free (`profile --legs`).")] = None,
     cores: Annotated[int, Opt(min=1, help="Cores for workers, of all machines together.")] = 8,
-    bandwidth: Annotated[str | None, Opt(help="Of the storage, as 2GB/s; none: no limit.")] = None,
+    bandwidth: Annotated[str | None, Opt(help="Of the storage, as 2GB/s or (bits) 16Gb/s; none: no limit.")] = None,
     epochs: Annotated[int, Opt(min=1, help="Epochs to train.")] = 90,
     image_size: Annotated[int, Opt(min=8, help="Side of the training images, px.")] = 224,
     core_speed: Annotated[float, Opt(help="Speed of the other machine's cores by this one's.")] = 1.0,
@@ -31,15 +33,15 @@ def plan(
     Example: feedline plan OUT --images 1281167 --gpus 4 --gpu-rate 2500 --cores 32 --bandwidth 2GB/s
     """
     from feedline.benchmarks.plan import PlanInputs, make_plan
-    from feedline.pipeline.base.errors import UsageError
 
+    record = Record("plan", json_file)
     if gpu_rate is None:
         raise UsageError("--gpu-rate is not given: it is the ceiling of `feedline profile --legs` on that GPU")
-    record = Record("plan")
+    limit = None if bandwidth is None else parse_rate(bandwidth)
     costs = costs_of(dataset, image_size, load_us, sample_kb, prepare_ms)
     inputs = PlanInputs(
         images=images, gpus=gpus, gpu_samples_per_s=gpu_rate, cores=cores, epochs=epochs, core_speed=core_speed,
-        bandwidth_bytes_per_s=None if bandwidth is None else parse_rate(bandwidth), **costs,
+        bandwidth_bytes_per_s=limit, **costs,
     )  # fmt: skip
     found = make_plan(inputs)
     show(inputs, found)
@@ -50,8 +52,6 @@ def costs_of(
     dataset: Path | None, image_size: int, load_us: float | None, sample_kb: float | None, prepare_ms: float | None
 ) -> dict[str, Any]:
     """As fields of PlanInputs; what is given is not measured."""
-    from feedline.pipeline.base.errors import UsageError
-
     measured: dict[str, Any] = {}
     if dataset is not None:
         from feedline.benchmarks.sample_cost import measure_costs
@@ -69,10 +69,15 @@ def costs_of(
 
 
 def parse_rate(text: str) -> float:
-    """`2GB/s`, `500MB/s`, `1000000`: bytes per second. Raises UsageError."""
+    """Bytes per second of `2GB/s`, of `16Gb/s` or `16Gbps`, which are bits, and of `1000000`. Raises UsageError."""
     from feedline.preprocess.config import parse_bytes
 
-    return float(parse_bytes(text.strip().removesuffix("/s")))
+    size = re.sub(r"(/s|ps)$", "", text.strip())
+    number = re.sub(r"(?<=[\dkKMGTi])\s*(bit|b)$", "", size)
+    try:
+        return parse_bytes(number) / (1 if number == size else 8)
+    except UsageError as error:
+        raise UsageError(f"--bandwidth {text!r}: write it as 2GB/s (bytes) or 16Gb/s (bits)") from error
 
 
 def show(inputs: Any, found: Any) -> None:
@@ -86,6 +91,8 @@ def show(inputs: Any, found: Any) -> None:
         line(f"  {name} allow", units.rate(limit))
     if found.next_bound:
         line("next bottleneck", f"the {found.next_bound}, from {units.rate(found.limits[found.next_bound])}")
+    if inputs.bandwidth_bytes_per_s is not None:
+        line("storage given", f"{units.size(inputs.bandwidth_bytes_per_s)}/s")
     line("one epoch", units.seconds(found.epoch_s))
     line(f"{inputs.epochs} epochs", units.seconds(found.training_s))
     line("cores to feed the GPUs", f"{found.cores_needed:,} (there are {inputs.cores:,})")

@@ -60,13 +60,13 @@ def prepare(
     metadata: Annotated[bool, Opt("--metadata", help="Also write KEY.json: where each sample came from.")] = False,
     source_option: Annotated[
         list[str] | None,
-        Opt("--source-option", metavar="KEY=VALUE", help="For the source: kind=…, devkit=…, ground_truth=…"),
+        Opt("--source-option", metavar="KEY=VALUE", help="For the source: devkit=…, layout=classes, labels=words …"),
     ] = None,
     storage_option: Annotated[
         list[str] | None, Opt("--storage-option", metavar="KEY=VALUE", help="For fsspec; VALUE may be JSON.")
     ] = None,
     overwrite: Annotated[
-        bool, Opt("--overwrite", help="Remove what is prepared in OUT, finished or not, and start anew.")
+        bool, Opt("--overwrite", help="Replace what is in OUT; a finished dataset stays till then: room for both.")
     ] = False,
     resume: Annotated[bool, Opt("--resume", help="The default: a rerun skips what is done.")] = True,
     retry_quarantine: Annotated[
@@ -121,7 +121,7 @@ def run(config: "PrepareConfig", json_file: Path | None) -> None:
     from feedline.preprocess.prepare import prepare as run_job
 
     signal.signal(signal.SIGTERM, terminated)
-    record = Record("prepare")
+    record = Record("prepare", json_file)
     with progress("prepare") as advance:
         said = run_job(config, advance, lambda note: stderr.print(note, markup=False, soft_wrap=True))
     show(said, config.out)

@@ -1,12 +1,11 @@
 """`feedline profile`: why is this training script slow, proved, and what each remedy would give."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, stderr
+from feedline.cli.common import JsonFile, Record, console, stderr, write
 
 if TYPE_CHECKING:
     from feedline.profiling.explain.verdict import Diagnosis
@@ -54,18 +53,18 @@ def profile(
     Options end at the script's name. The script runs to its end unless --steps or --seconds stop it; --legs and
     --lines run it again, shortly, with its writes held back: all that Python opens, but not what programs it
     starts and libraries in C or C++ (as cv2.VideoWriter) write by themselves. The exit status is the script's own.
+    Ctrl-C goes to the script; the report then shows what was seen until that. A second Ctrl-C ends all at once.
 
     Example: feedline profile --steps 200 --legs --html report.html train.py --epochs 1
     """
     from feedline.profiling.explain.fail_if import check, parse
     from feedline.profiling.explain.verdict import diagnose, record_keys
-    from feedline.profiling.profile_run import StudyConfig, chosen_legs, study
+    from feedline.profiling.launch import hearing
+    from feedline.profiling.profile_run import INTERRUPTED, StudyConfig, chosen_legs, study
 
     refuse_inside_torchrun()
     condition = parse(fail_if) if fail_if else None
-    for path in (json_file, html, trace):
-        check_writable(path)
-    record = Record("profile")
+    record = Record("profile", json_file, html, trace)
     config = StudyConfig(
         argv=script,
         module=module,
@@ -75,15 +74,19 @@ def profile(
         lines=lines or bool(lines_of),
         functions=tuple(lines_of or ()),
     )
-    done = study(config, say)
-    recording = with_trials(done.recording) if trials else done.recording
-    diagnosis = diagnose(recording)
-    keys = record_keys(recording, diagnosis)
-    show(recording, diagnosis, html, trace)
-    record.write(json_file, {**keys, "recording": recording.to_dict()})
-    for path in (json_file, html, trace):
-        if path is not None:
-            say(f"wrote {path}")
+    with hearing() as interrupts:
+        done = study(config, say)
+        recording = with_trials(done.recording) if trials else done.recording
+        diagnosis = diagnose(recording)
+        keys = record_keys(recording, diagnosis)
+        show(recording, diagnosis, html, trace)
+        record.write(json_file, {**keys, "recording": recording.to_dict()})
+        for path in (json_file, html, trace):
+            if path is not None:
+                say(f"wrote {path}")
+    if interrupts.number:
+        say(f"{INTERRUPTED}: this is what was seen until then")
+        raise typer.Exit(interrupts.status)
     if done.status:
         say(how_it_ended(recording))
         raise typer.Exit(done.status)
@@ -105,19 +108,6 @@ def refuse_inside_torchrun() -> None:
         raise UsageError("started by torchrun: turn it around, feedline profile torchrun [options] SCRIPT")
 
 
-def check_writable(path: Path | None) -> None:
-    """Before the script runs for an hour. Raises UsageError."""
-    from feedline.pipeline.base.errors import UsageError
-
-    if path is None:
-        return
-    place = path if path.exists() else path.absolute().parent
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {path}: no folder {path.absolute().parent}")
-    if path.is_dir() or not os.access(place, os.W_OK):
-        raise UsageError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'no permission'}")
-
-
 def how_it_ended(recording: "Recording") -> str:
     script = recording.script
     why = f" ({script.error})" if script.error else ""
@@ -128,16 +118,20 @@ def with_trials(recording: "Recording") -> "Recording":
     """What the script's own samples would cost at other sizes and codecs, where that room is installed."""
     from dataclasses import replace
 
-    from feedline.profiling.profile_run import noted
+    from feedline.profiling.launch import Interrupted, hearing
+    from feedline.profiling.profile_run import INTERRUPTED, noted
 
     try:
         from feedline.benchmarks.what_if import what_if, why_none
     except ImportError:  # no image libraries here: the other predictions stand
         return recording
-    if recording.sample_paths:
-        say("trials: some of the script's own samples at other sizes and codecs")
     try:
-        found = what_if(recording)
+        with hearing() as interrupts, interrupts.breaking_off():
+            if recording.sample_paths:
+                say("trials: some of the script's own samples at other sizes and codecs")
+            found = what_if(recording)
+    except Interrupted:
+        return noted(recording, f"no trials: {INTERRUPTED}")
     except Exception as error:  # files that have changed or vanished meanwhile must not cost the verdict
         return noted(recording, f"no trials: {type(error).__name__}: {error}")
     if not found and recording.train_loader is not None:
@@ -157,13 +151,3 @@ def show(recording: "Recording", diagnosis: "Diagnosis", html: Path | None, trac
         write(html, str(report(recording, diagnosis)))
     if trace is not None:
         write(trace, json.dumps(timeline(recording)))
-
-
-def write(path: Path, text: str) -> None:
-    """Raises UsageError."""
-    from feedline.pipeline.base.errors import UsageError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error

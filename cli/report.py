@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feedline.cli.common import JsonFile, Record, console, stderr
+from feedline.cli.common import write as write_file
 
 if TYPE_CHECKING:
     from feedline.profiling.explain.verdict import Diagnosis
@@ -31,7 +32,7 @@ def report(
     from feedline.pipeline.base.errors import UsageError
     from feedline.profiling.explain.fail_if import parse
 
-    record = Record("report")
+    record = Record("report", json_file, html, trace)
     condition = parse(fail_if) if fail_if else None
     if any(is_line_profile(path) for path in recordings):
         if len(recordings) > 1 or trace is not None or condition is not None:
@@ -152,11 +153,5 @@ def columns() -> int:
 
 
 def write(path: Path, text: str) -> None:
-    """Raises UsageError."""
-    from feedline.pipeline.base.errors import UsageError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    write_file(path, text)
     stderr.print(f"feedline: wrote {path}", markup=False, soft_wrap=True)

@@ -1,5 +1,6 @@
 """`feedline slurm`: an sbatch script from flags, and from a few questions for what a terminal did not say."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -39,7 +40,7 @@ def slurm(
     from feedline.train.options import unknown_options
     from feedline.train.slurm import SlurmConfig, script, write
 
-    record = Record("slurm")
+    record = Record("slurm", json_file)
     if unknown := unknown_options(context.args):
         raise UsageError(f"{unknown[0]} is an option of neither `feedline slurm` nor `feedline train`")
     try:
@@ -65,7 +66,7 @@ def slurm(
     )
     write(config, script_file)
     console.print(f"{script_file}: {config.ranks} ranks on each node, {config.cpus_per_task} CPUs for them; "
-                  f"start it with: sbatch {script_file}", markup=False, soft_wrap=True)  # fmt: skip
+                  f"start it with: sbatch {shlex.quote(str(script_file))}", markup=False, soft_wrap=True)  # fmt: skip
     record.write(json_file, {"script": str(script_file), "text": script(config)})
 
 

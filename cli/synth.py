@@ -37,6 +37,7 @@ def synth(
     from feedline.preprocess.synth.inventory import SynthConfig
     from feedline.preprocess.synth.write import synth as make
 
+    record = Record("synth", json_file)
     config = SynthConfig(
         out=str(out),
         images=images,
@@ -48,7 +49,6 @@ def synth(
         long_side_px=long_side,
         num_workers=num_workers,
     )
-    record = Record("synth")
     started = time.monotonic()
     with progress("synth", "images") as advance:
         said = make(config, advance)

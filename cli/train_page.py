@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from feedline.cli.common import write
 from feedline.profiling.render import page, plots
 from feedline.profiling.render.markup import Markup
 from feedline.profiling.render.plots import Series
@@ -14,9 +15,9 @@ PAGE = "curves.html"
 
 
 def write_page(run: Path) -> Path:
-    """RUN/curves.html, from the run's own journal."""
+    """RUN/curves.html, from the run's own journal. Raises UsageError where it cannot be written."""
     path = run / PAGE
-    path.write_text(str(render(run)), encoding="utf-8")
+    write(path, render(run))
     return path
 
 

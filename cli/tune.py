@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, progress
+from feedline.cli.common import JsonFile, Record, console, progress, write
 
 Opt = typer.Option
 
@@ -34,13 +34,10 @@ def tune(
     from feedline.benchmarks.measure.rounds import Bench
     from feedline.benchmarks.tune import TuneConfig, write_config
     from feedline.benchmarks.tune import tune as search
-    from feedline.pipeline.base.errors import UsageError
     from feedline.pipeline.base.process import usable_cores
 
+    record, split, cores = Record("tune", json_file, html, out), train_split(dataset), usable_cores()
     device = check_devices([1], device, [model])
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {out}: there is no folder {out.absolute().parent}")
-    record, split, cores = Record("tune"), train_split(dataset), usable_cores()
     config = TuneConfig(
         split=split, model=model, image_size=image_size, batch_sizes=tuple(parse_values(batch_size)), cores=cores,
         most_workers=min(16, 2 * cores), device=device, budget_s=budget, window_s=window,
@@ -51,9 +48,8 @@ def tune(
     write_config(out, found, split)
     if html is not None:
         from feedline.benchmarks.tune_page import tune_page
-        from feedline.cli.ladder import write_markup
 
-        write_markup(html, tune_page(found))
+        write(html, tune_page(found))
     console.print(f"settings: {out}", markup=False, soft_wrap=True)
     record.write(json_file, found)
 

@@ -17,14 +17,15 @@ def verify(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Check manifests, hashes, counts, labels, balance, index, decodability. Ends with status 1 if anything is wrong.
+    """Check manifests, hashes, counts, balance, index and every label, and decode four samples of every shard (sizes
+    and checksums in the index are checked for these only). Ends with status 1 if anything is wrong.
 
     Example: feedline verify OUT --full
     """
     from feedline.cli.prepare import values
     from feedline.preprocess.verify import verify as run
 
-    record = Record("verify")
+    record = Record("verify", json_file)
     with progress("verify") as advance:
         said = run(out, full=full, storage_options=values(storage_option, "--storage-option"), on_progress=advance)
     for problem in said["problems"][:SHOWN]:

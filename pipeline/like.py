@@ -2,71 +2,138 @@
 
 Understood are torchvision's usual transforms, v1 and v2: RandomResizedCrop or Resize + CenterCrop, flip, ToTensor and
 its v2 spellings, Normalize; what comes between crop and ToTensor and works on PIL images or uint8 tensors
-(ColorJitter, RandAugment, …) is kept and runs in the workers. What is not understood is said, never dropped.
+(ColorJitter, RandAugment, …) is kept and runs in the workers. What is not understood is refused by name, not dropped.
 """
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.codecs.decode import Augment
+from feedline.pipeline.format.manifest import Manifest
 
 _TO_FLOAT = {"ToTensor", "ToDtype", "ConvertImageDtype", "ConvertDtype"}
-_NOTHING_TO_DO = {"ToImage", "PILToTensor", "ToPureTensor", "ToImageTensor", "Identity", "ToImagePIL", "RGB"}
+_SAME_PIXELS = {"ToImage", "PILToTensor", "ToPureTensor", "ToImageTensor", "Identity", "ToImagePIL", "RGB"}
+_OURS: dict[str, tuple[Any, ...]] = {
+    "interpolation": ("bilinear", 2),
+    "antialias": (True, None, "warn"),
+    "max_size": (None,),
+}
+"""How the loader resizes; 2 is Pillow's number of bilinear."""
 
 
-def options_like(dataloader: DataLoader[Any], classes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """LoaderConfig fields that give what `dataloader` gives. Raises UsageError for what cannot be carried over."""
-    if dataloader.batch_size is None:
-        raise UsageError("a DataLoader with its own batch_sampler cannot be carried over: use Loader(split, ...)")
-    _check_labels(dataloader.dataset, classes)
+def options_like(dataloader: Any) -> dict[str, Any]:
+    """LoaderConfig fields that give what `dataloader` gives. Raises UsageError for what cannot be carried over.
+
+    Left out is what only says how torch runs its own workers: `timeout`, `multiprocessing_context`,
+    `pin_memory_device`, and `in_order` (batches always come in order).
+    """
+    if type(dataloader) is not DataLoader:
+        raise _refused(f"a {_name(dataloader)}, which is no plain DataLoader,")
+    batches: Any = dataloader.batch_sampler
+    dataset: Any = dataloader.dataset
+    if type(batches) is not BatchSampler:
+        raise _refused("batch_size=None" if batches is None else f"the batch_sampler {_name(batches)}")
+    if dataloader.collate_fn is not default_collate:
+        raise _refused(f"the collate_fn {_name(dataloader.collate_fn)}", "call it on the batches in your loop")
+    if dataloader.worker_init_fn is not None:
+        raise _refused(f"the worker_init_fn {_name(dataloader.worker_init_fn)}", "randomness follows `seed` anyway")
+    _check_code(dataset)
     options: dict[str, Any] = {
-        "batch_size": dataloader.batch_size,
+        "batch_size": batches.batch_size,
         "num_workers": dataloader.num_workers,
         "persistent_workers": dataloader.num_workers == 0 or dataloader.persistent_workers,
-        "shuffle": not isinstance(dataloader.sampler, SequentialSampler) and _shuffles(dataloader.sampler),
-        "policy": "drop" if dataloader.drop_last else "pad",
-        "short_last_batch": not dataloader.drop_last,
+        "policy": "drop" if batches.drop_last else "pad",
+        "short_last_batch": not batches.drop_last,
     }
     if dataloader.num_workers and dataloader.prefetch_factor:
         options["prefetch_factor"] = dataloader.prefetch_factor
     if dataloader.pin_memory:
         options["pin_memory"] = torch.cuda.is_available()
-    return options | _Recipe(_steps(dataloader.dataset)).options()
+    options |= _order(batches.sampler, len(dataset), dataloader.generator)
+    return options | _Recipe(list(_flatten(dataset.transform))).options()
 
 
-def _shuffles(sampler: Any) -> bool:
-    return bool(getattr(sampler, "shuffle", True))  # DistributedSampler says; RandomSampler need not
-
-
-def _check_labels(dataset: Any, classes: Sequence[dict[str, Any]]) -> None:
-    """ImageFolder numbers classes by folder name; labels must mean the same in the shards."""
-    theirs = getattr(dataset, "classes", None)
-    if theirs is None or not all(isinstance(name, str) for name in theirs):
+def check_same_data(dataset: Any, manifest: Manifest) -> None:
+    """Labels must mean the same in the shards: raises UsageError for other classes or another numbering of them."""
+    if len(dataset) not in (manifest.samples, sum(shard.planned_samples for shard in manifest.shards)):
+        what = f"the DataLoader's dataset has {len(dataset):,} samples, the shards {manifest.samples:,}"
+        warnings.warn(what, stacklevel=3)
+    theirs = getattr(dataset, "wnids", None) or getattr(dataset, "classes", None)
+    if theirs is None:
         return
-    for key in ("wnid", "name"):
-        ours = [entry.get(key) for entry in classes]
-        if sorted(map(str, ours)) == sorted(theirs) and ours != list(theirs):
-            raise UsageError("the DataLoader's dataset numbers its classes in another order than the shards do")
+    theirs = [name if isinstance(name, str) else ", ".join(name) for name in theirs]
+    numbers: dict[str, int] = getattr(dataset, "class_to_idx", {})
+    in_order = all(numbers.get(name, label) == label for label, name in enumerate(theirs))
+    known = [[str(entry.get(key)) for entry in manifest.classes] for key in ("wnid", "name")]
+    if theirs in known and in_order:
+        return
+    if sorted(theirs) in map(sorted, known):
+        raise UsageError("the DataLoader's dataset numbers its classes in another order than the shards do")
+    if known[1] != [str(label) for label in range(len(known[1]))]:  # numbers are no names to compare
+        raise UsageError("the DataLoader's dataset has other classes than the shards: were they made from it?")
 
 
-def _steps(dataset: Any) -> list[Any]:
-    while getattr(dataset, "dataset", None) is not None:  # Subset and its kind: the shards are the whole
-        raise UsageError(f"a {type(dataset).__name__} of a dataset cannot be carried over: use Loader(subset=N)")
-    transform = getattr(dataset, "transform", None)
-    if transform is None:
+def _order(sampler: Any, samples: int, generator: torch.Generator | None) -> dict[str, Any]:
+    kind = type(sampler)
+    if kind not in (SequentialSampler, RandomSampler, DistributedSampler):
+        hint = "use Loader(split, class_balanced=True)" if kind.__name__ == "WeightedRandomSampler" else ""
+        raise _refused(f"the sampler {_name(sampler)}", hint)
+    if getattr(sampler, "replacement", False):
+        raise _refused("the sampler RandomSampler with replacement")
+    drawn = len(sampler.dataset if kind is DistributedSampler else sampler)
+    if drawn != samples:
+        raise _refused(f"a {kind.__name__} of {drawn} of {samples} samples", "use Loader(split, subset=N)")
+    if kind is DistributedSampler:
+        return {"shuffle": sampler.shuffle, "seed": sampler.seed, "rank": sampler.rank,
+                "world_size": sampler.num_replicas}  # fmt: skip
+    generator = getattr(sampler, "generator", None) or generator
+    return {"shuffle": kind is RandomSampler} | ({"seed": generator.initial_seed()} if generator else {})
+
+
+def _check_code(dataset: Any) -> None:
+    """Only torchvision's own datasets are known to give what the shards hold: (image, class)."""
+    if getattr(dataset, "dataset", None) is not None:  # Subset and its kind: the shards are the whole
+        raise _refused(f"a {_name(dataset)} of a dataset", "use Loader(split, subset=N)")
+    for name in ("__getitem__", "__getitems__"):
+        method = getattr(type(dataset), name, None)
+        if method is not None and not str(getattr(method, "__module__", "")).startswith("torchvision."):
+            raise _refused(f"{type(dataset).__name__}.{name}, which is not torchvision's,")
+    loader = getattr(dataset, "loader", None)
+    if loader is not None and loader.__module__ != "torchvision.datasets.folder":
+        raise _refused(f"the loader {_name(loader)}")
+    if getattr(dataset, "target_transform", None) is not None:
+        raise _refused("a target_transform", "call it on the labels in your loop")
+    if getattr(dataset, "transform", None) is None:
         raise UsageError("the DataLoader's dataset has no `transform` to take crop and size from")
-    return list(_flatten(transform))
+
+
+def _refused(what: str, instead: str = "") -> UsageError:
+    return UsageError(f"{what} cannot be carried over: {instead or 'use Loader(split, ...)'}")
+
+
+def _name(thing: Any) -> str:
+    """Of a class, a function or an object's class; with the module where it is neither torch's nor torchvision's."""
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    known = f"{named.__module__}.".startswith(("torch.", "torchvision.", "builtins."))
+    return named.__name__ if known else f"{named.__module__}.{named.__qualname__}"
 
 
 def _flatten(transform: Any) -> list[Any]:
-    inner = getattr(transform, "transforms", None)
-    if type(transform).__name__ in ("Compose", "Sequential") and inner is not None:
-        return [step for one in inner for step in _flatten(one)]
+    if _name(transform) == "Compose":
+        return [step for inner in transform.transforms for step in _flatten(inner)]
     return [transform]
 
 
@@ -77,47 +144,81 @@ class _Recipe:
         self._options: dict[str, Any] = {}
         self._augment: dict[str, Any] = {"train": False, "flip": 0.0}
         self._resize_px: int | None = None
+        self._crop = ""
+        self._flipped = self._own = self._float = False
         self._tail: list[Any] = []
-        self._float = False
         for step in steps:
-            self._read(step, type(step).__name__)
+            self._read(step, _name(step))
 
     def options(self) -> dict[str, Any]:
-        if "image_size" not in self._options:
+        if not self._crop:
             raise UsageError("the DataLoader's transforms have no RandomResizedCrop or CenterCrop: no image size")
         options = self._options | {"augment": Augment(**self._augment), "train": self._augment["train"]}
         if self._float:
             options = {"device": "cpu", "dtype": torch.float32, "mean": (0.0,) * 3, "std": (1.0,) * 3} | options
-        if self._tail:
+        if self._own:
             options["transform"] = Tail(self._tail)
         return options
 
     def _read(self, step: Any, name: str) -> None:
+        for attribute, ours in _OURS.items():
+            value: Any = getattr(step, attribute, ours[0])
+            value = getattr(value, "value", value)
+            if value not in ours and name in ("RandomResizedCrop", "Resize"):
+                raise _refused(f"{name}({attribute}={value})")
         if name in _TO_FLOAT:
-            self._float = self._float or name != "ToDtype" or bool(getattr(step, "scale", True))
-        elif name in _NOTHING_TO_DO:
-            pass
+            self._convert(step, name)
+        elif name in _SAME_PIXELS:
+            self._tail += [] if self._float else [step]  # steps behind it want tensors, or want none
         elif name == "Normalize":
+            if "mean" in self._options:
+                raise _refused("a second Normalize")
             self._options |= {"mean": tuple(map(float, step.mean)), "std": tuple(map(float, step.std))}
-        elif name == "RandomResizedCrop":
-            self._options["image_size"] = _side(step.size, name)
-            self._augment |= {"train": True, "scale": tuple(step.scale), "ratio": tuple(step.ratio)}
-        elif name == "Resize":
-            self._resize_px = _short_side(step.size)
-        elif name == "CenterCrop":
-            self._centre(_side(step.size, name))
-        elif name == "RandomHorizontalFlip" and self._augment["train"] and not self._tail:
-            self._augment["flip"] = float(step.p)
-        elif "image_size" in self._options and not self._float:
+        elif name in ("RandomResizedCrop", "Resize", "CenterCrop"):
+            self._cut(step, name)
+        elif name == "RandomHorizontalFlip" and self._augment["train"] and not self._flipped and not self._own:
+            self._augment["flip"], self._flipped = float(step.p), True
+        elif self._crop and not self._float:
             self._tail.append(step)
+            self._own = True
         else:
             where = "before the crop" if not self._float else "after ToTensor"
-            raise UsageError(f"{name} {where} cannot be carried over: use Loader(split, transform=...)")
+            raise _refused(f"{name} {where}", "use Loader(split, transform=...)")
 
-    def _centre(self, side_px: int) -> None:
+    def _convert(self, step: Any, name: str) -> None:
+        dtype: Any = getattr(step, "dtype", torch.float32)
+        if dtype == torch.uint8 and not self._float:
+            return
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise _refused(f"{name}({dtype})")
+        if not (self._float or getattr(step, "scale", True)):
+            raise _refused(f"{name}(scale=False)", "write scale=True, and Normalize in shares of 1")
+        self._options["dtype"], self._float = dtype, True
+
+    def _cut(self, step: Any, name: str) -> None:
+        if self._crop:
+            raise _refused(f"{name} after {self._crop}")
+        if name == "Resize":
+            if self._resize_px is not None:
+                raise _refused("a second Resize")
+            self._resize_px = _short_side(step.size)
+            return
+        self._crop, side_px = name, _side(step.size, name)
         self._options["image_size"] = side_px
-        if self._resize_px is not None:
-            self._augment["crop_fraction"] = min(1.0, side_px / self._resize_px)
+        if name == "CenterCrop":
+            if self._resize_px is None:
+                raise _refused(
+                    "CenterCrop without a Resize before it", "write Resize(N), N the short side of the shards"
+                )
+            if side_px > self._resize_px:
+                raise _refused(f"CenterCrop({side_px}), larger than Resize({self._resize_px}),")
+            self._augment["crop_fraction"] = side_px / self._resize_px
+        elif self._resize_px is not None:
+            raise _refused(
+                "Resize before RandomResizedCrop", f"prepare with --size {self._resize_px} and leave it out"
+            )
+        else:
+            self._augment |= {"train": True, "scale": tuple(step.scale), "ratio": tuple(step.ratio)}
 
 
 def _side(size: Any, name: str) -> int:
@@ -144,9 +245,9 @@ class Tail:
     def __call__(self, image_HWC: Any, rng: np.random.Generator) -> Any:
         from PIL import Image
 
-        torch.set_num_threads(1)
-        torch.manual_seed(int(rng.integers(1 << 62)))
         image: Any = Image.fromarray(image_HWC)
-        for step in self.steps:
-            image = step(image)
+        with torch.random.fork_rng(devices=[]):  # with num_workers=0 this is the trainer's own process
+            torch.default_generator.manual_seed(int(rng.integers(1 << 62)))
+            for step in self.steps:
+                image = step(image)
         return image.permute(1, 2, 0).numpy() if isinstance(image, torch.Tensor) else np.asarray(image)

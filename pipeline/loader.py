@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,6 @@ from feedline.pipeline.device import (
 )
 from feedline.pipeline.draw.order import EpochPlan, Policy, class_balanced, subset
 from feedline.pipeline.format.cache import Prefetcher
-from feedline.pipeline.format.manifest import read_manifest
 from feedline.pipeline.gpu_slot import SLOT_PX
 from feedline.pipeline.loader_config import MOST_PX, STATE_VERSION, checked_epoch, checked_state, whole
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
@@ -106,11 +105,20 @@ class Loader:
     def like(cls, dataloader: Any, split: str | Path, **options: Any) -> "Loader":
         """A loader with the batch size, workers, order and torchvision transforms of a torch DataLoader.
 
-        `options` win over what is taken from it. Raises UsageError for what cannot be carried over.
+        A `generator` becomes the seed it was made with (`config.seed`), a DistributedSampler the seed and the place.
+        Without ToTensor images stay uint8 NHWC. `options` win over what is taken. Raises UsageError, by name, for
+        what cannot be carried over: other samplers, `collate_fn`, a dataset's own code, …
         """
-        from feedline.pipeline.like import options_like  # it needs torch.utils.data; nobody else here does
+        from feedline.pipeline.like import check_same_data, options_like  # torch.utils.data: nobody else needs it
 
-        return cls(split, **(options_like(dataloader, read_manifest(Path(split)).classes) | options))
+        loader = cls(split, **(options_like(dataloader) | options))
+        check_same_data(dataloader.dataset, loader.manifest)
+        return loader
+
+    def __reduce__(self) -> NoReturn:
+        """Raises UsageError: unpickled where mp.spawn has started a process, it would be rank 0 of 1 in each."""
+        what = "a Loader cannot be pickled or copied, as its rank and its workers belong to its process"
+        raise UsageError(f"{what}: pass on the split's path and the LoaderConfig, and make a Loader in each process")
 
     def __len__(self) -> int:
         """Batches per whole epoch on this rank; after a resume the rest of the first epoch is shorter."""

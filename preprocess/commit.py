@@ -9,7 +9,15 @@ from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes
-from feedline.preprocess.output import QUARANTINE_FILE, TEMPORARY_FILE, Store, is_ours
+from feedline.preprocess.fingerprint import Fingerprint
+from feedline.preprocess.output import (
+    QUARANTINE_FILE,
+    TEMPORARY_FILE,
+    Store,
+    claimed_folders,
+    is_ours,
+    remove_dataset,
+)
 from feedline.preprocess.receipts import Quarantined, Receipt, index_table, receipt_name
 from feedline.preprocess.store import WORK
 from feedline.preprocess.write_shard import QUARANTINE
@@ -32,14 +40,15 @@ class Totals:
 
 
 def held_receipt(
-    store: Store, plan_hash: str, split: str, shard: int, planned: int, folders: Sequence[str]
+    store: Store, plan_hash: str, made_by: Fingerprint, split: str, shard: int, planned: int, folders: Sequence[str]
 ) -> Receipt | None:
     """The receipt of a finished shard whose files are there with the right size; None when it must be done."""
     data = store.read(f"{WORK}/{receipt_name(plan_hash, split, shard)}")
     receipt = Receipt.from_bytes(data) if data is not None else None
     if receipt is None or (receipt.plan_hash, receipt.planned_samples) != (plan_hash, planned):
         return None
-    if len(receipt.outputs) != len(folders):
+    lacked = receipt.quarantined and receipt.fingerprint.formats != made_by.formats
+    if lacked or receipt.fingerprint.encoder != made_by.encoder or len(receipt.outputs) != len(folders):
         return None
     for written, folder in zip(receipt.outputs, folders, strict=True):
         if store.size(f"{folder}/{written.name}") != written.bytes:
@@ -69,15 +78,14 @@ def commit_split(store: Store, folder: str, output: int, receipts: Sequence[Rece
     """Writes the index of one output of one split; returns its shard list and the index's SHA-256."""
     index = index_table_bytes(index_table([receipt.rows[output] for receipt in receipts]))
     store.write(f"{folder}/{INDEX}", index)
-    written = [(receipt.outputs[output], receipt.planned_samples) for receipt in receipts]
     infos = [
-        ShardInfo(name=one.name, samples=one.samples, planned_samples=planned, bytes=one.bytes, sha256=one.sha256)
-        for one, planned in written
+        ShardInfo(
+            **vars(receipt.outputs[output]),
+            planned_samples=receipt.planned_samples,
+            fingerprint=receipt.fingerprint.encoder,
+        )
+        for receipt in receipts
     ]
-    keep = {info.name for info in infos} | {INDEX, MANIFEST}
-    for name in store.list(folder):  # shards of an attempt that wrote other bytes, left by a kill
-        if is_ours(name) and name not in keep:
-            store.delete(f"{folder}/{name}")
     return infos, hashlib.sha256(index).hexdigest()
 
 
@@ -104,6 +112,17 @@ def publish_manifests(store: Store, manifests: Mapping[str, Manifest]) -> None:
     """By folder. From here on the dataset exists."""
     for folder, manifest in manifests.items():
         store.write(f"{folder}/{MANIFEST}", manifest.to_json().encode())
+
+
+def remove_replaced(store: Store, manifests: Mapping[str, Manifest]) -> None:
+    """What the manifests do not name: shards of attempts that were killed, and in an object store the old dataset."""
+    for folder, manifest in manifests.items():
+        keep = {INDEX, MANIFEST, *(shard.name for shard in manifest.shards)}
+        for name in store.list(folder):
+            if is_ours(name) and name not in keep:
+                store.delete(f"{folder}/{name}")
+    for folder in claimed_folders(store) - set(manifests):
+        remove_dataset(store, folder)
 
 
 def read_quarantine(store: Store) -> list[dict[str, Any]]:

@@ -40,7 +40,8 @@ class PrepareConfig:
     max_pixels: int = MAX_PIXELS
     """Larger images go to quarantine undecoded."""
     overwrite: bool = False
-    """Remove what is prepared in `out`, finished or not, this plan's too, and start anew."""
+    """Replace what is prepared in `out`, this plan's too. A finished dataset stays until the new one is whole, so
+    there must be room for both; a rerun resumes."""
     retry_quarantine: bool = False
     """Do the shards with quarantined samples again, reading those samples from the (mended) files in quarantine."""
     master: str | None = None

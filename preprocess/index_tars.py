@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,24 @@ import numpy as np
 from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
-from feedline.pipeline.base.files import sweep, write_atomically
+from feedline.pipeline.base.files import sweep, try_place, write_atomically
 from feedline.pipeline.codecs.pillow import FORMATS
-from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes, read_manifest
+from feedline.pipeline.format.manifest import (
+    INDEX,
+    MANIFEST,
+    Manifest,
+    ShardInfo,
+    index_table_bytes,
+    read_manifest,
+    refuse_address,
+)
 from feedline.preprocess.job_report import versions
 from feedline.preprocess.plan import Columns
 from feedline.preprocess.receipts import KINDS, Rows, index_table
 from feedline.preprocess.selection import with_checked_labels, with_safe_keys, with_safe_names
-from feedline.preprocess.sources.base import SourceOptions
+from feedline.preprocess.sources.base import SourceOptions, check_used, parse_options
 from feedline.preprocess.sources.reading import Where, read_local
-from feedline.preprocess.sources.webdataset import recognise_tars
+from feedline.preprocess.sources.webdataset import ShardsSource, recognise_tars
 from feedline.preprocess.store import readable
 
 OnProgress = Callable[[int, int], None]
@@ -33,14 +41,21 @@ MAX_NAMED = 20
 
 
 def index_shards(
-    folder: Path, *, overwrite: bool = False, on_progress: OnProgress | None = None
+    folder: Path,
+    *,
+    overwrite: bool = False,
+    source_options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Writes index and manifest in every folder with shards at or right below `folder`; returns counts by folder.
 
     Images that cannot be used are left out and named. Raises UsageError when there is nothing to index, a manifest is
-    there already, or one folder holds several splits.
+    there already, or one folder holds several splits. `source_options` say which members are meant, and what labels.
     """
+    options = parse_options(dict(source_options or {}))
+    check_used(options, ShardsSource.kind, str(folder))
     if not folder.is_dir():
+        refuse_address(folder)
         raise UsageError(f"{folder} is not a folder: give the one that holds the shards")
     places = [place for place in (folder, *sorted(folder.iterdir())) if place.is_dir() and any(place.glob("*.tar"))]
     if not places:
@@ -49,7 +64,9 @@ def index_shards(
         if (place / MANIFEST).exists():
             check_replaceable(place, overwrite)
     try:
-        return {str(place): index_folder(place, on_progress or (lambda *_: None)) for place in places}
+        for place in places:
+            try_place(place / INDEX)
+        return {str(place): index_folder(place, options, on_progress or (lambda *_: None)) for place in places}
     except OSError as error:
         raise readable(error, f"indexing {folder}") from error
 
@@ -67,9 +84,9 @@ def check_replaceable(place: Path, overwrite: bool) -> None:
                          "`index` cannot find out")  # fmt: skip
 
 
-def index_folder(folder: Path, on_progress: OnProgress) -> dict[str, Any]:
+def index_folder(folder: Path, options: SourceOptions, on_progress: OnProgress) -> dict[str, Any]:
     sweep(folder)
-    source = recognise_tars(str(folder), SourceOptions())
+    source = recognise_tars(str(folder), options)
     if source is None:
         raise UsageError(f"{folder} holds no tar")
     if source.needs_staging:

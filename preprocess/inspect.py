@@ -43,7 +43,8 @@ def relative(folder: Path, out: Path) -> str:
 
 
 def describe_split(folder: Path) -> dict[str, Any]:
-    manifest, index = read_manifest(folder), read_index(folder)
+    manifest = read_manifest(folder)
+    index = read_index(folder, manifest)
     counts = np.bincount(index.labels_N, minlength=len(manifest.classes))
     return {
         "split": manifest.split,
@@ -95,7 +96,8 @@ def thumbnails(out: Path, count: int, seed: int = 0) -> list[Thumbnail]:
 
 
 def of_split(folder: Path, count: int, seed: int) -> list[Thumbnail]:
-    manifest, index = read_manifest(folder), read_index(folder)
+    manifest = read_manifest(folder)
+    index = read_index(folder, manifest)
     chosen = np.random.default_rng(seed).permutation(len(index))[:count]
     reader = ShardReader(folder, manifest, index)
     try:

@@ -3,6 +3,10 @@
 The lock is an advisory lock on the folder itself, so it leaves no file and dies with its process. Object stores have
 no locks: there, content-hashed names and the plan check keep two jobs from spoiling each other's shards, but nothing
 refuses the second; when the first has finished, it finds its receipts gone and ends with an error.
+
+A finished dataset stays until the one that replaces it is whole. In a folder the new one is prepared in
+`.feedline/new` and then exchanged for the old one; in an object store its shards lie beside the old ones until the
+manifest changes.
 """
 
 import fcntl
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
+from feedline.pipeline.base.files import exchange
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest
 from feedline.preprocess.receipts import receipts_folder
 from feedline.preprocess.store import WORK, LocalStore, ObjectStore, readable
@@ -22,6 +27,8 @@ from feedline.preprocess.write_shard import QUARANTINE
 
 Store = LocalStore | ObjectStore
 PLAN = f"{WORK}/plan.json"
+NEW = f"{WORK}/new"
+"""Where what will replace a finished dataset is prepared: a store of its own."""
 STAGING = "staging"
 REPORT = "report.json"
 SPLITS = ("train", "val", "test")
@@ -29,6 +36,8 @@ SHARD_FILE = re.compile(r"[a-z]+-\d{6}(-[0-9a-f]{16})?\.tar")
 QUARANTINE_FILE = re.compile(r"report\.jsonl|[a-z]+-\d{6}-\d{5}-.*-[0-9a-f]{8}\.bin")
 OUTPUT_FOLDER = re.compile(r"(\d+-)?(jpeg|planes|raw|keep)")
 TEMPORARY_FILE = re.compile(r"\..+\.\d+\.tmp")
+NOT_IN_PLACE = ".new.0.tmp"
+"""Marks a folder of the new dataset until all are in their places."""
 
 
 @contextmanager
@@ -82,13 +91,13 @@ def finished(store: Store, folders: list[str]) -> list[Manifest] | None:
     return found
 
 
-def check_free(store: Store, plan_hash: str, folders: list[str]) -> None:
-    """Raises UsageError when the place holds anything but this plan's own work."""
+def check_free(store: Store, plan_hash: str, said: str, folders: list[str], *, overwrite: bool = False) -> None:
+    """Raises UsageError when the place holds anything but this plan's own work, or, to `overwrite`, feedline's."""
     running = unfinished_plan(store)
-    if running is not None and running.get("plan_hash") != plan_hash:
+    if running is not None and running.get("plan_hash") != plan_hash and not overwrite:
         raise UsageError(
-            f"{store.address} holds an unfinished run of another plan ({running.get('said', 'unknown')}): finish it "
-            "with its own options, choose another folder, or give --overwrite"
+            f"{store.address} holds an unfinished run of another plan ({running.get('said', 'unknown')}; this one: "
+            f"{said}): finish it with its own options and libraries, choose another folder, or give --overwrite"
         )
     for folder in sorted(claimed_folders(store) | set(folders)):
         text = store.read(f"{folder}/{MANIFEST}")
@@ -97,11 +106,30 @@ def check_free(store: Store, plan_hash: str, folders: list[str]) -> None:
                 hash_there = json.loads(text).get("plan_hash")
             except ValueError:
                 hash_there = None
-            if hash_there != plan_hash:
+            if hash_there != plan_hash and not overwrite:
                 raise UsageError(
-                    f"{store.address}/{folder} holds a dataset of another plan: choose another folder or --overwrite"
+                    f"{store.address}/{folder} holds a dataset of another plan (source, options or libraries): "
+                    "choose another folder or --overwrite"
                 )
         check_only_ours(store, folder)
+
+
+def check_formats(store: Store, folders: list[str], formats: dict[str, str], retry: bool) -> None:
+    """Raises UsageError where what is there was begun by a Pillow that reads other formats: samples of one format
+    would be both in shards and in quarantine. With more formats it may go on by retrying what is in quarantine."""
+    running, manifests = unfinished_plan(store), finished(store, folders) or []
+    short = any(shard.samples < shard.planned_samples for manifest in manifests for shard in manifest.shards)
+    before = running.get("formats") if running is not None else manifests[0].formats if short else None
+    if not isinstance(before, dict) or before == formats:
+        return
+    grew = before.items() <= formats.items()
+    if not (grew and retry):
+        there, here = (", ".join(names) or "no optional format" for names in (before, formats))
+        remedy = "give --retry-quarantine to read the rest" if grew else "use the libraries it was begun with"
+        raise UsageError(
+            f"{store.address} was begun by a Pillow that reads other image formats (there {there}; here {here}): "
+            f"{remedy}, choose another folder, or give --overwrite"
+        )
 
 
 def check_only_ours(store: Store, folder: str) -> None:
@@ -166,7 +194,7 @@ def claimed_folders(store: Store) -> set[str]:
     return {folder for folder in prepared_folders(store) if folder in begun or store.size(f"{folder}/{MANIFEST}")}
 
 
-def begin(store: Store, plan_hash: str, said: str, folders: list[str], run: str) -> None:
+def begin(store: Store, plan_hash: str, said: str, folders: list[str], run: str, formats: dict[str, str]) -> None:
     """Writes the plan down, makes the folders, and clears what dead runs left."""
     for name in store.list(WORK):
         ours = name.rstrip("/") in (receipts_folder(plan_hash), STAGING, "plan.json")
@@ -181,11 +209,11 @@ def begin(store: Store, plan_hash: str, said: str, folders: list[str], run: str)
     for name in store.list(""):
         if name.startswith(f".{REPORT}.") and TEMPORARY_FILE.fullmatch(name):
             store.delete(name)
-    write_plan(store, plan_hash, said, folders)
+    write_plan(store, plan_hash, said, folders, formats=formats)
 
 
-def write_plan(store: Store, plan_hash: str, said: str, folders: list[str]) -> None:
-    plan = {"plan_hash": plan_hash, "said": said, "folders": folders}
+def write_plan(store: Store, plan_hash: str, said: str, folders: list[str], **more: Any) -> None:
+    plan = {"plan_hash": plan_hash, "said": said, "folders": folders, **more}
     try:
         store.write(PLAN, (json.dumps(plan, sort_keys=True) + "\n").encode())
     except OSError as error:
@@ -194,6 +222,7 @@ def write_plan(store: Store, plan_hash: str, said: str, folders: list[str]) -> N
 
 def end(store: Store) -> None:
     """Removes the work folder. A straggler of this run can then publish nothing more."""
+    store.delete(PLAN)
     store.delete_tree(WORK)
     store.delete_folder_if_empty(QUARANTINE)
 
@@ -205,25 +234,73 @@ def remove(store: Store, name: str) -> None:
         store.delete(name)
 
 
-def wipe(store: Store) -> None:
-    """Removes the dataset that is there, and what an unfinished run has done, manifests first; never a file that
-    feedline did not write, nor what this job has unpacked to read from.
+def holds_dataset(store: Store) -> bool:
+    return any(store.size(f"{folder}/{MANIFEST}") for folder in prepared_folders(store))
 
-    Raises UsageError when files of others stand among ours.
-    """
+
+def beside(store: Store, plan_hash: str, said: str, formats: dict[str, str]) -> Store:
+    """Where to prepare what will replace the dataset in `store`. What an interrupted run of the same did, with the
+    same readable formats, is kept."""
+    if isinstance(store, ObjectStore):
+        return store
+    new = LocalStore(store.root / NEW)
+    if new.root.is_symlink():
+        raise UsageError(f"{new.root} is a link: remove it")
+    begun = unfinished_plan(new) or {}
+    if [begun.get(name) for name in ("plan_hash", "said", "formats")] != [plan_hash, said, formats]:
+        store.delete_tree(NEW)
+    return new
+
+
+def put_in_place(store: LocalStore, new: LocalStore, plan_hash: str, said: str) -> None:
+    """Exchanges the finished dataset in `store` for the whole one in `new`."""
+    folders = sorted(prepared_folders(new))
+    check_free(store, plan_hash, said, folders, overwrite=True)
+    new.prepare([QUARANTINE])
+    for folder in (*folders, QUARANTINE):
+        new.write(f"{folder}/{NOT_IN_PLACE}", b"")
+    write_plan(store, plan_hash, said, folders, exchange=True)
+    finish_exchange(store)
+
+
+def is_exchanging(store: Store) -> bool:
+    return bool((unfinished_plan(store) or {}).get("exchange"))
+
+
+def finish_exchange(store: Store) -> str | None:
+    """Does what is left to do of an exchange, whoever began it; returns its plan's hash, None where there is none."""
+    if not isinstance(store, LocalStore) or not is_exchanging(store):
+        return None
+    plan, new = unfinished_plan(store) or {}, LocalStore(store.root / NEW)
+    check_free(store, plan["plan_hash"], plan["said"], [], overwrite=True)
+    new.delete_tree(WORK)
+    if new.size(f"{QUARANTINE}/{NOT_IN_PLACE}") is not None:
+        for name in store.list(QUARANTINE):
+            if not QUARANTINE_FILE.fullmatch(name):  # somebody else's: it stays
+                (store.root / QUARANTINE / name).replace(new.root / QUARANTINE / name)
+    folders = (prepared_folders(new) | prepared_folders(store)) & set(plan["folders"])
+    for folder in (*sorted(folders), QUARANTINE):
+        if new.size(f"{folder}/{NOT_IN_PLACE}") is not None:
+            exchange(new.root / folder, store.root / folder)
+    for folder in claimed_folders(store) - folders:
+        exchange(store.root / folder, new.root / folder)
+        store.delete_folder_if_empty(folder.rpartition("/")[0])
+    if new.size(REPORT) is not None:
+        (new.root / REPORT).replace(store.root / REPORT)
+    for folder in (*folders, QUARANTINE):
+        store.delete(f"{folder}/{NOT_IN_PLACE}")
+    end(store)
+    return plan["plan_hash"]
+
+
+def wipe(store: Store) -> None:
+    """Removes what an unfinished run has done; never a file that feedline did not write, nor what this job has
+    unpacked to read from."""
     folders = sorted(claimed_folders(store))
-    for folder in folders:
-        check_only_ours(store, folder)
     store.prepare([WORK])
     write_plan(store, "", "being overwritten", folders)  # a death below leaves shards that are still known as ours
     for folder in folders:
-        store.delete(f"{folder}/{MANIFEST}")
-    for folder in folders:
-        for name in store.list(folder):
-            store.delete(f"{folder}/{name}")
-        store.delete_folder_if_empty(folder)
-        if "/" in folder:
-            store.delete_folder_if_empty(folder.partition("/")[0])
+        remove_dataset(store, folder)
     for name in store.list(QUARANTINE):
         if QUARANTINE_FILE.fullmatch(name):
             store.delete(f"{QUARANTINE}/{name}")
@@ -234,6 +311,17 @@ def wipe(store: Store) -> None:
             remove(store, f"{WORK}/{name}")
     store.delete_folder_if_empty(WORK)
     store.delete_folder_if_empty(QUARANTINE)
+
+
+def remove_dataset(store: Store, folder: str) -> None:
+    """Manifest first."""
+    store.delete(f"{folder}/{MANIFEST}")
+    for name in store.list(folder):
+        if is_ours(name):
+            store.delete(f"{folder}/{name}")
+    store.delete_folder_if_empty(folder)
+    if "/" in folder:
+        store.delete_folder_if_empty(folder.partition("/")[0])
 
 
 def is_report(store: Store) -> bool:

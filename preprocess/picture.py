@@ -9,13 +9,12 @@ no copy between libraries (each would cost about 75 µs of some 1,450). Whatever
 EXIF is ignored and not carried over; ICC profiles are dropped (`keep` keeps the whole file) and counted.
 """
 
-import hashlib
 import io
 import struct
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import cv2
@@ -26,7 +25,7 @@ from PIL import Image
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.codecs import jpeg
-from feedline.pipeline.codecs.pillow import FORMATS
+from feedline.pipeline.codecs.pillow import FORMATS, lacking
 from feedline.pipeline.format.manifest import Codec
 
 Resize = Literal["shortest", "square", "crop", "stretch", "none"]
@@ -143,7 +142,7 @@ class Kernel:
         """One `Prepared` per output, in order. Raises BadImage."""
         clock = time.perf_counter
         started = clock()
-        image, extension = self._decode(data)
+        image, extension = self.decode(data)
         self.seconds["decode"] += clock() - started
         prepared: list[Prepared] = []
         for output in self.outputs:
@@ -158,8 +157,8 @@ class Kernel:
             self._buffer = np.empty(0, np.uint8)
         return prepared
 
-    def _decode(self, data: bytes) -> tuple[Image.Image, str]:
-        """An RGB or RGBX image (valid until the next call) and the extension its format usually has."""
+    def decode(self, data: bytes) -> tuple[Image.Image, str]:
+        """An RGB or RGBX image (valid until the next call), and the extension its format usually has."""
         if not data:
             raise BadImage("empty")
         if data[:3] == b"\xff\xd8\xff":
@@ -207,11 +206,13 @@ class Kernel:
             except Image.DecompressionBombError as error:
                 raise BadImage("too many pixels", str(error)) from None
             except Image.UnidentifiedImageError:
-                lacking = next((str(one.message) for one in said if "not installed" in str(one.message)), "")
-                raise BadImage("format not supported" if lacking else "not an image", lacking) from None
-            except ImportError as error:  # LAB needs LittleCMS, which a lean build of Pillow lacks
-                raise BadImage("format not supported", str(error).partition(" (")[0]) from None
+                words = next((str(one.message) for one in said if "not installed" in str(one.message)), "")
+                raise (not_supported(words) if words else BadImage("not an image")) from None
+            except ImportError as error:
+                raise not_supported(str(error).partition(" (")[0]) from None
             except Exception as error:  # Pillow's parsers raise anything on damaged files
+                if "not available" in str(error):
+                    raise not_supported(str(error)) from None
                 reason = "truncated" if "truncated" in str(error) else "unreadable"
                 raise BadImage(reason, f"{type(error).__name__}: {error}") from None
         if kind not in ("JPEG", "MPO"):
@@ -231,6 +232,14 @@ class Kernel:
             raise BadImage("too many pixels", f"{width}x{height} is over the limit of {self._max_pixels} pixels")
         if width < 1 or height < 1:
             raise BadImage("unreadable", f"{width}x{height} pixels")
+
+
+def not_supported(words: str) -> BadImage:
+    """What Pillow says of a part that it was built without, with what to install."""
+    if not (package := lacking(words)):
+        return BadImage("format not supported", words)
+    remedy = f"install {package}, build Pillow-SIMD again (make -B setup), then --retry-quarantine"
+    return BadImage(f"format not supported (Pillow was built without {package})", f"{words}: {remedy}")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -364,25 +373,3 @@ def npy(array: Pixels) -> bytes:
     file = io.BytesIO()
     np.lib.format.write_array(file, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
     return file.getvalue()
-
-
-# --- identity -----------------------------------------------------------------------------------------
-
-
-def fingerprint(outputs: tuple[Output, ...]) -> str:
-    """Hash of what this process makes of one fixed picture: equal fingerprints write equal shards.
-
-    The picture goes through the fast decoder, Pillow's decoder, the resampler and every encoder asked for.
-    """
-    rows, columns = np.mgrid[0:96, 0:128]
-    channels = [rows * down + columns * across + rows * columns // 40 for down, across in ((2, 3), (3, 1), (1, 2))]
-    picture = np.abs(np.stack(channels, axis=-1) % 511 - 255).astype(np.uint8)
-    small = tuple(replace(output, size_px=min(output.size_px, 48)) for output in outputs)
-    digest = hashlib.sha256()
-    kernel = Kernel(small)
-    original = io.BytesIO()
-    Image.fromarray(picture).save(original, "PNG")
-    for data in (simplejpeg.encode_jpeg(picture, 95, "RGB", "420"), original.getvalue()):
-        for prepared in kernel(data):
-            digest.update(prepared.data)
-    return digest.hexdigest()

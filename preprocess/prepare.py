@@ -1,10 +1,11 @@
 """`prepare(PrepareConfig(...))`: index, plan, write, commit. The door; Spark itself is in `preprocess.spark`.
 
 A rerun of the same plan skips what is done; a different plan in the same folder is refused; manifests come last, so a
-folder either is a whole dataset or none.
+folder either is a whole dataset or none. What replaces a finished dataset is made beside it and exchanged when whole.
 """
 
 import json
+import math
 import shutil
 import time
 import uuid
@@ -14,13 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.scratch import clear_abandoned, scratch_folder
-from feedline.pipeline.format.manifest import MANIFEST, Manifest
+from feedline.pipeline.format.manifest import Manifest
 from feedline.preprocess import commit, job_report, output
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.picture import fingerprint
-from feedline.preprocess.plan import Plan, SplitPlan, make_plan
+from feedline.preprocess.fingerprint import Fingerprint, fingerprint
+from feedline.preprocess.plan import Plan, SplitPlan, estimated_bytes, make_plan
 from feedline.preprocess.receipts import Receipt
 from feedline.preprocess.sources.index_source import gather, open_configured
 from feedline.preprocess.spark import Ran, check_java, has_context, master_of, run_on_spark, under_submit
@@ -76,39 +79,58 @@ class Preparation:
         check_apart(config)
         clear_abandoned()  # what a killed run left, even if nothing is left to do
         source = open_configured(config)  # a wrong path is said before anything is made
-        self.store = open_store(config.out, dict(config.storage_options))
+        self.store = self.place = open_store(config.out, dict(config.storage_options))
         if source.needs_staging and not isinstance(self.store, LocalStore):
             check_staging_is_seen(config)
         with output.locked(self.store), staging_folder(self.store) as staging:
+            exchanged = output.finish_exchange(self.store)
             started = time.monotonic()
             self.staging = str(staging)
             columns, self.classes, stats_P2 = gather(config, staging, self.on_note, source)
             self.seconds["index"] = time.monotonic() - started
             self.fingerprint = fingerprint(config.outputs)
             self.plan = make_plan(
-                columns, config, self.classes, self.fingerprint, stats_P2=stats_P2, staging=self.staging
+                columns, config, self.classes, self.fingerprint.encoder, stats_P2=stats_P2, staging=self.staging
             )
             self.seconds["plan"] = time.monotonic() - started - self.seconds["index"]
-            return self._claimed()
+            return self._claimed(overwrite=self.config.overwrite and exchanged != self.plan.hash)
 
-    def _claimed(self) -> dict[str, Any]:
-        store, plan = self.store, self.plan
+    def _claimed(self, *, overwrite: bool) -> dict[str, Any]:
+        place, plan, formats = self.place, self.plan, self.fingerprint.formats
+        said = describe(self.config, self.fingerprint)
         folders = [folder for split in plan.splits for folder in self._folders(split)]
-        if self.config.overwrite:
-            output.wipe(store)
-        output.check_free(store, plan.hash, folders)
-        done = output.finished(store, folders)
-        if done is not None and self._complete(folders, done):
-            output.end(store)
+        output.check_free(place, plan.hash, said, folders, overwrite=overwrite)
+        if not overwrite:
+            output.check_formats(place, folders, formats, self.config.retry_quarantine)
+        done = output.finished(place, folders)
+        if not overwrite and output.unfinished_plan(place) is None and done and self._complete(folders, done):
+            output.end(place)
             self.on_note("already prepared: nothing to do (--overwrite would do it again)")
-            return commit.read_report(store, output.REPORT) | {"already_complete": True}
+            return commit.read_report(place, output.REPORT) | {"already_complete": True}
+        self.mended = self._mended()
         for split in plan.splits:
             self.on_note(f"{split.split}: {len(split.rows_N):,} samples in {split.shards} shards ({split.reason})")
-        output.begin(store, plan.hash, describe(self.config), folders, self.run_id)
-        if self.config.retry_quarantine:  # other bytes will come under the same names: until then it is no dataset
-            for folder in folders:
-                store.delete(f"{folder}/{MANIFEST}")
-        return self._write()
+        if overwrite and not output.holds_dataset(place):
+            output.wipe(place)
+        elif overwrite or (done and self.mended):
+            self.store = output.beside(place, plan.hash, said, formats)
+            self._say_room()
+        output.begin(self.store, plan.hash, said, folders, self.run_id, formats)
+        report = self._write()
+        if isinstance(place, LocalStore) and isinstance(self.store, LocalStore) and self.store != place:
+            output.put_in_place(place, self.store, plan.hash, said)
+        else:
+            output.end(place)
+        return report
+
+    def _say_room(self) -> None:
+        columns, outputs = self.plan.columns, self.config.outputs
+        mean_bytes = float(np.maximum(columns.lengths_N, 0).mean())
+        new_bytes = len(columns) * sum(estimated_bytes(output, mean_bytes) for output in outputs)
+        self.on_note(
+            f"the dataset in {self.place.address} stays until the new one is whole: "
+            f"until then about {math.ceil(new_bytes / 2**20):,} MiB more are needed there"
+        )
 
     def _folders(self, split: SplitPlan) -> list[str]:
         return [self.config.folder(output, split.split) for output in self.config.outputs]
@@ -128,7 +150,7 @@ class Preparation:
     def _write(self) -> dict[str, Any]:
         started = time.monotonic()
         pending, samples_done = self._pending()
-        watch = Watch(self.config, self.plan, samples_done, self.on_progress)
+        watch = Watch(self.config, self.plan, self.store.address, samples_done, self.on_progress)
         ran = Ran()
         if pending:
             self.on_progress(samples_done, len(self.plan.columns))
@@ -143,17 +165,15 @@ class Preparation:
             said = self._commit(ran, resumed=samples_done, started=started, commit_started=commit_started)
         except OSError as error:
             raise readable(error, f"committing {self.store.address}") from error
-        output.end(self.store)
         return said
 
     def _pending(self) -> tuple[list[ShardTask], int]:
         """The tasks that are still to be done, and the number of samples in those that are not."""
-        mended = self._mended()
         pending: list[ShardTask] = []
         samples_done = 0
         for split in self.plan.splits:
             for shard in range(split.shards):
-                again = mended.get((split.split, shard), {})
+                again = self.mended.get((split.split, shard), {})
                 if not again and self._receipt(split, shard) is not None:
                     samples_done += split.planned(shard)
                 else:
@@ -172,7 +192,8 @@ class Preparation:
 
     def _receipt(self, split: SplitPlan, shard: int) -> Receipt | None:
         planned = split.planned(shard)
-        return commit.held_receipt(self.store, self.plan.hash, split.split, shard, planned, self._folders(split))
+        folders = self._folders(split)
+        return commit.held_receipt(self.store, self.plan.hash, self.fingerprint, split.split, shard, planned, folders)
 
     def _order(self) -> Order:
         return Order(
@@ -182,6 +203,7 @@ class Preparation:
             address=self.store.address,
             storage_options=dict(self.config.storage_options),
             source_storage_options=self.config.source_storage_options,
+            mended_in=self.place.address,
             folders={split.split: self._folders(split) for split in self.plan.splits},
             outputs=self.config.outputs,
             max_pixels=self.config.max_pixels,
@@ -199,7 +221,7 @@ class Preparation:
         bad = [row for receipt in every for row in receipt.quarantined]
         if len(bad) > allowed_bad(totals.input_samples, self.config):
             self._say_what_is_bad()
-            raise too_many_bad(len(bad), totals.input_samples, self.config)
+            raise too_many_bad(len(bad), totals.input_samples, self.config, self.store.address)
         manifests: dict[str, Manifest] = {}
         for split in self.plan.splits:
             for number, folder in enumerate(self._folders(split)):
@@ -210,6 +232,7 @@ class Preparation:
         said = self._report(totals, ran, resumed, time.monotonic() - started)
         self.store.write(output.REPORT, (json.dumps(said, indent=1) + "\n").encode())
         commit.publish_manifests(self.store, manifests)
+        commit.remove_replaced(self.store, manifests)
         return said
 
     def _say_what_is_bad(self) -> None:
@@ -243,6 +266,7 @@ class Preparation:
             plan_hash=self.plan.hash,
             index_sha256=index_sha256,
             versions=job_report.versions(),
+            formats=self.fingerprint.formats,
         )
 
     def _report(self, totals: commit.Totals, ran: Ran, resumed: int, seconds: float) -> dict[str, Any]:
@@ -274,8 +298,10 @@ class Preparation:
 class Watch:
     """Follows the running job: progress for people, and the early end when something cannot be mended."""
 
-    def __init__(self, config: PrepareConfig, plan: Plan, samples_done: int, on_progress: OnProgress) -> None:
-        self._config, self._on_progress = config, on_progress
+    def __init__(
+        self, config: PrepareConfig, plan: Plan, address: str, samples_done: int, on_progress: OnProgress
+    ) -> None:
+        self._config, self._address, self._on_progress = config, address, on_progress
         self._all = len(plan.columns)
         self._before = samples_done
         self._bad = self._seen = 0
@@ -287,7 +313,7 @@ class Watch:
             self._bad += outcome.quarantined
             self._seen += outcome.samples + outcome.quarantined
         if self._bad > allowed_bad(self._all, self._config):
-            raise too_many_bad(self._bad, self._all, self._config)
+            raise too_many_bad(self._bad, self._all, self._config, self._address)
 
     def tasks(self, share: float) -> None:
         self._on_progress(self._before + max(self._seen, int(share * (self._all - self._before))), self._all)
@@ -300,11 +326,11 @@ def allowed_bad(samples: int, config: PrepareConfig) -> float:
     return max(DEFAULT_MAX_BAD * samples, min(10.0, samples / 20))
 
 
-def too_many_bad(bad: int, samples: int, config: PrepareConfig) -> TooManyBad:
+def too_many_bad(bad: int, samples: int, config: PrepareConfig, address: str) -> TooManyBad:
     return TooManyBad(
         f"{bad} of {samples} samples cannot be used, more than --max-bad "
         f"{DEFAULT_MAX_BAD if config.max_bad is None else config.max_bad:g} allows: look at "
-        f"{config.out}/{commit.QUARANTINE}/{commit.REASONS}, then run again with a larger --max-bad to resume"
+        f"{address}/{commit.QUARANTINE}/{commit.REASONS}, then run again with a larger --max-bad to resume"
     )
 
 
@@ -349,7 +375,8 @@ def check_apart(config: PrepareConfig) -> None:
         raise UsageError(f"OUT {config.out} and SOURCE {config.source} lie in each other: choose another folder")
 
 
-def describe(config: PrepareConfig) -> str:
+def describe(config: PrepareConfig, made_by: Fingerprint) -> str:
     """The plan in a few words, for whoever meets it unfinished."""
     outputs = ", ".join(output.name for output in config.outputs)
-    return f"{outputs} of {config.source}, seed {config.seed}"
+    again = ", quarantine tried again" if config.retry_quarantine else ""
+    return f"{outputs} of {config.source}, seed {config.seed}, encoder {made_by}{again}"

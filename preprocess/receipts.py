@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from feedline.pipeline.format.manifest import INDEX_SCHEMA, SampleRow
+from feedline.preprocess.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,7 @@ class Quarantined:
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
     plan_hash: str
+    fingerprint: Fingerprint
     split: str
     shard: int
     planned_samples: int
@@ -87,6 +89,7 @@ class Receipt:
         """One line of JSON, then the columns as they lie in memory."""
         said: dict[str, Any] = {
             "plan_hash": self.plan_hash,
+            "fingerprint": vars(self.fingerprint),
             "split": self.split,
             "shard": self.shard,
             "planned_samples": self.planned_samples,
@@ -115,12 +118,13 @@ class Receipt:
         columns = [rest[start:end] for start, end in pairwise(ends)]
         outputs = [Written(**written) for written in said.pop("outputs")]
         bad = [Quarantined(**row) for row in said.pop("quarantined")]
+        made_by = Fingerprint(**said.pop("fingerprint"))
         per_output = 1 + len(KINDS)
         rows = [
             Rows.from_columns(columns[n * per_output : (n + 1) * per_output], written.samples)
             for n, written in enumerate(outputs)
         ]
-        return cls(outputs=outputs, quarantined=bad, rows=rows, **said)
+        return cls(fingerprint=made_by, outputs=outputs, quarantined=bad, rows=rows, **said)
 
 
 def receipts_folder(plan_hash: str) -> str:

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from feedline.pipeline.base.errors import FeedlineError
-from feedline.pipeline.base.scratch import scratch_folder
+from feedline.pipeline.base.scratch import end_spark_of, scratch_folder
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.write_shard import Order, Outcome, ShardTask, settle, write_shards
 
@@ -248,13 +250,15 @@ def spark_context(config: PrepareConfig) -> Generator[Any]:
     with scratch_folder("spark") as scratch, quiet_py4j():
         master = config.master or (None if under_submit() else "local[*]")
         conf = settings(master, scratch, config.spark)
-        with environment(master), output_to(scratch / "jvm.log"), temporary_files_in(scratch):
-            context = start(conf)
-        quiet_accumulators(context)
+        context = None
         try:
+            with environment(master), output_to(scratch / "jvm.log"), temporary_files_in(scratch), own_interrupts():
+                context = start(conf, scratch)
+            quiet_accumulators(context)
             yield context
         finally:
             stop(context, keep_jvm=under_submit())
+            end_spark_of(scratch)  # whatever kept it from ending as it should
 
 
 def under_submit() -> bool:
@@ -286,19 +290,25 @@ def master_of(config: PrepareConfig) -> str:
     return said or "local[*]"
 
 
-def start(conf: Mapping[str, str]) -> Any:
+def start(conf: Mapping[str, str], scratch: Path) -> Any:
+    """The JVM is started by another thread, which no signal interrupts: whenever one comes, the JVM can be ended."""
     from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
 
+    said = SparkConf().setAll(list(conf.items()))
+    gateway = ThreadPoolExecutor(1, "feedline-jvm").submit(launch_gateway, said)
     try:
-        return SparkContext(conf=SparkConf().setAll(list(conf.items())), environment={**ONE_THREAD})
-    except KeyboardInterrupt:
-        end_jvm()
-        raise
+        return SparkContext(conf=said, environment={**ONE_THREAD}, gateway=gateway.result())
     except Exception as error:
-        end_jvm()
         reason = str(getattr(error, "java_exception", None) or error).strip().splitlines()
         raise SparkFailed(f"Spark did not start with master {conf.get('spark.master', 'of spark-submit')} "
                           f"({reason[0][:300] if reason else type(error).__name__})") from error  # fmt: skip
+    finally:
+        while not gateway.done():
+            end_spark_of(scratch)
+            time.sleep(POLL_S / 10)
+        if gateway.exception() is None:
+            SparkContext._gateway = gateway.result()  # so that it is ended also where pyspark has not taken it yet
 
 
 def settings(master: str | None, scratch: Path, extra: Mapping[str, str]) -> dict[str, str]:
@@ -383,6 +393,17 @@ def temporary_files_in(folder: Path) -> Generator[None]:
 
 
 @contextlib.contextmanager
+def own_interrupts() -> Generator[None]:
+    """Ctrl-C stays what it was: pyspark's handler would stay for good, and calls the JVM even amid another call."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
 def quiet_py4j() -> Generator[None]:
     """py4j logs whole traces when its JVM dies, some of them as if they were the user's; we say it in one line."""
     loggers = [logging.getLogger(name) for name in ("py4j", "pyspark")]
@@ -413,6 +434,7 @@ def quiet_accumulators(context: Any) -> None:
 
 
 def stop(context: Any, *, keep_jvm: bool) -> None:
+    """None: of a start that failed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a JVM that was killed cannot be stopped cleanly
         with contextlib.suppress(Exception):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
-from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.errors import FeedlineError, UsageError, redacted
 from feedline.pipeline.base.files import sync_folder, write_atomically
 from feedline.pipeline.base.scratch import scratch_folder
 
@@ -185,21 +185,24 @@ class ObjectStore:
     def read(self, name: str) -> bytes | None:
         self._forget(name)
         try:
-            return self._fs.cat_file(self._path(name))
+            with self._in_one_line(name):
+                return self._fs.cat_file(self._path(name))
         except FileNotFoundError:
             return None
 
     def size(self, name: str) -> int | None:
         self._forget(name)
         try:
-            return int(self._fs.info(self._path(name))["size"])
+            with self._in_one_line(name):
+                return int(self._fs.info(self._path(name))["size"])
         except FileNotFoundError:
             return None
 
     def list(self, folder: str) -> list[str]:
         self._forget(folder)
         try:
-            found = self._fs.ls(self._path(folder), detail=True)
+            with self._in_one_line(folder):
+                found = self._fs.ls(self._path(folder), detail=True)
         except FileNotFoundError:
             return []
         names = (PurePosixPath(e["name"]).name + ("/" if e["type"] == "directory" else "") for e in found)
@@ -232,6 +235,18 @@ class ObjectStore:
         with self._fs.open(self._path(name), "wb", block_size=1 << 25) as target:
             shutil.copyfileobj(file, target, 1 << 22)
         self._forget(name)
+
+    @contextmanager
+    def _in_one_line(self, name: str) -> Generator[None]:
+        """Every transport has its own kinds of errors; they all become an OSError that names the address."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            what = redacted(f"{type(error).__name__}: {error}".splitlines()[0])
+            number = getattr(error, "errno", None) or errno.EIO
+            raise OSError(number, what, redacted(f"{self.address}/{name}".rstrip("/"))) from error
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root

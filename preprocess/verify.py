@@ -1,8 +1,9 @@
 """Every promise of a prepared dataset, checked.
 
-Always: manifests, counts, balance, labels, index against manifest, SHA-256 of every shard, quarantine, strays; some
-samples of every shard decoded. `full`: every byte of every tar against what the index says should be there, every
-sample decoded, every JPEG cut and compared. A wrong byte is named by shard and sample in either mode.
+Always: manifests, counts, balance, every label (index against tar; of foreign shards the index alone), index against
+manifest, SHA-256 of every shard, quarantine, strays; four samples of every shard decoded. `full`: every byte of every
+tar against what the index says should be there, every sample decoded, every JPEG cut and compared. A wrong byte is
+named by shard and sample in either mode.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ import numpy as np
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, read_index
 from feedline.preprocess import commit
-from feedline.preprocess.output import PLAN, SPLITS, prepared_folders
+from feedline.preprocess.output import PLAN, SPLITS, is_exchanging, prepared_folders
 from feedline.preprocess.store import LocalStore, ObjectStore, open_store
 from feedline.preprocess.verify_shard import Problem, ShardCheck, Split, file_in
 from feedline.preprocess.write_shard import QUARANTINE
@@ -37,12 +38,15 @@ def verify(
     """`ok`, `checked_samples`, `problems` and what was looked at. Raises DatasetError when there is no dataset."""
     store = open_store(out, storage_options)
     problems: list[Problem] = []
+    if is_exchanging(store):
+        what = "a prepare ended while it put a new dataset in place of the old: run its command again"
+        problems.append(Problem(shard=PLAN, key="", what=what))
     splits = [found for folder in folders_of(store) if (found := load(store, folder, problems)) is not None]
     if not any(store.size(f"{folder}/{MANIFEST}" if folder else MANIFEST) for folder in folders_of(store)):
         raise DatasetError(no_dataset(store))
     for split in splits:
         problems += manifest_problems(split) + index_problems(split) + stray_problems(store, split)
-    problems += agreement_problems(splits) + quarantine_problems(store, splits)
+    problems += agreement_problems(splits) + mixture_problems(splits) + quarantine_problems(store, splits)
     checked, found = shard_problems(store, splits, full, on_progress or (lambda *_: None))
     problems += found
     return {
@@ -78,7 +82,8 @@ def load(store: LocalStore | ObjectStore, folder: str, problems: list[Problem]) 
         manifest = Manifest.from_json(text.decode("utf-8", "replace"), where)
         where = f"{place}{INDEX}"
         with store.local_copy(where) as path:
-            index = read_index(path.parent)
+            planned = sum(shard.planned_samples for shard in manifest.shards)
+            index = read_index(path.parent, most_rows=max(manifest.samples, planned))
             keys = index.keys
             found = hashlib.sha256(path.read_bytes()).hexdigest()
         if manifest.index_sha256 not in ("", found):
@@ -163,6 +168,20 @@ def agreement_problems(splits: Sequence[Split]) -> list[Problem]:
             found.append(Problem(shard=file_in(split, MANIFEST), key="", what=f"another plan than {other.folder}"))
         elif split.keys != other.keys or not np.array_equal(split.index.labels_N, other.index.labels_N):
             found.append(Problem(shard=file_in(split, INDEX), key="", what=f"other samples than {other.folder}"))
+    return found
+
+
+def mixture_problems(splits: Sequence[Split]) -> list[Problem]:
+    """All shards of a plan were made by one encoder."""
+    first: dict[str, tuple[str, str]] = {}
+    found: list[Problem] = []
+    for split in splits:
+        for shard in split.manifest.shards:
+            where = file_in(split, shard.name)
+            expected, there = first.setdefault(split.manifest.plan_hash, (shard.fingerprint, where))
+            if shard.fingerprint != expected:
+                what = f"made by another encoder than {there}: prepare the dataset again, all with one Pillow"
+                found.append(Problem(shard=where, key="", what=what))
     return found
 
 

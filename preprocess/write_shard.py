@@ -17,7 +17,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,8 @@ import numpy.typing as npt
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import keep_freed_memory
 from feedline.pipeline.format.manifest import ShardWriter, shard_name
-from feedline.preprocess.picture import BadImage, Kernel, Output, fingerprint
+from feedline.preprocess.fingerprint import Fingerprint, fingerprint
+from feedline.preprocess.picture import BadImage, Kernel, Output
 from feedline.preprocess.receipts import Quarantined, Receipt, Rows, Written, receipt_name
 from feedline.preprocess.sources.reading import Stat, Where, read_all
 from feedline.preprocess.store import WORK, open_store, readable
@@ -43,9 +44,11 @@ class Order:
     run: str
     """Unique to this run of the job: attempts of older runs cannot publish."""
     plan_hash: str
-    fingerprint: str
+    fingerprint: Fingerprint
     address: str
     storage_options: dict[str, Any]
+    mended_in: str
+    """Address of the dataset whose quarantine holds the files that are tried again."""
     folders: dict[str, list[str]]
     """By split: where each output goes, relative to the address."""
     outputs: tuple[Output, ...]
@@ -152,17 +155,12 @@ def write_shards(order: Order, tasks: Sequence[ShardTask]) -> list[Outcome]:
 
 def check_encoder(order: Order) -> None:
     """Refuses an executor whose libraries would write other bytes than the plan says."""
-    mine = own_fingerprint(order.outputs)
+    mine = fingerprint(order.outputs)
     if mine != order.fingerprint:
         raise FeedlineError(
-            f"executor {socket.gethostname()} encodes differently (fingerprint {mine[:12]}, the plan has "
-            f"{order.fingerprint[:12]}): give all executors the same Pillow, libjpeg-turbo and simplejpeg"
+            f"executor {socket.gethostname()} encodes differently or reads other formats (fingerprint {mine}; "
+            f"the plan has {order.fingerprint}): give all executors the same Pillow, libjpeg-turbo and simplejpeg"
         )
-
-
-@lru_cache(maxsize=4)
-def own_fingerprint(outputs: tuple[Output, ...]) -> str:
-    return fingerprint(outputs)
 
 
 class ShardJob:
@@ -253,9 +251,10 @@ class ShardJob:
         next(arriving, None)  # lets the reader check that the source stayed the same
 
     def _mended(self, file: str) -> bytes:
-        data = self.store.read(f"{QUARANTINE}/{file}")
+        place = open_store(self.order.mended_in, self.order.storage_options)
+        data = place.read(f"{QUARANTINE}/{file}")
         if data is None:
-            raise FeedlineError(f"{self.order.address}/{QUARANTINE}/{file} is gone: put it back to try it again")
+            raise FeedlineError(f"{place.address}/{QUARANTINE}/{file} is gone: put it back to try it again")
         return data
 
     def _metadata(self, position: int) -> dict[str, Any]:
@@ -292,6 +291,7 @@ class ShardJob:
             written.append(Written(name=final, bytes=writer.bytes, sha256=writer.sha256, samples=len(writer.rows)))
         receipt = Receipt(
             plan_hash=self.order.plan_hash,
+            fingerprint=self.order.fingerprint,
             split=self.task.split,
             shard=self.task.shard,
             planned_samples=len(self.task.keys),

@@ -4,18 +4,19 @@ The probe gets in through a `sitecustomize` module in a folder put first on PYTH
 the script: `__main__`, `sys.argv`, `sys.path`, stdin and stdout are untouched, and processes the script starts
 (torchrun's ranks) are watched too. The probe's line hands over to a `sitecustomize` of the machine's own.
 
-This process meanwhile samples resources, passes signals on, and merges what the processes wrote down.
+This process meanwhile samples resources, passes signals on (`Interrupts`), and merges what the processes wrote down.
 """
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -53,6 +54,116 @@ LEAVE_S = 20.0  # a script that was told to stop and does not is terminated afte
 GRACE_S = 3.0  # its workers end by themselves within this
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_S = 0.25  # signals this close are one: `timeout` sends to its child, then to the whole group
+
+
+class Interrupted(BaseException):
+    """A signal breaks off what `Interrupts.breaking_off` holds."""
+
+
+class Interrupts:
+    """Ctrl-C and its like, from before the script starts until the report is written.
+
+    The first signal goes to the script, whose own handlers decide how it ends. Nothing new begins after it (whoever
+    starts something asks `number`), and the report of what was seen is written. A second one ends everything at once
+    with SystemExit.
+    """
+
+    def __init__(self, witness: "subprocess.Popen[bytes]") -> None:
+        self.number = 0
+        """Of the first signal; 0 while there was none."""
+        self._witness = witness
+        self._heard_s = 0.0
+        self._ending = False
+        self._breaks_off = False
+        self._script: tuple[subprocess.Popen[bytes], Journal] | None = None
+        self._told = False
+
+    @property
+    def status(self) -> int:
+        """Exit status after a signal, as a shell tells it; 0 without one."""
+        return self.number and 128 + self.number
+
+    @contextmanager
+    def passed_on_to(self, child: "subprocess.Popen[bytes]", journal: Journal) -> Generator[None]:
+        self._told, self._script = False, (child, journal)
+        try:
+            if self.number and not self._told:  # it came before the script was there
+                self._pass_on(heard_too=False)
+            yield
+        finally:
+            self._script = None
+
+    @contextmanager
+    def breaking_off(self) -> Generator[None]:
+        """Work of our own: the first signal raises Interrupted in it."""
+        self._breaks_off = True
+        try:
+            if self.number:
+                raise Interrupted
+            yield
+        finally:
+            self._breaks_off = False
+
+    def hear(self, number: int, _frame: FrameType | None) -> None:
+        if not self.number:
+            self.number, self._heard_s = number, time.monotonic()
+            if self._script is not None:
+                self._pass_on(heard_too=True)
+            if self._breaks_off:
+                raise Interrupted
+        elif time.monotonic() - self._heard_s > SAME_S and not self._ending:
+            self._ending = True
+            raise SystemExit(128 + number)
+
+    def _pass_on(self, *, heard_too: bool) -> None:
+        """`heard_too`: the script has had it as well if the whole group has."""
+        assert self._script is not None
+        child, journal = self._script
+        self._told = True
+        with suppress(ProcessLookupError):
+            if not (heard_too and self._had_by_all(os.getpgid(child.pid))):
+                child.send_signal(self.number)
+        journal.interrupt()
+
+    def _had_by_all(self, group: int) -> bool:
+        if group != os.getpgrp():
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            self._witness.wait(SAME_S)
+        return bool(self._witness.returncode)
+
+
+_hearing: list[Interrupts] = []
+
+
+@contextmanager
+def hearing() -> Generator[Interrupts]:
+    """From here on signals are `Interrupts`: those of the longer piece of work that this one is part of, else new."""
+    if _hearing:
+        yield _hearing[0]
+        return
+    # A signal to the whole process group ends this process too. Without it nobody could tell whether the script has
+    # had a signal already, and its handlers must not run twice. It ends with us, since its input does.
+    command = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
+    nowhere = subprocess.DEVNULL
+    witness: subprocess.Popen[bytes] = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere
+    )
+    interrupts = Interrupts(witness)
+    before: dict[signal.Signals, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():  # nobody sends signals to other threads
+            heard = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+            before = {number: signal.signal(number, interrupts.hear) for number in heard}
+        _hearing.append(interrupts)
+        yield interrupts
+    finally:
+        _hearing.clear()
+        witness.kill()
+        witness.communicate()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +187,19 @@ class Run:
     status: int
     """What the script ended with; 128 + n for signal n."""
     stderr_tail: str = ""
+    interrupted: bool = False
+    """This process had a signal."""
 
 
 @contextmanager
-def launched(launch: Launch, report: Callable[[str], None] = lambda _: None) -> Generator[Run]:
+def launched(launch: Launch) -> Generator[Run]:
     """Run to the end; the journal's folder exists inside the block."""
     command = command_line(launch.argv, module=launch.module)
-    with scratch_folder("profile") as folder:
+    with hearing() as interrupts, scratch_folder("profile") as folder:
         (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
         journal = Journal(folder)
         journal.set_options(replace(launch.options, parent=parent()))
-        yield _run(launch, command, journal)
+        yield _run(launch, command, journal, interrupts)
 
 
 def parent() -> int:
@@ -117,10 +230,10 @@ def command_line(argv: Sequence[str], *, module: bool) -> list[str]:
         raise UsageError(f"{argv[0]} is not a Python program: name the script itself")
     if script.is_dir():
         raise UsageError(f"{script} is a folder without __main__.py: name the script itself")
-    raise UsageError(f"no script at {script} (for a module: feedline profile -m {argv[0]})")
+    raise UsageError(f"no script at {script} (for a module: feedline profile -m {shlex.quote(argv[0])})")
 
 
-def _run(launch: Launch, command: list[str], journal: Journal) -> Run:
+def _run(launch: Launch, command: list[str], journal: Journal, interrupts: Interrupts) -> Run:
     origin = time.perf_counter()
     errors = journal.folder / "stderr.txt"
     with errors.open("wb") as sink:
@@ -135,14 +248,16 @@ def _run(launch: Launch, command: list[str], journal: Journal) -> Run:
         sampler = ResourceSampler(child.pid, origin=origin, roles=Roles(journal))
         sampler.start()
         try:
-            with signals_passed_on(child):
+            with interrupts.passed_on_to(child, journal):
                 code, stopped = _wait(child, journal, sampler)
         finally:
             sampler.stop()
-            end_workers(journal, child)
+            end_processes(launch, journal, child)
     script = _script(launch, journal, code, stopped=stopped)
     recording = merge(journal, origin=origin, argv=launch.argv, sampler=sampler, script=script)
-    return Run(recording, journal, status_of(code), errors.read_text(errors="replace")[-2000:])
+    return Run(
+        recording, journal, status_of(code), errors.read_text(errors="replace")[-2000:], bool(interrupts.number)
+    )
 
 
 def environment(folder: Path, more: dict[str, str] | None = None) -> dict[str, str]:
@@ -170,7 +285,7 @@ def _wait(child: "subprocess.Popen[bytes]", journal: Journal, sampler: ResourceS
             sampler.stop()
         elif left is None:
             left = time.monotonic()
-        elif time.monotonic() - left > LEAVE_S and ended[0] in ("steps", "seconds"):
+        elif time.monotonic() - left > LEAVE_S and ended[0] in ("steps", "seconds", "signal"):
             _terminate(child)
             return 0, True
 
@@ -207,47 +322,34 @@ class Roles:
         return {said["pid"]: scope_of(rank)} if path.name.startswith("trainer-") else {}
 
 
-@contextmanager
-def signals_passed_on(child: "subprocess.Popen[bytes]") -> Generator[None]:
-    """Ctrl-C in a terminal reaches the script by itself; a signal sent to us alone is handed on. We outlive both."""
-
-    def hand_on(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and _in_foreground():
-            return
-        if child.poll() is None:
-            child.send_signal(number)
-
-    try:
-        heard = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
-        before = {number: signal.signal(number, hand_on) for number in heard}
-    except ValueError:  # not the main thread: nobody sends us signals there
-        before = {}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _in_foreground() -> bool:
-    try:
-        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:
-        return False
-
-
-def end_workers(journal: Journal, child: "subprocess.Popen[bytes]") -> None:
-    """The script's loader workers end with it; one that hangs is killed, so that no process is left."""
+def end_processes(launch: Launch, journal: Journal, child: "subprocess.Popen[bytes]") -> None:
+    """The script's loader workers end with it; one that hangs is killed, so that no process is left. Of a script that
+    is still there, and of one that we ran for ourselves, nothing at all is left."""
     if child.poll() is None:
-        _terminate(child)
+        _kill([psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)])
+        child.wait()
+        _kill(of_run(journal.folder))
+        return
     workers = [found for said in journal.all("worker-") if (found := _alive(said["pid"], said["created"]))]
-    _, alive = psutil.wait_procs(workers, timeout=GRACE_S)
-    for process in alive:
-        try:
+    _, left = psutil.wait_procs(of_run(journal.folder) if launch.silent else workers, timeout=GRACE_S)
+    _kill(left)
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error):
             process.kill()
-        except psutil.Error:
-            continue
-    psutil.wait_procs(alive, timeout=GRACE_S)
+    psutil.wait_procs(processes, timeout=GRACE_S)
+
+
+def of_run(folder: Path) -> list[psutil.Process]:
+    """All that a run's script has started, whoever is its parent by now."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(ENVIRONMENT) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def _alive(pid: int, created: float) -> psutil.Process | None:

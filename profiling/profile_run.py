@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.scratch import scratch_folder
-from feedline.profiling.launch import Launch, Run, launched
+from feedline.profiling.launch import Launch, Run, hearing, launched
 from feedline.profiling.record.journal import Options
 from feedline.profiling.record.recording import Leg, LegName, Recording
 from feedline.profiling.watch.legs.director import summarise
@@ -45,7 +45,7 @@ class StudyConfig:
 class Study:
     recording: Recording
     status: int
-    """The script's own exit status in the verdict pass."""
+    """The script's own exit status in the verdict pass; 128 + n after signal n to this process."""
 
 
 Say = Callable[[str], None]
@@ -54,18 +54,23 @@ Say = Callable[[str], None]
 def study(config: StudyConfig, say: Say = lambda _: None) -> Study:
     """Runs the script once for the verdict, and again for the legs and for the lines where asked."""
     options = Options(steps=config.steps, seconds=config.seconds)
-    with launched(Launch(argv=config.argv, module=config.module, options=options)) as run:
-        recording, status = run.recording, run.status
-    if recording.script.ended_by in ("error", "signal"):
-        left_out = [name for name, wanted in (("legs", config.legs), ("lines", config.lines)) if wanted]
-        failed = "the script failed" if recording.script.ended_by == "error" else "a signal ended the script"
-        why = f"no {' and no '.join(left_out)}: {failed}"
-        return Study(noted(recording, why) if left_out else recording, status)
-    if config.legs:
-        recording = with_legs(config, recording, say)
-    if config.lines:
-        recording = with_lines(config, recording, say)
-    return Study(recording, status)
+    asked = [("legs", with_legs)] if config.legs else []
+    asked += [("lines", with_lines)] if config.lines else []
+    with hearing() as interrupts:
+        with launched(Launch(argv=config.argv, module=config.module, options=options)) as run:
+            recording, status = run.recording, run.status
+        failed = FAILED.get(recording.script.ended_by)
+        while asked and not failed and not interrupts.number:
+            _, part = asked.pop(0)
+            recording = part(config, recording, say)
+        if asked:
+            left_out = " and no ".join(name for name, _ in asked)
+            recording = noted(recording, f"no {left_out}: {INTERRUPTED if interrupts.number else failed}")
+        return Study(recording, interrupts.status or status)
+
+
+FAILED = {"error": "the script failed", "signal": "a signal ended the script"}
+INTERRUPTED = "interrupted by a signal"
 
 
 def with_legs(config: StudyConfig, recording: Recording, say: Say = lambda _: None) -> Recording:
@@ -75,7 +80,7 @@ def with_legs(config: StudyConfig, recording: Recording, say: Say = lambda _: No
     say("legs: running the script again, its writes held back")
     legs = (*config.legs, *more_legs(config.legs, recording))
     found, why = measured_legs(config, recording, legs)
-    if why and "laid_out" in legs:
+    if why and why != INTERRUPTED and "laid_out" in legs:
         say("legs: once more, without batches in channels_last")
         before = why
         found, why = measured_legs(config, recording, tuple(leg for leg in legs if leg != "laid_out"))
@@ -130,8 +135,13 @@ def crowds(recording: Recording) -> tuple[int, ...]:
 ENDED_EARLY = "run again, the script ended before its training loop had warmed up"
 
 
+NONE_RAN = "none of the chosen functions ran (name one with --lines-of)"
+
+
 def _why_failed(run: Run) -> str | None:
     script = run.recording.script
+    if run.interrupted:
+        return INTERRUPTED
     if script.error:
         return f"run again, the script ended with {script.error}"
     last = run.stderr_tail.strip().splitlines()
@@ -154,11 +164,11 @@ def with_lines(config: StudyConfig, recording: Recording, say: Say = lambda _: N
     options = Options(mode="lines", steps=config.line_steps, functions=config.functions)
     with rerun(config, options) as run:
         lines = collect(run.journal)
-        failed = f"the line pass is not whole: {_why_failed(run)}" if run.status else ""
-    if failed:
-        recording = noted(recording, failed)
+        why = _why_failed(run)
     if not lines:
-        return noted(recording, "no lines: none of the chosen functions ran (name one with --lines-of)")
+        return noted(recording, f"no lines: {why or NONE_RAN}")
+    if why:
+        recording = noted(recording, f"the line pass is not whole: {why}")
     if not any(line.where == "trainer" for line in lines):
         recording = noted(
             recording, "no lines of the training loop: lines are timed inside functions, put it into one"

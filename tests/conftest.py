@@ -1,6 +1,10 @@
 """Fixtures for all rooms: tiny raw datasets, drawn once per test process in a fraction of a second."""
 
+import os
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +43,28 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def odd_ilsvrc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `tiny_ilsvrc` but with every oddity; `synth.json` in it names them. Do not write into it."""
     return draw(tmp_path_factory.mktemp("raw") / "odd", oddities=True)
+
+
+GIL_WATCH = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+#include <sys/syscall.h>
+int PyGILState_Ensure(void) {
+    if (syscall(SYS_gettid) != getpid()) write(2, "another thread wants the GIL\\n", 29);
+    return ((int (*)(void))dlsym(RTLD_NEXT, "PyGILState_Ensure"))();
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def gil_watch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which Python says so on its standard error when a thread of a C++ library wants its lock."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("watch")
+    (folder / "watch.c").write_text(GIL_WATCH)
+    subprocess.run(
+        ["cc", "-w", "-shared", "-fPIC", "-o", folder / "watch.so", folder / "watch.c", "-ldl"], check=True
+    )
+    return {**os.environ, "LD_PRELOAD": str(folder / "watch.so"), "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -6,6 +6,7 @@ Names: `step-0000120.pt` (the last few are kept), `epoch-0005.pt` (asked for by 
 """
 
 import io
+import pickle
 import random
 import zipfile
 from collections.abc import Generator, Iterable
@@ -19,6 +20,7 @@ import torch
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.format.local import read_bounded
+from feedline.train.distributed import first_line
 
 FORMAT = "feedline-checkpoint"
 VERSION = 1
@@ -49,9 +51,11 @@ def from_bytes(data: bytes, where: str) -> State:
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
+    except pickle.UnpicklingError as error:  # torch's own words are advice to load it all the same
+        reason = "it holds more than tensors and plain values, of which nothing was run"
+        raise CheckpointError(f"checkpoint {where} cannot be read ({reason}): use one that feedline wrote") from error
     except Exception as error:  # torch.load raises whatever the unpickler met
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise CheckpointError(f"checkpoint {where} cannot be read ({reason}): use an older one") from error
+        raise CheckpointError(f"checkpoint {where} cannot be read ({first_line(error)}): use an older one") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{where} is not a feedline checkpoint: give a file from a run's checkpoints/ folder")
     if state.get("version") != VERSION:
@@ -65,7 +69,7 @@ def as_whole(where: str) -> Generator[None]:
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise CheckpointError(f"checkpoint {where} is not whole ({reason}): use an older one") from error
 
 

@@ -13,6 +13,8 @@ from feedline.pipeline.base.errors import UsageError
 Amp = Literal["auto", "none", "bf16", "fp16"]
 Policy = Literal["drop", "pad", "wrap"]
 OnBad = Literal["raise", "skip", "replace"]
+MOST = 10**9
+"""No number of a run is larger: torch takes no infinity, and counts threads and samples in 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +137,8 @@ class TrainConfig:
         return next((size for first, size in reversed(self.progressive) if epoch >= first), self.image_size)
 
     def _check_lists(self) -> None:
-        if any(width < 1 for width in self.widths):
-            raise UsageError(f"--widths {self.widths}: both must be at least 1")
+        if not all(1 <= width <= MOST for width in self.widths):
+            raise UsageError(f"--widths {self.widths}: both must be from 1 to {MOST:,}")
         if any(later[0] <= earlier[0] for earlier, later in pairwise(self.progressive)):
             raise UsageError(f"--progressive {self.progressive}: epochs must rise")
         if any(first < 0 or size < 8 for first, size in self.progressive):
@@ -145,20 +147,24 @@ class TrainConfig:
             raise UsageError(f"--keep-epochs {self.keep_epochs}: the run has epochs 0 to {self.epochs}")
         if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise UsageError(f"--crop-scale {self.crop_scale}: give two shares of the area, 0 < from <= to <= 1")
-        if any(deviation <= 0 for deviation in self.std):
+        if not all(abs(mean) <= MOST for mean in self.mean):
+            raise UsageError(f"--mean {self.mean}: give three numbers, as shares of 1")
+        if not all(0 < deviation <= MOST for deviation in self.std):
             raise UsageError(f"--std {self.std}: deviations are above 0")
+        if not 0 <= self.seed < 1 << 63:
+            raise UsageError(f"--seed {self.seed}: must be from 0 to 2^63 - 1")
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
             raise UsageError(f"--device {self.device!r}: known are cpu, cuda and auto")
 
     def _check_at_least(self, least: int, *names: str) -> None:
         for name in names:
-            if (value := getattr(self, name)) is not None and value < least:
-                raise UsageError(f"--{option(name)} {value}: must be at least {least}")
+            if (value := getattr(self, name)) is not None and not least <= value <= MOST:
+                raise UsageError(f"--{option(name)} {value}: must be from {least} to {MOST:,}")
 
     def _check_above_zero(self, *names: str) -> None:
         for name in names:
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise UsageError(f"--{option(name)} {value}: must be above 0")
+            if (value := getattr(self, name)) is not None and not 0 < value <= MOST:
+                raise UsageError(f"--{option(name)} {value}: must be above 0, up to {MOST:,}")
 
     def _check_share(self, *names: str) -> None:
         for name in names:

@@ -17,6 +17,7 @@ from feedline.pipeline.format.manifest import (
     prepared_splits,
     read_index,
     read_manifest,
+    refuse_address,
 )
 from feedline.pipeline.loader import Loader
 from feedline.train.config import TrainConfig
@@ -56,6 +57,7 @@ def class_name(entry: dict[str, Any]) -> str:
 def open_dataset(config: TrainConfig) -> Dataset:
     """Raises DatasetError or UsageError with one line for whatever is not as it should be."""
     folder = config.dataset
+    refuse_address(folder)
     train = _read_split(folder, "train")
     val = _read_split(folder, "val") if config.eval_every else None
     if not train.samples:
@@ -63,7 +65,7 @@ def open_dataset(config: TrainConfig) -> Dataset:
     if val is not None:
         _check_val(folder, train, val)
     for manifest in filter(None, (train, val)):
-        _check_labels(folder / manifest.split, len(train.classes))
+        _check_labels(folder / manifest.split, manifest, len(train.classes))
     return Dataset(folder=folder, train=train, val=val)
 
 
@@ -93,8 +95,8 @@ def _check_val(folder: Path, train: Manifest, val: Manifest) -> None:
         )
 
 
-def _check_labels(split_folder: Path, classes: int) -> None:
-    labels_N = read_index(split_folder).labels_N
+def _check_labels(split_folder: Path, manifest: Manifest, classes: int) -> None:
+    labels_N = read_index(split_folder, most_rows=manifest.samples).labels_N
     low, high = int(labels_N.min()), int(labels_N.max())
     if low < 0 or high >= classes:
         wrong = low if low < 0 else high

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -148,7 +149,8 @@ def is_lost_rank(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    """Whole words of it."""
+    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0], 200, placeholder=" …")
 
 
 def is_first_to_say(message: str) -> bool:

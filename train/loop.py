@@ -3,17 +3,20 @@
 `train(TrainConfig(dataset=..., run=...))` is the door: it returns the record that `feedline train --json` writes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
+from feedline.pipeline.base.errors import FeedlineError
 from feedline.train import checkpoint
 from feedline.train.config import TrainConfig
-from feedline.train.distributed import World, joined
+from feedline.train.distributed import World, first_line, joined
 from feedline.train.line_profile import profile
 from feedline.train.metrics import Journal, Listener, everyone, silent
 from feedline.train.models import main_output
@@ -86,7 +89,7 @@ def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, 
     `listeners` hear every event on rank 0. Raises a FeedlineError with one line for whatever is wrong with the
     configuration, the dataset, a checkpoint, or the training itself (a loss that is not finite, a lost rank).
     """
-    with joined(config) as world:
+    with enough_memory(), joined(config) as world:
         folder = world.from_main(run_folder(config))
         found = find_checkpoint(config, world, folder)
         state = checkpoint.from_bytes(found[0], found[1]) if found else None
@@ -95,6 +98,18 @@ def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, 
             return _train(config, world, folder, silent, None, found, state)
         with Journal(folder, tensorboard=config.tensorboard, from_step=from_step) as journal:
             return _train(config, world, folder, everyone([journal, *listeners]), journal, found, state)
+
+
+@contextmanager
+def enough_memory() -> Generator[None]:
+    """A model or a batch that is too large ends in one line, on the host and on the GPU."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        what = f"not enough memory ({first_line(error)}): lower --batch-size, --image-size or the model"
+        raise FeedlineError(what) from error
 
 
 def step_of(state: checkpoint.State, where: str) -> int:

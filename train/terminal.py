@@ -1,4 +1,4 @@
-"""Events as text: the progress line, an epoch's line and the final summary. Pure; `train.main` prints them."""
+"""Events as text: the progress line, an epoch's line and the final summary. Pure; `cli.train` prints them."""
 
 from typing import Any
 

@@ -12,13 +12,13 @@ import argparse
 import json
 import math
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from feedline.benchmarks.commands import this_command
 from feedline.benchmarks.measure.intervals import student_t
 from feedline.pipeline.base.files import write_atomically
 from feedline.preprocess.config import PrepareConfig
@@ -59,7 +59,7 @@ def main() -> None:
                 top1[name].append(trained(folder / str(number), folder / f"run-{number}-{seed}", seed, said.epochs))
                 print(f"seed {seed}, {name}: {top1[name][-1]:.2%}", flush=True)
     result = {
-        "command": f"python -m feedline.benchmarks.experiments.accuracy {' '.join(sys.argv[1:])}".strip(),
+        "command": this_command(),
         "host": describe_host(),
         "data": "sklearn.datasets.load_digits, a fifth for validation, small CNN at 32 px",
         "epochs": said.epochs,

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from feedline.benchmarks.commands import this_command
 from feedline.benchmarks.measure.intervals import compare, estimate
 from feedline.benchmarks.measure.rounds import rounds
 from feedline.pipeline.base.process import ENVIRONMENT, keep_freed_memory
@@ -41,8 +42,7 @@ def main() -> None:
         print(json.dumps(window(model, int(px), int(batch_size), way, said.seconds)))
         return
     found = [case(*one, count=said.rounds, seconds=said.seconds) for one in CASES]
-    command = " ".join(["python -m feedline.benchmarks.experiments.allocation", *sys.argv[1:]])
-    record = {"command": command, "host": describe_host(), "warm_up_s": WARM_UP_S, "cases": found}
+    record = {"command": this_command(), "host": describe_host(), "warm_up_s": WARM_UP_S, "cases": found}
     said.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

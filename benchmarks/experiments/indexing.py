@@ -10,7 +10,6 @@ order drawn anew; rates are per second of CPU, for other work may be running her
 import argparse
 import json
 import resource
-import sys
 import tarfile
 import tempfile
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from feedline.benchmarks.commands import this_command
 from feedline.benchmarks.measure.rounds import rounds
 from feedline.pipeline.format.manifest import BLOCK_BYTES, member_header
 from feedline.preprocess.sources.base import Part, joined, open_source
@@ -46,8 +46,7 @@ def main() -> None:
         write_archive(archive, said.classes, said.images)
         found = walks(archive, said.rounds)
     found |= whole_imagenet()
-    command = " ".join(["python -m feedline.benchmarks.experiments.indexing", *sys.argv[1:]])
-    said.out.write_text(json.dumps({"command": command, "host": describe_host()} | found, indent=1) + "\n")
+    said.out.write_text(json.dumps({"command": this_command(), "host": describe_host()} | found, indent=1) + "\n")
     print(json.dumps({key: value for key, value in found.items() if key != "by_round"}, indent=1))
 
 

@@ -12,7 +12,6 @@ import argparse
 import io
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image
 
+from feedline.benchmarks.commands import this_command
 from feedline.benchmarks.experiments.prepare_speed import photographs
 from feedline.benchmarks.measure.rounds import rounds
 from feedline.pipeline.codecs import jpeg
@@ -53,9 +53,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     said = parser.parse_args()
     figures = measure(said.images, said.rounds)
-    command = " ".join(["python -m feedline.benchmarks.experiments.kernel", *sys.argv[1:]])
     said.out.parent.mkdir(parents=True, exist_ok=True)
-    said.out.write_text(json.dumps({"command": command, "host": describe_host()} | figures, indent=1) + "\n")
+    said.out.write_text(json.dumps({"command": this_command(), "host": describe_host()} | figures, indent=1) + "\n")
     print(table(figures))
 
 

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from feedline.benchmarks.commands import this_command
 from feedline.benchmarks.experiments.train_overhead import cached_batches, window_ours
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
@@ -52,7 +52,7 @@ def main() -> None:
         raise UsageError("this needs two cores: one for the trainer, one for the worker")
     rounds = [one_round(said, cores) for _ in range(said.rounds)]
     result = {
-        "command": f"python -m feedline.benchmarks.experiments.pinned {' '.join(sys.argv[1:])}",
+        "command": this_command(),
         "host": describe_host(),
         "model": said.model,
         "image_size_px": said.image_size,

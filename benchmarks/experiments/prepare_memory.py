@@ -128,6 +128,7 @@ def fabricated(order: Order, group: Sequence[ShardTask]) -> list[Outcome]:
         digest = hashlib.sha256(name.encode()).hexdigest()
         receipt = Receipt(
             plan_hash=order.plan_hash,
+            fingerprint=order.fingerprint,
             split=task.split,
             shard=task.shard,
             planned_samples=count,

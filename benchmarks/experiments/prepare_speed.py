@@ -13,6 +13,7 @@ import io
 import json
 import multiprocessing
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def write(path: Path, figures: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     command = f"python -m feedline.benchmarks.{Path(sys.argv[0]).stem}"
-    whole = {"command": " ".join([command, *words]), "host": describe_host()}
+    whole = {"command": f"{command} {shlex.join(words)}", "host": describe_host()}
     path.write_text(json.dumps(whole | figures, indent=1) + "\n")
     print(json.dumps({key: value for key, value in figures.items() if key != "by_round"}, indent=1))
 

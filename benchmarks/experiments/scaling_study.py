@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feedline.benchmarks.commands import this_command
 from feedline.benchmarks.compare import read_lines
 from feedline.benchmarks.exit import end_with
 from feedline.benchmarks.experiments.hosts import Host, joined_hosts
@@ -168,7 +169,7 @@ def study(config: StudyConfig, scratch: Path, kept: Path) -> dict[str, Any]:
         runs[key].append(found)
         print(f"{key} {found['samples_per_s']:,.0f} samples/s, top-1 {found['top1']:.1%}", file=sys.stderr)
     return {
-        "command": f"python -m feedline.benchmarks.experiments.scaling_study {' '.join(sys.argv[1:])}".strip(),
+        "command": this_command(),
         "host": describe_host(),
         "usable_cores": usable_cores(),
         "model": config.model,

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from feedline.benchmarks.commands import this_command
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.base.process import usable_cores
 from feedline.profiling.record.host import describe_host
@@ -211,7 +212,7 @@ def measure(chosen: argparse.Namespace, config: TrainConfig) -> dict[str, Any]:
         kept = measure_checkpoints(config, Path(scratch) / "kept", every=10)
         ranks = measure_ranks(options, Path(scratch), 2, chosen.rank_rounds) if chosen.rank_rounds else None
     return {
-        "command": f"python -m feedline.benchmarks.experiments.train_overhead {' '.join(map(str, sys.argv[1:]))}",
+        "command": this_command(),
         "host": describe_host(),
         "threads": chosen.threads or usable_cores(),
         "model": chosen.model,

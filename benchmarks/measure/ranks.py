@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from feedline.benchmarks.measure.rounds import require_torch
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.process import die_with_parent, usable_cores
 
@@ -72,6 +73,7 @@ def check_devices(counts: list[int], device: str, models: list[str], pinned: Seq
 
     Raises UsageError, before anything is measured, for a device or a count that cannot have an effect here.
     """
+    require_torch()
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--device {device}: known are auto, cpu and cuda")
     if max(counts) > 1 and not models:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ class MeasureError(FeedlineError):
     """A subject that could not be measured; names its last words."""
 
 
+def require_torch() -> None:
+    """Raises ModuleNotFoundError before anything runs; the measuring process could only say that it ended."""
+    for name in ("torch", "torchvision"):
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 class Bench:
     """`with Bench() as bench: bench.measure(subject)`. Leaving it, by any way, leaves no process."""
 
@@ -47,6 +55,7 @@ class Bench:
         self._log = Path(tempfile.gettempdir()) / f"feedline-bench-{os.getpid()}-{id(self):x}.log"
 
     def __enter__(self) -> "Bench":
+        require_torch()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,5 +1,6 @@
 """Files of users: written whole or not at all, also after a power cut; read with an end in sight."""
 
+import ctypes
 import errno
 import os
 import re
@@ -14,10 +15,7 @@ _TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|part)")
 
 def write_atomically(path: Path, data: bytes) -> None:
     """`path` holds all of `data` or what it held before, also after a power cut."""
-    if not path.name:  # the root folder
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    # Containers that share a folder have the same process IDs.
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -29,6 +27,23 @@ def write_atomically(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def temporary_beside(path: Path) -> Path:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    # Containers that share a folder have the same process IDs.
+    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.{os.getpid()}.tmp")
+
+
+def try_place(path: Path) -> None:
+    """Raises OSError where `write_as_asked` would, and leaves nothing there."""
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    if path.is_file() or path.is_dir() or not path.exists():
+        temporary = temporary_beside(path.resolve())
+        temporary.touch(exist_ok=False)
+        temporary.unlink()
+
+
 def write_as_asked(path: Path, data: bytes) -> None:
     """For a file that a user named: a link is followed, and what is no file (a pipe, a terminal) is written to and
     not replaced. Otherwise as `write_atomically`."""
@@ -37,6 +52,24 @@ def write_as_asked(path: Path, data: bytes) -> None:
             file.write(data)
     else:
         write_atomically(path.resolve(), data)
+
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+
+
+def exchange(new: Path, old: Path) -> None:
+    """`new` gets the place of `old`, which need not be there, and `old` that of `new`: in one step, so that a reader
+    always finds one of the two. Where the file system cannot, there is neither for an instant."""
+    old.parent.mkdir(parents=True, exist_ok=True)
+    if old.exists():
+        rename = getattr(ctypes.CDLL(None), "renameat2", None)
+        paths = os.fsencode(new), os.fsencode(old)
+        if rename and rename(AT_FDCWD, paths[0], AT_FDCWD, paths[1], RENAME_EXCHANGE) == 0:
+            sync_folder(old.parent)
+            return
+        old.replace(new.with_name(f"{new.name}.replaced"))
+    new.replace(old)
+    sync_folder(old.parent)
 
 
 def sweep(folder: Path) -> None:

@@ -23,10 +23,10 @@ class SharedMemory:
         try:
             os.ftruncate(self.descriptor, self.size_bytes)
             self.map = mmap.mmap(self.descriptor, self.size_bytes)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             self.close_descriptor()
-            size = f"{self.size_bytes / 2**20:,.0f} MiB"
-            raise FeedlineError(f"cannot share {size} of memory with the workers: {error.strerror}") from error
+            size, why = f"{self.size_bytes / 2**20:,.0f} MiB", getattr(error, "strerror", "no machine has as much")
+            raise FeedlineError(f"cannot share {size} of memory with the workers: {why}") from error
 
     @property
     def view(self) -> memoryview:

@@ -9,11 +9,9 @@ A file without such a grid (progressive, no restart markers, intervals that are 
 good input: `cut` then returns it whole, with the region's place in it.
 """
 
-import hashlib
 import io
 import re
 import struct
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -92,14 +90,6 @@ def encode_image(image: Image.Image, quality: int = 90, subsampling: Subsampling
         restart_marker_blocks=restart_interval(image.size[0], subsampling),
     )
     return file.getvalue()
-
-
-@lru_cache(maxsize=1)
-def encoder_fingerprint() -> str:
-    """SHA-256 of one fixed picture's bytes: equal here and there means equal shards from here and there."""
-    rows, columns = np.mgrid[0:80, 0:112]
-    picture = np.stack([rows * 3 + columns, rows + columns * 2, rows * columns // 40], axis=-1) % 256
-    return hashlib.sha256(encode(picture.astype(np.uint8))).hexdigest()
 
 
 # --- reading headers ----------------------------------------------------------------------------------

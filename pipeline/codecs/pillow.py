@@ -11,14 +11,28 @@ from PIL import Image
 from feedline.pipeline.base.errors import DatasetError
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+OPTIONAL = {
+    "webp": ("WebP", "libwebp-dev", "WEBP support not installed"),
+    "libtiff": ("compressed TIFF", "libtiff-dev", "decoder libtiff not available"),
+    "littlecms2": ("LAB colours", "liblcms2-dev", "_imagingcms"),
+}
+"""By Pillow's name for a part that it may be built without: what it reads, the Debian package to build it with, and
+what Pillow says where it lacks it."""
+
+
+def lacking(words: str) -> str:
+    """The package that these words of Pillow's miss; "" where they are about anything else."""
+    return next((package for _, package, known in OPTIONAL.values() if known in words), "")
 
 
 def open_rgb(data: bytes) -> Image.Image:
     """Raises DatasetError for what is none of FORMATS, damaged, or over Pillow's limit of 179 million pixels."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # broken EXIF, and sizes from half that limit on
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")  # broken EXIF, sizes from half that limit on; formats this Pillow lacks
         Image.init()
         try:
             return Image.open(io.BytesIO(data), formats=FORMATS).convert("RGB")
         except Exception as error:  # Pillow's parsers raise whatever damaged bytes lead them to
-            raise DatasetError(f"it is no image that can be decoded ({type(error).__name__}: {error})") from error
+            package = lacking(" ".join(map(str, [error, *(one.message for one in said)])))
+            why = f"Pillow was built without {package}" if package else f"{type(error).__name__}: {error}"
+            raise DatasetError(f"it is no image that can be decoded ({why})") from error

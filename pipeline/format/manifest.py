@@ -27,9 +27,10 @@ from feedline.pipeline.base.errors import DatasetError as DatasetError
 from feedline.pipeline.base.errors import FeedlineError as FeedlineError
 from feedline.pipeline.base.errors import UsageError as UsageError
 from feedline.pipeline.base.text import UNPRINTABLE, is_printable
-from feedline.pipeline.format.local import open_shard, read_bounded
+from feedline.pipeline.format.local import open_regular, open_shard, read_bounded
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1 had no fingerprints and no formats; it is still read."""
 MANIFEST = "manifest.json"
 INDEX = "index.parquet"
 MANIFEST_BYTES = 256 << 20
@@ -52,6 +53,8 @@ class ShardInfo:
     """As planned; `planned_samples - samples` were quarantined."""
     bytes: int
     sha256: str
+    fingerprint: str = ""
+    """Of the encoder that made it; "" where that is not known (version 1, shards of others)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,8 @@ class Manifest:
     index_sha256: str = ""
     """Of the index file: labels and places of all samples are only as sure as it is."""
     versions: dict[str, str] = field(default_factory=dict)
+    formats: dict[str, str] = field(default_factory=dict)
+    """Those that not every build of Pillow reads, where this was prepared: what a small file of each was read as."""
     format_version: int = FORMAT_VERSION
 
     @property
@@ -83,8 +88,8 @@ class Manifest:
         try:
             fields = json.loads(text)
             version = fields["format_version"]
-            if version != FORMAT_VERSION:
-                raise DatasetError(f"{where}: format version {version!r}, this feedline reads {FORMAT_VERSION}")
+            if version not in (1, FORMAT_VERSION):
+                raise DatasetError(f"{where}: format version {version!r}, this feedline reads 1 to {FORMAT_VERSION}")
             _check_depth(fields)
             fields["shards"] = [ShardInfo(**shard) for shard in fields["shards"]]
             manifest = cls(**fields)
@@ -113,16 +118,19 @@ def _check_depth(value: Any, levels: int = _DEEPEST) -> None:
 def _check_types(manifest: Manifest) -> None:
     """Raises TypeError or ValueError where a dataclass from JSON holds what it does not declare."""
     shards = manifest.shards
+    if not isinstance(manifest.versions, dict) or not isinstance(manifest.formats, dict):
+        raise ValueError("versions and formats are no objects")
     counts = [manifest.samples, *(n for one in shards for n in (one.samples, one.planned_samples, one.bytes))]
     if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts) or type(manifest.seed) is not int:
         raise ValueError("a count is not a whole number")
     texts: list[Any] = [manifest.split, manifest.plan_hash, manifest.index_sha256]
-    texts += [text for one in shards for text in (one.name, one.sha256)]
+    texts += [text for one in shards for text in (one.name, one.sha256, one.fingerprint)]
+    texts += [text for pair in manifest.formats.items() for text in pair]
     for entry in manifest.classes:
         texts += [entry["name"], entry.get("wnid", ""), *(entry.get("names") or [])]
     if not all(isinstance(text, str) and is_printable(text) for text in texts):
         raise ValueError("a name is not a printable text")
-    if not isinstance(manifest.versions, dict) or manifest.settings["codec"] not in _CODECS:
+    if manifest.settings["codec"] not in _CODECS:
         raise ValueError(f"codec {manifest.settings['codec']!r}")
 
 
@@ -194,7 +202,9 @@ class Index:
     @cached_property
     def _key_column(self) -> pa.ChunkedArray:
         with _unreadable(self.path):
-            column = pq.ParquetFile(self.path).read(columns=["key"])["key"]
+            file = pq.ParquetFile(self.path)
+            _check_rows(self.path, file.metadata, len(self))
+            column = file.read(columns=["key"])["key"]
             if len(column) != len(self) or column.null_count:
                 raise DatasetError(f"{self.path} has {len(self)} samples and {len(column)} keys: prepare it again")
             column.validate(full=True)  # no offset outside its buffer, and text that is text
@@ -237,18 +247,21 @@ def _columns() -> Iterator[tuple[str, pa.DataType]]:
     return ((column.name, column.type) for column in INDEX_SCHEMA)
 
 
-def read_index(split_folder: Path, manifest: Manifest | None = None) -> Index:
-    """1,281,167 rows take 0.1 s. Raises DatasetError when the file cannot be read, and with `manifest` also when the
-    two do not fit, so that no row points outside its shard."""
+def read_index(split_folder: Path, manifest: Manifest | None = None, most_rows: int | None = None) -> Index:
+    """1,281,167 rows take 0.1 s. Raises DatasetError when the file cannot be read or has more than `most_rows` (the
+    manifest's samples), and with `manifest` also when the two do not fit, so that no row points outside its shard."""
     path = split_folder / INDEX
     names = [name for name, _ in _columns() if name != "key"]
     with _unreadable(path):
-        data = path.read_bytes()
+        data = _native_bytes(path)
         if manifest is not None:
             _check_identity(path, data, manifest)
+            most_rows = manifest.samples
         file = pq.ParquetFile(pa.BufferReader(data))
+        if most_rows is not None:
+            _check_rows(path, file.metadata, most_rows)
         table = file.read(columns=names)
-        if manifest is not None and table.num_rows != manifest.samples:  # what the file says of itself may be wrong
+        if manifest is not None and table.num_rows != manifest.samples:
             raise DatasetError(f"{path} has {table.num_rows} samples, {MANIFEST} says {manifest.samples}")
         if not file.schema_arrow.equals(INDEX_SCHEMA):
             raise DatasetError(f"{path} has other columns than this feedline reads: prepare the dataset again")
@@ -271,7 +284,26 @@ def read_index(split_folder: Path, manifest: Manifest | None = None) -> Index:
     return index
 
 
-def _check_identity(path: Path, data: bytes, manifest: Manifest) -> None:
+def _native_bytes(path: Path) -> pa.Buffer:
+    """The file in Arrow's own memory. A thread of Arrow's may be the last to let go of a reader: if that frees memory
+    of Python's while the interpreter ends, the process aborts ("terminate called without an active exception")."""
+    with open(open_regular(path), "rb") as file:  # noqa: PTH123 a descriptor, which waits for no pipe
+        data = pa.allocate_buffer(os.fstat(file.fileno()).st_size)
+        file.readinto(data)
+        return data
+
+
+def _check_rows(path: Path, metadata: pq.FileMetaData, most: int) -> None:
+    """Before anything is read: repeated values cost a file nothing, but 50 M rows take gigabytes. How many are read
+    is what the columns say of themselves, so everything that the footer says is looked at."""
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    columns = range(metadata.num_columns)
+    rows = max([metadata.num_rows, *(sum(group.column(n).num_values for group in groups) for n in columns)])
+    if rows > most:
+        raise DatasetError(f"{path} has {rows} samples, {MANIFEST} says {most}")
+
+
+def _check_identity(path: Path, data: pa.Buffer, manifest: Manifest) -> None:
     """Parquet has no checksum of its own that covers everything; 30 MB (ImageNet's) take 20 ms."""
     if manifest.index_sha256 and hashlib.sha256(data).hexdigest() != manifest.index_sha256:
         raise DatasetError(
@@ -439,10 +471,21 @@ class ShardReader:
 
 
 def prepared_splits(folder: Path) -> Sequence[Path]:
-    """The splits under a prepared folder (or the folder itself), train first. Empty when there are none."""
+    """The splits under a prepared folder (or the folder itself), train first. Empty when there are none. Raises
+    UsageError for an address."""
+    refuse_address(folder)
     if (folder / MANIFEST).exists():
         return [folder]
     found = [path.parent for path in folder.glob(f"*/{MANIFEST}")] or [
         p.parent for p in folder.glob(f"*/*/{MANIFEST}")
     ]
     return sorted(found, key=lambda path: (path.parent, path.name != "train", path.name))
+
+
+def refuse_address(folder: Path) -> None:
+    """Raises UsageError for an http://… or the like, of which a Path has lost a slash: those that can read one take
+    words, not paths."""
+    scheme, colon, rest = str(folder).partition(":/")
+    if colon and scheme.isalnum() and not folder.exists():
+        address = f"{scheme}://{rest.lstrip('/')}"
+        raise UsageError(f"{address} is an address, and this reads local folders only: copy it to one")

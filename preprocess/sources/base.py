@@ -14,11 +14,12 @@ Every mistake in a source is one line: UsageError for what cannot be meant, Sour
 """
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,8 +34,15 @@ from feedline.preprocess.sources.reading import what_happened
 KINDS = ("torchvision", "ilsvrc", "folder", "parquet", "shards")
 """Modules `feedline.preprocess.source_*`, asked in this order."""
 SPLITS = ("train", "val", "test")
-IMAGE_EXTENSIONS = frozenset({".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+IMAGE_EXTENSIONS = frozenset(
+    {".jpeg", ".jpg", ".jpe", ".jfif", ".jp2", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+)
 """Which files are taken for images; what they really are is found from their bytes."""
+IMAGE_START = re.compile(
+    rb"\xff\xd8\xff|\x89PNG|GIF8[79]a|BM.{4}\0{4}|RIFF.{4}WEBP|II\*\0|MM\0\*|P[1-6]\s"
+    rb"|\0\0\0\x0cjP  |\xff\x4f\xff\x51",  # JPEG 2000
+    re.DOTALL,
+)
 
 OnProgress = Callable[[int, int | None], None]
 """(samples done, samples in all if known)."""
@@ -62,7 +70,11 @@ class SourceOptions:
     """`allow` lets classes of the devkit have no train images."""
     image_column: str | None = None
     label_column: str | None = None
-    """Parquet columns, when there is a choice."""
+    """Parquet columns, or extensions of WebDataset members, when there is a choice."""
+    labels: str | None = None
+    """`numbers` or `words`, where labels are written as both (`preprocess.sources.labels`)."""
+    layout: str | None = None
+    """`classes`: every folder is a class, whatever its name; `splits`: the folders called train, val, test alone."""
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
     """For fsspec."""
 
@@ -75,19 +87,23 @@ class SourceOptions:
         strange = sorted({name.strip() for name in (self.splits or "").split(",")} - {"", *SPLITS})
         if strange:
             raise UsageError(f"splits names {strange[0]!r}, which is none of {', '.join(SPLITS)}")
-        if self.missing_classes not in ("refuse", "allow"):
-            raise UsageError(f"missing_classes {self.missing_classes!r} is neither refuse nor allow")
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) is not None and value not in choices:
+                raise UsageError(f"{name} {value!r} is neither {' nor '.join(choices)}")
 
     def wants(self, split: str) -> bool:
         return self.splits is None or split in [name.strip() for name in self.splits.split(",")]
 
 
+CHOICES = {"missing_classes": ("refuse", "allow"), "layout": ("classes", "splits"), "labels": ("numbers", "words")}
 USED_BY = {
+    "layout": ("folder",),
     "devkit": ("ilsvrc",),
     "ground_truth": ("ilsvrc",),
     "missing_classes": ("ilsvrc",),
-    "image_column": ("parquet",),
-    "label_column": ("parquet",),
+    "image_column": ("parquet", "shards"),
+    "label_column": ("parquet", "shards"),
+    "labels": ("parquet", "shards"),
 }
 """Option -> the kinds of source that look at it; the others are of use for all."""
 NOTHING_SAID = {one.name: one.default for one in fields(SourceOptions)}
@@ -99,7 +115,7 @@ class Part:
 
     split: str
     names: list[str]
-    """As in the source, with extension; keys are made of them."""
+    """As in the source, with extension; keys are made of them. Different images have different names."""
     labels_N: npt.NDArray[np.int32]
     """-1 where only `finish` can know."""
     paths: list[str]
@@ -116,6 +132,8 @@ class Part:
     """Of the samples' bytes, where an index says them."""
     passed_over: dict[str, int] = field(default_factory=dict[str, int])
     """What was there and is no sample: what, how many."""
+    in_classes: bool = False
+    """Names begin with `CLASS/`, which keys leave out where the file's own name carries it."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -277,10 +295,10 @@ def unique_keys(parts: Sequence[Part]) -> list[str]:
     taken: dict[tuple[str, str], str] = {}
     for part in parts:
         for name in part.names:
-            key = safe_key(valid_text(without_extension(name)))
-            if taken.setdefault((part.split, key), name) != name:
-                key = f"{key}-{hashlib.blake2b(name.encode('utf-8', 'surrogateescape'), digest_size=4).hexdigest()}"
-                taken.setdefault((part.split, key), name)
+            short = without_class(name) if part.in_classes else name
+            key = safe_key(valid_text(without_extension(short)))
+            while taken.setdefault((part.split, key), name) != name:
+                key += f"-{hashlib.blake2b(name.encode('utf-8', 'surrogateescape'), digest_size=4).hexdigest()}"
             keys.append(key)
     return keys
 
@@ -295,13 +313,24 @@ def without_extension(name: str) -> str:
     return stem if dot and "/" not in extension and stem.rpartition("/")[2] else name
 
 
-def name_in_class(class_name: str, file_name: str) -> str:
-    """The class goes before a file name that does not carry it: the same from archives as from extracted folders."""
-    if file_name.startswith((f"{class_name}_", "ILSVRC2012_val_")):
-        return file_name
-    return f"{class_name}/{file_name}"
+def without_class(name: str) -> str:
+    """ImageNet's own file names carry their class or are unique, and are known without the folder."""
+    class_name, _, file_name = name.partition("/")
+    return file_name if file_name.startswith((f"{class_name}_", "ILSVRC2012_val_")) else name
 
 
 def is_image(name: str) -> bool:
-    path = PurePosixPath(name)
-    return path.suffix.lower() in IMAGE_EXTENSIONS and not path.name.startswith(".")
+    """By its extension."""
+    stem, _, extension = name.rpartition("/")[2].rpartition(".")
+    return f".{extension.lower()}" in IMAGE_EXTENSIONS and not stem.startswith(".") and stem != ""
+
+
+def is_image_file(path: str) -> bool:
+    """By its extension, or by its first bytes: many image files have another extension or none."""
+    if is_image(path):
+        return True
+    try:
+        with Path(path).open("rb") as file:
+            return IMAGE_START.match(file.read(16)) is not None
+    except OSError:
+        return False

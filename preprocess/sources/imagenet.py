@@ -15,6 +15,7 @@ images by range.
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,7 +36,6 @@ from feedline.preprocess.sources.base import (
     SourceOptions,
     is_address,
     joined,
-    name_in_class,
     notes_of,
 )
 from feedline.preprocess.sources.devkit import (
@@ -49,6 +49,7 @@ from feedline.preprocess.sources.devkit import (
 )
 from feedline.preprocess.sources.folder import FolderTask, class_folders
 from feedline.preprocess.sources.imagenet_parts import DEVKIT, WNID_TAR, Place, find_devkit, places, remote_places
+from feedline.preprocess.sources.labels import class_names, kind_of, odd_label
 from feedline.preprocess.sources.listing import expand, is_pattern
 from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, Member, TarError, reader, walk
 
@@ -79,10 +80,13 @@ class TarTask:
     def run(self) -> Part:
         names: list[str] = []
         columns: list[tuple[int, int, int, int]] = []
+        troubles: dict[int, str] = {}
         paths = list(dict.fromkeys(tar.path for tar in self.tars))
         for tar in self.tars:
             for member in images_in(tar, self.options):
-                names.append(name_in_class(tar.name, member.name) if tar.name else member.name)
+                if member.trouble:
+                    troubles[len(names)] = member.trouble
+                names.append(f"{tar.name}/{member.name}" if tar.name else member.name)
                 columns.append((tar.label, paths.index(tar.path), member.offset, member.length))
         table = np.array(columns, np.int64).reshape(-1, 4)
         return Part(
@@ -93,11 +97,13 @@ class TarTask:
             path_N=table[:, 1].astype(np.int32),
             offsets_N=table[:, 2].copy(),
             lengths_N=table[:, 3].copy(),
+            troubles=troubles,
+            in_classes=bool(self.tars[0].name),
         )
 
 
 def images_in(tar: ClassTar, options: dict[str, Any]) -> list[Member]:
-    """Every regular file but hidden ones: a name is not trusted to say what is an image."""
+    """Every file but hidden ones: a name is not trusted to say what is an image."""
     where = f"{tar.path}: {tar.name}.tar" if tar.name and not tar.path.endswith(f"/{tar.name}.tar") else tar.path
     with reader(tar.path, options) as (read, size):
         end = tar.offset + tar.length if tar.length >= 0 else size
@@ -156,7 +162,12 @@ class IlsvrcSource(Source):
     def _val_names(self) -> list[str]:
         if self.val is not None and self.val.form == "class folders":
             return class_folders(Path(self.val.path))
-        return sorted(set(self.truth.in_order)) if self.truth is not None else []
+        if self.truth is None:
+            return []
+        counts = Counter(self.truth.in_order)
+        if found := odd_label(counts):
+            raise SourceError(f"{self.truth.where} says {found[0]!r} beside {found[1]!r}: numbers or words? Mend it")
+        return class_names(counts, kind_of(self.truth.in_order[0]) == "number", lambda _: self.where)
 
     def _check_classes(self, train: Sequence[str]) -> None:
         known = [class_id(entry) for entry in self.classes]
@@ -210,7 +221,7 @@ class IlsvrcSource(Source):
         held = np.zeros(len(self.classes), np.int64)
         for part in parts:
             if part.split == "train":
-                np.add.at(held, part.labels_N, 1)
+                np.add.at(held, part.labels_N[part.labels_N >= 0], 1)
         empty = np.flatnonzero(held == 0)
         if self.train is not None and len(empty) and not self.allow_missing:
             raise SourceError(
@@ -234,6 +245,8 @@ def tars_of_archive(path: str, options: dict[str, Any]) -> list[ClassTar]:
     """The class tars in the outer tar, sorted by name, from its headers alone. Raises TarError."""
     with reader(path, options, ahead_bytes=BLOCK_BYTES) as (read, size):
         members = [member for member in walk(read, 0, size, path) if member.name.endswith(".tar")]
+    if link := next((member for member in members if member.trouble), None):
+        raise TarError(f"{path}: {link.name!r} is a {link.trouble}: pack the files themselves")
     if not members:
         raise SourceError(f"{path} holds no class tars: give ILSVRC2012_img_train.tar as downloaded")
     tars = [
@@ -258,9 +271,7 @@ def tars_of_folder(path: str, options: dict[str, Any]) -> list[ClassTar]:
              for name, one in named if WNID_TAR.fullmatch(name)], path,
         )  # fmt: skip
     tars = [
-        ClassTar(
-            name=entry.name.removesuffix(".tar"), label=-1, path=entry.path, offset=0, length=entry.stat().st_size
-        )
+        ClassTar(name=entry.name.removesuffix(".tar"), label=-1, path=entry.path, offset=0, length=-1)
         for entry in os.scandir(path)
         if entry.name.endswith(".tar") and not entry.name.startswith(".")
     ]

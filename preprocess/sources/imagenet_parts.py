@@ -86,6 +86,8 @@ def split_place(where: Path, split: str) -> Place | None:
 
 
 def place_of(entry: Path, split: str) -> Place | None:
+    if not entry.exists():
+        raise UsageError(f"{entry} is a broken link: mend or remove it")
     if entry.is_file():
         return archive_of(entry, split) if entry.suffix == ".tar" else None
     if split == "train" and any(child.suffix == ".tar" for child in entry.iterdir()):

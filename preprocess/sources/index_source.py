@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,8 @@ def selected(columns: Columns, classes: Classes, config: PrepareConfig) -> tuple
 
 
 def source_stats(paths: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Size and time (ns) of each file now; -1 for those that are not local. Raises SourceChanged for one that is
-    gone. 16 bytes a file, so that a million loose images are watched too.
+    """Size and time (ns) of each file now; -1 for those that are not local and for broken links. Raises SourceChanged
+    for one that is gone. 16 bytes a file, so that a million loose images are watched too.
     """
     found_P2 = np.full((len(paths), 2), -1, np.int64)
     for number, path in enumerate(paths):
@@ -54,9 +55,16 @@ def source_stats(paths: Sequence[str]) -> npt.NDArray[np.int64]:
             try:
                 now = os.stat(path)  # noqa: PTH116
             except OSError as error:
+                if Path(path).is_symlink():
+                    continue
                 raise SourceChanged(f"{path} cannot be read any more: {error.strerror}") from error
             found_P2[number] = now.st_size, now.st_mtime_ns
     return found_P2
+
+
+def absolute(path: str) -> str:
+    """Executors have working folders of their own. Quick: there may be a million loose images."""
+    return path if path.startswith("/") or "://" in path else f"{os.getcwd()}/{path}"  # noqa: PTH109
 
 
 def open_configured(config: PrepareConfig) -> Source:
@@ -106,5 +114,6 @@ def gather(
     found = source.finish(indexed(source.tasks(), INDEX_THREADS, on_note))
     for note in found.notes:
         on_note(note)
-    columns, classes = selected(found.columns, list(found.classes), config)
+    columns = replace(found.columns, paths=[absolute(path) for path in found.columns.paths])
+    columns, classes = selected(columns, list(found.classes), config)
     return columns, classes, source_stats(columns.paths)

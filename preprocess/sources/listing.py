@@ -4,11 +4,13 @@ import glob
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.preprocess.sources.reading import what_happened
 
 SPLIT_NAMES = {
     "train": "train",
@@ -88,9 +90,11 @@ def remote_files(address: str, endings: tuple[str, ...], options: dict[str, Any]
     try:
         filesystem, root = fsspec.core.url_to_fs(address, **options)
         names = filesystem.glob(root) if "*" in address else filesystem.find(root, maxdepth=FOLDER_DEPTH)
+        if not names:  # also where nobody answers
+            with suppress(FileNotFoundError):
+                filesystem.ls(root)
     except (OSError, ValueError, ImportError, NotImplementedError) as error:
-        said = str(error).strip().splitlines()
-        raise UsageError(f"{address} cannot be listed: {said[0] if said else type(error).__name__}") from error
+        raise UsageError(f"{address} cannot be listed: {what_happened(error)}") from error
     return [filesystem.unstrip_protocol(name) for name in names if name.endswith(endings)]
 
 

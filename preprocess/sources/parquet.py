@@ -1,12 +1,13 @@
 """Parquet as dataset hubs publish it: a struct (or binary) column with the image file, an integer or string label.
 
 Column chunks are compressed, so nothing in them can be addressed: samples are unpacked into staging tars, in row
-order. Class names come from the hub's own metadata where there is some.
+order. Class names come from the hub's own metadata where there is some; files that number them differently are
+brought together by name.
 """
 
 import json
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.sources.base import (
-    Classes,
-    Found,
-    IndexTask,
-    OnProgress,
-    Part,
-    Source,
-    SourceError,
-    SourceOptions,
-)
+from feedline.preprocess.sources.base import Found, IndexTask, OnProgress, Part, Source, SourceError, SourceOptions
 from feedline.preprocess.sources.listing import Listed, expand, is_pattern, split_of
 from feedline.preprocess.sources.staging import StagingWriter, Unpacked, stamp, stamped
 from feedline.preprocess.sources.webdataset import ShardsSource
@@ -37,7 +29,6 @@ ROWS_PER_BATCH = 64
 @dataclass(frozen=True, kw_only=True)
 class Columns:
     image: str
-    is_struct: bool
     label: str
 
 
@@ -50,19 +41,27 @@ class ParquetSource(Source):
     needs_staging = True
 
     def __post_init__(self) -> None:
-        with opened(self.files[0].path, self.options) as file:
+        self.first = next((file for file in self.files if file.split == "train"), self.files[0])
+        with opened(self.first.path, self.options) as file:
             schema = file.schema_arrow
         self.columns = find_columns(schema, self.where, self.options)
-        self.classes = hub_classes(schema, self.columns.label)
+        self.names = hub_names(schema, self.columns.label) if self.options.labels != "numbers" else None
 
     def stage(self, folder: Path, on_progress: OnProgress | None = None) -> Source:
-        made_from = {"files": [self._identity(file) for file in self.files], "columns": vars(self.columns)}
+        files = [self._identity(file) for file in self.files]
+        made_from = {"files": files, "columns": vars(self.columns), "names": self.names}
         said = stamped(folder, made_from)
         if said is None:
             said = {"tars": self._unpack(folder, on_progress or (lambda *_: None))}
             stamp(folder, made_from, said["tars"])
-        tars = [Listed(path=str(folder / name), under=name, split=split) for split, name in said["tars"]]
-        return ShardsSource(where=self.where, tars=tars, classes=self.classes, if_empty="it has no rows")
+        return ShardsSource(
+            where=self.where,
+            tars=[Listed(path=str(folder / name), under=split, split=split) for split, name in said["tars"]],
+            classes=None if self.names is None else [{"name": name} for name in self.names],
+            if_empty="it has no rows",
+            labels=self.options.labels,
+            notes=[f"columns: image {self.columns.image!r}, label {self.columns.label!r}"],
+        )
 
     def tasks(self) -> Sequence[IndexTask]:
         raise RuntimeError("stage() comes first")
@@ -78,9 +77,26 @@ class ParquetSource(Source):
 
     def _unpack(self, folder: Path, on_progress: OnProgress) -> list[tuple[str, str]]:
         writer = StagingWriter(folder)
+        self.labels_by_path = self._labels_by_path()
         for split in dict.fromkeys(file.split for file in self.files):
             writer.write(split, self._samples(split, on_progress))
         return writer.tars
+
+    def _labels_by_path(self) -> dict[str, list[int]]:
+        """Label by the file's own class number, where a file numbers the classes differently. Raises SourceError."""
+        found: dict[str, list[int]] = {}
+        for file in self.files if self.options.labels != "numbers" else []:
+            with opened(file.path, self.options) as parquet:
+                names = hub_names(parquet.schema_arrow, self.columns.label)
+            if names == self.names:
+                continue
+            if not names or not self.names or sorted(names) != sorted(self.names) or len(set(names)) < len(names):
+                raise SourceError(
+                    f"{file.path} names other classes than {self.first.path}, or none: prepare them apart, or say "
+                    "--source-option labels=numbers to take the numbers for labels whatever their names"
+                )
+            found[file.path] = [self.names.index(name) for name in names]
+        return found
 
     def _samples(self, split: str, on_progress: OnProgress) -> Iterator[Unpacked]:
         row = 0
@@ -88,7 +104,10 @@ class ParquetSource(Source):
             if file.split != split:
                 continue
             with opened(file.path, self.options) as parquet:
-                for image, label in rows_of(parquet, self.columns, file.path):
+                label_of = self.labels_by_path.get(file.path, [])
+                for image, said in rows_of(parquet, self.columns, file.path):
+                    known = isinstance(said, int) and 0 <= said < len(label_of)
+                    label = "" if said is None else str(label_of[said] if known else said)
                     yield Unpacked(split=split, key=f"{row:08d}", data=image, label=label)
                     row += 1
                     on_progress(row, None)
@@ -102,7 +121,7 @@ def opened(path: str, options: SourceOptions) -> Generator[pq.ParquetFile]:
     remote: Any = fsspec.open(path, "rb", **options.storage_options) if "://" in path else None
     try:
         with (
-            remote if remote is not None else Path(path).open("rb") as file,
+            remote if remote is not None else nullcontext(path) as file,  # Arrow's own: its threads want no GIL
             pq.ParquetFile(file, page_checksum_verification=True) as parquet,
         ):
             yield parquet
@@ -113,21 +132,20 @@ def opened(path: str, options: SourceOptions) -> Generator[pq.ParquetFile]:
         raise UsageError(f"{path} cannot be read: {str(error).strip() or type(error).__name__}") from error
 
 
-def rows_of(parquet: pq.ParquetFile, columns: Columns, path: str) -> Iterator[tuple[bytes, str]]:
-    """(image file, label in words); an image that is null is empty, a label that is null is no word."""
+def rows_of(parquet: pq.ParquetFile, columns: Columns, path: str) -> Iterator[tuple[bytes, Any]]:
+    """(image file, label or None); an image that is null is empty."""
     names = [columns.image, columns.label]
     missing = next((name for name in names if name not in parquet.schema_arrow.names), None)
     if missing is not None:
         raise SourceError(f"{path} has no column {missing!r}, which other files have")
     for batch in parquet.iter_batches(batch_size=ROWS_PER_BATCH, columns=names):
         images: pa.Array = batch.column(columns.image)
-        if columns.is_struct and not images.null_count:
+        if pa.types.is_struct(images.type) and not images.null_count:
             images = images.field("bytes")  # without an object for each path
         for image, label in zip(images, batch.column(columns.label), strict=True):
             value: Any = image.as_py()
             data = value.get("bytes") if isinstance(value, dict) else value
-            said = label.as_py()
-            yield data or b"", "" if said is None else str(said)
+            yield data or b"", label.as_py()
 
 
 # --- columns and classes ------------------------------------------------------------------------------
@@ -137,9 +155,12 @@ def find_columns(schema: pa.Schema, where: str, options: SourceOptions) -> Colum
     """Raises UsageError when it cannot be told which columns are meant."""
     images = [column.name for column in schema if is_image_type(column.type)]
     labels = [column.name for column in schema if is_label_type(column.type)]
-    image = chosen("image", options.image_column, images, IMAGE_NAMES, schema, where)
-    label = chosen("label", options.label_column, labels, LABEL_NAMES, schema, where)
-    return Columns(image=image, is_struct=pa.types.is_struct(schema.field(image).type), label=label)
+    usual_images = IMAGE_NAMES if len(images) > 1 else images
+    named = [name for name in labels if hub_names(schema, name)]
+    usual_labels = (*LABEL_NAMES, *(named if len(named) == 1 else ()))
+    image = chosen("image", options.image_column, images, usual_images, schema, where)
+    label = chosen("label", options.label_column, labels, usual_labels, schema, where)
+    return Columns(image=image, label=label)
 
 
 def is_image_type(kind: pa.DataType) -> bool:
@@ -166,23 +187,25 @@ def chosen(
         reason = "cannot be one" if asked in schema.names else "does not exist"
         raise UsageError(f"{where}: {what} column {asked!r} {reason}; the columns are {', '.join(schema.names)}")
     named = next((name for name in usual if name in fitting), None)
-    if named is not None or len(fitting) == 1:
-        return named if named is not None else fitting[0]
+    if named is not None:
+        return named
+    if unfit := next((name for name in usual if name in schema.names), None):
+        remedy = "store integers or text" if what == "label" else "store the files' bytes"
+        raise UsageError(f"{where}: {what} column {unfit!r} is of {schema.field(unfit).type}: {remedy}")
     raise UsageError(
         f"{where}: which column is the {what}? Say --source-option {what}_column=NAME; there are "
         f"{', '.join(schema.names)}"
     )
 
 
-def hub_classes(schema: pa.Schema, label: str) -> Classes | None:
+def hub_names(schema: pa.Schema, label: str) -> list[str] | None:
     """Class names that a dataset hub keeps in the schema's metadata."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = features[label]["names"]
     except (KeyError, ValueError, TypeError, RecursionError):
         return None
-    known = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return [{"name": name} for name in names] if known and names else None
+    return names if isinstance(names, list) and names and all(isinstance(name, str) for name in names) else None
 
 
 # --- recognising --------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class PreparedSource(Source):
     """Folders or addresses with a manifest."""
     classes: Classes
     options: dict[str, Any] = field(default_factory=dict[str, Any])
-    kind = "shards"
+    kind = "prepared"
 
     def tasks(self) -> Sequence[IndexTask]:
         return [PreparedTask(split=split.split, path=split.path, options=self.options) for split in self.splits]

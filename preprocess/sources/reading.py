@@ -5,6 +5,7 @@ that a cold disk sees several requests at once. Remote: neighbours coalesced, a 
 one before is being worked on.
 """
 
+import errno
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,6 +75,8 @@ class OpenFiles:
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def read(self, sample: Where) -> bytes:
+        if not sample.length and sample.path not in self._stats:  # a link without bytes
+            return b""
         descriptor = self._descriptor(sample.path)
         length = sample.length if sample.length >= 0 else os.fstat(descriptor).st_size - sample.offset
         try:
@@ -182,7 +185,10 @@ def fetch(group: Sequence[Where], stats: Mapping[str, Stat], options: Mapping[st
 
 def what_happened(error: BaseException) -> str:
     """One line. fsspec's own errors often say no more than the address; their cause says what the server did."""
-    said = str(error.__cause__ or error).strip().splitlines()
+    cause = error.__cause__ or error
+    if isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED:
+        return "connection refused"
+    said = str(cause).strip().splitlines()
     return said[0] if said else type(error).__name__
 
 

@@ -1,8 +1,9 @@
 """Existing WebDataset tars, local or remote: consecutive members with one name up to the first dot are one sample.
 
-The label is `KEY.cls` (a number, or a class in words) or the `label` of `KEY.json`. A dataset prepared by feedline is
-one too: its index is read and its manifest's classes are kept, no header is walked. Compressed tars are unpacked
-first. A remote tar without an index streams past once, because its headers are too close together for a request each.
+The label is `KEY.cls` (a number, or a class in words: `preprocess.sources.labels`) or the `label` of `KEY.json`.
+A dataset prepared by feedline is one too: its index is read and its manifest's classes are kept, no header is walked.
+Compressed tars are unpacked first. A remote tar without an index streams past once, because its headers are too close
+together for a request each.
 """
 
 import gzip
@@ -11,7 +12,8 @@ import json
 import re
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -35,6 +37,7 @@ from feedline.preprocess.sources.base import (
 )
 from feedline.preprocess.sources.devkit import class_entry
 from feedline.preprocess.sources.imagenet_parts import TRAIN, WNID_TAR
+from feedline.preprocess.sources.labels import class_names, kind_of, note_on, number_in, odd_label
 from feedline.preprocess.sources.listing import Listed, expand, is_pattern, split_of
 from feedline.preprocess.sources.prepared import recognise_prepared
 from feedline.preprocess.sources.tar_headers import Member, Read, reader, walk
@@ -44,8 +47,8 @@ BASE_AND_EXTENSION = re.compile(r"((?:.*/|)[^./][^./]*)[.]([^/]*)")
 LABEL_EXTENSIONS = ("cls", "label", "json")
 JSON_LABELS = ("label", "cls", "class", "target", "class_id")
 LABEL_MAX_BYTES = 1 << 20
-CLASSES_MAX = 100_000
-"""A larger label number is taken for something else than a class."""
+CONTROL = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
+"""In no label: it is of another encoding, or several."""
 WINDOW_BYTES = 4096
 """Covers an image's successor: its header, a label's header and data."""
 COMPRESSED = (".tar.gz", ".tgz")
@@ -58,14 +61,17 @@ class ShardWalk:
     split: str
     path: str
     options: dict[str, Any] = field(default_factory=dict[str, Any])
+    image: str | None = None
+    label: str | None = None
+    """Extensions, when there is a choice."""
 
     def run(self) -> Part:
-        rows = Rows()
+        rows = Rows(self)
         with reader(self.path, self.options, WINDOW_BYTES) as (read, size):
             members = walk(read, 0, size, self.path)
             for key, group in samples(named(not_nested(members, self.path))):
                 rows.add(key, group, read)
-        return rows.part(self.split, self.path)
+        return rows.part()
 
 
 def not_nested(members: Iterator[Member], where: str) -> Iterator[Member]:
@@ -101,50 +107,68 @@ def samples(members: Iterator[tuple[str, str, Member]]) -> Iterator[tuple[str, d
 class Rows:
     """The columns of a tar's samples, row by row."""
 
-    def __init__(self) -> None:
+    def __init__(self, walk: ShardWalk) -> None:
+        self.walk = walk
         self.names: list[str] = []
         self.places: list[tuple[int, int]] = []
         self.words: list[str] = []
+        self.troubles: dict[int, str] = {}
         self.imageless = 0
 
     def add(self, key: str, members: dict[str, Member], read: Read) -> None:
-        image = next((extension for extension in members if f".{extension}" in IMAGE_EXTENSIONS), None)
-        if image is None:
+        """Raises SourceError for a sample with two images."""
+        images = [name for name in members if f".{name}" in IMAGE_EXTENSIONS]
+        if self.walk.image is not None:
+            images = [self.walk.image] if self.walk.image in members else []
+        if len(images) > 1:
+            raise SourceError(
+                f"{self.walk.path}: sample {key!r} has two images, {images[0]} and {images[1]}: say which is meant, "
+                f"like --source-option image_column={images[0]}"
+            )
+        if not images:
             self.imageless += 1
             return
-        self.names.append(f"{key}.{image}")
-        self.places.append((members[image].offset, members[image].length))
-        label = next((extension for extension in LABEL_EXTENSIONS if extension in members), None)
-        self.words.append("" if label is None else label_word(label, members[label], read))
+        image = members[images[0]]
+        labels = LABEL_EXTENSIONS if self.walk.label is None else (self.walk.label,)
+        label = next((name for name in labels if name in members), None)
+        word = "" if label is None else label_word(label, members[label], read)
+        if trouble := image.trouble or ("label cannot be read" if word is None else ""):
+            self.troubles[len(self.names)] = trouble
+        self.names.append(f"{key}.{images[0]}")
+        self.places.append((image.offset, image.length))
+        self.words.append(word or "")
 
-    def part(self, split: str, path: str) -> Part:
+    def part(self) -> Part:
         places = np.array(self.places, np.int64).reshape(-1, 2)
         return Part(
-            split=split,
+            split=self.walk.split,
             names=self.names,
             labels_N=np.full(len(self.names), -1, np.int32),
-            paths=[path],
+            paths=[self.walk.path],
             path_N=np.zeros(len(self.names), np.int32),
             offsets_N=places[:, 0].copy(),
             lengths_N=places[:, 1].copy(),
+            troubles=self.troubles,
             said_labels=self.words,
             passed_over={"samples without an image": self.imageless} if self.imageless else {},
         )
 
 
-def label_word(extension: str, member: Member, read: Read) -> str:
-    """A label as it is written; "" when there is none to be found."""
-    if member.length > LABEL_MAX_BYTES:
-        return ""
-    text = read(member.offset, member.length).decode("utf-8", "replace").strip()
-    if extension != "json":
-        return text
+def label_word(extension: str, member: Member, read: Read) -> str | None:
+    """A label as it is written; "" when there is none, None when it cannot be read."""
+    if member.trouble or member.length > LABEL_MAX_BYTES:
+        return None
     try:
-        said = json.loads(text)
-    except ValueError:
-        return ""
-    found = next((said[name] for name in JSON_LABELS if name in said), "") if isinstance(said, dict) else ""
-    return str(found) if isinstance(found, int | str) and not isinstance(found, bool) else ""
+        found: Any = read(member.offset, member.length).decode("utf-8-sig")
+        if extension.rpartition(".")[2] == "json":
+            said = json.loads(found)
+            found = next((said[name] for name in JSON_LABELS if name in said), None) if isinstance(said, dict) else ""
+    except (ValueError, RecursionError):
+        return None
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int | float | str)):
+        return None
+    word = "" if found is None else str(found).strip()
+    return None if CONTROL.search(word) else word
 
 
 @dataclass(kw_only=True)
@@ -155,6 +179,12 @@ class ShardsSource(Source):
     classes: Classes | None = None
     """By label, when known beforehand."""
     if_empty: str = "its tars hold no images with an extension like .jpg"
+    image: str | None = None
+    label: str | None = None
+    """Extensions of the members that are meant, when there is a choice."""
+    labels: str | None = None
+    """`numbers` or `words`, when the user says so."""
+    notes: list[str] = field(default_factory=list[str])
     kind = "shards"
 
     def __post_init__(self) -> None:
@@ -168,21 +198,60 @@ class ShardsSource(Source):
             else tar
             for number, tar in enumerate(self.tars)
         ]
-        return ShardsSource(where=self.where, tars=tars, options=self.options, classes=self.classes)
+        return replace(self, tars=tars)
 
     def tasks(self) -> Sequence[IndexTask]:
-        return [ShardWalk(split=tar.split, path=tar.path, options=self.options) for tar in self.tars]
+        return [
+            ShardWalk(split=tar.split, path=tar.path, options=self.options, image=self.image, label=self.label)
+            for tar in self.tars
+        ]
 
     def finish(self, parts: Sequence[Part]) -> Found:
         if not any(len(part) for part in parts):
             raise SourceError(f"{self.where}: {self.if_empty}")
-        classes, labels, troubles = labelled([part.said_labels or [] for part in parts], self.classes, self.where)
-        parts = [
-            replace(part, labels_N=part_labels, troubles=part.troubles | part_troubles)
-            for part, part_labels, part_troubles in zip(parts, labels, troubles, strict=True)
-        ]
-        kept, notes = with_labels(parts, self.where)
-        return Found(columns=joined(with_tars_in_names(kept)), classes=classes, notes=[*notes, *notes_of(parts)])
+        classes, label_of, notes = self._classes(parts)
+        kept, left_out = with_labels([labelled(part, label_of) for part in parts], self.where)
+        notes = [*self.notes, *notes, *left_out, *notes_of(parts)]
+        return Found(columns=joined(with_tars_in_names(kept)), classes=classes, notes=notes)
+
+    def _classes(self, parts: Sequence[Part]) -> tuple[Classes, Mapping[str, int | str], list[str]]:
+        """(classes, label as written -> label or why it is none, notes). Raises SourceError for an odd label."""
+        counts = Counter(word for part in parts for word in part.said_labels or () if word)
+        if self.labels is None and (odd := odd_label(counts)):
+            raise SourceError(
+                f"{self._place(odd[0], parts)} has the label {odd[0]!r}, others have {odd[1]!r}: mend it, or say "
+                "--source-option labels=numbers (what is none goes to quarantine) or labels=words (each is a class)"
+            )
+        numbers = (
+            all(kind_of(word) == "number" for word in counts) if self.labels is None else self.labels == "numbers"
+        )
+        classes, notes = self.classes, list[str]()
+        if classes is None:
+            names = class_names(counts, numbers, lambda word: self._place(word, parts))
+            classes = [{"name": name} if numbers else class_entry(name) for name in names]
+            notes = note_on(counts, names, numbers)
+        if numbers:
+            return classes, {word: number_in(word, len(classes)) for word in counts}, notes
+        known = {str(entry["name"]): label for label, entry in enumerate(classes)}
+        known |= {str(entry["wnid"]): label for label, entry in enumerate(classes) if "wnid" in entry}
+        return classes, {word: known.get(word, "label names no class") for word in counts}, notes
+
+    def _place(self, word: str, parts: Sequence[Part]) -> str:
+        """Of the first sample with this label."""
+        tar, words, names = next(
+            (tar, part.said_labels, part.names)
+            for tar, part in zip(self.tars, parts, strict=True)
+            if part.said_labels is not None and word in part.said_labels
+        )
+        return f"{self.where}: sample {names[words.index(word)]!r} of {tar.under}"
+
+
+def labelled(part: Part, label_of: Mapping[str, int | str]) -> Part:
+    """A sample without a label keeps -1; one whose label is none gets a trouble."""
+    found = [label_of[word] if word else -1 for word in part.said_labels or ()]
+    troubles = {row: label for row, label in enumerate(found) if isinstance(label, str)}
+    labels_N = np.array([-1 if isinstance(label, str) else label for label in found], np.int32)
+    return replace(part, labels_N=labels_N, troubles=troubles | part.troubles)
 
 
 def with_labels(parts: Sequence[Part], where: str) -> tuple[list[Part], list[str]]:
@@ -193,45 +262,12 @@ def with_labels(parts: Sequence[Part], where: str) -> tuple[list[Part], list[str
     unlabelled = {part.split for part in parts} - {part.split for part in parts if bool(np.any(part.labels_N >= 0))}
     if unlabelled == {part.split for part in parts}:
         raise SourceError(
-            f"{where}: no image in its tars has a label (KEY.cls, or a label in KEY.json): add them, or extract the "
-            "tars into class folders and give those"
+            f"{where}: no image in its tars has a label (KEY.cls, or a label in KEY.json): add them, say "
+            "--source-option label_column=EXTENSION, or extract the tars into class folders and give those"
         )
     lost = {split: sum(len(part) for part in parts if part.split == split) for split in sorted(unlabelled)}
     notes = [f"left out: {split}, none of whose {count:,} samples has a label" for split, count in lost.items()]
     return [part for part in parts if part.split not in unlabelled], notes
-
-
-def labelled(
-    words: Sequence[list[str]], classes: Classes | None, where: str
-) -> tuple[Classes, list[np.ndarray[Any, np.dtype[np.int32]]], list[dict[int, str]]]:
-    """(classes, labels, troubles) by part. Numbers are labels; words are classes in sorted order.
-
-    Raises SourceError for numbers too large to be classes. A sample without a label keeps -1.
-    """
-    distinct = sorted({word for part in words for word in part if word})
-    numeric = all(re.fullmatch(r"-?\d{1,18}", word) for word in distinct)
-    if classes is None:
-        classes = numbered_classes(distinct, where) if numeric else [class_entry(word) for word in distinct]
-    known = {str(entry["name"]): label for label, entry in enumerate(classes)}
-    known |= {str(entry["wnid"]): label for label, entry in enumerate(classes) if "wnid" in entry}
-    label_of = {word: int(word) if numeric else known.get(word, -2) for word in distinct} | {"": -1}
-    labels: list[Any] = []
-    troubles: list[dict[int, str]] = []
-    for part in words:
-        exact = [label_of[word] for word in part]
-        wrong = {row: "label out of range" for row, label in enumerate(exact) if label < -1 or label >= len(classes)}
-        labels.append(np.array([-1 if row in wrong else label for row, label in enumerate(exact)], np.int32))
-        troubles.append(wrong)
-    return classes, labels, troubles
-
-
-def numbered_classes(numbers: Sequence[str], where: str) -> Classes:
-    most = max((int(number) for number in numbers), default=-1)
-    if most >= CLASSES_MAX:
-        raise SourceError(
-            f"{where}: a label of {most} is no class number (under {CLASSES_MAX:,}): mend that sample's .cls or .json"
-        )
-    return [{"name": str(label)} for label in range(most + 1)]
 
 
 def with_tars_in_names(parts: Sequence[Part]) -> list[Part]:
@@ -296,4 +332,7 @@ def recognise_tars(path: str, options: SourceOptions) -> Source | None:
     wanted = [tar for tar in tars if options.wants(tar.split)]
     if tars and not wanted:
         raise UsageError(f"{path} has no tar of split {options.splits}: it has {tars[0].split}")
-    return ShardsSource(where=path, tars=wanted, options=storage) if wanted else None
+    if not wanted:
+        return None
+    image, label = (name and name.lower().removeprefix(".") for name in (options.image_column, options.label_column))
+    return ShardsSource(where=path, tars=wanted, options=storage, image=image, label=label, labels=options.labels)

@@ -17,6 +17,7 @@ from feedline.preprocess.synth.pictures import CLASSES_MAX, TYPICAL_LONG_SIDE_PX
 
 Layout = Literal["ilsvrc", "folder"]
 VERSION = 1
+MOST_IMAGES = 10**9
 """Of the pictures and their arrangement: another one makes another set from the same seed."""
 ODDITIES = ("cmyk", "png", "grey", "orientation", "bad exif", "truncated", "empty")
 SAMPLES_PER_ODDITY = 10_000
@@ -63,6 +64,7 @@ class SynthConfig:
         check(self.num_workers is None or self.num_workers >= 0, f"{self.num_workers} workers: give 0 or more")
         least = max(2 * self.classes, self.classes + len(ODDITIES) if self.oddities else 0)
         check(self.images >= least, f"{self.images} images: {self.classes} classes need at least {least}")
+        check(self.images <= MOST_IMAGES, f"{self.images} images: at most {MOST_IMAGES:,}")
 
     def settings(self) -> dict[str, Any]:
         """What decides the bytes, for the stamp."""

@@ -1,8 +1,8 @@
 """How processes of a profiled run tell what they saw: small JSON files in the run's folder.
 
 Every process writes only its own files, whole and by rename, so a process that is killed leaves its last complete
-word. Steps are appended, one JSON row a line: a torn last line is dropped. The folder also carries the one word that
-goes the other way: `stop`, the step at which every rank leaves.
+word. Steps are appended, one JSON row a line: a torn last line is dropped. The folder also carries the two words that
+go the other way: `stop`, the step at which every rank leaves, and `interrupted`.
 """
 
 import json
@@ -89,6 +89,13 @@ class Journal:
 
     def has_left(self, rank: int) -> bool:
         return os.path.exists(f"{self.folder}/left-{rank}.json")  # noqa: PTH110  asked at every look: cheap
+
+    def interrupt(self) -> None:
+        """A signal has come, and the script has had it: no more windows of ours in it."""
+        self.write("interrupted", {})
+
+    def interrupted(self) -> bool:
+        return os.path.exists(f"{self.folder}/interrupted.json")  # noqa: PTH110  asked at every batch of them: cheap
 
     def read(self, name: str) -> dict[str, Any] | None:
         return self._load(self.folder / f"{name}.json")

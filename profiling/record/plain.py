@@ -1,6 +1,7 @@
 """Frozen dataclasses <-> plain JSON values, checked against their annotations. Knows no particular dataclass.
 
-Not-a-number and infinities become null, as JSON has none. A class with `AS_COLUMNS = True` is kept column by column
+Not-a-number and infinities become null, as JSON has none. Numbers that are read are not negative: they are counts,
+times and sizes. A class with `AS_COLUMNS = True` is kept column by column
 in lists, for there may be a hundred thousand of it. Keys that a class does not have are ignored; fields that are
 missing take their defaults.
 """
@@ -12,6 +13,10 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+LARGEST = 1e15
+"""Of numbers: sums and products of a few of them are finite."""
+ROUNDING = 1e-6
+"""What is less than nothing by no more than this is nothing: a difference of sums."""
 
 
 def to_plain(value: Any) -> Any:
@@ -96,8 +101,11 @@ def _convert_list(item_hint: Any, value: Any, where: str) -> list[Any]:
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+    wanted = (int, float) if hint is float else hint
+    if not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool):
         raise TypeError(f"{where} must be {hint.__name__}, not {type(value).__name__}")
-    return value
+    if hint not in (int, float):
+        return value
+    if not -ROUNDING <= value <= LARGEST:  # not-a-number is not either
+        raise ValueError(f"{where} is {str(value)[:20]}: nothing measures that")
+    return hint(max(0, value))

@@ -329,6 +329,19 @@ class Overhead:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Host:
+    """What is read of `Recording.host`."""
+
+    cpu: str | None = None
+    cores: float | None = None
+    affinity: float | None = None
+    memory_bytes: float | None = None
+    gpus: list[str] | None = None
+    python: str | None = None
+    versions: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recording:
     script: Script
     started: str = ""
@@ -387,16 +400,18 @@ class Recording:
         found = data.get("version")
         if found != FORMAT_VERSION:
             raise RecordingError(
-                f"{where}: a recording of format version {found!r}, this feedline reads {FORMAT_VERSION}: "
+                f"{where}: a recording of format version {found!r:.40}, this feedline reads {FORMAT_VERSION}: "
                 "profile again, or read it with the feedline that wrote it"
             )
         try:
+            build(_Host, data.get("host", {}))
             recording = build(cls, data)
-            for number, trial in enumerate(recording.trials):
-                _refuse_negative(trial, f"trials[{number}]")
+            for one in recording.workers:
+                if sum(one.stages.values()) > 1.01 * one.seconds + 0.01:
+                    raise ValueError(f"the stages of worker {one.worker} take longer than its seconds")
             return recording
         except (KeyError, TypeError, ValueError) as error:
-            raise RecordingError(f"{where}: not a whole recording ({error}): profile again") from error
+            raise RecordingError(f"{where}: not a whole recording ({str(error)[:200]}): profile again") from error
 
     def save(self, path: Path) -> None:
         """Atomically, through a link to what it leads to; straight into what is no file, like /dev/stdout. Raises
@@ -431,10 +446,3 @@ class Recording:
         if not isinstance(data, dict) or "script" not in data:
             raise RecordingError(f"{path} is not a recording of `feedline profile`")
         return cls.from_dict(data, where=str(path))
-
-
-def _refuse_negative(trial: Trial, where: str) -> None:
-    """What a sample costs; the models that are fed with it count on it. Raises ValueError."""
-    for name, value in vars(trial).items():
-        if name.endswith("_per_sample") and value is not None and not value >= 0:
-            raise ValueError(f"{where}.{name} is {value}")

@@ -1,5 +1,6 @@
 """A recording and its diagnosis as one self-contained HTML page, verdict first. Pure: returns the document."""
 
+import shlex
 from collections.abc import Sequence
 
 from feedline.profiling.explain.difference import Versus
@@ -26,11 +27,11 @@ MOST_WORKERS = 16
 
 def report(recording: Recording, diagnosis: Diagnosis) -> Markup:
     """The whole page of one recording."""
-    script, *arguments = recording.script.argv or ["recording"]
-    command = tag("code", " ".join([script, *arguments]))
+    argv = recording.script.argv or ["recording"]
+    command = tag("code", shlex.join(argv))
     started = recording.started.replace("T", " ").removesuffix("+00:00")
     return page.page(
-        script.rsplit("/", 1)[-1],
+        argv[0].rsplit("/", 1)[-1],
         verdict(diagnosis),
         *sections(recording, diagnosis),
         kicker="feedline profile",

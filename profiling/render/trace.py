@@ -5,6 +5,7 @@ counters. Times are microseconds since the recording began. Inside a step only t
 backward and optimiser are drawn after it, in that order and with their measured lengths.
 """
 
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ def trace(recording: Recording) -> dict[str, Any]:
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"script": " ".join(recording.script.argv), "started": recording.started, "by": "feedline"},
+        "otherData": {"script": shlex.join(recording.script.argv), "started": recording.started, "by": "feedline"},
     }
 
 

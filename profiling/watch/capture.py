@@ -145,9 +145,7 @@ class Capture:
         now = time.perf_counter()
         timing = None if self._closed % TIMED else Timing()
         self._close_row(one, now)
-        if self._enough(now):
-            self.leave("steps" if self.options.steps else "seconds")
-            raise Finished
+        self._end_here(now)
         if self.device is not None:
             self.device.step_ended()
         self.asking = one
@@ -288,9 +286,17 @@ class Capture:
         if self.line_watch is not None:
             self.line_watch.start()
         self._steadiness.add(now, 1, 0.0)
-        if self._enough(now):
+        self._end_here(now)
+
+    def _end_here(self, now: float) -> None:
+        """Raises Finished when enough was seen. A script may go on after a signal, but not for windows of ours."""
+        if self.active and self.options.mode != "verdict" and self.journal.interrupted():
+            self.leave("signal")
+        elif self._enough(now):
             self.leave("steps" if self.options.steps else "seconds")
-            raise Finished
+        else:
+            return
+        raise Finished
 
     def _enough(self, now: float) -> bool:
         if not self.active or self.director is not None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,15 @@ def test_the_file_is_what_train_reads(tmp_path: Path) -> None:
     said = json.loads((tmp_path / "tuned.json").read_text())
     assert said["options"]["num_workers"] == found["best"]["num_workers"]
     assert said["command"].startswith(f"feedline train {tmp_path} --model small_cnn --image-size 64 --num-workers ")
+
+
+def test_the_command_in_the_file_is_one_word_a_path(tmp_path: Path) -> None:
+    machine = Machine(0.02, 0)
+    found = tune(config(tmp_path), machine.measure, lambda: machine.now_s)
+    odd = tmp_path / "my $(touch x); data"
+    write_config(tmp_path / "tuned.json", found, odd / "train")
+    words = shlex.split(json.loads((tmp_path / "tuned.json").read_text())["command"])
+    assert words[:4] == ["feedline", "train", str(odd), "--model"]
 
 
 def test_nonsense_is_refused(tmp_path: Path) -> None:

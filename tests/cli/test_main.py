@@ -9,13 +9,29 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from feedline.cli import checks
 from feedline.cli.main import app
+from tests.train.conftest import write_dataset
+
+SHARDS = ("pyarrow", "simplejpeg", "cv2", "PIL", "fsspec")
+PREPARE = ("pyspark", "pandas", "scipy", "skimage", "sklearn")
+TRAIN = ("cloudpickle", "torch", "torchvision", "tensorboard")
+
+
+FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()"]
 
 
 def feedline(*words: str, debug: bool = False) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from feedline.cli.main import run; run()"
-    command = [sys.executable, "-c", code, *(["--debug"] if debug else []), *words]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run([*FEEDLINE, *(["--debug"] if debug else []), *words], capture_output=True, text=True)
+
+
+def without(folder: Path, modules: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
+    """As `feedline`, in `folder`, where these modules are not installed; nor in the processes it starts."""
+    hide = f"import sys; sys.modules.update(dict.fromkeys({modules!r}))"
+    (folder / "sitecustomize.py").write_text(hide)
+    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    command = [*FEEDLINE, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=os.environ | {"PYTHONPATH": paths})
 
 
 def test_no_verb_shows_help() -> None:
@@ -46,6 +62,17 @@ def test_errors_are_one_line_without_a_traceback(words: tuple[str, ...]) -> None
     assert done.returncode in (1, 2)
     assert len(done.stderr.strip().splitlines()) == 1
     assert "no/such/folder" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["inspect", "train", "tune", "index", "ladder", "compare"])
+def test_a_verb_that_reads_folders_says_so_of_an_address_and_keeps_its_slashes(verb: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    more = {"ladder": (str(script),), "compare": ("--num-workers", "0,1")}.get(verb, ())
+    done = feedline(verb, "http://127.0.0.1:9/x", *more)
+    assert done.returncode == 2
+    assert "feedline: http://127.0.0.1:9/x is an address" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_a_size_beside_the_outputs_is_not_ignored() -> None:
@@ -107,3 +134,84 @@ def test_doctor_writes_what_it_prints(tmp_path: Path) -> None:
     assert record["verb"] == "doctor"
     assert record["pil"]["version"] in done.stdout
     assert {"torch", "cuda", "nvml", "java", "spark", "cores", "shared_memory_bytes"} <= set(record)
+
+
+def test_doctor_names_what_pillow_was_built_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.features.check", lambda name: name == "libtiff")
+    fact = checks.formats()
+    assert fact.text == "compressed TIFF"
+    assert "libwebp-dev liblcms2-dev" in fact.remedy and "libtiff-dev" not in fact.remedy
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (("synth", "new"), "prepare"),
+        (("prepare", "OUT", "new"), "prepare"),
+        (("verify", "OUT"), "shards"),
+        (("index", "OUT"), "shards"),
+        (("inspect", "OUT"), "shards"),
+        (("train", "OUT"), "train"),
+        (("tune", "OUT"), "train"),
+        (("plan", "OUT", "--gpu-rate", "5"), "train"),
+        (("compare", "OUT", "--num-workers", "0,1"), "train"),
+        (("ladder", "OUT"), "all"),
+        (("demo",), "all"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, tuple) else "",
+)
+def test_in_a_base_install_a_verb_names_what_to_install(tmp_path: Path, words: tuple[str, ...], extra: str) -> None:
+    done = without(tmp_path, SHARDS + PREPARE + TRAIN, *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"feedline: {words[0]} needs ")
+    assert done.stderr.endswith(f": pip install 'feedline[{extra}]'\n") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("train",), ("tune",), ("plan", "--gpu-rate", "5"), ("compare", "--num-workers", "0,1"), ("ladder",),
+              ("demo", "--out")], ids=lambda words: words[0]
+)  # fmt: skip
+def test_without_torch_too(tmp_path: Path, words: tuple[str, ...]) -> None:
+    dataset = write_dataset(tmp_path / "OUT")
+    done = without(tmp_path, TRAIN, *words, str(dataset))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"feedline: {words[0]} needs torch: pip install ") and done.stderr.count("\n") == 1
+
+
+def test_what_needs_nothing_runs_in_a_base_install(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('ran')")
+    for words in (("doctor",), ("slurm", "OUT"), ("profile", "script.py"), ("train", "--help")):
+        assert without(tmp_path, SHARDS + PREPARE + TRAIN, *words).returncode == 0, words
+
+
+def test_a_folder_that_was_removed_is_one_line_for_every_verb(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    for verb in [command.name or command.callback.__name__ for command in app.registered_commands]:  # type: ignore[union-attr]
+        gone.mkdir()
+        command = 'rmdir "$PWD"; exec "$0" -c "from feedline.cli.main import run; run()" "$@"'
+        done = subprocess.run(
+            ["bash", "-c", command, sys.executable, verb, "x", "y"], cwd=gone, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (2, "feedline: the current folder was removed: cd to another one\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "OUT", "--config", "half.json"),
+        ("inspect", "OUT", "--png", "x.png", "--seed", "-1"),
+        ("synth", "new", "--images", "9" * 20),
+    ],
+)
+def test_odd_values_are_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "half.json").write_text('{"options": 3}')
+    write_dataset(tmp_path / "OUT")
+    done = subprocess.run([*FEEDLINE, *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["train", "tune", "compare", "plan", "index", "ladder", "report"])
+def test_an_address_is_not_taken_for_a_folder(verb: str) -> None:
+    done = feedline(verb, "http://127.0.0.1:9/data")
+    assert done.returncode == 2
+    assert "http://127.0.0.1:9/data" in done.stderr and len(done.stderr.splitlines()) == 1

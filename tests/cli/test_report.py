@@ -1,13 +1,18 @@
 """`feedline report`: recordings shown, compared and judged; line profiles; every misuse is one line."""
 
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from feedline.cli.main import app
-from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.profiling.record.recording import Recording
 from tests.profiling.recordings import made, rich
 
@@ -95,7 +100,7 @@ def test_what_is_no_recording_is_one_line(tmp_path: Path, name: str, content: st
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     run = saved(tmp_path / "run.json", made())
     error = runner.invoke(app, ["report", str(run), "--html", str(tmp_path / "no" / "r.html")]).exception
-    assert isinstance(error, FeedlineError) and "cannot write" in str(error)
+    assert isinstance(error, UsageError) and "cannot write" in str(error)
 
 
 def test_a_line_profile_stands_alone(tmp_path: Path) -> None:
@@ -103,3 +108,86 @@ def test_a_line_profile_stands_alone(tmp_path: Path) -> None:
     (tmp_path / "a.lprof").write_bytes(b"\x80\x04")
     error = runner.invoke(app, ["report", str(run), str(tmp_path / "a.lprof")]).exception
     assert isinstance(error, FeedlineError) and "stands alone" in str(error)
+
+
+def edited(*edits: tuple[tuple[str | int, ...], Any]) -> dict[str, Any]:
+    data: dict[str, Any] = copy.deepcopy(RICH)
+    for (*where, last), value in edits:
+        place: Any = data
+        for key in where:
+            place = place[key]
+        place[last] = value
+    return data
+
+
+RICH = rich().to_dict()
+
+
+def report_on(folder: Path, data: dict[str, Any]) -> Exception | None:
+    """Every form of report on one recording, and beside another; what was complained of in one line."""
+    (folder / "run.json").write_text(json.dumps(data))
+    (folder / "rich.json").write_text(json.dumps(RICH))
+    run, other, html = (str(folder / name) for name in ("run.json", "rich.json", "r.html"))
+    files = ["--html", html, "--json", str(folder / "r.json")]
+    for words in ([run, "--trace", str(folder / "r.trace")], [run, other], [other, run]):
+        error = runner.invoke(app, ["report", *words, *files]).exception
+        if isinstance(error, FeedlineError):
+            assert error.exit_status in (1, 2) and "\n" not in str(error) and len(str(error)) < 400
+            return error
+        if error is not None:
+            raise error
+        assert "<script>alert" not in Path(html).read_text()
+        for name in ("r.json", "r.trace"):
+            json.loads((folder / name).read_text(), parse_constant=pytest.fail)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ((("host", "gpus"), 3.0), "gpus"),
+        ((("host", "affinity"), "many"), "affinity"),
+        ((("host", "memory_bytes"), {}), "memory_bytes"),
+        ((("host", "versions"), 4.5), "versions"),
+        ((("host",), None), "Host"),
+        ((("steps", "columns", "wait_s", 7), float("nan")), "wait_s is nan"),
+        ((("steps", "columns", "wait_s", 7), 10**400), "wait_s is 1000"),
+        ((("steps", "columns", "duration_s", 7), -3.0), "duration_s is -3"),
+        ((("workers", 0, "stages", "idle"), 1e14), "stages of worker 0"),
+        ((("compute", "user_cpu_s"), 1e308), "user_cpu_s is 1e"),
+        ((("trials", 1, "load_cpu_s_per_sample"), -0.1), "load_cpu_s_per_sample is -0.1"),
+        ((("version",), "v" * 5000), "format version"),
+    ],
+)
+def test_a_recording_edited_into_nonsense_is_one_line(
+    tmp_path: Path, edit: tuple[tuple[str | int, ...], Any], said: str
+) -> None:
+    assert said in str(report_on(tmp_path, edited(edit)))
+
+
+def test_text_that_is_no_text_is_shown_all_the_same(tmp_path: Path) -> None:
+    """A file name on Linux may hold any bytes; Python keeps them as lone surrogates."""
+    assert report_on(tmp_path, edited((("script", "argv"), ["train-\udcff.py"]), (("notes",), ["\ud800"]))) is None
+
+
+def places(node: Any, where: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    if where:
+        yield where
+    inner = node.items() if isinstance(node, dict) else enumerate(node[:3]) if isinstance(node, list) else ()
+    for key, value in inner:
+        yield from places(value, (*where, key))
+
+
+NONSENSE: list[Any] = [
+    None, True, 0, -1, 1, -0.5, 1e-300, 1e14, 1e308, float("nan"), float("inf"), 10**18, 10**400, "", "1", "x" * 5000,
+    "<script>alert(1)</script>", "\ud800", "\x1b[31m", [], [None], [[]], [0] * 60, [1e14] * 60, {}, {"columns": {}},
+    {"idle": 1e14}, {"<b>": 0.5},
+]  # fmt: skip
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(list(places(RICH))), st.sampled_from(NONSENSE))
+def test_a_hand_edited_recording_is_a_report_or_one_line(
+    tmp_path: Path, place: tuple[str | int, ...], value: Any
+) -> None:
+    report_on(tmp_path, edited((place, value)))

@@ -7,9 +7,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torchvision import datasets, transforms
 from torchvision.transforms import v2
+from torchvision.transforms.functional import InterpolationMode
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.format.manifest import ShardReader, read_index, read_manifest
@@ -74,18 +83,150 @@ def test_version_2_transforms_and_colour_jitter_run_in_the_workers(folder: Path,
         ([transforms.ToTensor()], "no image size"),
         ([transforms.RandomResizedCrop((8, 9)), transforms.ToTensor()], "square"),
         ([transforms.Pad(2), transforms.CenterCrop(8), transforms.ToTensor()], "Pad before the crop"),
-        ([transforms.CenterCrop(8), transforms.ToTensor(), transforms.RandomErasing()], "RandomErasing after"),
+        ([transforms.RandomResizedCrop(8), transforms.ToTensor(), transforms.RandomErasing()], "RandomErasing after"),
+        ([transforms.RandomResizedCrop(8, interpolation=InterpolationMode.BICUBIC)], r"interpolation=bicubic\)"),
+        ([v2.RandomResizedCrop(8, antialias=False)], r"RandomResizedCrop\(antialias=False\)"),
+        ([transforms.Resize(9, interpolation=InterpolationMode.NEAREST), transforms.CenterCrop(8)], "nearest"),
+        ([transforms.Resize(9, max_size=12), transforms.CenterCrop(8)], r"Resize\(max_size=12\)"),
+        ([transforms.CenterCrop(8), transforms.ToTensor()], "CenterCrop without a Resize"),
+        ([transforms.Resize(8), transforms.CenterCrop(9)], "larger than"),
+        ([transforms.Resize(32), transforms.RandomResizedCrop(8)], "prepare with --size 32"),
+        ([transforms.RandomResizedCrop(16), transforms.Resize(8)], "Resize after RandomResizedCrop"),
+        ([transforms.RandomResizedCrop(16), transforms.CenterCrop(8)], "CenterCrop after RandomResizedCrop"),
+        ([transforms.Resize(16), transforms.Resize(12), transforms.CenterCrop(8)], "a second Resize"),
+        ([transforms.RandomResizedCrop(8), transforms.ToTensor(), transforms.Normalize(MEAN, STD),
+          transforms.Normalize(MEAN, STD)], "a second Normalize"),
+        ([transforms.RandomResizedCrop(8), v2.ToImage(), v2.ToDtype(torch.float32)], r"scale=False"),
+        ([transforms.RandomResizedCrop(8), v2.ToImage(), v2.ToDtype(torch.int32, scale=True)], "int32"),
+        ([lambda image: image, transforms.RandomResizedCrop(8)], "<lambda> before the crop"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_carried_over_is_said(folder: Path, split: Path, steps: list[Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Loader.like(dataloader(folder, steps), split)
+
+
+def double(batch: list[Any]) -> Any:
+    return batch
+
+
+class Three(datasets.ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        return (*super().__getitem__(index), index)
+
+
+class Faster(DataLoader[Any]):
+    pass
+
+
+class Backwards(SequentialSampler):
+    pass
+
+
+PART: Any = range(20)
+STEPS = (transforms.RandomResizedCrop(24), transforms.ToTensor())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": WeightedRandomSampler([1.0] * 60, 60)}, "sampler WeightedRandomSampler.*class_balanced"),
+        ({"sampler": SubsetRandomSampler(range(60))}, "sampler SubsetRandomSampler"),
+        ({"sampler": RandomSampler(range(60), replacement=True)}, "with replacement"),
+        ({"sampler": RandomSampler(range(60), num_samples=30)}, "30 of 60 samples"),
+        ({"sampler": SequentialSampler(range(20))}, "20 of 60 samples"),
+        ({"sampler": DistributedSampler(PART, 2, 0)}, "20 of 60 samples"),
+        ({"sampler": Backwards(range(60))}, "sampler .*Backwards"),
+        ({"sampler": [3, 2, 1]}, "sampler list"),
+        ({"batch_size": 1, "batch_sampler": [[0, 1], [2, 3]]}, "batch_sampler list"),
+        ({"batch_size": None}, "batch_size=None"),
+        ({"collate_fn": double}, "collate_fn .*double"),
+        ({"worker_init_fn": double}, "worker_init_fn .*double"),
+    ],
+)
+def test_a_dataloader_s_own_parts_are_refused_by_name(
+    folder: Path, split: Path, options: dict[str, Any], message: str
+) -> None:
+    arguments: Any = {"batch_size": 10} | options
+    theirs = DataLoader(datasets.ImageFolder(folder, transforms.Compose(STEPS)), **arguments)
+    with pytest.raises(UsageError, match=message):
+        Loader.like(theirs, split)
+
+
+def test_a_dataset_s_own_code_is_refused_by_name(folder: Path, split: Path) -> None:
+    crop = transforms.Compose(STEPS)
+    plain = datasets.ImageFolder(folder, crop)
+    for theirs, message in (
+        (DataLoader(Three(folder, crop), batch_size=10), r"Three\.__getitem__"),
+        (DataLoader(datasets.ImageFolder(folder, crop, target_transform=str), batch_size=10), "target_transform"),
+        (DataLoader(datasets.ImageFolder(folder, crop, loader=Image.open), batch_size=10), "loader PIL.Image.open"),
+        (DataLoader(torch.utils.data.Subset(plain, [1, 2]), batch_size=10), "Subset"),
+        (DataLoader(torch.utils.data.TensorDataset(torch.zeros(3)), batch_size=2), "TensorDataset"),
+        (Faster(plain, batch_size=10), "Faster"),
+        ([plain[0]], "list"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Loader.like(theirs, split)
+
+
+def test_another_dataset_s_classes_are_refused_and_another_count_is_said(folder: Path, make_split: Any) -> None:
+    theirs = dataloader(folder, list(STEPS))
+    with pytest.warns(UserWarning, match="has 60 samples, the shards 20"):
+        Loader.like(theirs, make_split(samples=20, shard_count=2))
+    split = make_split(samples=60, name="named")
+    path = split / "manifest.json"
+    path.write_text(path.read_text().replace('"name": "7"', '"name": "zebra"'))
+    with pytest.raises(UsageError, match="other classes than the shards"):
+        Loader.like(theirs, split)
+
+
+def test_the_order_comes_from_a_generator_or_a_distributed_sampler(folder: Path, split: Path) -> None:
+    generator = torch.Generator().manual_seed(11)
+    assert Loader.like(dataloader(folder, list(STEPS), shuffle=True, generator=generator), split).config.seed == 11
+    own = RandomSampler(range(60), generator=generator)
+    assert Loader.like(dataloader(folder, list(STEPS), sampler=own), split).config.seed == 11
+    whole: Any = range(60)
+    ranks = DistributedSampler(whole, num_replicas=3, rank=2, seed=5, shuffle=False)
+    config = Loader.like(dataloader(folder, list(STEPS), sampler=ranks), split).config
+    assert (config.rank, config.world_size, config.seed, config.shuffle) == (2, 3, 5, False)
+    batches = BatchSampler(RandomSampler(range(60)), 7, drop_last=True)
+    config = Loader.like(DataLoader(datasets.ImageFolder(folder, transforms.Compose(STEPS)), batch_sampler=batches),
+                         split).config  # fmt: skip
+    assert (config.batch_size, config.shuffle, config.policy) == (7, True, "drop")
+
+
+def test_steps_of_one_kind_add_up_and_see_the_kind_of_image_they_saw(folder: Path, split: Path) -> None:
+    def inverted(image: Any) -> Any:
+        assert isinstance(image, torch.Tensor), type(image)
+        return 255 - image
+
+    steps = [v2.ToImage(), v2.RandomResizedCrop(16), v2.RandomHorizontalFlip(1.0), v2.RandomHorizontalFlip(1.0),
+             inverted, v2.ToDtype(torch.float16, scale=True)]  # fmt: skip
+    loader = Loader.like(dataloader(folder, steps), split, num_workers=0, rank=0, world_size=1)
+    plain = Loader.like(dataloader(folder, [*steps[:2], steps[-1]]), split, num_workers=0, rank=0, world_size=1)
+    assert loader.config.dtype == torch.float16
+    (images, _), (expected, _) = next(iter(loader)), next(iter(plain))
+    assert torch.allclose(images.float(), 1 - expected.float(), atol=2e-3), "mirrored twice and inverted"
+
+
+def test_transforms_in_the_trainer_leave_its_own_random_numbers_and_threads_alone(folder: Path, split: Path) -> None:
+    steps = [transforms.RandomResizedCrop(16), transforms.RandomRotation(20), transforms.ToTensor()]
+    loader = Loader.like(dataloader(folder, steps), split, rank=0, world_size=1)
+    torch.manual_seed(3)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    next(iter(loader))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_an_address_keeps_its_slashes(folder: Path, split: Path) -> None:
+    assert len(Loader.like(dataloader(folder, list(STEPS)), f"file://{split}", rank=0, world_size=1)) == 6
 
 
 def test_another_numbering_of_the_classes_is_refused(tmp_path: Path, split: Path) -> None:
     for name in map(str, range(60)):
         (tmp_path / name).mkdir()
         Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(tmp_path / name / "x.png")
-    steps = [transforms.CenterCrop(8), transforms.ToTensor()]
+    steps = [transforms.RandomResizedCrop(8), transforms.ToTensor()]
     with pytest.raises(UsageError, match="another order"):  # "10" sorts before "2" in a folder
         Loader.like(dataloader(tmp_path, steps), split)

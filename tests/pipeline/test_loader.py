@@ -1,7 +1,9 @@
 """The loader as its users see it: what comes out, in which order, after which interruption."""
 
+import copy
 import gc
 import os
+import pickle
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -400,3 +402,12 @@ def test_the_end_of_the_loader_is_the_end_of_its_workers(split: Path) -> None:
     gc.collect()
     assert all(gone(pid) for pid in pids)
     assert torch.equal(images_NHWC, as_delivered), "a batch outlives its loader"
+
+
+def test_a_loader_is_not_pickled_and_says_what_is(split: Path) -> None:
+    """Made anew in another process it would not know its rank: each rank would train on the same samples."""
+    loader = Loader(split, **SMALL)
+    for copy_it in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(UsageError, match="make a Loader in each process"):
+            copy_it(loader)
+    assert pickle.loads(pickle.dumps(loader.config)) == loader.config

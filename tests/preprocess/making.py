@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from feedline.preprocess.config import PrepareConfig
@@ -40,6 +41,18 @@ def write_images(folder: Path, per_class: int = PER_CLASS, oddities: bool = True
         (folder / "cup" / "empty.JPEG").write_bytes(b"")
         (folder / "cup" / "with space é.JPEG").write_bytes(saved(photo(4).convert("L")))
     return folder
+
+
+def off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on Pillow resizes a little differently, as another build of it does: by one, in one value."""
+    resize = Image.Image.resize
+
+    def resized(image: Image.Image, size: tuple[int, int], *how: object, **more: object) -> Image.Image:
+        pixels = np.array(resize(image, size, *how, **more))  # type: ignore[arg-type]
+        pixels[size[1] // 2, size[0] // 2, 0] ^= 1
+        return Image.frombytes(image.mode, size, pixels.tobytes())
+
+    monkeypatch.setattr(Image.Image, "resize", resized)
 
 
 def run_here(

@@ -54,6 +54,13 @@ def test_foreign_shards_become_readable_at_random(tmp_path: Path) -> None:
     assert ("data-1.tar", "s4") in {(problem["shard"], problem["key"]) for problem in problems}
 
 
+def test_where_the_index_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(b"no tar")
+    (tmp_path / "index.parquet").mkdir()
+    with pytest.raises(UsageError, match="Is a directory"):
+        index_shards(tmp_path)
+
+
 def test_what_is_no_image_is_left_out_and_named(tmp_path: Path) -> None:
     write_tar(tmp_path / "train" / "a.tar", [("good", saved(photo(1), "PNG"), b"0"), ("bad", b"no picture", b"0")])
     said = index_shards(tmp_path)[str(tmp_path / "train")]
@@ -73,6 +80,29 @@ def test_what_has_no_label_or_no_key_of_its_own_is_left_out(tmp_path: Path) -> N
     assert (said["samples"], said["bad"]) == (2, 2)
     assert "duplicate key" in said["left_out"][0] and "no label" in said["left_out"][1]
     assert read_index(tmp_path / "train", read_manifest(tmp_path / "train")).labels_N.tolist() == [1, 0]
+
+
+def test_what_a_job_would_quarantine_is_left_out_and_named(tmp_path: Path) -> None:
+    picture = saved(photo(1), "PNG")
+    write_tar(tmp_path / "a.tar", [("good", picture, b"0"), ("deep", picture, b"0")])
+    members = [("link.jpg", b""), ("nest.png", picture), ("nest.json", b"[" * 100_000)]
+    with tarfile.open(tmp_path / "a.tar", "a") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = len(data), tarfile.REGTYPE if data else tarfile.SYMTYPE
+            tar.addfile(info, io.BytesIO(data))
+    said = index_shards(tmp_path)[str(tmp_path)]
+    assert said["left_out"] == ["a.tar: link: symbolic link", "a.tar: nest: label cannot be read"]
+    assert read_index(tmp_path).keys == ["good", "deep"]
+
+
+def test_odd_labels_are_indexed_as_told(tmp_path: Path) -> None:
+    picture = saved(photo(1), "PNG")
+    write_tar(tmp_path / "a.tar", [("a", picture, b"7"), ("b", picture, b"unknown")])
+    with pytest.raises(FeedlineError, match=r"sample 'b\.png' of a\.tar has the label 'unknown'"):
+        index_shards(tmp_path)
+    index_shards(tmp_path, source_options={"labels": "words"})
+    assert [entry["name"] for entry in read_manifest(tmp_path).classes] == ["7", "unknown"]
 
 
 def test_a_failed_or_unwanted_index_takes_nothing_away(prepared: Path, tmp_path: Path) -> None:

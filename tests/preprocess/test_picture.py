@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.picture import BadImage, Kernel, Output, fingerprint, geometry
+from feedline.pipeline.base.errors import DatasetError, UsageError
+from feedline.pipeline.codecs.pillow import open_rgb
+from feedline.preprocess.fingerprint import optional_files
+from feedline.preprocess.picture import BadImage, Kernel, Output, geometry
 
 RNG = np.random.default_rng(0)
 RAW = Output(codec="raw", resize="none", size_px=0)
@@ -125,7 +127,14 @@ def test_what_cannot_be_used_has_a_reason(data: bytes, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [(ImportError("no LittleCMS"), "format not supported"), (RuntimeError("odd"), "unreadable")],
+    [
+        (ImportError("no LittleCMS"), "format not supported"),
+        (
+            ImportError("cannot import name '_imagingcms' from 'PIL'"),
+            "format not supported (Pillow was built without liblcms2-dev)",
+        ),
+        (RuntimeError("odd"), "unreadable"),
+    ],
 )
 def test_whatever_pillow_raises_ends_one_sample_and_not_the_job(
     error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
@@ -145,6 +154,21 @@ def test_a_format_that_this_pillow_lacks_is_named(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(BadImage) as caught:
         Kernel((RAW,))(saved(picture(), "BMP"))
     assert caught.value.reason == "format not supported" and "BMP" in caught.value.detail
+
+
+@pytest.mark.parametrize(("name", "package"), [("WebP", "libwebp-dev"), ("compressed TIFF", "libtiff-dev")])
+def test_what_this_pillow_was_built_without_says_what_to_install(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("PIL.WebPImagePlugin.SUPPORTED", False)
+    monkeypatch.delattr(Image.core, "libtiff_decoder", raising=False)
+    data = dict(optional_files())[name]
+    with pytest.raises(DatasetError, match=f"built without {package}"):
+        open_rgb(data)
+    with pytest.raises(BadImage) as caught:
+        Kernel((RAW,))(data)
+    assert caught.value.reason == f"format not supported (Pillow was built without {package})"
+    assert f"install {package}, " in caught.value.detail and "--retry-quarantine" in caught.value.detail
 
 
 def test_a_bomb_is_refused_before_it_is_decoded() -> None:
@@ -269,13 +293,6 @@ def test_keep_still_looks_at_the_image() -> None:
     assert keep(saved(picture(), "PNG"))[0].extension == "png"
     with pytest.raises(BadImage):
         keep(saved(picture(), quality=95)[:800])
-
-
-def test_a_fingerprint_depends_on_what_is_written() -> None:
-    one = fingerprint((Output(),))
-    assert one == fingerprint((Output(),))
-    assert one != fingerprint((Output(quality=80),))
-    assert one != fingerprint((Output(filter="bilinear"),))
 
 
 @pytest.mark.parametrize(

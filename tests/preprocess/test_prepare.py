@@ -6,10 +6,13 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import sys
 import tarfile
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +20,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.scratch import PREFIX
 from feedline.pipeline.format.manifest import read_index, read_manifest
+from feedline.pipeline.loader import Loader
+from feedline.preprocess import commit, output
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
+from feedline.preprocess.fingerprint import Fingerprint, fingerprint
+from feedline.preprocess.inspect import inspect
+from feedline.preprocess.picture import Output
 from feedline.preprocess.sources.index_source import indexed, source_stats
 from feedline.preprocess.spark import Ran
-from feedline.preprocess.store import WORK, LocalAttempt, LocalStore
+from feedline.preprocess.store import WORK, LocalAttempt, LocalStore, open_store
 from feedline.preprocess.verify import verify
 from feedline.preprocess.write_shard import ShardJob
-from tests.preprocess.making import CLASSES, PER_CLASS, photo, run_here, saved, write_images
+from tests.preprocess.making import CLASSES, PER_CLASS, off_by_one, photo, run_here, saved, write_images
 
 
 def prepare(source: Path, out: Path | str, **said: Any) -> dict[str, Any]:
@@ -278,8 +287,130 @@ def test_shards_of_others_are_not_taken_for_ours(images: Path, tmp_path: Path) -
     assert (tmp_path / "mine" / "train" / "manifest.json").exists()
 
 
-def test_a_death_while_overwriting_is_mended(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_dataset_stays_until_the_new_one_is_whole(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(images, out)
+    old = digests(out)
+
+    def does_not_start(*_: Any) -> Ran:
+        raise FeedlineError("Spark did not start with master locl[1]")
+
+    with pytest.raises(FeedlineError, match="did not start"):
+        prepare(images, out, seed=1, overwrite=True, runner=does_not_start)
+    with pytest.raises(Killed):
+        prepare(images, out, seed=1, overwrite=True, runner=dies_after(2))
+    assert verify(str(out), full=True)["ok"]
+    assert {name: digest for name, digest in digests(out).items() if not name.startswith(WORK)} == old
+    with pytest.raises(UsageError, match="another plan"):
+        prepare(images, out, seed=1)
+    assert prepare(images, out, seed=1, overwrite=True)["resumed_samples"] == 27
+    prepare(images, tmp_path / "fresh", seed=1)
+    assert digests(out) == digests(tmp_path / "fresh")
+
+
+def test_an_overwriting_that_was_given_up_leaves_nothing(images: Path, tmp_path: Path) -> None:
     prepare(images, tmp_path / "out")
+    before = digests(tmp_path / "out")
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", seed=1, overwrite=True, runner=dies_after(2))
+    assert prepare(images, tmp_path / "out")["already_complete"]
+    assert digests(tmp_path / "out") == before
+
+
+def test_overwriting_says_what_room_it_needs(images: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    config = PrepareConfig(source=str(images), out=str(tmp_path / "out"), max_bad=0.2, overwrite=True)
+    door.prepare(config, on_note=said.append, runner=run_here)
+    assert not [line for line in said if "MiB more" in line]
+    door.prepare(config, on_note=said.append, runner=run_here)
+    assert [line for line in said if "stays until the new one is whole: until then about 2 MiB more" in line]
+
+
+class Death:
+    """The process dies at its `count`th change of the file system: no later one, no tidying, takes place."""
+
+    CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
+
+    def __init__(self) -> None:
+        self.count = -1
+        sys.addaudithook(self)
+
+    def __call__(self, event: str, arguments: Any) -> None:
+        if self.count >= 0 and (event in self.CHANGES or (event == "open" and arguments[2] & os.O_CREAT)):
+            self.count -= self.count > 0
+            if self.count == 0:
+                raise Killed
+
+    @contextmanager
+    def at(self, count: int) -> Generator[None]:
+        self.count = count
+        try:
+            yield
+        finally:
+            self.count = -1
+
+
+DEATH = Death()
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_death_at_any_step_of_the_exchange_leaves_old_or_new_and_a_rerun_ends_it(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool
+) -> None:
+    """Also where the file system cannot exchange two folders: then a folder may be away, but never its bytes."""
+    jpeg, raw, keep = (parse_output(text) for text in ("64:jpeg", "32:raw", "keep"))
+    old: dict[str, Any] = {"outputs": (jpeg, raw), "shards": 2, "val_fraction": 0.25}
+    new: dict[str, Any] = {"outputs": (jpeg, keep), "shards": 2, "seed": 1, "overwrite": True}
+    prepare(images, tmp_path / "old", **old)
+    prepare(images, tmp_path / "fresh", **(new | {"overwrite": False}))
+    after = digests(tmp_path / "fresh")
+    out, whole = tmp_path / "out", output.put_in_place
+    if not atomic:
+        monkeypatch.setattr("ctypes.CDLL", lambda *_: None)
+    shutil.copytree(tmp_path / "old", tmp_path / "half")
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(output, "put_in_place", lambda *_: 1 // 0)
+        prepare(images, tmp_path / "half", **new)
+    died, steps = True, 0
+    while died:
+        steps += 1
+        shutil.copytree(tmp_path / "half", out)
+        (out / "quarantine" / "mine.txt").write_text("kept")
+
+        def dies(*arguments: Any, steps: int = steps) -> None:
+            with DEATH.at(steps):
+                whole(*arguments)
+
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(output, "put_in_place", dies)
+                prepare(images, out, **new)
+            died = False
+        except Killed:
+            if atomic:
+                assert shards_of(out) in (shards_of(tmp_path / "old"), shards_of(tmp_path / "fresh"))
+            if (out / WORK / "plan.json").exists():
+                assert any("run its command again" in one["what"] for one in verify(str(out))["problems"])
+            assert prepare(images, out, **new)["output_samples"] == 51
+        assert (out / "quarantine" / "mine.txt").read_text() == "kept"
+        (out / "quarantine" / "mine.txt").unlink()
+        assert digests(out) == after
+        assert not (out / WORK).exists()
+        shutil.rmtree(out)
+    assert steps > 20
+
+
+def shards_of(out: Path) -> list[str]:
+    """As a reader finds them, by the manifest."""
+    split = out / "64-jpeg" / "train"
+    return [hashlib.sha256((split / shard.name).read_bytes()).hexdigest() for shard in read_manifest(split).shards]
+
+
+def test_a_death_while_an_unfinished_run_is_removed_is_mended(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", runner=dies_after(2))
     whole = LocalStore.delete
 
     def dies(self: LocalStore, name: str) -> None:
@@ -441,6 +572,18 @@ def test_the_size_of_what_is_too_large_is_said(clean_images: Path, tmp_path: Pat
     assert all(re.match(r"\d+x\d+ is over the limit of 16 ", json.loads(line)["detail"]) for line in lines)
 
 
+def test_links_to_nothing_and_images_without_a_class_are_quarantined(clean_images: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(clean_images, tmp_path / "in")
+    (source / "apple" / "gone.jpg").symlink_to("nowhere")
+    shutil.copy(source / "bear" / "bear_1.JPEG", source / "stray.jpg")
+    said = prepare(source, tmp_path / "out", shards=1, max_bad=0.1)
+    assert (said["output_samples"], said["reasons"]) == (48, {"broken link": 1, "no label": 1})
+    rows = commit.read_quarantine(open_store(str(tmp_path / "out")))
+    assert {(row["key"], row["source"]) for row in rows} == {
+        ("apple/gone", str(source / "apple/gone.jpg")), ("stray", str(source / "stray.jpg")),
+    }  # fmt: skip
+
+
 def test_too_many_bad_samples_are_an_error_that_resumes(images: Path, tmp_path: Path) -> None:
     with pytest.raises(door.TooManyBad, match=r"--max-bad .*quarantine/report\.jsonl"):
         prepare(images, tmp_path / "out", max_bad=0.001)
@@ -487,14 +630,14 @@ def test_mended_files_go_to_their_places(images: Path, tmp_path: Path) -> None:
     assert empty["source"].startswith(str(images))
 
 
-def test_a_retry_that_dies_leaves_no_dataset_that_is_half_old_and_half_new(images: Path, tmp_path: Path) -> None:
+def test_a_retry_that_dies_leaves_the_dataset_as_it_was(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare(images, out)
     for file in (out / "quarantine").glob("*.bin"):
         file.write_bytes(saved(photo(3)))
     with pytest.raises(Killed):
         prepare(images, out, retry_quarantine=True, runner=dies_after(2))
-    assert not list(out.rglob("manifest.json"))
+    assert verify(str(out), full=True)["ok"]
     assert prepare(images, out, retry_quarantine=True)["quarantined"] == 0
     assert verify(str(out), full=True)["ok"]
     assert prepare(images, out, retry_quarantine=True)["already_complete"]
@@ -531,6 +674,32 @@ def test_several_outputs_from_one_decode(images: Path, tmp_path: Path) -> None:
     assert {name.removeprefix("64-jpeg/"): digest for name, digest in digests(tmp_path / "out").items()
             if name.startswith("64-jpeg") and name.endswith(".tar")} == {
         name: digest for name, digest in digests(alone).items() if name.endswith(".tar")}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["folder", "shards", "parquet"])
+def test_relative_paths_mean_the_same_to_executors_that_run_elsewhere(
+    clean_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    if kind == "folder":
+        (tmp_path / "in").symlink_to(clean_images)
+    elif kind == "shards":
+        prepare(clean_images, tmp_path / "in")
+    else:
+        (tmp_path / "in").mkdir()
+        table = pa.table({"image": pa.array([saved(photo(n)) for n in range(8)], pa.binary()), "label": [0, 1] * 4})
+        pq.write_table(table, tmp_path / "in" / "train-0.parquet")
+    monkeypatch.chdir(tmp_path)
+
+    def executor(*arguments: Any) -> Ran:
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path / "elsewhere")
+            return run_here(*arguments)
+
+    prepare(Path("in"), "out", runner=executor)
+    prepare(tmp_path / "in", tmp_path / "whole")
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    assert not names(tmp_path / "elsewhere")
 
 
 def test_metadata_says_where_a_sample_came_from(clean_images: Path, tmp_path: Path) -> None:
@@ -572,6 +741,25 @@ def test_an_object_store_gets_hashed_names_and_no_renames(images: Path, tmp_path
     prepare(images, tmp_path / "local")
     local = read_manifest(tmp_path / "local" / "train")
     assert sorted(shard.sha256[:16] for shard in local.shards) == sorted(name[13:29] for name in shards)
+
+
+def test_an_object_store_keeps_the_old_dataset_until_the_manifest_changes(images: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    def objects(address: str) -> list[str]:
+        found = fsspec.filesystem("memory").find(address)
+        return sorted(path.partition(address.removeprefix("memory:/"))[2] for path in found)
+
+    out, fresh = (f"memory://{tmp_path.name}/{name}" for name in ("out", "fresh"))
+    prepare(images, out, val_fraction=0.25)
+    with pytest.raises(Killed):
+        prepare(images, out, seed=1, overwrite=True, runner=dies_after(2))
+    problems = verify(out, full=True)["problems"]
+    assert {problem["what"] for problem in problems} == {"a file that the manifest does not name"}
+    assert prepare(images, out, seed=1, overwrite=True)["resumed_samples"] == 27
+    prepare(images, fresh, seed=1)
+    assert objects(out) == objects(fresh)
+    assert verify(out, full=True)["ok"]
 
 
 def test_what_must_be_unpacked_is_refused_where_executors_would_not_see_it(tmp_path: Path) -> None:
@@ -673,9 +861,104 @@ def test_a_source_file_that_vanishes_is_said(tmp_path: Path) -> None:
 def test_an_executor_with_another_encoder_is_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedline.preprocess.write_shard.own_fingerprint", lambda outputs: "0" * 64)
+    other = Fingerprint(encoder="0" * 64, formats={})
+    monkeypatch.setattr("feedline.preprocess.write_shard.fingerprint", lambda outputs: other)
     with pytest.raises(FeedlineError, match="encodes differently"):
         prepare(images, tmp_path / "out")
+
+
+@pytest.fixture
+def other_libraries() -> Iterator[Callable[[], None]]:
+    """To be called where the libraries change: what is known of them is forgotten, then and at the end."""
+    fingerprint.cache_clear()
+    yield fingerprint.cache_clear
+    fingerprint.cache_clear()
+
+
+def test_shards_name_the_encoder_that_made_them(images: Path, tmp_path: Path) -> None:
+    prepare(images, tmp_path / "out")
+    manifest = read_manifest(tmp_path / "out" / "train")
+    mine = fingerprint((Output(),))
+    assert {shard.fingerprint for shard in manifest.shards} == {mine.encoder}
+    assert (manifest.format_version, manifest.formats) == (2, mine.formats)
+
+
+def test_a_job_is_not_resumed_with_another_pillow(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_libraries: Callable[[], None]
+) -> None:
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", runner=dies_after(2))
+    with monkeypatch.context() as patch:
+        off_by_one(patch)
+        other_libraries()
+        with pytest.raises(UsageError, match=r"unfinished run of another plan .* libraries"):
+            prepare(images, tmp_path / "out")
+    other_libraries()
+    assert prepare(images, tmp_path / "out")["resumed_samples"] == 27
+    assert verify(str(tmp_path / "out"), full=True)["ok"]
+
+
+@pytest.mark.parametrize("ended", ["killed", "too many bad", "finished"])
+def test_more_formats_are_taken_up_by_retrying_what_is_in_quarantine(
+    ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_libraries: Callable[[], None]
+) -> None:
+    source, out = write_images(tmp_path / "in", oddities=False), tmp_path / "out"
+    for number in range(3):
+        (source / "cup" / f"moving_{number}.gif").write_bytes(saved(photo(200 + number).convert("P"), "GIF"))
+    with monkeypatch.context() as lean:
+        lean.setattr("feedline.preprocess.fingerprint.optional_files", lambda: [("GIF", saved(photo(7), "GIF"))])
+        other_libraries()
+        prepare(source, tmp_path / "calm")
+        Image.init()
+        with monkeypatch.context() as leaner:
+            leaner.setitem(Image.OPEN, "GIF", (Image.OPEN["GIF"][0], lambda prefix: "GIF support not installed"))
+            other_libraries()
+            if ended == "finished":
+                prepare(source, out)
+                prepare(source, out)
+            else:
+                runner, error = {"killed": (dies_after(2), Killed), "too many bad": (run_here, FeedlineError)}[ended]
+                with pytest.raises(error):
+                    prepare(source, out, runner=runner, max_bad=0.0 if ended == "too many bad" else 0.2)
+        other_libraries()
+        with pytest.raises(UsageError, match=r"\(there no optional format; here GIF\): give --retry-quarantine"):
+            prepare(source, out)
+        prepare(source, out, retry_quarantine=True)
+        assert digests(out) == digests(tmp_path / "calm")
+        assert verify(str(out), full=True)["ok"]
+        assert prepare(source, out)["already_complete"]
+
+
+def test_fewer_formats_are_refused(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_libraries: Callable[[], None]
+) -> None:
+    files = [("GIF", saved(photo(7), "GIF"))]
+    monkeypatch.setattr("feedline.preprocess.fingerprint.optional_files", lambda: files)
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", runner=dies_after(1))
+    files.clear()
+    other_libraries()
+    for retry in (False, True):
+        with pytest.raises(UsageError, match=r"there GIF; here no optional format.*use the libraries"):
+            prepare(images, tmp_path / "out", retry_quarantine=retry)
+
+
+def test_a_dataset_of_format_version_1_is_still_read(clean_images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(clean_images, out, shards=2)
+    manifest = json.loads((out / "train" / "manifest.json").read_text())
+    for shard in manifest["shards"]:
+        del shard["fingerprint"]
+    del manifest["formats"]
+    manifest["format_version"] = 1
+    (out / "train" / "manifest.json").write_text(json.dumps(manifest))
+    assert read_manifest(out / "train").format_version == 1
+    assert verify(str(out), full=True)["ok"]
+    assert inspect(out)["train"]["samples"] == 3 * PER_CLASS
+    loader = Loader(out / "train", batch_size=8, image_size=32, num_workers=0)
+    assert sum(len(labels) for _, labels in loader) == 3 * PER_CLASS
+    loader.close()
+    assert prepare(out, tmp_path / "again")["output_samples"] == 3 * PER_CLASS
 
 
 def test_a_run_with_nothing_left_to_do_clears_what_a_killed_one_left(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +214,43 @@ def test_ctrl_c_leaves_nothing_running_and_nothing_final(source: Path, tmp_path:
     assert "Traceback" not in errors
     wait_for(lambda: all_gone(family), 30)
     assert not list((tmp_path / "out").rglob("manifest.json"))
+    assert not list(scratch.iterdir())
+
+
+def lines_of(processes: Iterable[psutil.Process]) -> list[str]:
+    """The command lines of those that still live."""
+    found: list[str] = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found.append(" ".join(process.cmdline()))
+    return found
+
+
+MOMENTS: dict[str, tuple[signal.Signals, Callable[[Started, Path], Any]]] = {
+    "scratch": (signal.SIGTERM, lambda _, scratch: list(scratch.iterdir())),
+    "script": (signal.SIGINT, lambda started, _: find_line(started, "bin/spark-submit")),
+    "launcher": (signal.SIGTERM, lambda started, _: find_line(started, "spark.launcher.Main")),
+    "jvm": (signal.SIGINT, lambda started, _: find_line(started, "deploy.SparkSubmit")),
+    "context": (signal.SIGTERM, lambda _, scratch: list(scratch.glob("*/blockmgr-*"))),
+    "workers": (signal.SIGINT, lambda started, _: started.python_worker()),
+}
+"""Of the start of Spark: a signal, and what is true from then on."""
+
+
+def find_line(started: Started, text: str) -> list[str]:
+    return [line for line in lines_of(started.family()) if text in line]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_while_spark_starts_leaves_nothing(source: Path, tmp_path: Path, scratch: Path, moment: str) -> None:
+    number, has_come = MOMENTS[moment]
+    started = Started(source, tmp_path / "out", "--master", "local[2]")
+    wait_for(lambda: has_come(started, scratch))
+    started.process.send_signal(number)
+    status, errors = started.end()
+    assert status == 128 + number, errors
+    assert errors.splitlines()[1:] in ([], ["interrupted"])  # after the line on the shards
+    assert not [line for line in lines_of(psutil.process_iter()) if str(scratch) in line]
     assert not list(scratch.iterdir())
 
 

@@ -324,3 +324,38 @@ def test_samples_stay_in_order_over_many_groups() -> None:
     fsspec.filesystem("memory").pipe_file("/order", bytes(range(250)) * 4)
     places = [Where("memory:///order", (7 * n) % 250, 1) for n in range(600)]
     assert [data[0] for data in read_all(places, {}, {})] == [(7 * n) % 250 for n in range(600)]
+
+
+class Elsewhere(SimpleHTTPRequestHandler):
+    """Answers whatever it is asked as `server.answer` says: a status, or an address to go to."""
+
+    server: Any
+
+    def do_GET(self) -> None:
+        answer = self.server.answer
+        self.send_response(302 if isinstance(answer, str) else answer)
+        if isinstance(answer, str):
+            self.send_header("Location", answer)
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("answer", ["file:///etc/passwd", "http://[", 500, 403])
+def test_a_server_that_answers_with_something_else_is_one_line(answer: str | int) -> None:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    server.answer = answer
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        command = [sys.executable, "-c", "from feedline.cli.main import run; run()", "verify",
+                   f"http://127.0.0.1:{server.server_address[1]}/out"]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("feedline: http://127.0.0.1"), done.stderr
+    assert done.stderr.count("\n") == 1

@@ -154,6 +154,12 @@ def test_a_manifest_that_is_not_true(prepared: Path, edit: Callable[[dict[str, A
     assert not edited_manifest(prepared, edit)["ok"]
 
 
+def test_shards_of_two_encoders_are_a_mixture(prepared: Path) -> None:
+    said = edited_manifest(prepared, lambda fields: fields["shards"][2].update(fingerprint="0" * 64))
+    assert [problem["shard"] for problem in said["problems"]] == ["64-jpeg/train/train-000002.tar"]
+    assert "another encoder than 32-raw/train/train-000000.tar" in said["problems"][0]["what"]
+
+
 def test_an_index_with_other_labels_is_noticed(prepared: Path) -> None:
     path = prepared / "64-jpeg" / "train" / "index.parquet"
     before = path.read_bytes()
@@ -168,6 +174,43 @@ def test_an_index_with_other_labels_is_noticed(prepared: Path) -> None:
         path.write_bytes(before)
     keys = read_index(path.parent).keys
     assert any(problem["key"] == keys[3] and "label" in problem["what"] for problem in said["problems"])
+
+
+def test_two_labels_swapped_under_a_new_hash_are_noticed_without_full(prepared: Path) -> None:
+    folder = prepared / "64-jpeg" / "train"
+    before = {name: (folder / name).read_bytes() for name in ("manifest.json", "index.parquet")}
+    table = pq.read_table(folder / "index.parquet")
+    labels = table["label"].to_pylist()
+    other = next(n for n in range(3, len(labels)) if labels[n] != labels[2])
+    labels[2], labels[other] = labels[other], labels[2]
+    pq.write_table(
+        table.set_column(1, table.schema.field("label"), pa.array(labels, pa.int32())), folder / "index.parquet"
+    )
+    fields = json.loads(before["manifest.json"])
+    fields["index_sha256"] = hashlib.sha256((folder / "index.parquet").read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(fields))
+    try:
+        said = verify(str(folder))
+    finally:
+        for name, content in before.items():
+            (folder / name).write_bytes(content)
+    keys = read_index(folder).keys
+    named = {problem["key"]: problem["what"] for problem in said["problems"]}
+    assert set(named) == {keys[2], keys[other]}
+    assert named[keys[2]].startswith("the label in the tar is")
+
+
+def test_a_damaged_npy_is_no_advice_to_load_it_unsafely(prepared: Path) -> None:
+    folder = prepared / "32-raw" / "train"
+    index = read_index(folder)
+    path = folder / "train-000000.tar"
+    before = changed(path, int(index.offsets_N[0]), lambda byte: byte ^ 1)
+    try:
+        said = verify(str(folder))
+    finally:
+        path.write_bytes(before)
+    texts = [problem["what"] for problem in said["problems"] if "decode" in problem["what"]]
+    assert texts == ["does not decode (it is not a .npy member of version 1)"]
 
 
 def test_quarantine_must_account_for_every_missing_sample(prepared: Path) -> None:

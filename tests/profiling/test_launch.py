@@ -147,6 +147,7 @@ def test_forks_and_changes_of_folder_are_the_scripts_business(tmp_path: Path) ->
     ("words", "said"),
     [
         (["none.py"], b"no script at none.py"),
+        (["no; module"], b"feedline profile -m 'no; module'"),
         (["folder"], b"folder without __main__.py"),
         (["ls"], b"ls is not a Python program"),
         (["--json", "no/where.json", "script.py"], b"no folder"),

@@ -1,3 +1,4 @@
+import io
 import os
 import random
 from pathlib import Path
@@ -58,6 +59,17 @@ def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     torch.save({"format": checkpoint.FORMAT, "evil": Path("x")}, tmp_path / "evil.pt")
     with pytest.raises(CheckpointError, match="cannot be read"):
         checkpoint.read(tmp_path / "evil.pt")
+
+
+def test_torchs_advice_to_load_it_unsafely_is_not_repeated() -> None:
+    buffer = io.BytesIO()
+    torch.save({"format": checkpoint.FORMAT, "evil": Path("x")}, buffer)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.from_bytes(buffer.getvalue(), "x.pt")
+    assert str(caught.value) == (
+        "checkpoint x.pt cannot be read (it holds more than tensors and plain values, of which nothing was run): use "
+        "one that feedline wrote"
+    )
 
 
 def test_only_the_newest_are_kept_and_the_named_ones(tmp_path: Path) -> None:

@@ -188,6 +188,11 @@ def test_a_loss_that_is_not_finite_ends_the_run(configure: Configure) -> None:
         train(configure(lr=1e30, warmup_epochs=0))
 
 
+def test_too_little_memory_is_one_line(configure: Configure) -> None:
+    with pytest.raises(FeedlineError, match=r"not enough memory .*: lower --batch-size, --image-size"):
+        train(configure(widths=(10**6, 10**9)))
+
+
 def test_no_dataset(configure: Configure, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         train(configure(dataset=tmp_path / "nothing"))

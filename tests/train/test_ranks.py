@@ -1,5 +1,6 @@
 """Several processes for real: ranks under torchrun, kill -9, elastic restarts, three hosts in network namespaces."""
 
+import json
 import os
 import shutil
 import socket
@@ -86,7 +87,21 @@ def ranks_of(agent: subprocess.Popen[str]) -> list[psutil.Process]:
 def test_four_ranks_train_as_one_does(many: Path, tmp_path: Path) -> None:
     options = [str(many), *BASE, "--global-batch", "16", "--epochs", "2", "--ema-decay", "0.9"]
     alone([*options, "--run-dir", str(tmp_path / "one")])
-    run([*TORCHRUN, "--standalone", "--nproc-per-node=4", *MAIN, *options, "--run-dir", str(tmp_path / "four")])
+    run(
+        [
+            *TORCHRUN,
+            "--standalone",
+            "--nproc-per-node=4",
+            *MAIN,
+            *options,
+            "--run-dir",
+            str(tmp_path / "four"),
+            "--json",
+            str(tmp_path / "four.json"),
+        ]
+    )
+    assert json.loads((tmp_path / "four.json").read_text())["world_size"] == 4
+    assert (tmp_path / "four" / "curves.html").exists()
     one, four = losses(tmp_path / "one"), losses(tmp_path / "four")
     assert list(one) == list(four) == list(range(1, 51))
     assert list(one.values()) == pytest.approx(list(four.values()), rel=1e-4)

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.memory import SharedMemory
 from feedline.pipeline.loader import Loader
 
@@ -34,3 +37,10 @@ def test_a_loader_that_is_gone_leaves_no_handle(split: Path) -> None:
         loader.close()
         del loader
     assert handles() == before
+
+
+@pytest.mark.parametrize("px", [3_000, 30_000])
+def test_more_memory_than_there_is_or_can_be_is_one_line(split: Path, px: int) -> None:
+    loader = Loader(split, batch_size=2**31 - 1, image_size=px, policy="pad", rank=0, world_size=1, num_workers=0)
+    with pytest.raises(FeedlineError, match=r"cannot share [\d,]+ MiB of memory"):
+        iter(loader)

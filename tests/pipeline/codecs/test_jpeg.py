@@ -155,11 +155,6 @@ def test_a_region_outside_the_picture_is_refused(region: tuple[int, int, int, in
         jpeg.cut(SMALL, *region)
 
 
-def test_the_fingerprint_is_stable() -> None:
-    assert jpeg.encoder_fingerprint() == jpeg.encoder_fingerprint()
-    assert len(jpeg.encoder_fingerprint()) == 64
-
-
 def plain(image: np.ndarray, **options: object) -> bytes:
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", **options)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -183,6 +184,68 @@ def test_a_damaged_index_is_one_line(split: Path, tmp_path: Path, damage: str) -
     with pytest.raises(DatasetError, match=r"index\.parquet") as raised:
         shards.read_index(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+MANY = 3_000_000
+
+
+@pytest.mark.parametrize("footer", ["true", "few in all", "few in all and in the group"])
+def test_a_small_file_of_many_rows_takes_no_memory(split: Path, tmp_path: Path, footer: str) -> None:
+    """Repeated values cost a file nothing; what its footer says may be wrong in some places."""
+    folder = copied(split, tmp_path)
+    columns = [pa.array(np.zeros(MANY, np.int8)).cast(field.type) for field in shards.INDEX_SCHEMA]
+    data = bytearray(shards.index_table_bytes(pa.table(columns, schema=shards.INDEX_SCHEMA)))
+    many, few = varint(MANY), varint(60)
+    few = bytes([few[0] | 0x80]) + b"\x80" * (len(many) - 2) + b"\0"
+    first, last = data.find(many, len(data) - 5000), data.rfind(many)
+    for place in {"true": [], "few in all": [first]}.get(footer, [first, last]):
+        data[place : place + len(many)] = few
+    (folder / shards.INDEX).write_bytes(data)
+    assert len(data) < 200_000
+    manifest = replace(shards.read_manifest(folder), index_sha256="")
+    pool, before = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(DatasetError, match=r"index\.parquet has 3,?000,?000 samples, manifest\.json says 60"):
+            shards.read_index(folder, manifest)
+        with pytest.raises(DatasetError, match=r"3,?000,?000"):
+            shards.read_index(folder, most_rows=60)
+    finally:
+        pa.set_memory_pool(before)
+    assert (pool.max_memory() or 0) < 2_000_000
+
+
+def copied(split: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(split, tmp_path / "copy"))
+
+
+def varint(number: int) -> bytes:
+    """As Thrift's compact protocol writes a number that is not negative."""
+    number, data = 2 * number, b""
+    while number >= 0x80:
+        number, data = number >> 7, data + bytes([number & 0x7F | 0x80])
+    return data + bytes([number])
+
+
+def test_a_pipe_in_the_index_s_place_is_not_waited_for(split: Path, tmp_path: Path) -> None:
+    folder = copied(split, tmp_path)
+    (folder / shards.INDEX).unlink()
+    os.mkfifo(folder / shards.INDEX)
+    with pytest.raises(DatasetError, match="it is no file"):
+        shards.read_index(folder)
+
+
+def test_no_thread_of_arrow_holds_python_s_memory(split: Path, gil_watch: dict[str, str]) -> None:
+    """One that lets go of it while the interpreter ends aborts the process ("terminate called without an …")."""
+    code = f"""
+from pathlib import Path
+from feedline.pipeline.format.manifest import read_index, read_manifest
+folder = Path({str(split)!r})
+for _ in range(50):
+    read_index(folder, read_manifest(folder)).key(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=gil_watch, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format_version": 99}', '{"format_version": 1}', "\0"])

@@ -1,5 +1,6 @@
 """Image folders: splits, labels, keys, and what is not taken for one."""
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.preprocess.selection import with_checked_labels, with_safe_keys
 from feedline.preprocess.sources.base import SourceError, open_source
 from tests.preprocess.raw import indexed, samples
 
@@ -86,16 +88,105 @@ def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
 
 
 def test_links(tmp_path: Path) -> None:
-    """Linked files and class folders are followed; a folder linked into a class may lead back, and is not."""
-    images(tmp_path / "store", "one.jpg", "cats/2.jpg")
-    images(tmp_path / "set", "a/1.jpg")
+    """Linked files and folders are followed, each folder once; one that leads back to where it lies is not."""
+    images(tmp_path / "store", "one.jpg", "cats/2.jpg", "more/3.jpg", "more/deep/4.jpg")
+    images(tmp_path / "set", "a/1.jpg", "a/real/5.jpg")
     (tmp_path / "set/a/linked.jpg").symlink_to(tmp_path / "store/one.jpg")
     (tmp_path / "set/b").symlink_to(tmp_path / "store/cats")
-    (tmp_path / "set/a/loop").symlink_to(tmp_path / "set")
-    assert sorted(indexed(tmp_path / "set").columns.keys) == ["a/1", "a/linked", "b/2"]
-    (tmp_path / "set/a/broken.jpg").symlink_to(tmp_path / "gone")
-    with pytest.raises(SourceError, match=r"broken\.jpg cannot be read: No such file"):
-        indexed(tmp_path / "set")
+    (tmp_path / "set/a/more").symlink_to(tmp_path / "store/more")
+    for name, target in {"loop": "set", "self": "set/a", "again": "set/a/real"}.items():
+        (tmp_path / "set/a" / name).symlink_to(tmp_path / target)
+    (tmp_path / "store/more/deep/up").symlink_to(tmp_path / "store/more")
+    found = indexed(tmp_path / "set")
+    keys = ["a/1", "a/linked", "a/more/3", "a/more/deep/4", "a/real/5", "b/2"]
+    assert sorted(found.columns.keys) == keys
+    assert found.notes == ["passed over: 4 links to folders already listed"]
+
+
+def test_what_has_no_bytes_or_no_class_is_a_trouble(tmp_path: Path) -> None:
+    images(tmp_path, "a/1.jpg", "b/2.jpg", "stray.jpg")
+    for name in ("a/broken.jpg", "a/gone", "c"):
+        (tmp_path / name).symlink_to(tmp_path / "nowhere")
+    (tmp_path / "b/loop.jpg").symlink_to("loop.jpg")
+    found = indexed(tmp_path)
+    columns = with_checked_labels(found.columns, len(found.classes))
+    assert {columns.keys[row]: why for row, why in columns.troubles.items()} == {
+        "a/broken": "broken link", "a/gone": "broken link", "b/loop": "broken link", "c": "broken link",
+        "stray": "no label",
+    }  # fmt: skip
+    assert [entry["name"] for entry in found.classes] == ["a", "b"]
+    assert columns.labels_N[[columns.keys.index(key) for key in ("a/1", "b/2", "stray")]].tolist() == [0, 1, -1]
+
+
+def test_stray_images_of_a_split_are_troubles_too(tmp_path: Path) -> None:
+    images(tmp_path, "train/a/1.jpg", "train/stray.jpg", "val/a/2.jpg", "logo.png", "docs/x.txt")
+    (tmp_path / "valid").symlink_to("gone")
+    found = indexed(tmp_path)
+    assert samples(found)["train", "stray"] == (-1, b"train/stray.jpg")
+    assert found.notes == ["left out beside train, val: docs, logo.png, valid"]
+
+
+def test_images_are_known_by_their_bytes_too(tmp_path: Path) -> None:
+    jpeg, png, jp2 = b"\xff\xd8\xff\xe0 photo", b"\x89PNG\r\n\x1a\n", b"\0\0\0\x0cjP  \r\n"
+    (tmp_path / "a").mkdir()
+    files = {"x.jfif": jpeg, "bare": png, "x.jp2": jp2, "odd.jpg_large": jpeg}
+    others = {"text": b"P", "no.txt": b"BMW", "empty": b""}
+    for name, data in (files | others).items():
+        (tmp_path / "a" / name).write_bytes(data)
+    images(tmp_path, "a/empty.jpe")
+    found = indexed(tmp_path)
+    assert sorted(found.columns.keys) == ["a/bare", "a/empty", "a/odd", "a/x", "a/x-" + found.columns.keys[-1][-8:]]
+    assert found.notes == ["passed over: 3 things that are no image files"]
+
+
+def test_a_flat_folder_of_names_without_extension(tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"\xff\xd8\xff\xe0")
+    with pytest.raises(UsageError, match="flat folder of images without labels"):
+        open_source(str(tmp_path))
+
+
+def test_different_images_never_share_a_key(tmp_path: Path) -> None:
+    official = "ILSVRC2012_val_00000001.JPEG"
+    images(tmp_path, "a/a_b_1.jpg", "a_b/a_b_1.jpg", f"a/{official}", f"c/{official}", "c/x.jpg")
+    clash = "c/x-" + hashlib.blake2b(b"c/x.png", digest_size=4).hexdigest()
+    images(tmp_path, "c/x.png", f"{clash}.jpg")  # what the hash of c/x.png leads to is there already
+    columns = indexed(tmp_path).columns
+    assert len(set(columns.keys)) == len(columns) == 7
+    assert {"a_b_1", "ILSVRC2012_val_00000001", "c/x", clash} < set(columns.keys)
+    assert not with_safe_keys(columns).troubles
+
+
+def test_classes_beside_a_split_are_not_dropped(tmp_path: Path) -> None:
+    images(tmp_path, "car/1.jpg", "plane/2.jpg", "train/kind0/3.jpg")
+    with pytest.raises(UsageError, match=r"car, plane beside train: .*layout=classes.*splits=train"):
+        open_source(str(tmp_path))
+    found = indexed(tmp_path, layout="classes")
+    assert [entry["name"] for entry in found.classes] == ["car", "plane", "train"]
+    assert samples(found)["train", "train/kind0/3"] == (2, b"train/kind0/3.jpg")
+    found = indexed(tmp_path, splits="train")
+    assert found.columns.keys == ["kind0/3"]
+    assert found.notes == ["left out beside train: car, plane"]
+
+
+def test_a_class_called_val(tmp_path: Path) -> None:
+    images(tmp_path, "car/1.jpg", "val/2.jpg")
+    with pytest.raises(UsageError, match="or layout=classes if it is a class"):
+        open_source(str(tmp_path))
+    assert [entry["name"] for entry in indexed(tmp_path, layout="classes").classes] == ["car", "val"]
+
+
+def test_a_split_alone_keeps_the_labels_it_has_beside_the_others(tmp_path: Path) -> None:
+    images(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "val/b/2.jpg", "test/b/3.jpg")
+    assert samples(indexed(tmp_path, splits="val")) == {("val", "b/2"): (1, b"val/b/2.jpg")}
+    with pytest.raises(UsageError, match="has no folder for test"):
+        open_source(str(images(tmp_path / "other", "a/1.jpg")), splits="test")
+
+
+def test_class_folders_that_are_numbers_in_text_order_are_said(tmp_path: Path) -> None:
+    found = indexed(images(tmp_path, "0/1.jpg", "1/1.jpg", "2/1.jpg", "10/1.jpg"))
+    assert found.notes == [
+        "class folders are labelled in text order: '10' is label 2 (--class-order gives them another)"
+    ]
 
 
 def test_wnids_are_known_as_such(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.preprocess.sources.base import SourceError, open_source
+from feedline.preprocess.sources.tar_headers import TarError
 from tests.preprocess.raw import (
     DEVKIT,
     TRAIN,
@@ -170,6 +171,29 @@ def test_a_class_the_devkit_does_not_know(tiny_ilsvrc: Path, tmp_path: Path) -> 
         open_source(str(source))
 
 
+def test_a_stray_image_beside_class_folders_is_a_trouble_and_not_of_the_last_class(
+    tiny_ilsvrc: Path, tmp_path: Path
+) -> None:
+    folders = class_folders(tiny_ilsvrc, tmp_path / "folders")
+    last = max(folders.iterdir())
+    for image in last.iterdir():
+        image.rename(folders / image.name)
+    source = link(tmp_path / "source", train=folders, VAL=tiny_ilsvrc / VAL, DEVKIT=tiny_ilsvrc / DEVKIT)
+    with pytest.raises(SourceError, match=f"class {last.name} has no image"):
+        indexed(source)
+    found = indexed(source, missing_classes="allow")
+    assert found.columns.labels_N[found.columns.splits_N == 0].tolist().count(-1) == 9
+
+
+def test_links_to_nothing_are_one_line(tiny_ilsvrc: Path, tmp_path: Path) -> None:
+    tars = class_tars(tiny_ilsvrc, tmp_path / "tars")
+    (tars / "n99999999.tar").symlink_to("gone")
+    with pytest.raises(UsageError, match=r"n99999999\.tar cannot be read: No such file"):
+        indexed(tars)
+    with pytest.raises(UsageError, match="train is a broken link"):
+        open_source(str(link(tmp_path / "source", train=tmp_path / "gone")))
+
+
 def test_a_class_tar_twice(tmp_path: Path) -> None:
     inner = write_tar(tmp_path / "inner", [("n00000001_1.JPEG", b"1")]).read_bytes()
     with pytest.raises(SourceError, match=r"holds class tar n00000001\.tar twice"):
@@ -266,6 +290,42 @@ def test_numbers_without_a_devkit(tiny_ilsvrc: Path, tmp_path: Path) -> None:
     source = link(tmp_path / "source", TRAIN=tiny_ilsvrc / TRAIN, VAL=tiny_ilsvrc / VAL)
     with pytest.raises(SourceError, match="has numbers only: give the devkit"):
         indexed(source, ground_truth=str(file))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_numbers_of_a_flat_folder_alone_are_the_labels(tmp_path: Path, named: bool) -> None:
+    """Also 10, which comes before 2 as text."""
+    (tmp_path / "val").mkdir()
+    names = [f"{n:02d}.jpg" for n in range(12)]
+    for name in names:
+        (tmp_path / "val" / name).write_bytes(b"x")
+    file = tmp_path / "truth.txt"
+    file.write_text("\n".join(f"{name} {n}" if named else str(n) for n, name in enumerate(names)))
+    found = indexed(tmp_path / "val", ground_truth=str(file))
+    assert found.columns.labels_N.tolist() == list(range(12))
+    assert [entry["name"] for entry in found.classes] == [str(n) for n in range(12)]
+    file.write_text(file.read_text().removesuffix("11") + "eleven")
+    with pytest.raises(SourceError, match=r"truth\.txt says 'eleven' beside '.*': numbers or words\?"):
+        indexed(tmp_path / "val", ground_truth=str(file))
+
+
+def test_a_link_in_a_class_tar_is_a_trouble_and_a_class_tar_is_none(tiny_ilsvrc: Path, tmp_path: Path) -> None:
+    tars = class_tars(tiny_ilsvrc, tmp_path / "tars")
+    first = min(tars.iterdir())
+    with tarfile.open(first, "a") as tar:
+        info = tarfile.TarInfo(f"{first.stem}_9.JPEG")
+        info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(info)
+    found = indexed(tars)
+    assert {found.columns.keys[row]: why for row, why in found.columns.troubles.items()} == {
+        f"{first.stem}_9": "symbolic link"
+    }
+    with tarfile.open(tmp_path / TRAIN, "w") as tar:
+        tar.add(first, first.name)
+        info.name = "n99999999.tar"
+        tar.addfile(info)
+    with pytest.raises(TarError, match=r"'n99999999\.tar' is a symbolic link: pack the files themselves"):
+        indexed(tmp_path / TRAIN)
 
 
 # --- damage -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import pickle
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,62 @@ def test_binary_column_words_and_nulls(tmp_path: Path) -> None:
     found = indexed(write(tmp_path / "x.parquet", table), tmp_path / "staging")
     assert [entry["name"] for entry in found.classes] == ["cat", "dog"]
     assert list(samples(found).values()) == [(1, b"1"), (0, b""), (-1, b"3")]
+
+
+def test_class_names_in_another_order_are_mapped_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "set/test-0.parquet", hub_table(2, 0, ["emu", "dog", "cat"]))  # 0, 1: emu, dog
+    write(tmp_path / "set/train-0.parquet", hub_table(4, 0, ["cat", "dog", "emu"]))
+    write(tmp_path / "set/train-1.parquet", hub_table(4, 4, ["dog", "emu", "cat"]))
+    found = indexed(tmp_path / "set", tmp_path / "staging")
+    assert [entry["name"] for entry in found.classes] == ["cat", "dog", "emu"]
+    read = samples(found)
+    assert [read["train", f"{n:08d}"][0] for n in range(8)] == [0, 1, 0, 1, 1, 2, 1, 2]
+    assert [read["test", f"{n:08d}"][0] for n in range(2)] == [2, 1]
+
+
+@pytest.mark.parametrize("names", [["cat", "emu"], ["cat"], ["cat", "dog", "dog"], None])
+def test_files_that_name_different_classes_are_refused(tmp_path: Path, names: list[str] | None) -> None:
+    write(tmp_path / "set/a.parquet", hub_table(4, 0, NAMES))
+    write(tmp_path / "set/b.parquet", hub_table(4, 4, names))
+    with pytest.raises(SourceError, match=r"b\.parquet names .* classes than .*a\.parquet.*labels=numbers"):
+        indexed(tmp_path / "set", tmp_path / "staging")
+    found = indexed(tmp_path / "set", tmp_path / "staging", labels="numbers")
+    assert [label for label, _ in samples(found).values()] == [0, 1] * 4
+
+
+def test_a_lone_column_of_another_name_is_not_taken_for_the_label(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", hub_table(3).rename_columns(["image", "id"]))
+    with pytest.raises(UsageError, match=r"which column is the label\? Say --source-option label_column=NAME"):
+        open_source(str(path))
+    found = indexed(path, tmp_path / "staging", label_column="id")
+    assert "columns: image 'image', label 'id'" in found.notes
+    hub = hub_table(3, 0, NAMES).rename_columns(["image", "kind"])
+    said = {"info": {"features": {"kind": {"names": NAMES}}}}
+    named = write(tmp_path / "y.parquet", hub.replace_schema_metadata({"huggingface": json.dumps(said)}))
+    assert indexed(named, tmp_path / "more").classes == [{"name": "cat"}, {"name": "dog"}]
+
+
+@pytest.mark.parametrize("labels", [["7", "07", "8"], ["1", "2", "unknown"]])
+def test_an_odd_label_names_its_row(tmp_path: Path, labels: list[str]) -> None:
+    images = [{"bytes": b"x", "path": ""}] * 3
+    write(tmp_path / "set/a.parquet", pa.table({"image": images, "label": ["5", "5", "5"]}))
+    write(tmp_path / "set/b.parquet", pa.table({"image": images, "label": labels}))
+    with pytest.raises(SourceError, match=r"set: sample '0000000[45]\.jpg' of train has the label '(07|unknown)'"):
+        indexed(tmp_path / "set", tmp_path / "staging")
+
+
+def test_a_label_column_of_floats_is_refused(tmp_path: Path) -> None:
+    images = [{"bytes": b"x", "path": ""}] * 2
+    write(tmp_path / "x.parquet", pa.table({"image": images, "label": [1.0, None], "id": [5, 6]}))
+    with pytest.raises(UsageError, match=r"label column 'label' is of double: store integers or text"):
+        open_source(str(tmp_path / "x.parquet"))
+
+
+def test_image_columns_of_two_kinds(tmp_path: Path) -> None:
+    write(tmp_path / "set/a.parquet", hub_table(1))
+    write(tmp_path / "set/b.parquet", pa.table({"image": [b"plain"], "label": [1]}))
+    found = indexed(tmp_path / "set", tmp_path / "staging")
+    assert [data for _, data in samples(found).values()] == [b"image 0", b"plain"]
 
 
 @pytest.mark.parametrize("names", [5, "cat", [1, 2], {"a": 1}, "deep"])
@@ -252,3 +309,17 @@ def test_a_dataset_in_several_forms_is_named_with_one(tmp_path: Path) -> None:
             indexed(f"torchvision:{name}:{tmp_path}", tmp_path / "other")
     with pytest.raises(UsageError, match="CIFAR10 has no forms"):
         indexed(f"torchvision:CIFAR10/x:{tmp_path}", tmp_path / "other")
+
+
+def test_no_thread_of_arrow_waits_for_python_s_lock(tmp_path: Path, gil_watch: dict[str, str]) -> None:
+    """One that does so while the interpreter ends, as it soon does where a file is damaged, aborts the process."""
+    path = write(tmp_path / "x.parquet", hub_table(3000, 0, NAMES))
+    code = f"""
+from feedline.preprocess.sources.parquet import opened
+from feedline.preprocess.sources.base import SourceOptions
+for _ in range(30):
+    with opened({str(path)!r}, SourceOptions()) as file:
+        for row in file.iter_batches(batch_size=64): pass
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=gil_watch, capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -101,14 +101,20 @@ def test_folders_and_global_headers_are_passed_over() -> None:
         (tarfile.CHRTYPE, "character device"),
         (tarfile.BLKTYPE, "block device"),
         (tarfile.FIFOTYPE, "pipe"),
-        (tarfile.GNUTYPE_SPARSE, "sparse file"),
-        (b"Z", "unknown type"),
     ],
 )
-def test_what_has_no_bytes_is_refused(kind: bytes, what: str) -> None:
-    data = packed([("evil.jpg", b"")], type=kind, linkname="/etc/passwd")
+def test_what_has_no_bytes_is_a_member_without_any(kind: bytes, what: str) -> None:
+    link = packed([("evil.jpg", b"")], tarfile.PAX_FORMAT, type=kind, linkname="é" * 200)
+    data = link[:-1024].rstrip(b"\0") + bytes(-len(link[:-1024].rstrip(b"\0")) % 512) + packed([("a.jpg", b"1")])
+    assert [(member.name, member.length, member.trouble) for member in walked(data)] == [
+        ("evil.jpg", 0, what), ("a.jpg", 1, ""),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "what"), [(tarfile.GNUTYPE_SPARSE, "sparse file"), (b"Z", "unknown type")])
+def test_what_cannot_be_read_past_is_refused(kind: bytes, what: str) -> None:
     with pytest.raises(TarError, match=rf"t\.tar: 'evil\.jpg' is a .*{what}"):
-        walked(data)
+        walked(packed([("evil.jpg", b"")], type=kind))
 
 
 def test_pax_sparse_is_refused() -> None:

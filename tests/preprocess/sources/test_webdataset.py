@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import re
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,16 +48,117 @@ def test_json_labels_and_other_members(tmp_path: Path) -> None:
         (".hidden.jpg", b"h"),
         ("d.webp", b"D"),
         ("d.json", b"{not json"),
+        ("e.jfif", b"E"),
+        ("e.json", b'{"label": 2}'),
     ]
     found = indexed(write_tar(tmp_path / "x.tar", rows))
-    assert samples(found) == {("train", "a"): (2, b"A"), ("train", "b"): (-1, b"B"), ("train", "d"): (-1, b"D")}
-    assert found.notes == ["passed over: 1 samples without an image"]
+    assert samples(found) == {("train", "a"): (2, b"A"), ("train", "b"): (-1, b"B"), ("train", "d"): (-1, b"D"),
+                              ("train", "e"): (2, b"E")}  # fmt: skip
+    assert found.notes[1:] == ["passed over: 1 samples without an image"]
 
 
 def test_classes_in_words_are_sorted(tmp_path: Path) -> None:
     found = indexed(wds(tmp_path / "x.tar", ("a", "n02"), ("b", "n01440764"), ("c", "dog")))
     assert found.classes == [{"name": "dog"}, {"name": "n01440764", "wnid": "n01440764"}, {"name": "n02"}]
     assert [label for label, _ in samples(found).values()] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("said", "labels", "names"),
+    [
+        (["2", " 0\n", "10"], [2, 0, 10], None),
+        (["\ufeff2", "0\r\n"], [2, 0], None),
+        (["00", "01", "10"], [0, 1, 10], None),
+        (["dog", "cat", "dog"], [1, 0, 1], ["cat", "dog"]),
+        (["1.2.3", "7_seas", "n02"], [0, 1, 2], ["1.2.3", "7_seas", "n02"]),
+    ],
+)
+def test_labels_are_all_numbers_or_all_words(
+    tmp_path: Path, said: list[str], labels: list[int], names: list[str] | None
+) -> None:
+    found = indexed(wds(tmp_path / "x.tar", *((f"k{n}", label) for n, label in enumerate(said))))
+    assert found.columns.labels_N.tolist() == labels
+    assert [entry["name"] for entry in found.classes] == (names or [str(n) for n in range(max(labels) + 1)])
+
+
+@pytest.mark.parametrize(
+    ("said", "odd"),
+    [
+        (["2", "10", "unknown", "2"], "unknown"),
+        (["cat", "dog", "cat", "7"], "7"),
+        (["2", "10", "1.0"], "1.0"),
+        (["1.0", "2.0", "10.0", "10.0"], "1.0"),
+        (["007", "07", "7"], "07"),
+        (["1", "+1"], "+1"),
+        (["1", "1e3"], "1e3"),
+        (["1", "nan"], "nan"),
+        (["1", "12345678901234567890"], "12345678901234567890"),
+        (["1", "３"], "３"),
+    ],
+)
+def test_an_odd_label_is_refused_by_name(tmp_path: Path, said: list[str], odd: str) -> None:
+    wds(tmp_path / "set/train/a.tar", *((f"a{n}", label) for n, label in enumerate(said) if label != odd))
+    wds(tmp_path / "set/train/b.tar", *((f"b{n}", label) for n, label in enumerate(said) if label == odd))
+    where = re.escape(f"set: sample 'b{said.index(odd)}.jpg' of train/b.tar has the label {odd!r}")
+    with pytest.raises(SourceError, match=f"{where}.*labels=numbers.*labels=words"):
+        indexed(tmp_path / "set")
+
+
+def test_odd_labels_when_told_what_they_are(tmp_path: Path) -> None:
+    said = ["007", "07", "7", "1.0", "10", "unknown", "1.5", ""]
+    path = wds(tmp_path / "x.tar", *((f"k{n}", label) for n, label in enumerate(said)))
+    found = indexed(path, labels="numbers")
+    assert found.columns.labels_N.tolist() == [7, 7, 7, 1, 10, -1, -1, -1]
+    assert found.columns.troubles == {5: "label is no number", 6: "label is no number"}
+    found = indexed(path, labels="words")
+    assert [entry["name"] for entry in found.classes] == sorted(said[:-1])
+    assert found.columns.labels_N.tolist() == [0, 1, 5, 2, 4, 6, 3, -1]
+    assert found.notes == ["labels are words: 7 classes in text order, '007' to 'unknown'"]
+    with pytest.raises(UsageError, match="labels 'text' is neither numbers nor words"):
+        indexed(path, labels="text")
+
+
+def test_numbers_with_gaps_are_said(tmp_path: Path) -> None:
+    found = indexed(wds(tmp_path / "x.tar", ("a", 1), ("b", 4)))
+    assert found.notes == ["labels are numbers: 5 classes, 3 of them without a sample (first: 0)"]
+
+
+def test_labels_that_cannot_be_read(tmp_path: Path) -> None:
+    deep = b"[" * 100_000
+    labels = [("cls", "\u00e9".encode("latin-1")), ("cls", b"1\0"), ("cls", b"1\n2"), ("json", deep), ("json", b"{"),
+              ("json", b'{"label": [1]}'), ("json", b'{"label": true}'),
+              ("json", b'{"label": "\\ud800"}')]  # fmt: skip
+    rows = [(f"k{n}.jpg", b"x") for n in range(len(labels))]
+    rows = [
+        pair for row, (kind, data) in zip(rows, labels, strict=True) for pair in (row, (f"{row[0][:-3]}{kind}", data))
+    ]
+    found = indexed(write_tar(tmp_path / "x.tar", [("ok.jpg", b"x"), ("ok.cls", b"0"), *rows]))
+    assert found.columns.labels_N.tolist() == [0] + [-1] * len(labels)
+    assert found.columns.troubles == dict.fromkeys(range(1, len(labels) + 1), "label cannot be read")
+
+
+def test_two_images_in_a_sample_are_refused_until_told_which(tmp_path: Path) -> None:
+    rows = [("a.png", b"mask"), ("a.jpg", b"photo"), ("a.cls", b"0"), ("a.txt", b"3")]
+    path = write_tar(tmp_path / "x.tar", rows)
+    with pytest.raises(SourceError, match=r"x\.tar: sample 'a' has two images, png and jpg: .* image_column=png"):
+        indexed(path)
+    assert samples(indexed(path, image_column="jpg")) == {("train", "a"): (0, b"photo")}
+    assert samples(indexed(path, image_column=".JPG", label_column="txt")) == {("train", "a"): (3, b"photo")}
+
+
+def test_what_has_no_bytes_in_a_tar_is_a_trouble(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, kind in (("a.jpg", tarfile.SYMTYPE), ("b.jpg", tarfile.CHRTYPE), ("c.cls", tarfile.LNKTYPE),
+                           ("c.jpg", tarfile.REGTYPE), ("note.txt", tarfile.FIFOTYPE), ("d.jpg", tarfile.REGTYPE),
+                           ("d.cls", tarfile.REGTYPE)):  # fmt: skip
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, "x", int(kind == tarfile.REGTYPE)
+            tar.addfile(info, io.BytesIO(b"0"))
+    found = indexed(path)
+    troubles = {found.columns.keys[row]: why for row, why in found.columns.troubles.items()}
+    assert troubles == {"a": "symbolic link", "b": "character device", "c": "label cannot be read"}
+    assert samples(found)["train", "d"] == (0, b"0")
 
 
 def test_labels_that_are_none(tmp_path: Path) -> None:
@@ -93,7 +196,9 @@ def test_a_split_without_labels_is_left_out(tmp_path: Path) -> None:
 
 def test_images_without_any_label(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", [("train/n01/1.jpg", b"1"), ("train/n02/2.jpg", b"2")])
-    with pytest.raises(SourceError, match=r"no image in its tars has a label .* extract the tars into class folders"):
+    with pytest.raises(
+        SourceError, match=r"no image in its tars has a label .*label_column=.* extract the tars into class folders"
+    ):
         indexed(path)
 
 
@@ -187,6 +292,8 @@ def test_remote_mistakes_are_one_line(memory: fsspec.AbstractFileSystem) -> None
         open_source("memory://set")
     with pytest.raises(UsageError, match=r"memory://gone\.tar cannot be read"):
         indexed("memory://gone.tar")
+    with pytest.raises(UsageError, match=r"http://127\.0\.0\.1:9/x cannot be listed: connection refused"):
+        open_source("http://127.0.0.1:9/x")
     with pytest.raises(UsageError, match="nonsense://x cannot be listed"):
         open_source("nonsense://x")
 
@@ -225,6 +332,12 @@ def test_a_prepared_dataset_keeps_its_classes(tmp_path: Path, memory: fsspec.Abs
     assert set(plain(samples(indexed(tmp_path / "out" / "val")))) == {("val", "x/a"), ("val", "b")}
     memory.put(str(tmp_path / "out"), "/out", recursive=True)
     assert indexed("memory://out").columns.keys == found.columns.keys
+
+
+def test_options_for_labels_are_of_no_use_for_a_prepared_dataset(tmp_path: Path) -> None:
+    prepared(tmp_path, "train")
+    with pytest.raises(UsageError, match="source option labels is of no use for"):
+        open_source(str(tmp_path), labels="words")
 
 
 def test_a_prepared_dataset_without_images(tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ def test_the_page_is_whole_and_fetches_nothing(seen: Recording) -> None:
     assert "url(" not in page._style()
 
 
+def test_the_command_at_the_top_can_be_pasted() -> None:
+    script = Script(argv=["my train.py", "--data", "$(touch x)"])
+    assert "'my train.py' --data '$(touch x)'" in str(report(replace(EMPTY, script=script), diagnose(EMPTY)))
+
+
 def test_the_verdict_comes_first_and_says_what_the_diagnosis_says() -> None:
     found = diagnose(rich())
     body = str(report(rich(), found)).partition("<body>")[2]

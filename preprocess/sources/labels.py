@@ -1,0 +1,83 @@
+"""Labels as people write them, and the classes they mean: one rule for every source that has labels as text.
+
+Labels in digits are the labels themselves; leading zeros are allowed (`00` to `99`). Labels in words are classes in
+text order. A source has either. One odd label among them (`unknown` among numbers, `1.0`, `07` beside `7`) must not
+renumber the others, nor become one of them: it is refused, until the user says what labels are:
+
+    labels=numbers   whole numbers (also `1.0`, and `07` is 7); a sample with another label goes to quarantine
+    labels=words     every label is a class name, as it is written
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+
+from feedline.preprocess.sources.base import SourceError
+
+NUMBER = re.compile(r"-?[0-9]{1,18}")
+LIKE_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+CLASSES_MAX = 100_000
+"""A larger label number is taken for something else than a class."""
+
+
+def odd_label(counts: Mapping[str, int]) -> tuple[str, str] | None:
+    """(a label that does not fit, one of the others) where they are not all numbers or all words."""
+    by_kind = {kind: [label for label in counts if kind_of(label) == kind] for kind in ("unclear", "word", "number")}
+    by_value: dict[int, str] = {}
+    for label in sorted(by_kind["number"], key=lambda label: (len(label), label)):
+        if (other := by_value.setdefault(int(label), label)) != label:
+            return label, other
+    kinds = [kind for kind, labels in by_kind.items() if labels]
+    if len(kinds) <= 1 and "unclear" not in kinds:
+        return None
+    rarest = min(kinds, key=lambda kind: (kind != "unclear", sum(counts[label] for label in by_kind[kind])))
+    odd = min(by_kind[rarest], key=lambda label: (counts[label], label))
+    return odd, max(counts, key=lambda label: (label != odd, counts[label], label))
+
+
+def kind_of(label: str) -> str:
+    if NUMBER.fullmatch(label):
+        return "number"
+    return "unclear" if LIKE_NUMBER.fullmatch(label) else "word"
+
+
+def whole_number(label: str) -> int | None:
+    """Also of `1.0`; None for what is none."""
+    if NUMBER.fullmatch(label):
+        return int(label)
+    number = float(label) if LIKE_NUMBER.fullmatch(label) else 0.5
+    return int(number) if number.is_integer() and abs(number) < 1e18 else None
+
+
+def class_names(labels: Collection[str], numbers: bool, place: Callable[[str], str]) -> list[str]:
+    """By label. Raises SourceError for a number too large to be a class; `place` says where a label stands."""
+    if not numbers:
+        return sorted(labels)
+    largest = max(labels, key=lambda label: whole_number(label) or 0, default="-1")
+    most = whole_number(largest) or 0
+    if most >= CLASSES_MAX:
+        raise SourceError(
+            f"{place(largest)}: a label of {most} is no class number (under {CLASSES_MAX:,}): mend it, or say "
+            "--source-option labels=words if each is a class of its own"
+        )
+    return [str(label) for label in range(most + 1)]
+
+
+def number_in(label: str, classes: int) -> int | str:
+    """The label, -1 for none, or why it is none of so many classes."""
+    number = whole_number(label)
+    if number is None:
+        return "label is no number"
+    return number if -1 <= number < classes else "label out of range"
+
+
+def note_on(counts: Counter[str], names: list[str], numbers: bool) -> list[str]:
+    """What a user may not expect of classes that the labels alone tell."""
+    if not names:
+        return []
+    if not numbers:
+        return [f"labels are words: {len(names)} classes in text order, {names[0]!r} to {names[-1]!r}"]
+    used = {str(whole_number(label)) for label in counts}
+    empty = [name for name in names if name not in used]
+    more = f"{len(empty)} of them without a sample (first: {empty[0]})" if empty else ""
+    return [f"labels are numbers: {len(names)} classes, {more}"] if empty else []

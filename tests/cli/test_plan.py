@@ -1,0 +1,23 @@
+"""`feedline plan`: what its options mean."""
+
+import pytest
+
+from feedline.cli.plan import parse_rate
+from feedline.pipeline.base.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [
+        ("2GB/s", 2e9), ("2 GB/s", 2e9), ("2GB", 2e9), ("2G", 2e9), ("1GiB/s", 2**30), ("1000000", 1e6),
+        ("2Gb/s", 2.5e8), ("2Gbit/s", 2.5e8), ("10Gbps", 1.25e9), ("1Gib/s", 2**27), ("500MBps", 5e8), ("8b/s", 1),
+    ],
+)  # fmt: skip
+def test_bits_are_not_bytes(text: str, bytes_per_s: float) -> None:
+    assert parse_rate(text) == bytes_per_s
+
+
+@pytest.mark.parametrize("text", ["fast", "", "nan", "-2GB/s", "2GB/h", "2XB/s", "1e9", "9999999999999TB/s"])
+def test_what_is_no_rate_is_refused_by_its_option(text: str) -> None:
+    with pytest.raises(UsageError, match="--bandwidth"):
+        parse_rate(text)
