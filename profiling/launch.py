@@ -4,28 +4,28 @@ The probe gets in through a `sitecustomize` module in a folder put first on PYTH
 the script: `__main__`, `sys.argv`, `sys.path`, stdin and stdout are untouched, and processes the script starts
 (torchrun's ranks) are watched too. The probe's line hands over to a `sitecustomize` of the machine's own.
 
-This process meanwhile samples resources, passes signals on, and merges what the processes wrote down.
+This process meanwhile samples resources, passes signals on (`interrupts`), and merges what the processes wrote down.
 """
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.scratch import scratch_folder
+from feedline.profiling.interrupts import PASSED_ON, Interrupts, hearing
 from feedline.profiling.machine.resources import ResourceSampler
+from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, Options
 from feedline.profiling.record.merge import is_trainer, merge
 from feedline.profiling.record.recording import EndedBy, Recording, Script
@@ -52,7 +52,8 @@ except Exception:
 LEAVE_S = 20.0  # a script that was told to stop and does not is terminated after this long
 GRACE_S = 3.0  # its workers end by themselves within this
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +64,6 @@ class Launch:
     """The script (or module) and its arguments."""
     module: bool = False
     options: Options = field(default_factory=Options)
-    silent: bool = False
-    """Standard output and error go nowhere (legs)."""
-    environment: dict[str, str] | None = None
-    """Added to the script's environment."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +71,21 @@ class Run:
     recording: Recording
     journal: Journal
     status: int
-    """What the script ended with; 128 + n for signal n."""
-    stderr_tail: str = ""
+    """What the script ended with; 128 + n for signal n, to it or to this process. 0 once its verdict was known in a
+    diagnostic run and no signal ended it: what was asked for has been seen."""
+    exit_status: int = 0
+    """What the script itself ended with, in any case."""
 
 
 @contextmanager
-def launched(launch: Launch, report: Callable[[str], None] = lambda _: None) -> Generator[Run]:
+def launched(launch: Launch, report: Report = lambda _: None) -> Generator[Run]:
     """Run to the end; the journal's folder exists inside the block."""
     command = command_line(launch.argv, module=launch.module)
-    with scratch_folder("profile") as folder:
+    with hearing() as interrupts, scratch_folder("profile") as folder:
         (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
         journal = Journal(folder)
         journal.set_options(replace(launch.options, parent=parent()))
-        yield _run(launch, command, journal)
+        yield _run(launch, command, journal, interrupts, report)
 
 
 def parent() -> int:
@@ -120,49 +119,49 @@ def command_line(argv: Sequence[str], *, module: bool) -> list[str]:
     raise UsageError(f"no script at {script} (for a module: feedline profile -m {argv[0]})")
 
 
-def _run(launch: Launch, command: list[str], journal: Journal) -> Run:
+def _run(launch: Launch, command: list[str], journal: Journal, interrupts: Interrupts, report: Report) -> Run:
     origin = time.perf_counter()
-    errors = journal.folder / "stderr.txt"
-    with errors.open("wb") as sink:
-        nowhere = subprocess.DEVNULL if launch.silent else None
-        child: subprocess.Popen[bytes] = subprocess.Popen(
-            command,
-            env=environment(journal.folder, launch.environment),
-            stdin=nowhere,
-            stdout=nowhere,
-            stderr=sink if launch.silent else None,
-        )
-        sampler = ResourceSampler(child.pid, origin=origin, roles=Roles(journal))
-        sampler.start()
-        try:
-            with signals_passed_on(child):
-                code, stopped = _wait(child, journal, sampler)
-        finally:
-            sampler.stop()
-            end_workers(journal, child)
+    child: subprocess.Popen[bytes] = subprocess.Popen(command, env=environment(journal.folder))
+    sampler = ResourceSampler(child.pid, origin=origin, roles=Roles(journal))
+    sampler.start()
+    try:
+        with interrupts.passed_on_to(child, journal):
+            code, stopped = _wait(child, journal, sampler, report)
+    finally:
+        sampler.stop()
+        end_processes(journal, child)
+    own_status = status_of(code)
+    if code and progress(journal).began and not interrupts.number and -code not in PASSED_ON:
+        code, stopped = 0, True
     script = _script(launch, journal, code, stopped=stopped)
     recording = merge(journal, origin=origin, argv=launch.argv, sampler=sampler, script=script)
-    return Run(recording, journal, status_of(code), errors.read_text(errors="replace")[-2000:])
+    return Run(recording, journal, interrupts.status or status_of(code), own_status)
 
 
-def environment(folder: Path, more: dict[str, str] | None = None) -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
     path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
         "PYTHONPATH": f"{folder}{os.pathsep}{path}" if path else str(folder),
         ENVIRONMENT: str(folder),
-        **(more or {}),
     }
 
 
-def _wait(child: "subprocess.Popen[bytes]", journal: Journal, sampler: ResourceSampler) -> tuple[int, bool]:
+def _wait(
+    child: "subprocess.Popen[bytes]", journal: Journal, sampler: ResourceSampler, report: Report
+) -> tuple[int, bool]:
     """(return code, negative for a signal; whether we had to end it). Ends sampling when there is no more to see."""
     left: float | None = None
+    diagnosing = False
     while True:
         try:
             return child.wait(timeout=0.5), False
         except subprocess.TimeoutExpired:
             pass
+        if not diagnosing and progress(journal).began:
+            diagnosing = True
+            sampler.stop()
+            report("the verdict's steps are over: now legs and lines, then the script is ended")
         ended = [said.get("ended_by") for said in journal.all("trainer-") if is_trainer(said)]
         if not ended or None in ended:
             continue
@@ -170,7 +169,7 @@ def _wait(child: "subprocess.Popen[bytes]", journal: Journal, sampler: ResourceS
             sampler.stop()
         elif left is None:
             left = time.monotonic()
-        elif time.monotonic() - left > LEAVE_S and ended[0] in ("steps", "seconds"):
+        elif time.monotonic() - left > LEAVE_S and ended[0] in ("steps", "seconds", "signal"):
             _terminate(child)
             return 0, True
 
@@ -207,47 +206,34 @@ class Roles:
         return {said["pid"]: scope_of(rank)} if path.name.startswith("trainer-") else {}
 
 
-@contextmanager
-def signals_passed_on(child: "subprocess.Popen[bytes]") -> Generator[None]:
-    """Ctrl-C in a terminal reaches the script by itself; a signal sent to us alone is handed on. We outlive both."""
-
-    def hand_on(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and _in_foreground():
-            return
-        if child.poll() is None:
-            child.send_signal(number)
-
-    try:
-        heard = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
-        before = {number: signal.signal(number, hand_on) for number in heard}
-    except ValueError:  # not the main thread: nobody sends us signals there
-        before = {}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _in_foreground() -> bool:
-    try:
-        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:
-        return False
-
-
-def end_workers(journal: Journal, child: "subprocess.Popen[bytes]") -> None:
-    """The script's loader workers end with it; one that hangs is killed, so that no process is left."""
+def end_processes(journal: Journal, child: "subprocess.Popen[bytes]") -> None:
+    """The script's loader workers end with it; one that hangs is killed, so that no process is left. Of a script that
+    is still there nothing at all is left."""
     if child.poll() is None:
-        _terminate(child)
-    workers = [found for said in journal.all("worker-") if (found := _alive(said["pid"], said["created"]))]
-    _, alive = psutil.wait_procs(workers, timeout=GRACE_S)
-    for process in alive:
-        try:
+        _kill([psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)])
+        child.wait()
+        _kill(of_run(journal.folder))
+        return
+    alive = [_alive(said["pid"], said["created"]) for said in journal.all("worker-")]
+    _, left = psutil.wait_procs([process for process in alive if process is not None], timeout=GRACE_S)
+    _kill(left)
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error):
             process.kill()
-        except psutil.Error:
-            continue
-    psutil.wait_procs(alive, timeout=GRACE_S)
+    psutil.wait_procs(processes, timeout=GRACE_S)
+
+
+def of_run(folder: Path) -> list[psutil.Process]:
+    """All that a run's script has started, whoever is its parent by now."""
+    processes: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(ENVIRONMENT) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
+    return processes
 
 
 def _alive(pid: int, created: float) -> psutil.Process | None:

@@ -100,3 +100,12 @@ def part(frame: FrameType | None) -> tuple[str, str]:
             break  # a frame of the user's own always decides
     place = f"{place_name(own.f_code)}:{own.f_lineno}" if own else "nowhere"
     return found or "other", place
+
+
+def own_place(frame: FrameType) -> str:
+    """file:line of the script's own code that a stack came from: a `print(loss)` synchronises deep inside torch."""
+    for one in frames(frame):
+        file = one.f_code.co_filename
+        if not is_library(file) and not is_ours(file):
+            return f"{file.replace(chr(92), '/').rpartition('/')[2]}:{one.f_lineno}"
+    return "a library"

@@ -113,8 +113,8 @@ def test_copies_are_timed_by_marks_and_these_time_themselves(tmp_path: Path) -> 
     origin = time.perf_counter()
     capture = Capture(Journal(tmp_path), Options(steady=False))
     hooks = Hooks(capture)
-    capture.device = Device(SimpleNamespace(Tensor=OnHost, cuda=cuda))
-    capture.device.install(hooks)
+    capture.device = device = Device(SimpleNamespace(Tensor=OnHost, cuda=cuda), capture)
+    device.install(hooks)
     one = capture.begin_pass(Loader(), "torch")
     for _ in range(12):
         capture.got(one, capture.ask(one), BATCH)
