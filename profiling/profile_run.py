@@ -12,7 +12,7 @@ from feedline.profiling.launch import Launch, Run, launched
 from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import Options
 from feedline.profiling.record.recording import LegName, Recording
-from feedline.profiling.watch.worker_rules import is_library
+from feedline.profiling.watch.rules import is_library
 
 LEGS: tuple[LegName, ...] = ("normal", "cached", "loader_only")
 

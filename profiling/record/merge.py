@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from feedline.profiling.record import diagnostic
 from feedline.profiling.record.gpu_means import over_steps
@@ -31,11 +31,9 @@ from feedline.profiling.record.recording import (
     WorkerTime,
 )
 from feedline.profiling.record.rows import PassRow, StepRow, TimeRow
+from feedline.profiling.record.series import Sampled
 from feedline.profiling.record.watch_costs import costs, overhead
 from feedline.profiling.record.windows import RowSum, Windows
-
-if TYPE_CHECKING:
-    from feedline.profiling.machine.resources import ResourceSampler
 
 WARM_UP_RULE = (
     "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader and the first batch of "
@@ -50,7 +48,7 @@ def merge(
     *,
     origin: float,
     argv: Sequence[str],
-    sampler: "ResourceSampler | None" = None,
+    sampler: Sampled | None = None,
     script: Script | None = None,
 ) -> Recording:
     """Everything the processes of a run wrote down. `origin` is the clock's reading at second 0."""
@@ -67,7 +65,7 @@ def merge(
     windows = {rank: Windows([s for s in steps if s.rank == rank]) for rank in {said["rank"] for said in trainers}}
     workers = _workers(journal, trainers, phases, windows, origin)
     trainer_times = [_trainer_time(journal, said, windows[said["rank"]], origin) for said in trainers]
-    series = sampler.series.all() if sampler else []
+    series = list(sampler.recorded) if sampler else []
     ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in trainer_times]
     seconds = max(ends_s, default=0.0)
     recording = Recording(

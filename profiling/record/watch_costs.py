@@ -2,15 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from feedline.profiling.record.journal import Journal
 from feedline.profiling.record.recording import Costs, Overhead, Recording, Series, Step
 from feedline.profiling.record.rows import TimeRow
-from feedline.profiling.record.series import scope_of
-
-if TYPE_CHECKING:
-    from feedline.profiling.machine.resources import ResourceSampler
+from feedline.profiling.record.series import Sampled, scope_of
 
 MAIN_PARTS = ("python", "unpickle", "logging", "pin", "other")
 """Parts of the main thread's time that no device and no worker can take over."""
@@ -61,9 +58,7 @@ def _mean(series: Series, start: float, end: float) -> float | None:
     return sum(inside) / len(inside) if inside else None
 
 
-def overhead(
-    journal: Journal, trainers: list[dict[str, Any]], sampler: "ResourceSampler | None", seconds: float
-) -> Overhead:
+def overhead(journal: Journal, trainers: list[dict[str, Any]], sampler: Sampled | None, seconds: float) -> Overhead:
     """The trainers' share (hooks, stack sampler, and resource sampling of all), or the workers' if that is larger."""
     events: dict[str, int] = defaultdict(int)
     for said in trainers:

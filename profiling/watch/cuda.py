@@ -14,7 +14,7 @@ from typing import Any
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.loader_contract import LoaderHooks
 from feedline.profiling.watch.passes import Row
-from feedline.profiling.watch.trainer_rules import own_place
+from feedline.profiling.watch.rules import own_place
 
 SYNCHRONISING = ("item", "tolist", "cpu", "numpy")
 LIMIT = 4096  # rows whose marks are waited for

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.loader_contract import WatchedLoader
-from feedline.profiling.watch.trainer_rules import own_place
+from feedline.profiling.watch.rules import own_place
 
 Draw = Callable[[], Any]
 Iterate = Callable[[Any], Iterator[Any]]

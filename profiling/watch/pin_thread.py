@@ -7,9 +7,9 @@ import threading
 from types import FrameType
 
 from feedline.profiling.record.rows import TimeRow
+from feedline.profiling.watch.rules import Place, frames
 from feedline.profiling.watch.time_sums import TimeSums
-from feedline.profiling.watch.trainer_rules import part_of
-from feedline.profiling.watch.worker_rules import Place, frames
+from feedline.profiling.watch.trainer_rules import RULES
 
 LOOP = "_pin_memory_loop"
 WORKING = "pin_memory"
@@ -54,6 +54,6 @@ def work_of(frame: FrameType) -> str | None:
             return None
         if one.f_code.co_name == WORKING:
             return "pin"
-        if part_of(one.f_code, one.f_lineno) == "unpickle":
+        if RULES.stage_of(one.f_code, one.f_lineno) == "unpickle":
             return "unpickle"
     return None

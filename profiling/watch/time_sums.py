@@ -6,7 +6,7 @@ from collections import defaultdict
 from types import FrameType
 
 from feedline.profiling.record.rows import TimeRow
-from feedline.profiling.watch.worker_rules import Place
+from feedline.profiling.watch.rules import Place
 
 FIRST_ROW_S = 0.1
 """Soon, so that workers that live on after a short run have spoken."""

@@ -13,10 +13,11 @@ from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.loader_stats import LoaderStats
 from feedline.profiling.watch.passes import Pass
 from feedline.profiling.watch.pin_thread import PinThread
+from feedline.profiling.watch.rules import Place
 from feedline.profiling.watch.stacks import StackSampler, fair_switching
 from feedline.profiling.watch.time_sums import TimeSums
 from feedline.profiling.watch.trainer_rules import part
-from feedline.profiling.watch.worker_rules import Place, classify
+from feedline.profiling.watch.worker_rules import classify
 
 RATE_HZ = 50.0
 

@@ -17,9 +17,10 @@ from typing import Any
 from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.batches import batch_samples
 from feedline.profiling.watch.data_paths import PathCollector
+from feedline.profiling.watch.rules import Place
 from feedline.profiling.watch.stacks import StackSampler, fair_switching
 from feedline.profiling.watch.time_sums import Feeder, TimeSums
-from feedline.profiling.watch.worker_rules import Place, classify
+from feedline.profiling.watch.worker_rules import classify
 
 SAY_S = 3.0
 WORKER_ID = 10  # position of worker_id among the arguments of torch's _worker_loop, since 1.2

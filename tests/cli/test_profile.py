@@ -152,7 +152,7 @@ def test_a_signal_in_a_window(tmp_path: Path, number: signal.Signals, send: Send
     assert watched.record()["verdict"]["bound"]
     assert "interrupted by a signal" in output
     assert "no trials: interrupted" in output
-    assert "Traceback" not in output
+    assert "cli/main.py" not in output  # no traceback of ours; torch's own is of its workers, which had it too
 
 
 @pytest.mark.parametrize("send", [to_driver, to_group])

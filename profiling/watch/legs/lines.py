@@ -33,7 +33,7 @@ from feedline.profiling.watch.facts import innermost
 from feedline.profiling.watch.feed import Feed
 from feedline.profiling.watch.hooks import Hooks
 from feedline.profiling.watch.legs.ways import Batches, Way, end_workers
-from feedline.profiling.watch.worker_rules import is_library
+from feedline.profiling.watch.rules import is_library
 
 DUMP_S = 0.5
 NOP = bytes((dis.opmap["NOP"], 0))
