@@ -21,7 +21,7 @@ from feedline.profiling.watch.capture import Finished
 from feedline.profiling.watch.facts import settings
 from feedline.profiling.watch.feed import Feed
 from feedline.profiling.watch.hooks import Hooks
-from feedline.profiling.watch.legs.plan import chosen, crowd_sizes, plan, worker_counts
+from feedline.profiling.watch.legs.sequence import chosen, crowd_sizes, plan, worker_counts
 from feedline.profiling.watch.legs.ways import LEAST_STEPS, Batches, LoaderOnly, Way
 from feedline.profiling.watch.saves import Saves
 

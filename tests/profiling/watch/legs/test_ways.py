@@ -18,7 +18,7 @@ from feedline.profiling.watch.legs import page_cache
 from feedline.profiling.watch.legs.cached import Cache
 from feedline.profiling.watch.legs.cpu_burners import Crowd
 from feedline.profiling.watch.legs.page_cache import drop
-from feedline.profiling.watch.legs.plan import chosen, plan
+from feedline.profiling.watch.legs.sequence import chosen, plan
 from feedline.profiling.watch.legs.ways import Way
 
 
