@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -131,9 +130,10 @@ def _run(launch: Launch, command: list[str], journal: Journal, interrupts: Inter
         sampler.stop()
         end_processes(journal, child)
     own_status = status_of(code)
-    if code and progress(journal).began and not interrupts.number and -code not in PASSED_ON:
+    diagnosed = progress(journal).began
+    if code and diagnosed and not interrupts.number and -code not in PASSED_ON:
         code, stopped = 0, True
-    script = _script(launch, journal, code, stopped=stopped)
+    script = _script(launch, journal, code, stopped=stopped, diagnosed=diagnosed)
     recording = merge(journal, origin=origin, argv=launch.argv, sampler=sampler, script=script)
     return Run(recording, journal, interrupts.status or status_of(code), own_status)
 
@@ -161,7 +161,7 @@ def _wait(
         if not diagnosing and progress(journal).began:
             diagnosing = True
             sampler.stop()
-            report("the verdict's steps are over: now legs and lines, then the script is ended")
+            report("the verdict's steps are over: other windows of the same loop follow, then the script is ended")
         ended = [said.get("ended_by") for said in journal.all("trainer-") if is_trainer(said)]
         if not ended or None in ended:
             continue
@@ -251,13 +251,15 @@ def status_of(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def _script(launch: Launch, journal: Journal, code: int, *, stopped: bool) -> Script:
+def _script(launch: Launch, journal: Journal, code: int, *, stopped: bool, diagnosed: bool) -> Script:
     said = list(journal.all("trainer-"))
     ended = [one.get("ended_by") for one in said if is_trainer(one)]
     error = next((one["error"] for one in said if one.get("error")), None)
     by: EndedBy = "signal" if code < 0 else "error" if code else "itself"
     if code <= 0 or stopped:  # what a script we have stopped dies of on its way out takes nothing from what was seen
         by = "steps" if "steps" in ended else "seconds" if "seconds" in ended else by
+    if diagnosed and by == "itself":  # in a window of ours
+        by = "steps" if launch.options.steps else "seconds"
     return Script(
         argv=list(launch.argv),
         module=launch.module,
@@ -267,7 +269,3 @@ def _script(launch: Launch, journal: Journal, code: int, *, stopped: bool) -> Sc
         ended_by=by,
         error=error,
     )
-
-
-def with_script(recording: Recording, **changes: Any) -> Recording:
-    return replace(recording, script=replace(recording.script, **changes))

@@ -91,8 +91,8 @@ class Saves:
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
-            mode, flags = args[1], args[2]
-            writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool(flags & WRITING)
+            mode, flags = args[1:3]
+            writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else flags & WRITING
             paths = args[:1] if writes else ()
         else:
             paths = args[: CHANGING.get(event, 0)]

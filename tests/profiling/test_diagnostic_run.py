@@ -193,20 +193,23 @@ LOADERS = {
     "persistent workers": "DataLoader(data, batch_size=8, num_workers=2, persistent_workers=True)",
     "iterable": "DataLoader(Stream(), batch_size=8, num_workers=1)",
     "stateful": "StatefulDataLoader(data, batch_size=8, num_workers=1)",
+    "nodes": "nodes.Loader(nodes.Mapper(nodes.Batcher(nodes.IterableWrapper(data), batch_size=8), default_collate))",
 }
 
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_loaders_of_all_kinds(work: Path, name: str) -> None:
-    if name == "stateful":
-        pytest.importorskip("torchdata.stateful_dataloader")
+    if name in ("stateful", "nodes"):
+        pytest.importorskip("torchdata")
     argv = script(
         work,
         f"""
         class Stream(IterableDataset):
             def __iter__(self):
                 yield from data
-        if {name == "stateful"}:
+        if {name in ("stateful", "nodes")}:
+            from torch.utils.data import default_collate
+            from torchdata import nodes
             from torchdata.stateful_dataloader import StatefulDataLoader
         loader = {LOADERS[name]}
         def train():
@@ -239,6 +242,27 @@ def test_webdataset(work: Path) -> None:
     found = seen(argv, legs=("normal", "cached", "loader_only"), steps=12)
     assert set(rates(found)) >= {"normal", "cached", "loader_only"}
     assert found.loaders[0].kind == "webdataset"
+    assert not [note for note in found.notes if "legs" in note]
+
+
+def test_feedlines_own_loader(work: Path) -> None:
+    pytest.importorskip("simplejpeg")
+    from feedline.tests.lab import tiny_split
+
+    tiny_split.write(work / "train", 120, 3, classes=3)
+    argv = script(
+        work,
+        """
+        from feedline.pipeline.loader import Loader
+        for images, labels in Loader("train", batch_size=8, image_size=32, train=True, num_workers=1):
+            step((images.float().mean(dim=(1, 2)).repeat(1, 2)[:, :4], labels))
+        """,
+    )
+    found = seen(argv, legs=chosen_legs(True), rounds=1, steps=12)
+    assert {"normal", "cached", "loader_only", "cold"} <= set(rates(found)) <= {
+        "normal", "cached", "loader_only", "cold", "crowded"
+    }  # fmt: skip
+    assert found.loaders[0].kind == "feedline"
     assert not [note for note in found.notes if "legs" in note]
 
 
@@ -337,7 +361,7 @@ def test_what_was_measured_is_kept_and_the_reason_is_said(work: Path, name: str)
     assert found.leg("normal") is not None
     (note,) = [note for note in found.notes if "legs" in note]
     assert note.startswith(f"the legs are not whole: {reason}")
-    assert len(found.steps) == 15
+    assert (len(found.steps), found.script.ended_by) == (15, "steps")
     assert not (work / "best.pt").exists()
 
 

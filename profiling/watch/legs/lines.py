@@ -10,18 +10,16 @@ Every process writes its own counts, at its end and every half second, so that a
 parent merges them per function (`record.diagnostic`). Workers' times are seconds summed over all of them.
 """
 
-import dis
 import functools
 import importlib
 import inspect
 import os
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
-from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from line_profiler import LineProfiler
@@ -32,11 +30,11 @@ from feedline.profiling.watch.after_import import Patch
 from feedline.profiling.watch.facts import innermost
 from feedline.profiling.watch.feed import Feed
 from feedline.profiling.watch.hooks import Hooks
+from feedline.profiling.watch.legs.padded_main import run_main_padded
 from feedline.profiling.watch.legs.ways import Batches, Way, end_workers
 from feedline.profiling.watch.rules import is_library
 
 DUMP_S = 0.5
-NOP = bytes((dis.opmap["NOP"], 0))
 
 
 class LineWatch:
@@ -238,7 +236,7 @@ class LinesWindow(Way):
         self._close: Callable[[], None] | None = None
         hooks.others = self._watch.pad_own_module
         os.register_at_fork(after_in_child=self._watch.forget)
-        run_main_padded(self._watch)
+        run_main_padded(self._watch.add_code)
 
     def begin(self, batches: Batches) -> int | None:
         loader = batches.feed.loader
@@ -277,63 +275,3 @@ class LinesWindow(Way):
         if self._close is not None:
             self._close()
         self._close = None
-
-
-# --- the main file ------------------------------------------------------------------------------------
-
-
-def run_main_padded(watch: LineWatch) -> None:
-    """Arrange that the main file's functions are padded and known before they are defined.
-
-    The interpreter announces the main module's code through an audit event just before it runs it. Ours runs a padded
-    copy in its place and then leaves as the original would have; `__main__` stays the very module.
-    """
-    state = {"taken": False}
-
-    def hear(event: str, args: tuple[Any, ...]) -> None:
-        if event != "exec" or state["taken"] or not _is_main(args[0]):
-            return
-        namespace = _namespace(sys._getframe().f_back)
-        if namespace is None:
-            return
-        state["taken"] = True
-        exec(padded_copy(args[0], watch.add_code), namespace)
-        raise SystemExit(0)
-
-    hear.__cantrace__ = True  # type: ignore[attr-defined]  the interpreter keeps tracing off in other hooks
-    sys.addaudithook(hear)
-
-
-def _namespace(caller: FrameType | None) -> dict[str, Any] | None:
-    """Where the main module is about to run: called by nobody, or (-m) by runpy. None for what merely runs the same
-    file: a spawned worker runs it again, as `__mp_main__`."""
-    found = sys.modules["__main__"].__dict__ if caller is None else caller.f_locals.get("run_globals")
-    return found if found is not None and found.get("__name__") == "__main__" else None
-
-
-def _is_main(code: Any) -> bool:
-    if not isinstance(code, CodeType) or code.co_name != "<module>" or not sys.argv:
-        return False
-    return os.path.abspath(code.co_filename) == os.path.abspath(sys.argv[0])  # noqa: PTH100
-
-
-def padded_copy(code: CodeType, tell: Callable[[CodeType], None]) -> CodeType:
-    """The same code with every function in it padded as line_profiler would; tells each padded function."""
-    seen: defaultdict[bytes, int] = defaultdict(int)
-
-    def pad(inner: CodeType) -> CodeType:
-        constants = tuple(pad(one) if isinstance(one, CodeType) else one for one in inner.co_consts)
-        inner = inner.replace(co_consts=constants)
-        if inner.co_name.startswith("<") or not inner.co_flags & inspect.CO_NEWLOCALS or not _is_function(inner):
-            return inner
-        seen[inner.co_code] += 1  # twins need padding of different length
-        inner = inner.replace(co_code=inner.co_code + NOP * seen[inner.co_code])
-        tell(inner)
-        return inner
-
-    return code.replace(co_consts=tuple(pad(one) if isinstance(one, CodeType) else one for one in code.co_consts))
-
-
-def _is_function(code: CodeType) -> bool:
-    """Class bodies are code too; functions run with fast locals."""
-    return bool(code.co_flags & inspect.CO_OPTIMIZED)
