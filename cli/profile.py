@@ -17,7 +17,7 @@ CONTEXT = {"allow_interspersed_args": False}
 
 Script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS…]", help="The script and its own arguments.")]
 IsModule = Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Stop the script after so many training steps.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Stop the script (or the verdict) after so many steps.")]
 Seconds = Annotated[float | None, typer.Option(min=0, help="Stop it after so long in training.")]
 Legs = Annotated[
     bool, typer.Option("--legs", help="Measure the ceiling (cached batches), the loader alone, a cold page cache.")
@@ -50,16 +50,17 @@ def profile(
 ) -> None:
     """Run an unmodified training script and say what it waits for, and what each remedy would give.
 
-    Options end at the script's name. The script runs to its end unless --steps or --seconds stop it; --legs and
-    --lines run it again, shortly, with its writes held back: all that Python opens, but not what programs it
-    starts and libraries in C or C++ (as cv2.VideoWriter) write by themselves. The exit status is the script's own.
+    Options end at the script's name. The script runs to its end unless --steps or --seconds stop it. --legs and
+    --lines make it a diagnostic run: their windows follow the verdict's steps in the same loop, which stays in its
+    first pass, and the script is ended behind them. From the first window on it saves no model; what else it writes,
+    it writes. The exit status is the script's own, or 0 once we ended it.
     Ctrl-C goes to the script; the report then shows what was seen until that. A second Ctrl-C ends all at once.
 
     Example: feedline profile --steps 200 --legs --html report.html train.py --epochs 1
     """
     from feedline.profiling.explain.fail_if import check, parse
     from feedline.profiling.explain.verdict import diagnose, record_keys
-    from feedline.profiling.launch import hearing
+    from feedline.profiling.interrupts import hearing
     from feedline.profiling.profile_run import INTERRUPTED, StudyConfig, chosen_legs, study
 
     refuse_inside_torchrun()
@@ -118,7 +119,7 @@ def with_trials(recording: "Recording") -> "Recording":
     """What the script's own samples would cost at other sizes and codecs, where that room is installed."""
     from dataclasses import replace
 
-    from feedline.profiling.launch import Interrupted, hearing
+    from feedline.profiling.interrupts import Interrupted, hearing
     from feedline.profiling.profile_run import INTERRUPTED, noted
 
     try:

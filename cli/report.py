@@ -132,11 +132,12 @@ def report_several(
 def report_lines(path: Path, html: Path | None, json_file: Path | None, record: Record) -> None:
     from dataclasses import asdict
 
-    from feedline.profiling.lprof import read_lprof
+    from feedline.profiling.explain.hot_lines import line_profile
+    from feedline.profiling.record.lprof import read_lprof
     from feedline.profiling.render.report_lines import lprof_report
     from feedline.profiling.render.report_text import lprof_text
 
-    profile = read_lprof(path)
+    profile = line_profile(read_lprof(path))
     show(lprof_text(profile, width=columns()))
     if html is not None:
         write(html, str(lprof_report(path.name, profile)))

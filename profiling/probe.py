@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 from feedline.pipeline.base.process import die_with_parent
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, Options
 from feedline.profiling.watch.capture import Capture
+from feedline.profiling.watch.hook_cost import event_cost_s
 from feedline.profiling.watch.hooks import Hooks
 
 if TYPE_CHECKING:
     from feedline.profiling.record.recording import Recording
+    from feedline.profiling.watch.legs.director import Director
 
 _active: Capture | None = None
 
@@ -54,21 +56,26 @@ def end_with(parent: int) -> None:
 
 def start(journal: Journal, options: Options) -> tuple[Capture, Hooks]:
     global _active
-    capture = Capture(journal, options)
+    capture = Capture(journal, options, price=event_cost_s)
     hooks = Hooks(capture)
-    if options.mode == "legs":
-        from feedline.profiling.watch.legs.director import Director
-
-        Director.prepare(capture, hooks)
-    elif options.mode == "lines":
-        from feedline.profiling.watch.lines import prepare
-
-        prepare(capture)
+    if options.diagnostic:
+        hooks.feeds.director = director(hooks)
     hooks.install()
     atexit.register(_at_exit, capture, os.getpid())
     _remember_errors(capture)
     _active = capture
     return capture, hooks
+
+
+def director(hooks: Hooks) -> "Director":
+    """Set a script up for the windows behind its verdict, before anything of it runs."""
+    from feedline.profiling.watch.legs.director import Director
+
+    if not hooks.capture.options.lines:
+        return Director(hooks)
+    from feedline.profiling.watch.legs.lines import LinesWindow
+
+    return Director(hooks, [LinesWindow(hooks)])
 
 
 def _as_it_is(function: Any) -> Any:
@@ -88,7 +95,8 @@ def _remember_errors(capture: Capture) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         text = str(error).strip().splitlines()
         capture.error = kind.__name__ + (f": {text[0]}" if text else "")
-        previous(kind, error, trace)
+        if not capture.diagnosing:  # else it is the report's to tell: no verdict is lost
+            previous(kind, error, trace)
 
     sys.excepthook = hook
 

@@ -1,17 +1,18 @@
-"""One `feedline profile`: the verdict pass, and where asked the legs and the line pass, as one Recording."""
+"""One `feedline profile`: a run of the script, its legs and lines where asked, as one Recording.
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+A run with legs or lines is a diagnostic run: their windows follow the verdict's steps in the same loop, and the
+script is ended behind them. Nothing runs twice.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from feedline.pipeline.base.process import usable_cores
-from feedline.pipeline.base.scratch import scratch_folder
-from feedline.profiling.launch import Launch, Run, hearing, launched
+from feedline.profiling.interrupts import hearing
+from feedline.profiling.launch import Launch, Run, launched
+from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import Options
-from feedline.profiling.record.recording import Leg, LegName, Recording
-from feedline.profiling.watch.legs.director import summarise
-from feedline.profiling.watch.legs.elsewhere import remove_empty_folders
-from feedline.profiling.watch.legs.write_guard import TRACKERS
+from feedline.profiling.record.recording import LegName, Recording
+from feedline.profiling.watch.rules import is_library
 
 LEGS: tuple[LegName, ...] = ("normal", "cached", "loader_only")
 
@@ -26,7 +27,8 @@ class StudyConfig:
     """The script (or module) and its arguments."""
     module: bool = False
     steps: int | None = None
-    """Stop the script after so many training steps; it runs to its end without this and `seconds`."""
+    """Stop the script after so many training steps (with legs or lines: the verdict). Without this and `seconds` it
+    runs to its end (or: until the rate is known)."""
     seconds: float | None = None
     """Stop it after so long in training."""
     legs: tuple[LegName, ...] = ()
@@ -38,158 +40,82 @@ class StudyConfig:
     functions: tuple[str, ...] = ()
     """For `lines`: `function`, `Class.method` or `module:function`; beside the script's own."""
     line_steps: int = 30
-    """Steps of the line pass."""
+    """Steps whose lines are timed."""
 
 
 @dataclass(frozen=True)
 class Study:
     recording: Recording
     status: int
-    """The script's own exit status in the verdict pass; 128 + n after signal n to this process."""
+    """The script's own exit status; 0 where we ended it; 128 + n after signal n to this process."""
 
 
 Say = Callable[[str], None]
 
 
 def study(config: StudyConfig, say: Say = lambda _: None) -> Study:
-    """Runs the script once for the verdict, and again for the legs and for the lines where asked."""
-    options = Options(steps=config.steps, seconds=config.seconds)
-    asked = [("legs", with_legs)] if config.legs else []
-    asked += [("lines", with_lines)] if config.lines else []
-    with hearing() as interrupts:
-        with launched(Launch(argv=config.argv, module=config.module, options=options)) as run:
-            recording, status = run.recording, run.status
-        failed = FAILED.get(recording.script.ended_by)
-        while asked and not failed and not interrupts.number:
-            _, part = asked.pop(0)
-            recording = part(config, recording, say)
-        if asked:
-            left_out = " and no ".join(name for name, _ in asked)
-            recording = noted(recording, f"no {left_out}: {INTERRUPTED if interrupts.number else failed}")
-        return Study(recording, interrupts.status or status)
+    options = Options(
+        steps=config.steps,
+        seconds=config.seconds,
+        legs=config.legs,
+        window_s=config.window_s,
+        rounds=config.rounds,
+        lines=config.lines,
+        functions=tuple(config.functions),
+        line_steps=config.line_steps,
+    )
+    launch = Launch(argv=config.argv, module=config.module, options=options)
+    with hearing() as interrupts, launched(launch, say) as run:
+        recording = run.recording
+        for note in notes(config, run, interrupted=bool(interrupts.number)):
+            recording = noted(recording, note)
+        return Study(recording, run.status)
 
 
-FAILED = {"error": "the script failed", "signal": "a signal ended the script"}
 INTERRUPTED = "interrupted by a signal"
 
 
-def with_legs(config: StudyConfig, recording: Recording, say: Say = lambda _: None) -> Recording:
-    """The recording with its legs measured by a second run of the script."""
-    if recording.train_loader is None:
-        return noted(recording, "no legs: no loader was seen")
-    say("legs: running the script again, its writes held back")
-    legs = (*config.legs, *more_legs(config.legs, recording))
-    found, why = measured_legs(config, recording, legs)
-    if why and why != INTERRUPTED and "laid_out" in legs:
-        say("legs: once more, without batches in channels_last")
-        before = why
-        found, why = measured_legs(config, recording, tuple(leg for leg in legs if leg != "laid_out"))
-        if not why:  # else it was not the layout
-            what = "with its batches in channels_last, as feedline's loader hands them over"
-            recording = noted(recording, f"{what}, {before}")
-    if not found:
-        return noted(recording, f"no legs: {why or ENDED_EARLY}")
-    recording = replace(recording, legs=found)
-    return noted(recording, f"the legs are not whole: {why}") if why else recording
-
-
-def measured_legs(config: StudyConfig, recording: Recording, legs: Sequence[LegName]) -> tuple[list[Leg], str | None]:
-    """Of one run of the script, and why it failed, if it did."""
-    loader, ranks = recording.train_loader, recording.compute.world_size
-    assert loader is not None
-    mine = [step for step in recording.measured() if step.rank == 0] or list(recording.steps)
-    mean_step_s = sum(step.duration_s for step in mine) / len(mine) if mine else 0.1
-    options = Options(
-        mode="legs",
-        legs=tuple(legs),
-        window_s=config.window_s,
-        window_steps=max(4, round(config.window_s / mean_step_s)) if ranks > 1 else 0,
-        rounds=config.rounds,
-        loader=loader.id,
-        crowds=crowds(recording),
-        worker_counts=tuple(worker_counts(loader.num_workers)) if loader.kind in ("torch", "torchdata") else (),
-        paths=tuple(recording.sample_paths),
-    )
-    with rerun(config, options) as run:
-        windows = [(said["rank"], window) for said in run.journal.all("legs-") for window in said["windows"]]
-        why = _why_failed(run)
-    return [Leg(**found) for found in summarise(windows)], why
-
-
-def more_legs(legs: Sequence[LegName], recording: Recording) -> list[LegName]:
-    """What belongs to the ceiling: a model on the CPU beside busy processes, and batches as feedline's loader has
-    them."""
-    loader = recording.train_loader
-    if "cached" not in legs or loader is None:
+def notes(config: StudyConfig, run: Run, *, interrupted: bool) -> list[str]:
+    """What of the legs and lines that were asked for is missing, and why."""
+    recording, went = run.recording, progress(run.journal)
+    asked = [name for name, wanted in (("legs", config.legs), ("lines", config.lines)) if wanted]
+    missing = [name for name in asked if not getattr(recording, name)]
+    if not asked:
         return []
-    found: list[LegName] = ["crowded"] if crowds(recording) else []
-    return found if loader.kind == "feedline" else [*found, "kept", "laid_out"]
-
-
-def crowds(recording: Recording) -> tuple[int, ...]:
-    """Numbers of busy processes: one, and as many as a rank has cores. None on a device, or with one core each."""
-    share = usable_cores() // max(1, recording.compute.world_size)
-    return tuple(sorted({1, share})) if recording.compute.device == "cpu" and share >= 2 else ()
-
-
-ENDED_EARLY = "run again, the script ended before its training loop had warmed up"
-
-
-NONE_RAN = "none of the chosen functions ran (name one with --lines-of)"
-
-
-def _why_failed(run: Run) -> str | None:
-    script = run.recording.script
-    if run.interrupted:
-        return INTERRUPTED
-    if script.error:
-        return f"run again, the script ended with {script.error}"
-    last = run.stderr_tail.strip().splitlines()
-    if run.status:
-        return f"run again, the script ended with status {run.status}" + (f" ({last[-1]})" if last else "")
-    return None
-
-
-def worker_counts(current: int | None) -> list[int]:
-    """1, 2, 4 … up to the usable cores, without the script's own number."""
-    cores = usable_cores()
-    counts = {cores, *(2**power for power in range(8) if 2**power <= cores)}
-    return sorted(counts - {current or 0})[-4:]
-
-
-def with_lines(config: StudyConfig, recording: Recording, say: Say = lambda _: None) -> Recording:
-    from feedline.profiling.watch.lines import collect
-
-    say("lines: running the script again under line_profiler")
-    options = Options(mode="lines", steps=config.line_steps, functions=config.functions)
-    with rerun(config, options) as run:
-        lines = collect(run.journal)
-        why = _why_failed(run)
-    if not lines:
-        return noted(recording, f"no lines: {why or NONE_RAN}")
+    if not went.began:
+        return [f"no {' and no '.join(asked)}: {INTERRUPTED if interrupted else _why_none(recording)}"]
+    why = INTERRUPTED if interrupted and not went.whole else went.why or ("" if went.whole else _how_it_ended(run))
+    if why and went.window == "laid_out":
+        return [f"with its batches in channels_last, as feedline's loader hands them over, {why}"]
+    if why and missing:
+        return [f"no {' and no '.join(missing)}: {why}"]
     if why:
-        recording = noted(recording, f"the line pass is not whole: {why}")
-    if not any(line.where == "trainer" for line in lines):
-        recording = noted(
-            recording, "no lines of the training loop: lines are timed inside functions, put it into one"
-        )
-    return replace(recording, lines=lines)
+        return [f"the {went.window if went.window == 'lines' else 'legs'} are not whole: {why}"]
+    if "lines" in missing:
+        return ["no lines: none of the chosen functions ran (name one with --lines-of)"]
+    if config.lines and not any(line.where == "trainer" and not is_library(line.file) for line in recording.lines):
+        return ["no lines of the training loop: lines are timed inside functions, put it into one"]
+    return []
 
 
-@contextmanager
-def rerun(config: StudyConfig, options: Options) -> Generator[Run]:
-    """A silent second run whose writes end in a scratch folder that goes away with it."""
-    with scratch_folder("held-back") as scratch:
-        launch = Launch(
-            argv=config.argv,
-            module=config.module,
-            options=replace(options, scratch=str(scratch)),
-            silent=True,
-            environment={**TRACKERS, "MLFLOW_TRACKING_URI": f"file:{scratch}/mlflow"},
-        )
-        with launched(launch) as run:
-            remove_empty_folders(run.journal)
-            yield run
+def _why_none(recording: Recording) -> str:
+    script = recording.script
+    if script.ended_by in ("error", "signal"):
+        return "the script failed" if script.ended_by == "error" else "a signal ended the script"
+    if recording.train_loader is None:
+        return "no loader was seen"
+    steps = len(recording.measured())
+    return f"the script left its loop before enough was seen: give --steps, fewer than the {steps} that it had"
+
+
+def _how_it_ended(run: Run) -> str:
+    """In a window."""
+    script = run.recording.script
+    if script.error:
+        return f"the script ended with {script.error}"
+    if run.exit_status:
+        return f"the script ended with status {run.exit_status}"
+    return "the script left its training loop"
 
 
 def noted(recording: Recording, note: str) -> Recording:

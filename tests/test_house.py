@@ -43,7 +43,7 @@ NOT_IN_THE_PRODUCT = {"benchmarks.experiments", "benchmarks.peers"}
 ONE_HOME = {
     "pyspark": {"preprocess/spark.py"},
     "pynvml": {"profiling/machine/nvml.py"},
-    "line_profiler": {"profiling/watch/lines.py", "train/line_profile.py"},
+    "line_profiler": {"profiling/watch/legs/lines.py", "train/line_profile.py"},
 }
 TORCH_FREE = (
     "preprocess",

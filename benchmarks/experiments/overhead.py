@@ -1,4 +1,4 @@
-"""What does watching cost? The same script with and without the verdict pass, and under `--lines`, in turn.
+"""What does watching cost? The same script with and without the verdict pass, in turn.
 
     python -m feedline.benchmarks.experiments.overhead [--repeats 8 --samples 4000]
 
@@ -25,11 +25,10 @@ from feedline.benchmarks.measure.intervals import estimate
 from feedline.pipeline.base.files import write_atomically
 from feedline.profiling.launch import Launch, launched
 from feedline.profiling.record.host import describe_host
-from feedline.profiling.record.journal import Options
 
 RESULT = Path(__file__).parents[1] / "results" / "overhead.json"
 WARM_UP = 20  # batches; as the script has it
-MODES = ("off", "verdict", "lines")
+MODES = ("off", "verdict")
 
 
 def run(mode: str, argv: list[str], took: Path) -> tuple[float, float | None]:
@@ -37,17 +36,15 @@ def run(mode: str, argv: list[str], took: Path) -> tuple[float, float | None]:
     if mode == "off":
         subprocess.run([sys.executable, *argv], check=True)
         return float(took.read_text()), None
-    options = Options() if mode == "verdict" else Options(mode="lines", scratch=str(took.parent))
-    with launched(Launch(argv=argv, options=options)) as done:
+    with launched(Launch(argv=argv)) as done:
         if done.status:
-            raise SystemExit(f"the script ended with {done.status} under {mode}: {done.stderr_tail}")
-        return float(took.read_text()), done.recording.overhead.fraction if mode == "verdict" else None
+            raise SystemExit(f"the script ended with {done.status} under {mode}")
+        return float(took.read_text()), done.recording.overhead.fraction
 
 
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     make_pictures(folder)
-    took = folder / "held" / "took"  # what a line pass writes elsewhere would be diverted
-    took.parent.mkdir()
+    took = folder / "took"
     argv = [str(SCRIPT), args.plant, str(folder), "--samples", str(args.samples), "--workers", str(args.workers)]
     argv += ["--log", str(took)]
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}

@@ -89,6 +89,10 @@ class ResourceSampler(threading.Thread):
         self._stop_asked = threading.Event()
 
     @property
+    def recorded(self) -> list[Series]:
+        return self.series.all()
+
+    @property
     def gpus(self) -> list[Gpu]:
         return self._gpus.summary()
 

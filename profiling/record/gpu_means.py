@@ -7,11 +7,9 @@ time since the one before, and counts by the share of it that lies inside measur
 from collections.abc import Sequence
 from dataclasses import replace
 
-from feedline.profiling.machine.nvml import GPM_METRICS, PLAIN
 from feedline.profiling.record.recording import Gpu, Series, Step
+from feedline.profiling.record.series import GPU_MEANS
 from feedline.profiling.record.windows import Windows
-
-MEANS = {*(name for name, _, _ in GPM_METRICS.values()), *PLAIN}
 
 
 def over_steps(gpus: Sequence[Gpu], series: Sequence[Series], steps: Sequence[Step]) -> list[Gpu]:
@@ -23,7 +21,7 @@ def over_steps(gpus: Sequence[Gpu], series: Sequence[Series], steps: Sequence[St
 
 
 def _over(gpu: Gpu, series: Sequence[Series], windows: Windows) -> Gpu:
-    means = {one.name: _mean(one, windows) for one in series if one.name in MEANS}
+    means = {one.name: _mean(one, windows) for one in series if one.name in GPU_MEANS}
     missing = {name: "no look fell into the training steps" for name, mean in means.items() if mean is None}
     return replace(gpu, **means, unavailable={**missing, **gpu.unavailable})
 

@@ -1,16 +1,18 @@
 """How processes of a profiled run tell what they saw: small JSON files in the run's folder.
 
 Every process writes only its own files, whole and by rename, so a process that is killed leaves its last complete
-word. Steps are appended, one JSON row a line: a torn last line is dropped. The folder also carries the two words that
-go the other way: `stop`, the step at which every rank leaves, and `interrupted`.
+word. Steps are appended, one JSON row a line: a torn last line is dropped. Three more files go the other way: `stop`,
+the step at which every rank leaves, `windows`, the steps of a leg's window, and `interrupted`.
 """
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
 
 ENVIRONMENT = "FEEDLINE_PROFILE"
 """Set in the profiled script's environment: the run's folder."""
@@ -26,30 +28,28 @@ class Options:
     seconds: float | None = None
     """Stop the script after this long in training."""
     steady: bool = True
-    """Without either: stop watching once the rate is known, and let the script run on."""
+    """Without either: stop watching once the rate is known, and let the script run on (a diagnostic run: into its
+    other windows)."""
     parent: int = 0
     """The process that started the script; it shall not outlive that one. 0: it may."""
-    mode: str = "verdict"
-    """verdict, legs or lines."""
-    window_s: float = 2.0
-    window_steps: int = 0
-    """legs of several ranks: windows by steps, so that all ranks turn together."""
-    rounds: int = 3
-    limit_s: float = 120.0
-    """legs: after this long only those that were not measured yet."""
-    loader: int = 0
-    """legs: the training loader's number."""
     legs: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ()
-    """legs: data files seen in the verdict pass, for the cold leg."""
-    worker_counts: tuple[int, ...] = ()
-    """legs: numbers of workers that the loader alone is measured with."""
-    crowds: tuple[int, ...] = ()
-    """legs: numbers of busy processes beside cached batches."""
+    """Legs to measure in windows that follow the verdict's steps."""
+    window_s: float = 1.2
+    """Length of one window of a leg."""
+    rounds: int = 5
+    """Windows of each leg."""
+    limit_s: float = 120.0
+    """After this long in legs only those that were not measured yet."""
+    lines: bool = False
+    """Time lines in a last window."""
     functions: tuple[str, ...] = ()
-    """lines: what to profile, as `function`, `Class.method` or `module:function`."""
-    scratch: str = ""
-    """legs and lines: where the script's own writes are diverted to."""
+    """lines: what to profile beside the script's own, as `function`, `Class.method` or `module:function`."""
+    line_steps: int = 30
+
+    @property
+    def diagnostic(self) -> bool:
+        """Whether windows follow the verdict's; the script is ended after them."""
+        return bool(self.legs or self.lines)
 
 
 class Journal:
@@ -76,7 +76,8 @@ class Journal:
         except OSError:
             pass
 
-    def append(self, name: str, rows: list[list[Any]]) -> None:
+    def append(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Rows of one of the types in `record.rows`."""
         try:
             with (self.folder / f"{name}.jsonl").open("a") as file:
                 file.write("".join(json.dumps(row) + "\n" for row in rows))
@@ -106,12 +107,25 @@ class Journal:
             if data is not None:
                 yield data
 
-    def rows(self, name: str) -> list[list[Any]]:
+    def rows(self, name: str, kind: Callable[..., T]) -> list[T]:
+        """As `append` was given them; `kind` is their type."""
         try:
             text = (self.folder / f"{name}.jsonl").read_text()
         except OSError:
             return []
-        return list(_whole_rows(text))
+        return [kind(*values) for values in _whole_rows(text)]
+
+    def complain(self, line: str) -> None:
+        """What could not be watched: a note of the recording."""
+        try:
+            with (self.folder / f"complaints-{os.getpid()}.txt").open("a") as file:
+                file.write(line + "\n")
+        except OSError:
+            pass
+
+    def complaints(self) -> list[str]:
+        found = sorted(self.folder.glob("complaints-*.txt"))
+        return [line for path in found for line in path.read_text().splitlines()]
 
     @staticmethod
     def _load(path: Path) -> dict[str, Any] | None:

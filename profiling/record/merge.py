@@ -11,8 +11,9 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from feedline.profiling.record import diagnostic
 from feedline.profiling.record.gpu_means import over_steps
 from feedline.profiling.record.host import describe_host
 from feedline.profiling.record.journal import Journal
@@ -29,12 +30,10 @@ from feedline.profiling.record.recording import (
     WarmUp,
     WorkerTime,
 )
+from feedline.profiling.record.rows import PassRow, StepRow, TimeRow
+from feedline.profiling.record.series import Sampled
 from feedline.profiling.record.watch_costs import costs, overhead
 from feedline.profiling.record.windows import RowSum, Windows
-from feedline.profiling.watch.passes import PASS_COLUMNS, STEP_COLUMNS
-
-if TYPE_CHECKING:
-    from feedline.profiling.machine.resources import ResourceSampler
 
 WARM_UP_RULE = (
     "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader and the first batch of "
@@ -49,7 +48,7 @@ def merge(
     *,
     origin: float,
     argv: Sequence[str],
-    sampler: "ResourceSampler | None" = None,
+    sampler: Sampled | None = None,
     script: Script | None = None,
 ) -> Recording:
     """Everything the processes of a run wrote down. `origin` is the clock's reading at second 0."""
@@ -66,7 +65,7 @@ def merge(
     windows = {rank: Windows([s for s in steps if s.rank == rank]) for rank in {said["rank"] for said in trainers}}
     workers = _workers(journal, trainers, phases, windows, origin)
     trainer_times = [_trainer_time(journal, said, windows[said["rank"]], origin) for said in trainers]
-    series = sampler.series.all() if sampler else []
+    series = list(sampler.recorded) if sampler else []
     ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in trainer_times]
     seconds = max(ends_s, default=0.0)
     recording = Recording(
@@ -86,7 +85,9 @@ def merge(
         series=series,
         gpus=over_steps(sampler.gpus, series, steps) if sampler else [],
         gpu_note=sampler.gpu_note if sampler else "no GPU numbers: resources were not sampled",
+        legs=diagnostic.legs(journal),
         sample_paths=_paths(journal, trainers),
+        lines=diagnostic.lines(journal),
         overhead=overhead(journal, trainers, sampler, seconds),
         notes=_notes(journal, trainers, steps, loaders),
     )
@@ -114,8 +115,8 @@ def _trainers(journal: Journal) -> list[dict[str, Any]]:
     return sorted(said, key=lambda one: (one.get("rank", 0), one["pid"]))
 
 
-def _step_rows(journal: Journal, pid: int) -> list[dict[str, Any]]:
-    return [dict(zip(STEP_COLUMNS, row, strict=False)) for row in journal.rows(f"steps-{pid}")]
+def _step_rows(journal: Journal, pid: int) -> list[StepRow]:
+    return journal.rows(f"steps-{pid}", StepRow)
 
 
 def _loaders_of(said: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -126,13 +127,13 @@ Phases = dict[tuple[int, int, int], Phase]
 """(pid, loader, epoch) -> phase."""
 
 
-def _phases(trainers: list[dict[str, Any]], rows: dict[int, list[dict[str, Any]]]) -> Phases:
+def _phases(trainers: list[dict[str, Any]], rows: dict[int, list[StepRow]]) -> Phases:
     """A pass is training when a backward pass or an optimiser step ran inside it. A run that trains nowhere is all
     training: it is the loop the user asked about."""
     trained: dict[tuple[int, int, int], bool] = defaultdict(bool)
     for pid, found in rows.items():
         for row in found:
-            trained[pid, row["loader"], row["epoch"]] |= bool(row["trained"])
+            trained[pid, row.loader, row.epoch] |= row.trained
     anywhere = any(trained.values())
     return {key: "train" if done or not anywhere else "eval" for key, done in trained.items()}
 
@@ -182,11 +183,11 @@ def _item_lines(trainers: list[dict[str, Any]], phases: Phases) -> list[str]:
 
 
 def _steps(
-    rows: list[dict[str, Any]], rank: int, phases: Phases, loaders: dict[int, dict[str, Any]], origin: float
+    rows: list[StepRow], rank: int, phases: Phases, loaders: dict[int, dict[str, Any]], origin: float
 ) -> list[Step]:
-    by_pass: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    by_pass: dict[tuple[int, int], list[StepRow]] = defaultdict(list)
     for row in rows:
-        by_pass[row["loader"], row["epoch"]].append(row)
+        by_pass[row.loader, row.epoch].append(row)
     by_key: dict[tuple[int, int], Phase] = {(loader, epoch): phase for (_, loader, epoch), phase in phases.items()}
     found: list[Step] = []
     for (loader, epoch), members in by_pass.items():
@@ -197,30 +198,30 @@ def _steps(
     return found
 
 
-def _step(row: dict[str, Any], rank: int, phase: Phase, origin: float) -> Step:
+def _step(row: StepRow, rank: int, phase: Phase, origin: float) -> Step:
     return Step(
-        start_s=row["start"] - origin,
-        wait_s=row["got"] - row["start"],
-        duration_s=row["end"] - row["start"],
-        samples=row["samples"],
+        start_s=row.start - origin,
+        wait_s=row.got - row.start,
+        duration_s=row.end - row.start,
+        samples=row.samples,
         phase=phase,
-        loader=row["loader"],
-        epoch=row["epoch"],
+        loader=row.loader,
+        epoch=row.epoch,
         rank=rank,
-        copy_s=row["copy"],
-        backward_s=row["backward"],
-        optimizer_s=row["optimizer"],
-        pause_s=row["pause"],
-        sync_s=row["sync"],
-        syncs=row.get("syncs", 0),
-        starved_s=row["starved"],
-        bytes=row["bytes"],
+        copy_s=row.copy,
+        backward_s=row.backward,
+        optimizer_s=row.optimizer,
+        pause_s=row.pause,
+        sync_s=row.sync,
+        syncs=row.syncs,
+        starved_s=row.starved,
+        bytes=row.bytes,
     )
 
 
 def _passes(said: dict[str, Any]) -> list[LoaderPass]:
-    rows = [dict(zip(PASS_COLUMNS, values, strict=False)) for values in said.get("passes", [])]
-    return [LoaderPass(**row, rank=said.get("rank", 0)) for row in rows]
+    rows = [PassRow(*values) for values in said.get("passes", [])]
+    return [LoaderPass(**row._asdict(), rank=said.get("rank", 0)) for row in rows]
 
 
 def warm_up_steps(loader: dict[str, Any], epoch: int, batches: int) -> int:
@@ -252,7 +253,7 @@ def _worker(
     journal: Journal, said: dict[str, Any], phases: Phases, windows: dict[int, Windows], origin: float
 ) -> WorkerTime:
     rank = said.get("rank", 0)
-    total = RowSum(journal.rows(f"worker-{said['pid']}"), windows.get(rank, Windows(())), origin)
+    total = RowSum(journal.rows(f"worker-{said['pid']}", TimeRow), windows.get(rank, Windows(())), origin)
     return replace(
         _worker_time(total, phase=_loader_phase(phases, said["loader"])),
         worker=said["worker"],
@@ -268,7 +269,7 @@ def _in_trainer(
 ) -> list[WorkerTime]:
     found: list[WorkerTime] = []
     for about in said.get("loaders", []):
-        rows = journal.rows(f"loading-{said['pid']}-{about['id']}")
+        rows = journal.rows(f"loading-{said['pid']}-{about['id']}", TimeRow)
         if not rows:
             continue
         total = RowSum(rows, windows, origin)
@@ -296,8 +297,8 @@ def _worker_time(total: RowSum, *, phase: Phase) -> WorkerTime:
 
 
 def _trainer_time(journal: Journal, said: dict[str, Any], windows: Windows, origin: float) -> TrainerTime:
-    total = RowSum(journal.rows(f"main-{said['pid']}"), windows, origin)
-    pinning = journal.rows(f"pin-{said['pid']}")
+    total = RowSum(journal.rows(f"main-{said['pid']}", TimeRow), windows, origin)
+    pinning = journal.rows(f"pin-{said['pid']}", TimeRow)
     worked = RowSum(pinning, windows, origin).sums["stages"]
     return TrainerTime(
         rank=said["rank"],
@@ -346,6 +347,5 @@ def _notes(
         notes.append(
             f"{len(killed)} worker(s) ended without saying so (killed?): counted up to their last half second"
         )
-    for path in sorted(journal.folder.glob("complaints-*.txt")):
-        notes += path.read_text().splitlines()
+    notes += journal.complaints()
     return list(dict.fromkeys(notes))

@@ -1,28 +1,26 @@
 """What was seen of one run: plain frozen dataclasses, and their JSON.
 
 A recording holds facts, never judgements: `profiling.explain.verdict` turns it into a verdict, `profiling.render`
-into
-something to look at, both without running anything again. All times are seconds of the monotonic clock since
+into something to look at, both without running anything again. All times are seconds of the monotonic clock since
 `Recording.started`; everything that could not be measured is None, never 0.
 
-The file is one JSON object. It is either a bare recording or the record of `feedline profile --json`, which keeps
-the recording under the key "recording". Fields may be added within a version; a reader ignores those it does not
-know and fills those it misses with their defaults.
+The file is one JSON object. It is either a bare recording or the record of `feedline profile --json`, which keeps the
+recording under the key "recording". Fields may be added within a version; a reader ignores those it does not know and
+fills those it misses with their defaults.
 """
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from glob import escape
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-import psutil
-
 from feedline.pipeline.base.errors import RecordingError
-from feedline.pipeline.base.files import RECORDING_BYTES, read_bounded
+from feedline.pipeline.base.files import RECORDING_BYTES, read_bounded, write_as_asked
+from feedline.profiling.record.measurements import Leg as Leg
+from feedline.profiling.record.measurements import LegName as LegName
+from feedline.profiling.record.measurements import Line as Line
+from feedline.profiling.record.measurements import Trial as Trial
 from feedline.profiling.record.plain import build, to_plain
 from feedline.profiling.record.series import Gpu as Gpu
 from feedline.profiling.record.series import Series as Series
@@ -40,7 +38,6 @@ TrainerPart = Literal[
 """What the trainer's main thread was doing. `load` is preparing data itself (num_workers=0); `forward` is time inside
 torch between the batch and the backward pass; `python` is the script's own Python."""
 EndedBy = Literal["itself", "steps", "seconds", "error", "signal", "running"]
-LegName = Literal["normal", "cached", "crowded", "kept", "laid_out", "loader_only", "cold"]
 
 
 # --- the script and how it ended ----------------------------------------------------------------------
@@ -253,62 +250,7 @@ class Costs:
     """Bytes handed to the trainer."""
 
 
-# --- legs, trials, lines ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leg:
-    """One differential run of the same script; several short windows, interleaved with the other legs."""
-
-    name: LegName
-    samples_per_s: list[float] = field(default_factory=list)
-    """One per window."""
-    window_s: list[float] = field(default_factory=list)
-    num_workers: int | None = None
-    """loader_only is measured at several; contention is how its rate grows with them. crowded: processes beside the
-    loop that only burn CPU, as many as there may be workers."""
-    worker_cpu_s_per_sample: float | None = None
-    trainer_cpu_s_per_sample: list[float] = field(default_factory=list)
-    """All threads of the training process; one per window. Not of loader_only, where it stands still."""
-    note: str = ""
-    """What qualifies it, e.g. whether dropping the page cache worked."""
-    dropped: float | None = None
-    """cold: the share of the data's files known to be out of memory when it began."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A few hundred of the user's own samples decoded, resized and re-encoded on the spot (benchmarks.what_if)."""
-
-    codec: str
-    """as-is, jpeg, planes, raw."""
-    size_px: int | None = None
-    samples: int = 0
-    bytes_per_sample: float | None = None
-    load_cpu_s_per_sample: float | None = None
-    """Read, decode, crop and resize for training."""
-    load_cpu_s_spread: float | None = None
-    prepare_cpu_s_per_sample: float | None = None
-    trainer_cpu_s_per_sample: float | None = None
-    """What the trainer then does that workers did before: uint8 to float, normalise."""
-    psnr_db: float | None = None
-    loader: str = "feedline"
-    """Which loader the cost is for: the script's own transforms, or feedline's."""
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    file: str
-    function: str
-    line: int
-    hits: int
-    seconds: float
-    fraction: float
-    """Of its function's time."""
-    source: str = ""
-    where: str = "trainer"
-    """trainer, or workers (CPU-seconds summed over all of them)."""
+# --- the watch itself ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,22 +356,10 @@ class Recording:
             raise RecordingError(f"{where}: not a whole recording ({str(error)[:200]}): profile again") from error
 
     def save(self, path: Path) -> None:
-        """Atomically, through a link to what it leads to; straight into what is no file, like /dev/stdout. Raises
-        RecordingError when it cannot be written."""
-        path = path.resolve() if path.is_file() or not path.exists() else path
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        """Whole or not at all. Raises RecordingError when it cannot be written."""
         try:
-            for stale in path.parent.glob(f".{escape(path.name)}.*.part"):  # of killed processes
-                pid = stale.name.split(".")[-2]
-                if pid.isdigit() and not psutil.pid_exists(int(pid)):
-                    stale.unlink(missing_ok=True)
-            whole = path if path.exists() and not path.is_file() else part
-            whole.write_text(json.dumps(self.to_dict()) + "\n")
-            if whole is part:
-                part.replace(path)
+            write_as_asked(path, (json.dumps(self.to_dict()) + "\n").encode())
         except OSError as error:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
             raise RecordingError(f"cannot write {path}: {error.strerror}") from error
 
     @classmethod

@@ -1,6 +1,8 @@
 """What a recording says of resources: numbers over time, and each GPU's means. Each number names its source."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Protocol
 
 
 def scope_of(rank: int, worker: int | None = None) -> str:
@@ -51,3 +53,21 @@ class Gpu:
     """By process id, the script's processes only."""
     sources: dict[str, str] = field(default_factory=dict)
     unavailable: dict[str, str] = field(default_factory=dict)
+
+
+GPU_MEANS = frozenset(one.name for one in fields(Gpu) if one.type == (float | None))
+"""Fields of `Gpu` that are means of the series of that name."""
+
+
+class Sampled(Protocol):
+    """What a run's resource sampler has to say: `machine.resources.ResourceSampler`."""
+
+    cpu_s: float
+    """Its own CPU time."""
+
+    @property
+    def recorded(self) -> Sequence[Series]: ...
+    @property
+    def gpus(self) -> list[Gpu]: ...
+    @property
+    def gpu_note(self) -> str: ...

@@ -2,14 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from feedline.profiling.record.journal import Journal
 from feedline.profiling.record.recording import Costs, Overhead, Recording, Series, Step
-from feedline.profiling.record.series import scope_of
-
-if TYPE_CHECKING:
-    from feedline.profiling.machine.resources import ResourceSampler
+from feedline.profiling.record.rows import TimeRow
+from feedline.profiling.record.series import Sampled, scope_of
 
 MAIN_PARTS = ("python", "unpickle", "logging", "pin", "other")
 """Parts of the main thread's time that no device and no worker can take over."""
@@ -60,9 +58,7 @@ def _mean(series: Series, start: float, end: float) -> float | None:
     return sum(inside) / len(inside) if inside else None
 
 
-def overhead(
-    journal: Journal, trainers: list[dict[str, Any]], sampler: "ResourceSampler | None", seconds: float
-) -> Overhead:
+def overhead(journal: Journal, trainers: list[dict[str, Any]], sampler: Sampled | None, seconds: float) -> Overhead:
     """The trainers' share (hooks, stack sampler, and resource sampling of all), or the workers' if that is larger."""
     events: dict[str, int] = defaultdict(int)
     for said in trainers:
@@ -74,8 +70,8 @@ def overhead(
     workers = list(journal.all("worker-"))
     worker_cpu_s = sum(said.get("sampler_cpu_s", 0.0) for said in workers)
     put_s, puts = (sum(said.get(name, 0.0) for said in workers) for name in ("hook_s", "puts"))
-    worker_s = sum(row[1] - row[0] for said in workers for row in journal.rows(f"worker-{said['pid']}"))
-    watched_s = sum(row[1] - row[0] for said in trainers for row in journal.rows(f"main-{said['pid']}"))
+    worker_s = _seconds(journal, "worker", workers)
+    watched_s = _seconds(journal, "main", trainers)
     resources_s = sampler.cpu_s if sampler else 0.0
     shares = [(hooks_s + stacks_s) / watched_s + resources_s / seconds] if watched_s and seconds else []
     shares += [(worker_cpu_s + put_s) / worker_s] if worker_s else []
@@ -88,6 +84,11 @@ def overhead(
         sampler_cpu_s={"trainer": stacks_s, "workers": worker_cpu_s, "resources": resources_s},
         fraction=max(shares) if shares else None,
     )
+
+
+def _seconds(journal: Journal, kind: str, processes: Sequence[dict[str, Any]]) -> float:
+    """That the processes were looked at."""
+    return sum(row.t1 - row.t0 for told in processes for row in journal.rows(f"{kind}-{told['pid']}", TimeRow))
 
 
 def _event_costs(trainers: list[dict[str, Any]], events: Mapping[str, int]) -> dict[str, float]:

@@ -3,10 +3,9 @@
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 from feedline.profiling.record.recording import Step
-from feedline.profiling.watch.row_sums import COLUMNS
+from feedline.profiling.record.rows import TimeRow
 
 TOP_FUNCTIONS = 12
 
@@ -44,23 +43,22 @@ class Windows:
 
 
 class RowSum:
-    """Rows of `tally.COLUMNS`, weighted."""
+    """Time rows, weighted."""
 
-    def __init__(self, rows: list[list[Any]], windows: Windows, origin: float) -> None:
+    def __init__(self, rows: list[TimeRow], windows: Windows, origin: float) -> None:
         self.sums: dict[str, dict[str, float]] = {
             name: defaultdict(float) for name in ("stages", "stages_cpu", "transforms", "functions")
         }
         self.numbers: dict[str, float] = defaultdict(float)
-        for values in rows:
-            row: dict[str, Any] = dict(zip(COLUMNS, values, strict=False))
-            share = windows.share(row["t0"] - origin, row["t1"] - origin)
+        for row in rows:
+            share = windows.share(row.t0 - origin, row.t1 - origin)
             if share <= 0:
                 continue
             for name, into in self.sums.items():
-                for key, value in row[name].items():
+                for key, value in getattr(row, name).items():
                     into[key] += share * value
             for name in ("batches", "samples", "cpu_s", "ticks"):
-                self.numbers[name] += share * row[name]
+                self.numbers[name] += share * getattr(row, name)
 
     @property
     def seconds(self) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from feedline.profiling.lprof import LOADER_SHARE, LineProfile
+from feedline.profiling.explain.hot_lines import LOADER_SHARE, LineProfile
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Line
 from feedline.profiling.render import page

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from feedline.profiling.explain.difference import Versus
+from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.main_thread import parts_of
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import Diagnosis
-from feedline.profiling.lprof import LineProfile
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Gpu, Leg, LegName, Line, Recording
 from feedline.profiling.render.reasons import in_vain

@@ -9,16 +9,12 @@ import functools
 import sys
 import time
 from collections import deque
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from feedline.profiling.watch.trainer_rules import is_ours
-from feedline.profiling.watch.worker_rules import frames, is_library
-
-if TYPE_CHECKING:
-    from feedline.profiling.watch.capture import Capture
-    from feedline.profiling.watch.hooks import Hooks
-    from feedline.profiling.watch.passes import Row
+from feedline.profiling.watch.capture import Capture
+from feedline.profiling.watch.loader_contract import LoaderHooks
+from feedline.profiling.watch.passes import Row
+from feedline.profiling.watch.rules import own_place
 
 SYNCHRONISING = ("item", "tolist", "cpu", "numpy")
 LIMIT = 4096  # rows whose marks are waited for
@@ -38,21 +34,20 @@ def settle_device() -> None:
 
 
 class Device:
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, capture: Capture) -> None:
         self._torch = torch
+        self._capture = capture
         self._ended: Any = None
         self._gaps: deque[tuple[Row, Any, Any]] = deque(maxlen=LIMIT)
         self._copies: deque[tuple[Row, Any, Any]] = deque(maxlen=LIMIT)
         self._waiting: set[int] = set()
-        self._capture: Any = None
 
-    def install(self, hooks: "Hooks") -> None:
-        self._capture = hooks.capture
+    def install(self, hooks: LoaderHooks) -> None:
         tensor = self._torch.Tensor
         for name in ("to", "cuda"):
             hooks.replace(tensor, name, self._copying)
         for name in SYNCHRONISING:
-            hooks.replace(tensor, name, lambda original: self.synchronising(original, hooks.capture))
+            hooks.replace(tensor, name, self.synchronising)
 
     @property
     def _started(self) -> bool:
@@ -67,7 +62,7 @@ class Device:
     def step_ended(self) -> None:
         self._ended = self._mark() if self._started and not self._capturing() else None
 
-    def step_begins(self, row: "Row") -> None:
+    def step_begins(self, row: Row) -> None:
         if self._ended is not None:
             self._gaps.append((row, self._ended, self._mark()))
             self._waiting.add(id(row))
@@ -81,7 +76,7 @@ class Device:
 
         @functools.wraps(original)
         def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            row = capture.current if capture.active else None
+            row = capture.loop.current if capture.active else None
             if row is None or tensor.is_cuda or not self._started or self._capturing():
                 return original(tensor, *args, **kwargs)
             began_s = time.thread_time()
@@ -98,7 +93,9 @@ class Device:
 
         return copy
 
-    def synchronising(self, original: Any, capture: "Capture") -> Any:
+    def synchronising(self, original: Any) -> Any:
+        capture = self._capture
+
         @functools.wraps(original)
         def synchronise(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if not capture.active or not tensor.is_cuda:
@@ -116,7 +113,7 @@ class Device:
         pending |= {id(row) for row in self._drain(self._copies, "copy")}
         self._waiting &= pending
 
-    def _drain(self, marks: "deque[tuple[Row, Any, Any]]", name: str) -> "list[Row]":
+    def _drain(self, marks: deque[tuple[Row, Any, Any]], name: str) -> list[Row]:
         while marks:
             row, before, after = marks[0]
             try:
@@ -130,14 +127,5 @@ class Device:
                 setattr(row, name, (getattr(row, name) or 0.0) + seconds)
         return [row for row, _, _ in list(marks)]
 
-    def settled(self, row: "Row") -> bool:
+    def settled(self, row: Row) -> bool:
         return id(row) not in self._waiting
-
-
-def own_place(frame: FrameType) -> str:
-    """file:line of the script's own code that a stack came from: a `print(loss)` synchronises deep inside torch."""
-    for one in frames(frame):
-        file = one.f_code.co_filename
-        if not is_library(file) and not is_ours(file):
-            return f"{file.replace(chr(92), '/').rpartition('/')[2]}:{one.f_lineno}"
-    return "a library"

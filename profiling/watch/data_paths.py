@@ -2,7 +2,10 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, ClassVar
+
+from feedline.profiling.watch.facts import innermost
 
 MOST_PATHS = 512
 CODE = (".py", ".pyc", ".so", ".pth", ".txt", ".toml", ".cfg", ".ini", ".typed", ".h", ".lock", ".part", ".jsonl")
@@ -41,3 +44,16 @@ class PathCollector:
         self._seen.add(path)
         self.found.append(os.path.abspath(path))  # noqa: PTH100  Path would open an audit event of its own
         self._open = len(self.found) < MOST_PATHS
+
+
+def dataset_files(dataset: Any) -> list[str]:
+    """Paths a dataset lists itself: torchvision's `samples`, and the usual names for a list of paths."""
+    held = vars(innermost(dataset)) if hasattr(innermost(dataset), "__dict__") else {}
+    for name in ("samples", "imgs", "files", "paths", "image_paths", "img_paths", "filenames", "images", "urls"):
+        members = held.get(name)
+        if isinstance(members, list | tuple) and members:
+            first = [one[0] if isinstance(one, list | tuple) and one else one for one in members]
+            paths = [str(one) for one in first if isinstance(one, str | os.PathLike)]
+            if paths and Path(paths[0]).is_file():
+                return paths
+    return []

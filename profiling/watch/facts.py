@@ -5,7 +5,9 @@ Nothing here may raise or have an effect: it reads attributes of a user's object
 
 import os
 import sys
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +21,7 @@ def quietly(read: Callable[[], T]) -> T | None:
         return None
 
 
-def loader(one: Any) -> dict[str, Any]:
+def settings(one: Any) -> dict[str, Any]:
     """Keys of `recording.LoaderSeen` that the loader object itself tells."""
     dataset = getattr(one, "dataset", None)
     sampler, config = getattr(one, "batch_sampler", None), getattr(one, "config", None)
@@ -90,6 +92,30 @@ def _bool(value: Any) -> bool | None:
 
 def _length(value: Any) -> int | None:
     return _int(quietly(lambda: len(value))) if hasattr(value, "__len__") else None
+
+
+class Loaders:
+    """Loaders of this process, numbered as they are first iterated."""
+
+    def __init__(self) -> None:
+        self.about: list[dict[str, Any]] = []
+        """By number: keys of `recording.LoaderSeen`."""
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def known(self, one: Any) -> int | None:
+        with suppress(TypeError):  # not hashable
+            return self._numbers.get(one)
+        return None
+
+    def number(self, one: Any, kind: str) -> int:
+        known = self.known(one)
+        if known is not None:
+            return known
+        number = len(self.about)
+        self.about.append({"id": number, "kind": kind, **settings(one)})
+        with suppress(TypeError):
+            self._numbers[one] = number
+        return number
 
 
 @dataclass

@@ -14,7 +14,9 @@ from typing import Any
 from feedline.profiling.record.journal import Journal, Options
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.cuda import Device
-from feedline.profiling.watch.hooks import Hooks, around_step, fetch
+from feedline.profiling.watch.feed import Feed, Feeds
+from feedline.profiling.watch.hooks import Hooks, around_step
+from feedline.profiling.watch.loaders import LOADERS
 from feedline.profiling.watch.passes import Pass, Row
 
 CALLS, TURNS = 40, 3
@@ -25,12 +27,15 @@ class Idle(Capture):
 
     def __init__(self) -> None:
         super().__init__(Journal(Path()), Options(steady=False))
-        self._about = [{"id": 0, "batch_bytes": 0}]
-        self.current = Row(0.0, 0.0, 0, 0, 0, 0)
+        self.loaders.about = [{"id": 0, "batch_bytes": 0}]
+        self.loop.current = Row(0.0, 0.0, 0, 0, 0, 0)
         self.facts.optimizer = "none"
 
     def start(self) -> None:
         return
+
+    def begin_pass(self, loader: Any, kind: str, *, in_trainer: bool | None = None) -> Pass:
+        return Pass(0, 0, 0.0, in_trainer=False, outer=None)
 
 
 def event_cost_s() -> dict[str, float]:
@@ -38,8 +43,8 @@ def event_cost_s() -> dict[str, float]:
     capture = Idle()
     timed = Hooks(capture).timed(_nothing, capture.backward)
     before, after = around_step(capture)
-    device, tensor = Device(None), SimpleNamespace(is_cuda=True)
-    synchronise = device.synchronising(_nothing, capture)
+    tensor = SimpleNamespace(is_cuda=True)
+    synchronise = Device(None, capture).synchronising(_nothing)
     of_call_s = _seconds(_nothing)
 
     def step() -> None:
@@ -73,13 +78,13 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 def _rest_of_a_batch_s() -> float:
     capture = Idle()
-    one = Pass(0, 0, 0.0, in_trainer=False, outer=None)
+    feed = Feed(Feeds(capture), LOADERS[0], _nothing, iter)
     for _ in range(CALLS):
-        fetch(capture, one, _nothing)
-    found: list[float] = []
+        feed.next(_nothing)
+    turns: list[float] = []
     for _ in range(TURNS):
         accounted_s, started = capture.hook_s, time.perf_counter()
         for _ in range(CALLS):
-            fetch(capture, one, _nothing)
-        found.append(time.perf_counter() - started - (capture.hook_s - accounted_s))
-    return max(0.0, statistics.median(found) / CALLS)
+            feed.next(_nothing)
+        turns.append(time.perf_counter() - started - (capture.hook_s - accounted_s))
+    return max(0.0, statistics.median(turns) / CALLS)

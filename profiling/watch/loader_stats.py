@@ -1,7 +1,7 @@
-"""Loaders that tell themselves where their workers' time goes: rows of their counters' differences.
+"""Loaders that count by themselves where their workers' time goes: rows of their counters' differences.
 
 Any loader with a `stats()` that returns {"workers": [{pid, samples, batches, seconds {stage: s}}]} is asked, such as
-feedline's own; its workers need no sampler. Known by its manners: nothing of the loader is imported here.
+feedline's own; its workers need no sampler. Nothing of the loader is imported here.
 """
 
 import os
@@ -10,9 +10,10 @@ from typing import Any
 
 from feedline.pipeline.base.process import cpu_seconds
 from feedline.profiling.record.journal import Journal
+from feedline.profiling.record.rows import TimeRow
 
 
-class SelfTold:
+class LoaderStats:
     """One loader's workers, row by row, in the journal files that sampled workers use."""
 
     def __init__(self, loader: Any, number: int, rank: int) -> None:
@@ -24,10 +25,10 @@ class SelfTold:
         self._asked = time.perf_counter()
 
     @staticmethod
-    def speaks(loader: Any) -> bool:
+    def has_any(loader: Any) -> bool:
         return callable(getattr(loader, "stats", None)) and hasattr(loader, "worker_pids")
 
-    def ask(self, journal: Journal) -> None:
+    def write(self, journal: Journal) -> None:
         """Write what every worker did since the last time. Never raises."""
         try:
             workers = self._loader.stats()["workers"]
@@ -41,8 +42,8 @@ class SelfTold:
             else:
                 self._say(journal, worker, told["pid"], row)
 
-    def _row(self, told: dict[str, Any], then: float) -> list[Any]:
-        """By `tally.COLUMNS`; every second counts as a hundred looks, for its error is the clock's."""
+    def _row(self, told: dict[str, Any], then: float) -> TimeRow:
+        """Every second counts as a hundred looks, for its error is the clock's."""
         pid = told.get("pid") or 0
         before = self._before.get(pid, {"seconds": {}, "batches": 0, "samples": 0})
         self._before[pid] = told
@@ -52,9 +53,9 @@ class SelfTold:
         used_s = max(0.0, cpu_s - self._cpu_s.get(pid, 0.0))
         self._cpu_s[pid] = cpu_s
         looks = round(100 * sum(stages.values()))
-        return [then, self._asked, stages, {}, {}, {}, batches, samples, used_s, looks]
+        return TimeRow(then, self._asked, stages, {}, {}, {}, batches, samples, used_s, looks)
 
-    def _say(self, journal: Journal, worker: int, pid: int, row: list[Any]) -> None:
+    def _say(self, journal: Journal, worker: int, pid: int, row: TimeRow) -> None:
         name = f"worker-{pid}"
         if not (journal.folder / f"{name}.json").exists():
             about = {"pid": pid, "worker": worker, "loader": self._number, "rank": self._rank}

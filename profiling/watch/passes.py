@@ -1,13 +1,16 @@
-"""One iteration over one loader (a pass) and one batch of it (a row), as they are while the script runs."""
+"""The loop as it runs: passes (iterations over one loader) and rows (one batch each).
 
+A row opens when a batch is asked for and closes when the next one is asked for; a pass that runs to its end inside
+another's open row (an evaluation inside a training step) is that row's pause.
+"""
+
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-STEP_COLUMNS = ("start", "got", "end", "samples", "bytes", "loader", "epoch", "copy", "backward", "optimizer",
-                "pause", "sync", "starved", "trained", "syncs")  # fmt: skip
-"""Of `Row.values`, as the journal keeps them."""
-PASS_COLUMNS = ("loader", "epoch", "samples", "start_s", "end_s")
-"""Of `Pass.told`."""
+from feedline.profiling.record.rows import PassRow, StepRow
+
+EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
 
 
 @dataclass(eq=False)
@@ -30,11 +33,18 @@ class Row:
     copies: list[Any] = field(default_factory=list)
     """CUDA event pairs around its host-to-device copies."""
 
-    def values(self) -> list[Any]:
+    def written(self) -> StepRow:
         times = (self.copy, self.backward, self.optimizer, self.pause, self.sync)
-        whole = (self.samples, self.bytes, self.loader, self.epoch)
-        rest = (self.starved, self.trained, self.syncs)
-        return [self.start, self.got, self.end, *whole, *(round(one, 7) for one in times), *rest]
+        copy, backward, optimizer, pause, sync = (round(seconds, 7) for seconds in times)
+        return StepRow(
+            start=self.start, got=self.got, end=self.end, samples=self.samples, bytes=self.bytes,
+            loader=self.loader, epoch=self.epoch, copy=copy, backward=backward, optimizer=optimizer, pause=pause,
+            sync=sync, starved=self.starved, trained=self.trained, syncs=self.syncs,
+        )  # fmt: skip
+
+    def waits(self) -> tuple[float, float, int]:
+        """Seconds waited, seconds in all, samples."""
+        return self.got - self.start, self.end - self.start - self.pause, self.samples
 
 
 @dataclass(eq=False)
@@ -50,12 +60,92 @@ class Pass:
     first_got: float | None = None
     """When its first batch had come."""
     last_asked: float = 0.0
+    trained: bool = False
+    """A backward pass or an optimiser step ran inside one of its rows."""
     done: bool = False
-    source: Any = None
-    """Weak reference to the loader object; legs hold on to it, `for batch in DataLoader(…)` does not."""
     inner: list["Pass"] = field(default_factory=list)
 
-    def told(self, ended: float | None) -> list[Any]:
-        """By `PASS_COLUMNS`; `ended` is when the loader said that there is no more."""
+    def written(self, ended: float | None) -> PassRow:
+        """`ended` is when the loader said that there is no more."""
         start_s = (self.first_got or self.started) - self.started
-        return [self.loader, self.epoch, self.samples, start_s, None if ended is None else ended - self.last_asked]
+        end_s = None if ended is None else ended - self.last_asked
+        return PassRow(self.loader, self.epoch, self.samples, start_s, end_s)
+
+
+class Loop:
+    """All passes of this process. Fed by the script's own thread; the sampler's takes from `closed`."""
+
+    def __init__(self) -> None:
+        self.current: Row | None = None
+        """The row that is open, of the pass that was last given a batch."""
+        self.closed: deque[Row] = deque()
+        self.rows = 0
+        self.train_steps = 0
+        self.any_trained = False
+        self.first_got: float | None = None
+        self._epochs: Counter[int] = Counter()
+        self._open: list[Pass] = []
+        self._ended: dict[tuple[int, int], PassRow] = {}
+
+    def begin(self, loader: int, now: float, *, in_trainer: bool) -> Pass:
+        begun = Pass(loader, self._epochs[loader], now, in_trainer, self.current)
+        self._epochs[loader] += 1
+        if begun.outer is not None:
+            for other in self._open:
+                if other.row is begun.outer:
+                    other.inner.append(begun)
+        self._open.append(begun)
+        return begun
+
+    def got(self, to: Pass, row: Row) -> None:
+        to.row = self.current = row
+        to.first_got = row.got if to.first_got is None else to.first_got
+        to.samples += row.samples
+        to.batches += 1
+
+    def close(self, of: Pass, now: float) -> Row | None:
+        """The row that ends as the pass asks for its next batch."""
+        row, of.row = of.row, None
+        if row is None:
+            return None
+        for inner in of.inner:
+            if not inner.done and inner.batches >= EVAL_BATCHES:  # broken off, as in `if i == 50: break`
+                ended = inner.row.got if inner.row else now
+                self.close(inner, ended)
+                self.finish(inner, ended)
+        of.inner.clear()
+        row.end = now
+        if row.trained:
+            self.train_steps += 1
+            self.any_trained = of.trained = True
+        if self.first_got is None:
+            self.first_got = row.got
+        if self.current is row:
+            self.current = None
+        self.closed.append(row)
+        self.rows += 1
+        return row
+
+    def end(self, ending: Pass, now: float, *, exhausted: bool) -> Row | None:
+        """The iterator is exhausted, was dropped, or failed."""
+        if not ending.done and ending.batches and exhausted:
+            self._ended[ending.loader, ending.epoch] = ending.written(now)
+        row = self.close(ending, now)
+        self.finish(ending, now)
+        return row
+
+    def finish(self, ending: Pass, now: float) -> None:
+        if ending.done:
+            return
+        ending.done = True
+        if ending in self._open:
+            self._open.remove(ending)
+        outer = ending.outer
+        if outer is not None and not outer.end:
+            outer.pause += now - ending.started
+            self.current = outer
+
+    def passes(self) -> list[PassRow]:
+        """Those that have ended, and those still open."""
+        going = [one.written(None) for one in list(self._open) if one.first_got is not None]
+        return [*self._ended.values(), *going]

@@ -5,11 +5,11 @@ While the main thread waits and this thread works, the loop waits for unpickling
 
 import threading
 from types import FrameType
-from typing import Any
 
-from feedline.profiling.watch.row_sums import Tally
-from feedline.profiling.watch.trainer_rules import part_of
-from feedline.profiling.watch.worker_rules import Place, frames
+from feedline.profiling.record.rows import TimeRow
+from feedline.profiling.watch.rules import Place, frames
+from feedline.profiling.watch.time_sums import TimeSums
+from feedline.profiling.watch.trainer_rules import RULES
 
 LOOP = "_pin_memory_loop"
 WORKING = "pin_memory"
@@ -21,30 +21,30 @@ class PinThread:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._tally: Tally | None = None
-        self._rows: list[list[Any]] = []
+        self._sums: TimeSums | None = None
+        self._rows: list[TimeRow] = []
 
     def look(self, frames_by_thread: dict[int, FrameType], seconds: float) -> tuple[str | None, float]:
         """What it does now, unpickle or pin (None: it waits), and its CPU time since the last look."""
         if self._thread is None or not self._thread.is_alive():
             self._find()
         frame = frames_by_thread.get(self._thread.ident or 0) if self._thread is not None else None
-        if frame is None or self._tally is None:
+        if frame is None or self._sums is None:
             return None, 0.0
         doing = work_of(frame)
-        return doing, self._tally.add(Place(doing or "wait", "pin_memory.py"), seconds)
+        return doing, self._sums.add(Place(doing or "wait", "pin_memory.py"), seconds)
 
-    def take(self) -> list[list[Any]]:
-        """Rows of `tally.COLUMNS` since the last time."""
+    def take(self) -> list[TimeRow]:
+        """Rows since the last time."""
         rows, self._rows = self._rows, []
-        return rows if self._tally is None else [*rows, self._tally.take()]
+        return rows if self._sums is None else [*rows, self._sums.take()]
 
     def _find(self) -> None:
         """Without persistent_workers every epoch has its own."""
-        if self._tally is not None:
-            self._rows.append(self._tally.take())
+        if self._sums is not None:
+            self._rows.append(self._sums.take())
         self._thread = next((one for one in threading.enumerate() if LOOP in one.name), None)
-        self._tally = Tally(self._thread.ident) if self._thread is not None else None
+        self._sums = TimeSums(self._thread.ident) if self._thread is not None else None
 
 
 def work_of(frame: FrameType) -> str | None:
@@ -54,6 +54,6 @@ def work_of(frame: FrameType) -> str | None:
             return None
         if one.f_code.co_name == WORKING:
             return "pin"
-        if part_of(one.f_code, one.f_lineno) == "unpickle":
+        if RULES.stage_of(one.f_code, one.f_lineno) == "unpickle":
             return "unpickle"
     return None

@@ -17,8 +17,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
+
+from feedline.profiling.record.journal import Journal
 
 SWITCH_INTERVAL_S = 2e-4
 LOOKING_INTERVAL_S = 5e-3
@@ -47,12 +49,13 @@ def unhurried() -> Generator[None]:
 class StackSampler(threading.Thread):
     """Calls `look(frames by thread id, seconds since the last look)` about `rate_hz` times a second until stopped."""
 
-    def __init__(self, look: Look, *, rate_hz: float = 100.0, budget: float = 0.003) -> None:
+    def __init__(self, look: Look, journal: Journal, *, rate_hz: float = 100.0, budget: float = 0.003) -> None:
         super().__init__(name="feedline-sampler", daemon=True)
         self.cpu_s = 0.0
         self.looks = 0
         self.failed = 0
         self._look = look
+        self._journal = journal
         self._shortest_s = 1.0 / rate_hz
         self._budget = budget
         self._running = True
@@ -79,15 +82,10 @@ class StackSampler(threading.Thread):
                     self._look(sys._current_frames(), now - last)
             except Exception as error:  # a stack nobody foresaw must not end the watch, nor be heard in the script
                 if not self.failed:
-                    self._complain(f"a look at the stacks failed: {type(error).__name__}: {error}")
+                    line = f"a look at the stacks failed: {type(error).__name__}: {error} (process {os.getpid()})"
+                    self._journal.complain(line)
                 self.failed += 1
             last = now
             self.looks += 1
             spent_s, self.cpu_s = self.cpu_s, time.thread_time()
             cost_s += 0.1 * (self.cpu_s - spent_s - cost_s)
-
-    def _complain(self, line: str) -> None:
-        from feedline.profiling.watch.hooks import complain
-
-        with suppress(Exception):
-            complain(f"{line} (process {os.getpid()})")

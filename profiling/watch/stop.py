@@ -1,16 +1,24 @@
-"""When to stop watching: the rate is known well enough, or will not become so.
+"""When enough was seen: after so many steps or seconds as asked, else when the rate is known well enough.
 
-The run is cut into stretches of five seconds. Watching ends when there are at least six and the standard error of
-their rates is below one per cent of the mean, or after two minutes.
+Without either the run is cut into stretches of five seconds. Watching ends when there are at least six and the
+standard error of their rates is below one per cent of the mean, or after two minutes. A diagnostic run whose training
+loop has come to the end of a pass ends it then, or ten seconds after the first step: a short script is held for long
+enough, and no longer.
 """
 
 import math
 import statistics
+from typing import Literal
+
+from feedline.profiling.record.journal import Journal, Options
 
 STRETCH_S = 5.0
 LEAST = 6
 ERROR = 0.01
 LONGEST_S = 120.0
+HELD_S = 10.0
+POLL_S = 0.25
+Reason = Literal["steps", "seconds", "running"]
 
 
 class Steadiness:
@@ -43,3 +51,48 @@ class Steadiness:
             return False
         mean = statistics.fmean(rates)
         return mean > 0 and statistics.stdev(rates) / math.sqrt(len(rates)) < ERROR * mean
+
+
+class StopRule:
+    def __init__(self, options: Options, journal: Journal) -> None:
+        self.steadiness = Steadiness()
+        self._options = options
+        self._journal = journal
+        self._stop_at: int | None = None
+        self._polled = 0.0
+
+    def reached(
+        self, now: float, *, steps: int, started: float | None, ranks: int, rank: int, held: bool
+    ) -> Reason | None:
+        """Why the watch ends now, None while it goes on. `started` is the first step; `held`: the loop is in a pass
+        that the script did not ask for."""
+        options = self._options
+        reason: Reason = "steps" if options.steps else "seconds" if options.seconds else "running"
+        if options.steps is not None:
+            return reason if steps >= options.steps else None
+        if self._stop_at is not None:
+            return reason if steps >= self._stop_at else None
+        if started is None:
+            return None
+        seconds = now - started
+        over = self._over(now, seconds, held=held)
+        if ranks == 1 or (reason == "running" and not options.diagnostic):
+            return reason if over else None
+        self._agree(now, steps, seconds, over=over, rank=rank)
+        return None
+
+    def _over(self, now: float, seconds: float, *, held: bool) -> bool:
+        if self._options.seconds is not None:
+            return seconds > self._options.seconds
+        return self._options.steady and (self.steadiness.reached(now) or (held and seconds > HELD_S))
+
+    def _agree(self, now: float, steps: int, seconds: float, *, over: bool, rank: int) -> None:
+        """Ranks must leave at the same step, or the others hang in their all-reduce: rank 0 names a later one, far
+        enough ahead that all others read it before they get there."""
+        if rank == 0 and over:
+            self._stop_at = steps + 3 + int(2 * steps / max(seconds, 1e-3))
+            self._journal.write("stop", {"step": self._stop_at})
+        elif rank and now - self._polled > POLL_S:
+            self._polled = now
+            stop = self._journal.read("stop")
+            self._stop_at = stop["step"] if stop else None

@@ -1,14 +1,12 @@
-"""What the trainer's main thread was doing, read off its stack: `recording.TrainerPart`, by a table of rules.
+"""What the trainer's main thread was doing, read off its stack: `recording.TrainerPart`.
 
 Innermost frame first. Library frames decide by file, a user's own frames by the text of their line; a frame no rule
 knows passes the question outwards. Standard-library frames are charged to whoever called them.
 """
 
-import re
-from functools import lru_cache
-from types import CodeType, FrameType
+from types import FrameType
 
-from feedline.profiling.watch.worker_rules import Rule, frames, is_library, place_name, source_line
+from feedline.profiling.watch.rules import Rule, Rules, frames, is_library, is_ours, place_name
 
 LIBRARY_RULES: tuple[Rule, ...] = (
     Rule("unpickle", "/torch/multiprocessing/reductions.py"),
@@ -54,36 +52,7 @@ USER_LINES: tuple[tuple[str, str], ...] = (
     ("logging", r"\bprint\(|\blog(ger|ging)?\.\w+\(|writer\.add_|\.log\(|add_scalar"),
     ("forward", r"\b(model|net|network|criterion|loss_fn|loss_func|self\.\w+)\(|\bF\.\w+\(|\btorch\.\w+\("),
 )
-
-_USER_LINES = [(part, re.compile(text)) for part, text in USER_LINES]
-
-
-HERE = __file__.replace("\\", "/").rpartition("/watch/")[0] + "/"
-
-
-def is_ours(file: str) -> bool:
-    """Frames of the probe itself stand between the script and what it called."""
-    return file.startswith(HERE)
-
-
-@lru_cache(maxsize=16384)
-def part_of(code: CodeType, line_number: int | None) -> str | None:
-    """The part one frame tells by itself; None when it passes the question on."""
-    file = code.co_filename.replace("\\", "/")
-    text = source_line(code.co_filename, line_number)
-    if is_library(file):
-        for rule in LIBRARY_RULES:
-            if (
-                rule.file in file
-                and (not rule.function or re.fullmatch(rule.function, code.co_name))
-                and re.search(rule.line, text)
-            ):
-                return rule.stage
-        return None
-    for part, pattern in _USER_LINES:
-        if pattern.search(text):
-            return part
-    return "forward" if code.co_name == "forward" else "python"
+RULES = Rules(LIBRARY_RULES, USER_LINES, (("forward", r"^forward$"),), otherwise="python")
 
 
 def part(frame: FrameType | None) -> tuple[str, str]:
@@ -94,7 +63,7 @@ def part(frame: FrameType | None) -> tuple[str, str]:
         if is_ours(file):
             continue
         if found is None:
-            found = part_of(one.f_code, one.f_lineno)
+            found = RULES.stage_of(one.f_code, one.f_lineno)
         if not is_library(file):
             own = one
             break  # a frame of the user's own always decides

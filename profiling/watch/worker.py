@@ -17,9 +17,10 @@ from typing import Any
 from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.batches import batch_samples
 from feedline.profiling.watch.data_paths import PathCollector
-from feedline.profiling.watch.row_sums import Feeder, Tally
+from feedline.profiling.watch.rules import Place
 from feedline.profiling.watch.stacks import StackSampler, fair_switching
-from feedline.profiling.watch.worker_rules import Place, classify
+from feedline.profiling.watch.time_sums import Feeder, TimeSums
+from feedline.profiling.watch.worker_rules import classify
 
 SAY_S = 3.0
 WORKER_ID = 10  # position of worker_id among the arguments of torch's _worker_loop, since 1.2
@@ -56,7 +57,7 @@ class WorkerEntry:
             return self.lines.in_worker(args)
         watch = WorkerWatch(Journal(Path(self.folder)), worker=worker, loader=self.loader, rank=self.rank)
         queue = 3  # data_queue
-        return (*args[:queue], CountingQueue(args[queue], watch.tally), *args[queue + 1 :])
+        return (*args[:queue], CountingQueue(args[queue], watch.sums), *args[queue + 1 :])
 
 
 def _unwrapped(loop: Any) -> Any:
@@ -66,17 +67,17 @@ def _unwrapped(loop: Any) -> Any:
 class CountingQueue:
     """The worker's data queue, with a count of what went through."""
 
-    def __init__(self, queue: Any, tally: Tally) -> None:
+    def __init__(self, queue: Any, sums: TimeSums) -> None:
         self._queue = queue
-        self._tally = tally
+        self._sums = sums
 
     def put(self, item: Any, *args: Any, **kwargs: Any) -> None:
         began_s = time.thread_time()
         count = batch_samples(item[1]) if isinstance(item, tuple) and len(item) == 2 else None
         if count is not None:
-            self._tally.batches += 1
-            self._tally.samples += count
-        self._tally.hook_s += time.thread_time() - began_s
+            self._sums.batches += 1
+            self._sums.samples += count
+        self._sums.hook_s += time.thread_time() - began_s
         self._queue.put(item, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -88,7 +89,7 @@ class WorkerWatch:
 
     def __init__(self, journal: Journal, *, worker: int, loader: int, rank: int) -> None:
         fair_switching()
-        self.tally = Tally()
+        self.sums = TimeSums()
         self._feeder = Feeder()
         self._journal = journal
         self._rank = rank
@@ -99,7 +100,7 @@ class WorkerWatch:
         }  # fmt: skip
         self._paths = PathCollector.active()
         self._paths.start()
-        self._sampler = StackSampler(self._look)
+        self._sampler = StackSampler(self._look, journal)
         self._say()
         Finalize(None, self._leave, exitpriority=100)
         self._sampler.start()
@@ -109,10 +110,10 @@ class WorkerWatch:
         feeding = self._feeder.works(frames, seconds)
         if place.stage == "idle" and feeding:
             place = Place("send", "queues.py:_feed")
-        self.tally.add(place, seconds)
+        self.sums.add(place, seconds)
         left = self._journal.has_left(self._rank)
-        if left or self.tally.due:
-            self._journal.append(self._name, [self.tally.take()])
+        if left or self.sums.due:
+            self._journal.append(self._name, [self.sums.take()])
         if left:
             self._sampler.stop()  # nothing more is to be seen
         if left or time.perf_counter() - self._said > SAY_S:
@@ -120,11 +121,11 @@ class WorkerWatch:
 
     def _leave(self) -> None:
         self._sampler.stop()
-        self._journal.append(self._name, [self.tally.take()])
+        self._journal.append(self._name, [self.sums.take()])
         self._say(left=True, ended=True)
 
     def _say(self, *, left: bool = False, ended: bool = False) -> None:
         self._said = time.perf_counter()
         said = {"ended": ended, "left": left, "sampler_cpu_s": self._sampler.cpu_s, "looks": self._sampler.looks}
-        put = {"puts": self.tally.batches, "hook_s": self.tally.hook_s}
+        put = {"puts": self.sums.batches, "hook_s": self.sums.hook_s}
         self._journal.write(self._name, {**self._about, **said, **put, "paths": self._paths.found})

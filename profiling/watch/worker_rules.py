@@ -1,34 +1,14 @@
-"""Which stage of data preparation a stack belongs to: a table of rules, read from the innermost frame outwards.
+"""Which stage of data preparation a worker's stack belongs to, read from the innermost frame outwards.
 
-The first rule that matches a frame decides. Rules for libraries name a file and, where it matters, a function or the
-text of the source line; rules for a user's own code look at the line ("np.load(" reads, "imdecode(" decodes) and then
-at the function's name. PIL decodes lazily, so `ImageFile.load` is where decoding happens, whoever called it; a
-transform that triggers it is not blamed. What else the user's own code does for a sample is `transform`, by the name
-of its function; what no rule knows is `other`, with its place named.
-
-Cost: one dictionary look-up per frame once a place has been seen.
+PIL decodes lazily, so `ImageFile.load` is where decoding happens, whoever called it; a transform that triggers it is
+not blamed. What else the user's own code does for a sample is `transform`, by the name of its function; what no rule
+knows is `other`, with its place named.
 """
 
-import re
-import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FrameType
 
-DEPTH = 80  # frames looked at; deeper stacks are cut at the outside
-
-
-@dataclass(frozen=True)
-class Rule:
-    stage: str
-    file: str
-    """Part of the file's path, with / on both sides of folders."""
-    function: str = ""
-    """Regular expression the whole function name matches; empty for any."""
-    line: str = ""
-    """Regular expression found in the source line; empty for any."""
-
+from feedline.profiling.watch.rules import Place, Rule, Rules, frames, is_library, place_name, source_line
 
 LIBRARY_RULES: tuple[Rule, ...] = (
     # torch's own loader
@@ -118,6 +98,7 @@ USER_FUNCTIONS: tuple[tuple[str, str], ...] = (
     ("read", r"read|fetch|download|load_bytes|load_file|open"),
     ("transform", r"transform|augment|resize|crop|flip|jitter|blur|normali[sz]e"),
 )
+RULES = Rules(LIBRARY_RULES, USER_LINES, USER_FUNCTIONS)
 
 COMPOSERS = (
     ("/torchvision/transforms/transforms.py", "__call__"),
@@ -129,83 +110,13 @@ FETCH = "/torch/utils/data/_utils/fetch.py"
 """What calls the dataset for every sample. Code of the user's own under it that no rule knows prepares a sample."""
 PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
 
-_USER_LINES = [(stage, re.compile(text)) for stage, text in USER_LINES]
-_USER_FUNCTIONS = [(stage, re.compile(text)) for stage, text in USER_FUNCTIONS]
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a stack was doing."""
-
-    stage: str
-    where: str
-    """file:function of the frame that decided, or of the innermost frame of the user's own."""
-    transform: str | None = None
-    """Class or function name, for stage transform."""
-
-
-def frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Innermost first."""
-    for _ in range(DEPTH):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
-
-
-@lru_cache(maxsize=1024)
-def _source(file: str) -> list[str]:
-    # Not linecache: other threads use it meanwhile, and libraries put their own entries there.
-    try:
-        with open(file, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123  cheap: inside the script
-            return lines.readlines()
-    except OSError:
-        return []
-
-
-def source_line(file: str, number: int | None) -> str:
-    """Empty where there is no source. A frame between two lines has no number."""
-    lines = _source(file)
-    return lines[number - 1] if number and 0 < number <= len(lines) else ""
-
-
-@lru_cache(maxsize=16384)
-def stage_of(code: CodeType, line_number: int | None) -> str | None:
-    """The stage of one frame by itself; None when no rule knows it."""
-    file, function = code.co_filename.replace("\\", "/"), code.co_name
-    text = source_line(code.co_filename, line_number)
-    if is_library(file):
-        for rule in LIBRARY_RULES:
-            if (
-                rule.file in file
-                and _whole(rule.function, function)
-                and (not rule.line or re.search(rule.line, text))
-            ):
-                return rule.stage
-        return None
-    for stage, pattern in _USER_LINES:
-        if pattern.search(text):
-            return stage
-    return next((stage for stage, pattern in _USER_FUNCTIONS if pattern.search(function.lower())), None)
-
-
-def _whole(pattern: str, name: str) -> bool:
-    return not pattern or re.fullmatch(pattern, name) is not None
-
-
-@lru_cache(maxsize=4096)
-def is_library(file: str) -> bool:
-    """Installed packages and the standard library: everything else is the user's own code."""
-    return file.startswith((*_LIBRARIES, "<frozen")) or "/site-packages/" in file or "/dist-packages/" in file
-
 
 def classify(frame: FrameType | None) -> Place:
     """The stage of a whole stack, given its innermost frame."""
     own: FrameType | None = None
     inner: FrameType | None = None
     for one in frames(frame):
-        stage = stage_of(one.f_code, one.f_lineno)
+        stage = RULES.stage_of(one.f_code, one.f_lineno)
         if stage is not None:
             name = transform_name(one, inner) if stage == "transform" else None
             return Place(stage, place_name(one.f_code), name)
@@ -226,10 +137,6 @@ def _of_a_sample(own: FrameType) -> Place:
     return Place("transform", place_name(own.f_code), display_name(own))
 
 
-def place_name(code: CodeType) -> str:
-    return f"{code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{code.co_name}"
-
-
 def transform_name(frame: FrameType, called: FrameType | None) -> str:
     """Which transform a frame of stage transform works for: what a Compose called; else, in the user's own code, what
     the frame called; else the outermost transform frame around it."""
@@ -241,7 +148,7 @@ def transform_name(frame: FrameType, called: FrameType | None) -> str:
             return display_name(inner or one)
         if _is_plumbing(one.f_code.co_filename):
             continue
-        if stage_of(one.f_code, one.f_lineno) == "transform" and is_library(one.f_code.co_filename):
+        if RULES.stage_of(one.f_code, one.f_lineno) == "transform" and is_library(one.f_code.co_filename):
             named = one
         inner = one
     return display_name(named)

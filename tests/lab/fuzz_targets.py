@@ -23,7 +23,7 @@ from feedline.pipeline.base.errors import DatasetError, RecordingError
 from feedline.pipeline.codecs import jpeg
 from feedline.pipeline.format import manifest as shards
 from feedline.preprocess.sources import tar_headers
-from feedline.profiling.lprof import read_lprof
+from feedline.profiling.record.lprof import read_lprof
 from feedline.profiling.record.recording import Recording
 
 MOST_FUZZED_PX = 1 << 16
@@ -355,11 +355,11 @@ def check_lprof(data: bytes) -> None:
     path = _folder() / "fuzzed.lprof"
     path.write_bytes(data)
     try:
-        profile = read_lprof(path)
+        lines = read_lprof(path)
     except RecordingError:
         return
     kinds = {"file": str, "function": str, "line": int, "hits": int, "seconds": float, "fraction": float}
-    for line in profile.lines:
+    for line in lines:
         for field in fields(line):
             if field.name in kinds and type(getattr(line, field.name)) is not kinds[field.name]:
                 raise Finding(f"lprof: {field.name} is {getattr(line, field.name)!r:.80}")

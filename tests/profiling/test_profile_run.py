@@ -17,16 +17,9 @@ from feedline.cli.profile import with_trials
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.profile_run import (
     StudyConfig,
-    chosen_legs,
-    crowds,
     study,
-    with_legs,
-    with_lines,
-    worker_counts,
 )
-from feedline.profiling.record.journal import Journal
-from feedline.profiling.record.recording import STAGES, Line, LoaderSeen, Recording, Script
-from feedline.profiling.watch.lines import MOST_FUNCTIONS, collect
+from feedline.profiling.record.recording import STAGES, LoaderSeen, Recording, Script
 
 SCRIPTS = Path(__file__).with_name("scripts")
 BATCH = 8
@@ -46,62 +39,6 @@ def before(config: StudyConfig) -> Recording:
     """As a verdict pass would leave it, where the test is about what follows."""
     loader = LoaderSeen(id=0, kind="torch", phase="train", num_workers=int(config.argv[1]))
     return Recording(script=Script(argv=list(config.argv)), loaders=[loader])
-
-
-def hits(lines: list[Line], where: str) -> dict[str, int]:
-    return {line.source: line.hits for line in lines if line.where == where}
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_lines_of_workers_and_trainer_are_complete(method: str, tmp_path: Path) -> None:
-    config = toy(tmp_path / "run", method=method, line_steps=1000)
-    found = with_lines(config, before(config))
-    assert not found.notes
-    in_workers = hits(found.lines, "workers")
-    assert in_workers["value = self.make(index)"] == 96
-    assert in_workers["return torch.full((4,), float(index))"] == 96
-    assert in_workers["values = torch.stack([value for value, _ in samples])"] == 96 / BATCH
-    in_trainer = hits(found.lines, "trainer")
-    assert in_trainer["loss.backward()"] == in_trainer["optimizer.step()"] == 96 / BATCH
-    assert not (tmp_path / "run").exists()
-
-
-def test_functions_that_were_named_are_kept_however_little_they_took(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    dear = [["a.py", 10 * n, f"f{n}", [[10 * n + 1, 5, 1.0 + n]]] for n in range(20)]
-    named = [["a.py", 990, "mine", [[991, 3, 0.001]]]]
-    journal.write("lines-trainer-1", {"where": "trainer", "functions": [*dear, *named], "named": [["a.py", 990]]})
-    kept = [line.function for line in collect(journal)]
-    assert kept[-1] == "mine"
-    assert len(kept) == MOST_FUNCTIONS + 1
-
-
-def test_a_named_function_is_told_as_such(tmp_path: Path) -> None:
-    script = tmp_path / "many.py"
-    script.write_text(MANY)
-    config = StudyConfig(argv=[str(script)], functions=("rarely",), line_steps=1000)
-    found = with_lines(config, Recording(script=Script(argv=[str(script)])))
-    assert {line.function.rpartition(".")[2] for line in found.lines} >= {"train", "rarely"}
-
-
-MANY = """
-import torch
-from torch.utils.data import DataLoader
-
-def rarely():
-    return 1
-
-""" + "".join(f"def often{n}():\n    return sum(range(2000))\n\n" for n in range(15)) + """
-OFTEN = [value for name, value in list(globals().items()) if name.startswith("often")]
-
-def train():
-    for batch in DataLoader(torch.rand(64, 2), batch_size=8):
-        rarely()
-        for one in OFTEN:
-            one()
-
-train()
-"""  # fmt: skip
 
 
 def test_a_script_without_images_is_told_why_no_shards_are_predicted() -> None:
@@ -210,73 +147,12 @@ def test_a_loop_that_only_loads_stops_too(tmp_path: Path) -> None:
     assert len(done.recording.steps) == 40
 
 
-def test_legs_change_nothing_and_measure(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    config = toy(run, samples=160, legs=chosen_legs(True), window_s=0.2, rounds=2)
-    found = study(config).recording
-    assert sorted(path.name for path in run.iterdir()) == ["log.txt", "model.pt"]
-    assert len((run / "log.txt").read_text().splitlines()) == 160 / BATCH
-    assert {(leg.name, leg.num_workers) for leg in found.legs} == {
-        ("normal", None), ("cached", None), ("loader_only", None), ("kept", None), ("cold", None),
-        *(("loader_only", count) for count in worker_counts(1)), *(("crowded", count) for count in crowds(found)),
-    }  # fmt: skip
-    for leg in found.legs:
-        assert len(leg.samples_per_s) == (1 if leg.name == "cold" else 2)
-        assert all(rate > 0 for rate in leg.samples_per_s)
-    assert found.script.ended_by == "itself"
-    assert not [note for note in found.notes if "legs" in note]
-
-
-IMAGES = """
-import sys
-import torch
-from torch.utils.data import DataLoader
-
-class Pictures(torch.utils.data.Dataset):
-    def __len__(self):
-        return 96
-    def __getitem__(self, index):
-        return torch.rand(3, 16, 16), index % 4
-
-model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
-head = torch.nn.Linear(8 * 14 * 14, 4)
-optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
-for epoch in range(1000):
-    for images, labels in DataLoader(Pictures(), batch_size=8, num_workers=1):
-        features = model(images)
-        flat = features.view(8, -1) if sys.argv[1] == "view" else features.flatten(1)
-        torch.nn.functional.cross_entropy(head(flat), labels).backward()
-        optimizer.step()
-"""
-
-
-@pytest.mark.parametrize("how", ["flatten", "view"])
-def test_a_script_that_cannot_take_channels_last_is_told_so_and_has_its_other_legs(tmp_path: Path, how: str) -> None:
-    script = tmp_path / "images.py"
-    script.write_text(IMAGES)
-    config = StudyConfig(argv=[str(script), how], steps=30, legs=chosen_legs(True), window_s=0.2, rounds=2)
-    found = study(config).recording
-    names = {leg.name for leg in found.legs}
-    assert {"normal", "cached", "loader_only", "cold"} <= names
-    assert ("laid_out" in names) == (how == "flatten") and "kept" in names
-    told = [note for note in found.notes if "channels_last" in note and "view size is not compatible" in note]
-    assert len(told) == (how == "view")
-    assert not [note for note in found.notes if "not whole" in note]
-
-
 def test_stops_after_so_many_steps(tmp_path: Path) -> None:
     done = study(toy(tmp_path / "run", workers=0, samples=4000, steps=7))
     assert done.status == 0
     assert done.recording.script.ended_by == "steps"
     assert len(done.recording.steps) == 7
     assert not (tmp_path / "run" / "model.pt").exists()
-
-
-def test_legs_of_a_script_that_ends_at_once_say_why(tmp_path: Path) -> None:
-    config = toy(tmp_path / "run", workers=0, samples=16, legs=("cached",))
-    found = with_legs(config, before(config))
-    assert found.legs == []
-    assert any("no legs: run again, the script ended before" in note for note in found.notes)
 
 
 MURDER = """

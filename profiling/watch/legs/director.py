@@ -1,426 +1,247 @@
-"""Differential legs: what the training loop's rate is when data is free, and the loader's when nobody else works.
+"""What follows the verdict's steps in a diagnostic run: windows of the same loop, in which the training loader's
+batches are directed.
 
-One fresh process of the same script, in which the training loader's iterator is directed: windows of normal running,
-of cached batches handed out again and again (the ceiling), of these beside processes that burn CPU, and of draining
-the loader with the script standing still (the loader alone, at several numbers of workers), in an order that turns
-from round to round so that drift cancels. What cannot be taken back comes at the end: cached batches with freed
-memory kept, as they are and laid out as feedline's loader hands them over, in turn; and a window with the data's
-files dropped from the page cache.
-
-The loop is held inside its epoch: a loader that runs out starts again. At the end `Finished` is raised in the loop.
-What the script writes meanwhile goes elsewhere (`profiling.watch.legs.write_guard`).
-
-After a window in which the loop did not draw from the loader its queue is full, so a window that does starts with as
-many batches as could be queued left out.
+The loop is what it was: same process, same model, same workers. Windows differ in what it is handed (`ways`): its own
+batches, cached ones, cached ones beside busy processes, or nothing while the loader is drained; rates of cached
+batches are the ceiling. The loop stays inside its pass, for a loader that runs out is begun again underneath; where
+the script leaves the pass itself, the window starts anew in the next one. At the end `Finished` is raised in the
+loop.
 """
 
 import os
 import time
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from feedline.pipeline.base.process import children_cpu_seconds, keep_freed_memory
+from feedline.profiling.record.rows import LegRow
 from feedline.profiling.watch import cuda
 from feedline.profiling.watch.batches import batch_samples
-from feedline.profiling.watch.capture import Capture, Finished
-from feedline.profiling.watch.data_paths import MOST_PATHS
-from feedline.profiling.watch.legs.cached import Cache
-from feedline.profiling.watch.legs.cpu_burners import Crowd
-from feedline.profiling.watch.legs.page_cache import Dropped, drop
-from feedline.profiling.watch.legs.write_guard import Withhold
-from feedline.profiling.watch.passes import Pass
+from feedline.profiling.watch.capture import Finished
+from feedline.profiling.watch.facts import settings
+from feedline.profiling.watch.feed import Feed
+from feedline.profiling.watch.hooks import Hooks
+from feedline.profiling.watch.legs.sequence import chosen, crowd_sizes, plan, worker_counts
+from feedline.profiling.watch.legs.ways import LEAST_STEPS, Batches, LoaderOnly, Way
+from feedline.profiling.watch.saves import Saves
 
-if TYPE_CHECKING:
-    from feedline.profiling.watch.hooks import Hooks
-
-SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds the last step's work
-LEAST_STEPS = 4  # of a window, however long they take
-FINISHED_S, FINISH_MOST_S = 0.1, 5.0
-"""Workers that were idle for so long have no batch to make; nobody waits longer than that for it."""
-CACHED = ("cached", "crowded", "kept", "laid_out")
-"""Legs in which the loop is handed kept batches."""
-KEPT = ("kept", "laid_out")
-"""Those with freed memory kept, where the model computes on the CPU."""
+AGREE_S = 20.0
+"""Ranks end the verdict's last step together: none waits for rank 0 much longer than that one needs to write."""
+MOST_WINDOWS = 10
+"""A window with what is left out of it is over after so many times its length."""
+MOST_STARTS = 3
+"""A window that the script breaks off is started anew so often."""
 
 
 @dataclass
 class Window:
-    """One leg, once."""
+    """One way, once."""
 
-    leg: str
-    count: int | None = None
-    """loader_only: with so many workers, None for the script's own loader; crowded: beside so many busy processes."""
+    way: Way
     skip: int = 0
     """Batches still to be left out."""
-    started: float = 0.0
+    starts: int = 1
+    began: float = 0.0
+    """Its first batch was asked for; 0 before that."""
+    left_out_s: float = 0.0
     samples: int = 0
     steps: int = 0
-    seconds: float = 0.0
     trainer_cpu_s: float = 0.0
-    """All threads of this process."""
-    worker_cpu_s: float | None = None
-    note: str = ""
-    dropped: float | None = None
-    """cold: the share of the data's files that were out of memory when it began."""
 
-    def to_list(self) -> list[Any]:
-        return [
-            self.leg, self.count, self.samples, self.seconds, self.worker_cpu_s, self.note, self.dropped,
-            self.trainer_cpu_s,
-        ]  # fmt: skip
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began - self.left_out_s
 
 
 class Director:
     """Decides what the training loader's `next` gives. Other loaders run as they are."""
 
-    def __init__(self, capture: Capture, hooks: "Hooks") -> None:
-        options = capture.options
-        self._capture = capture
-        self._hooks = hooks
-        self._window_s = options.window_s
-        self._window_steps = options.window_steps
-        self._plan = list(plan(options.legs, options.worker_counts, options.crowds, options.rounds))
-        self._done: list[Window] = []
+    def __init__(self, hooks: Hooks, lines: Sequence[Way] = ()) -> None:
+        """`lines`: windows in which lines are timed."""
+        self._capture = hooks.capture
+        self._options = hooks.capture.options
+        self._saves = Saves(hooks)
+        self._lines = lines
+        self._batches: Batches | None = None
+        self._plan: list[Way] = []
+        self._rows: list[LegRow] = []
         self._window: Window | None = None
-        self._cache = Cache()
-        self._laid_out: Cache | None = None
-        self._crowd: Crowd | None = None
-        self._restarted = False
-        """The batch that was drawn last is the first of a pass."""
-        self._handed_first: float | None = None
-        """When it was handed to the loop."""
-        self._next: Callable[[], Any] | None = None
-        self._deadline: float | None = None
-        self._trained_batches = 0
+        self._window_steps = 0
+        """Of ranks: they turn together."""
+        self._deadline = 0.0
+        self._left_out_since: float | None = None
+        """When the first batch of a pass was asked for: that and the step with it are warm-up, as in the verdict."""
+        self._disturbed = False
+        self._ended_by = "steps"
+        self._why = ""
 
-    @classmethod
-    def prepare(cls, capture: Capture, hooks: "Hooks") -> None:
-        """Set a script up for its legs, before anything of it runs."""
-        withhold = Withhold(Path(capture.options.scratch), capture.journal)
-        withhold.install()
-        capture.withhold = withhold
-        capture.director = cls(capture, hooks)
+    # --- called by the feed -------------------------------------------------------------------------------
 
-    # --- called for every batch of every loader -----------------------------------------------------------
+    @property
+    def directing(self) -> bool:
+        return self._batches is not None
 
-    def next(self, one: Pass, original: Callable[[], Any]) -> Any:
-        if one.loader != self._capture.options.loader:
-            return original()
-        if self._next is None:
-            batch = original()
-            self._trained_batches += 1
-            if self._trained_batches <= self._queue_length(one) + SETTLE_STEPS:
-                return batch
-            self._take_over(one, original)
-            return batch
-        return self._direct(one)
+    def take_over(self, feed: Feed, why: str) -> None:
+        capture = self._capture
+        capture.leave(None)
+        feed.directed = True
+        self._ended_by = "seconds" if why == "running" else why
+        self._batches = Batches(feed, capture.journal)
+        self._deadline = time.perf_counter() + self._options.limit_s
+        self._saves.hold(self._refused)
+        self._write()
+        if feed.loader is None:
+            self._leave("its loader was gone")
+        if capture.facts.world_size > 1:
+            self._window_steps = self._agreed_steps()
+        crowds = crowd_sizes(capture.facts.device, capture.facts.world_size)
+        legs = chosen(self._options.legs, feed.adapter.kind, crowds)
+        counts = worker_counts(feed.adapter.workers(feed.loader))
+        self._plan = plan(legs, counts, crowds, self._options.rounds, self._lines)
 
-    def _take_over(self, one: Pass, original: Callable[[], Any]) -> None:
-        self._next = original
-        self._deadline = time.perf_counter() + self._capture.options.limit_s
-        self._turn(one)
+    def adopts(self, feed: Feed) -> bool:
+        assert self._batches is not None
+        self._disturbed = True
+        mine = self._batches.feed
+        same = feed.loader is mine.loader
+        if same or (feed.place == mine.place and settings(feed.loader) == settings(mine.loader)):
+            self._batches.feed = feed
+            return True
+        return False
 
-    def _direct(self, one: Pass) -> Any:
+    def next(self, feed: Feed) -> Any:
+        batches = self._batches
+        assert batches is not None
+        if self._capture.ended_by is not None:  # somebody has caught what should end the loop
+            raise Finished
+        if feed is not batches.feed:  # an older pass over it, gone on with beside
+            return feed.draw()
+        if self._capture.journal.interrupted():
+            self._leave("interrupted by a signal", ended_by="signal")
+        self._note_left_out()
         while True:
             window = self._window
-            if window is None:
-                self._leave()
-            elif window.leg == "loader_only":
-                self._drain(one, window)
-                self._turn(one)
-            elif self._over(window):
-                self._turn(one)
+            if window is None or self._over(window):
+                self._next_window(batches)
+            elif isinstance(window.way, LoaderOnly):
+                self._drain(window.way, batches)
             else:
-                return self._hand_out(one, window)
+                return self._hand_out(window, batches)
 
-    def _hand_out(self, one: Pass, window: Window) -> Any:
+    # --- windows ------------------------------------------------------------------------------------------
+
+    def _next_window(self, batches: Batches) -> None:
+        """The next of the plan that can be had. Raises Finished after the last."""
+        self._window = None
+        if time.perf_counter() > self._deadline and not self._window_steps:
+            done = {row.leg for row in self._rows}
+            self._plan = [way for way in self._plan if way.leg not in done]
+        while self._plan:
+            way = self._plan.pop(0)
+            self._window = Window(way)
+            self._write()
+            if self._start(self._window, batches):
+                return
+        self._window = None
+        self._leave()
+
+    def _start(self, window: Window, batches: Batches) -> bool:
+        self._disturbed = False
+        self._left_out_since = None
+        skip = window.way.begin(batches) if not isinstance(window.way, LoaderOnly) else 0
+        window.skip, window.began, window.left_out_s, window.samples, window.steps = skip or 0, 0.0, 0.0, 0, 0
+        return skip is not None
+
+    def _hand_out(self, window: Window, batches: Batches) -> Any:
+        if self._disturbed and window.starts < MOST_STARTS:
+            window.starts += 1
+            window.way.end()
+            self._start(window, batches)
         if window.skip:
             window.skip -= 1
-            window.started = 0.0
-        elif not window.started:
+            return window.way.batch(batches)
+        asked = time.perf_counter()
+        if not window.began:
             cuda.settle_device()
-            window.started, window.trainer_cpu_s = time.perf_counter(), -time.process_time()
-        cache = self._laid_out if window.leg == "laid_out" else self._cache if window.leg in CACHED else None
-        batch = cache.next() if cache is not None else self._draw(one)
-        if window.leg == "normal":
-            self._cache.keep(batch)
-        if window.started:
+            window.began = asked = time.perf_counter()
+            window.trainer_cpu_s = -time.process_time()
+        batch = window.way.batch(batches)
+        window.steps += 1
+        if batches.restarted:
+            self._left_out_since = asked
+        else:
             window.samples += batch_samples(batch) or 0
-            window.steps += 1
-            if self._restarted:
-                self._handed_first = time.perf_counter()
-        self._restarted = False
         return batch
 
+    def _note_left_out(self) -> None:
+        if self._window is not None and self._left_out_since is not None:
+            self._window.left_out_s += time.perf_counter() - self._left_out_since
+        self._left_out_since = None
+
     def _over(self, window: Window) -> bool:
-        if not window.started:
+        """Whether it has all its steps; then it is noted."""
+        if not window.began:
             return False
-        if self._handed_first is not None:
-            window.started += time.perf_counter() - self._handed_first  # the step still counts: ranks count alike
-            self._handed_first = None
-        seconds = time.perf_counter() - window.started
-        enough = (
-            window.steps >= self._window_steps
-            if self._window_steps
-            else seconds >= self._window_s and window.steps >= LEAST_STEPS
-        )
-        if enough:
-            cuda.settle_device()
-            window.seconds = time.perf_counter() - window.started
-            window.trainer_cpu_s += time.process_time()
-        return enough
+        options, wanted = self._options, window.way.steps or self._window_steps
+        if wanted:
+            enough = window.steps >= wanted
+        else:
+            long = time.perf_counter() - window.began > MOST_WINDOWS * options.window_s
+            enough = window.steps >= LEAST_STEPS and (long or window.seconds() >= options.window_s)
+        if not enough:
+            return False
+        cuda.settle_device()
+        seconds, cpu_s = window.seconds(), window.trainer_cpu_s + time.process_time()
+        window.way.end()
+        if not window.way.steps:
+            self._note(window.way, window.samples, seconds, None, cpu_s)
+        return True
 
-    def _turn(self, one: Pass) -> None:
-        """The next window of the plan."""
-        if self._crowd is not None:
-            self._crowd.leave()
-            self._crowd = None
-        if self._window is not None and self._window.seconds:
-            self._done.append(self._window)
-            self._write()
-        if self._deadline is not None and time.perf_counter() > self._deadline and not self._window_steps:
-            done = {window.leg for window in self._done}
-            self._plan = [window for window in self._plan if window.leg not in done]
-        if self._plan and self._plan[0].leg in CACHED and not self._cache.batches:
-            self._cache.keep(self._draw(one))
-        if self._plan and self._plan[0].leg == "laid_out" and not self._lay_out():
-            self._plan = [window for window in self._plan if window.leg != "laid_out"]
-        if not self._plan:
-            self._window = None
-            return
-        window = self._plan.pop(0)
-        if window.leg in KEPT and cuda.in_use() is None:
-            keep_freed_memory()
-        if window.leg in CACHED:
-            let_workers_finish()
-        if window.leg == "crowded":
-            self._crowd = Crowd(window.count or 1)
-        if window.leg == "cold":
-            dropped = self._drop_files(one)
-            window.note, window.dropped = dropped.note, dropped.share
-        window.skip = SETTLE_STEPS if window.leg in CACHED else self._queue_length(one) + 1
-        self._handed_first = None
-        self._window = window
+    def _drain(self, way: LoaderOnly, batches: Batches) -> None:
+        with self._capture.unwatched():
+            drained = way.measure(batches, self._options.window_s)
+        if drained is not None:
+            self._note(way, drained.samples, drained.seconds, drained.worker_cpu_s, 0.0)
+        self._next_window(batches)
 
-    def _lay_out(self) -> bool:
-        """Whether there are images to lay out."""
-        self._laid_out = self._laid_out or self._cache.laid_out()
-        return self._laid_out is not None
+    def _note(self, way: Way, samples: int, seconds: float, worker_cpu_s: float | None, trainer_cpu_s: float) -> None:
+        row = LegRow(way.leg, way.count, samples, seconds, worker_cpu_s, trainer_cpu_s, way.note, way.dropped)
+        self._rows.append(row)
+        self._write()
 
-    # --- the loader ---------------------------------------------------------------------------------------
-
-    def _draw(self, one: Pass) -> Any:
-        """A batch of the script's own loader, from its beginning again when it has run out."""
-        draw = self._next
-        assert draw is not None
-        try:
-            return draw()
-        except StopIteration:
-            stopped = time.perf_counter()
-            loader = _target(one)
-            if loader is None:
-                self._leave("its loader was gone before the legs were done")
-            with self._hooks.unwatched():
-                self._next = draw = iter(loader).__next__
-            batch = draw()
-            self._leave_out(batch, time.perf_counter() - stopped)
-            return batch
-
-    def _leave_out(self, batch: Any, seconds: float) -> None:
-        """A pass's start and first batch, the step with it included, are warm-up, as in the verdict."""
-        self._restarted = True
-        if self._window is not None and self._window.started:
-            self._window.started += seconds
-            self._window.samples -= batch_samples(batch) or 0
-
-    def _queue_length(self, one: Pass) -> int:
-        loader = _target(one)
-        workers = getattr(loader, "num_workers", 0) or 0
-        return workers * (getattr(loader, "prefetch_factor", None) or 2)
-
-    def _drain(self, one: Pass, window: Window) -> None:
-        if window.count is None:
-            self._drain_from(lambda: self._draw(one), window, self._queue_length(one) + 1)
-            return
-        loader = with_workers(_target(one), window.count)
-        if loader is None:
-            return
-        with self._hooks.unwatched():
-            again = Endless(loader)
-            skip = window.count * (getattr(loader, "prefetch_factor", None) or 2) + window.count
-            self._drain_from(again.__next__, window, skip)
-            again.close()
-
-    def _drain_from(self, draw: Callable[[], Any], window: Window, skip: int) -> None:
-        for _ in range(skip):
-            draw()
-        self._restarted = False
-        window.started = time.perf_counter()
-        cpu_s = children_cpu_seconds()
-        while window.seconds < self._window_s or window.steps < LEAST_STEPS:
-            window.samples += batch_samples(draw()) or 0
-            window.steps += 1
-            window.seconds = time.perf_counter() - window.started
-        after_s = children_cpu_seconds()
-        window.worker_cpu_s = after_s - cpu_s if after_s > cpu_s else None
-
-    def _drop_files(self, one: Pass) -> Dropped:
-        """Where only the files that were seen are known, and these were not all, nobody knows how cold it is."""
-        listed, seen = dataset_files(getattr(_target(one), "dataset", None)), self._capture.options.paths
-        dropped = drop(list(dict.fromkeys([*listed, *seen])))
-        if listed or len(seen) < MOST_PATHS:
-            return dropped
-        return Dropped(None, f"{dropped.note}; the data has more files than these, and they were left alone")
+    def _agreed_steps(self) -> int:
+        """As many of a window as rank 0 says."""
+        journal, until = self._capture.journal, time.monotonic() + AGREE_S
+        loop = self._capture.loop
+        if self._capture.rank == 0:
+            step_s = (time.perf_counter() - (loop.first_got or 0.0)) / max(1, loop.train_steps)
+            journal.write("windows", {"steps": max(LEAST_STEPS, round(self._options.window_s / step_s))})
+        while (agreed := journal.read("windows")) is None:
+            if time.monotonic() > until:
+                self._leave("rank 0 did not get to its windows")
+            time.sleep(0.01)
+        return agreed["steps"]
 
     # --- the end ------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        self._capture.journal.write(
-            f"legs-{os.getpid()}", {"rank": self._capture.rank, "windows": [one.to_list() for one in self._done]}
-        )
+        window = self._window.way.leg if self._window is not None else None
+        told = {"rank": self._capture.rank, "windows": self._rows, "why": self._why, "window": window}
+        self._capture.journal.write(f"legs-{os.getpid()}", told)
 
-    def _leave(self, why: str = "") -> NoReturn:
-        self._write()
-        self._capture.error = why or None
-        self._capture.leave("steps")
+    def _refused(self, why: str) -> None:
+        """A save of the script's own; nothing is lost by that after the last window."""
+        if self._capture.ended_by is None:
+            self._end(why, self._ended_by)
+
+    def _leave(self, why: str = "", ended_by: str = "") -> NoReturn:
+        self._end(why, ended_by or self._ended_by)
         raise Finished
 
-
-def plan(
-    legs: tuple[str, ...], worker_counts: tuple[int, ...], crowds: tuple[int, ...], rounds: int
-) -> Iterator[Window]:
-    """Every leg once a round, the order turned by one each time. Those that keep memory come after them, in turn,
-    since that cannot be undone; the cold one once, at the very end: whatever ran after it would read files from
-    storage that it had in memory before."""
-    once: list[tuple[str, int | None]] = []
-    for leg in legs:
-        if leg == "loader_only":
-            once += [(leg, None), *((leg, count) for count in worker_counts)]
-        elif leg == "crowded":
-            once += [(leg, count) for count in crowds]
-        elif leg not in (*KEPT, "cold"):
-            once.append((leg, None))
-    for turn in range(rounds):
-        for position in range(len(once)):
-            yield Window(*once[(position + turn) % len(once)])
-    for turn in range(rounds):
-        for leg in KEPT[:: -1 if turn % 2 else 1]:
-            if leg in legs:
-                yield Window(leg)
-    if "cold" in legs:
-        yield Window("cold")
-
-
-def _target(one: Pass) -> Any:
-    source = one.source
-    return source() if isinstance(source, weakref.ref) else source
-
-
-class Endless:
-    """Batches of a loader for ever."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self.iterator: Any = iter(loader)
-
-    def __next__(self) -> Any:
-        try:
-            return next(self.iterator)
-        except StopIteration:
-            self.iterator = iter(self._loader)
-            return next(self.iterator)
-
-    def close(self) -> None:
-        shutdown = getattr(self.iterator, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
-        self.iterator = None
-
-
-def with_workers(loader: Any, count: int) -> Any:
-    """A loader like a script's own with another number of workers; None where that cannot be made."""
-    import torch.utils.data as data
-
-    if not isinstance(loader, data.DataLoader):
-        return None
-    wanted: dict[str, Any] = {
-        name: getattr(loader, name) for name in ("collate_fn", "pin_memory", "worker_init_fn", "generator", "timeout")
-    }
-    if isinstance(loader.dataset, data.IterableDataset):
-        wanted["batch_size"] = loader.batch_size
-        wanted |= {} if loader.batch_size is None else {"drop_last": loader.drop_last}
-    elif loader.batch_sampler is not None:
-        wanted["batch_sampler"] = loader.batch_sampler
-    else:
-        wanted |= {"batch_size": None, "sampler": loader.sampler}
-    if count:
-        wanted["multiprocessing_context"] = loader.multiprocessing_context
-        wanted |= {"prefetch_factor": loader.prefetch_factor} if loader.prefetch_factor else {}
-    try:
-        return data.DataLoader(loader.dataset, num_workers=count, **wanted)
-    except (TypeError, ValueError):
-        return None
-
-
-def let_workers_finish() -> None:
-    """Until they have filled the queue, and so compute no more beside a loop that is handed kept batches."""
-    until = time.perf_counter() + FINISH_MOST_S
-    before = children_cpu_seconds()
-    while time.perf_counter() < until:
-        time.sleep(FINISHED_S)
-        now = children_cpu_seconds()
-        if now - before < 0.2 * FINISHED_S:
-            return
-        before = now
-
-
-def dataset_files(dataset: Any) -> list[str]:
-    """Paths a dataset lists itself: torchvision's `samples`, and the usual names for a list of paths."""
-    from feedline.profiling.watch.facts import innermost
-
-    held = vars(innermost(dataset)) if hasattr(innermost(dataset), "__dict__") else {}
-    for name in ("samples", "imgs", "files", "paths", "image_paths", "img_paths", "filenames", "images", "urls"):
-        members = held.get(name)
-        if isinstance(members, list | tuple) and members:
-            first = [one[0] if isinstance(one, list | tuple) and one else one for one in members]
-            found = [str(one) for one in first if isinstance(one, str | os.PathLike)]
-            if found and Path(found[0]).is_file():
-                return found
-    return []
-
-
-def summarise(windows: list[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
-    """Windows of all ranks, (rank, `Window.to_list`) -> keys of `recording.Leg`; ranks' rates add up."""
-    ranks = len({rank for rank, _ in windows}) or 1
-    legs: dict[tuple[str, int | None], dict[int, list[list[Any]]]] = {}
-    for rank, window in windows:
-        legs.setdefault((window[0], window[1]), {}).setdefault(rank, []).append(window)
-    found: list[dict[str, Any]] = []
-    for (name, num_workers), by_rank in legs.items():
-        turns = min(len(members) for members in by_rank.values()) if len(by_rank) == ranks else 0
-        columns = [[members[turn] for members in by_rank.values()] for turn in range(turns)]
-        cpu = [one[4] / one[2] for column in columns for one in column if one[4] is not None and one[2]]
-        notes = Counter(one[5] for column in columns for one in column if one[5])
-        found.append(
-            {
-                "name": name,
-                "num_workers": num_workers,
-                "samples_per_s": [sum(one[2] / one[3] for one in column if one[3]) for column in columns],
-                "window_s": [max(one[3] for one in column) for column in columns],
-                "worker_cpu_s_per_sample": sum(cpu) / len(cpu) if cpu else None,
-                "trainer_cpu_s_per_sample": [
-                    sum(one[7] for one in column) / max(1, sum(one[2] for one in column))
-                    for column in columns
-                    if name != "loader_only"
-                ],
-                "note": "; ".join(notes),
-                "dropped": min((one[6] or 0.0 for column in columns for one in column), default=None)
-                if name == "cold"
-                else None,
-            }
-        )
-    return found
+    def _end(self, why: str, ended_by: str) -> None:
+        if self._window is not None:
+            self._window.way.end()
+        self._why = why
+        self._write()
+        self._capture.leave(ended_by)
+        if self._batches is not None:
+            self._batches.feed.release()

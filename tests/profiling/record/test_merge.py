@@ -46,9 +46,9 @@ class OnDevice:
 def trained(folder: Path, sampler: Any = None) -> Recording:
     """A loop that asks a device for a number in every step."""
     origin = time.perf_counter()
-    capture = Capture(Journal(folder), Options(steady=False))
+    capture = Capture(Journal(folder), Options(steady=False), price=event_cost_s)
     hooks = Hooks(capture)
-    Device(SimpleNamespace(Tensor=OnDevice)).install(hooks)
+    Device(SimpleNamespace(Tensor=OnDevice), capture).install(hooks)
     loader = Loader()
     one = capture.begin_pass(loader, "torch")
     for _ in range(12):
@@ -113,8 +113,8 @@ def test_copies_are_timed_by_marks_and_these_time_themselves(tmp_path: Path) -> 
     origin = time.perf_counter()
     capture = Capture(Journal(tmp_path), Options(steady=False))
     hooks = Hooks(capture)
-    capture.device = Device(SimpleNamespace(Tensor=OnHost, cuda=cuda))
-    capture.device.install(hooks)
+    capture.device = device = Device(SimpleNamespace(Tensor=OnHost, cuda=cuda), capture)
+    device.install(hooks)
     one = capture.begin_pass(Loader(), "torch")
     for _ in range(12):
         capture.got(one, capture.ask(one), BATCH)
@@ -177,7 +177,7 @@ def test_a_merged_recording_has_the_means_of_its_steps(tmp_path: Path) -> None:
     """The sampler's own mean is of its whole life, start-up included."""
     series = replace(gpu_series("utilization", [0.0, 0.9]), t_s=[0.0, 10.0])
     gpu = Gpu(uuid="GPU-1", utilization=0.1)
-    sampler = SimpleNamespace(gpus=[gpu], gpu_note="", cpu_s=0.0, series=SimpleNamespace(all=lambda: [series]))
+    sampler = SimpleNamespace(gpus=[gpu], gpu_note="", cpu_s=0.0, recorded=[series])
     (found,) = trained(tmp_path, sampler).gpus
     assert found.utilization == pytest.approx(0.9)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from feedline.profiling.explain.difference import versus
+from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.lprof import LineProfile
 from feedline.profiling.render import charts, page, plots
 from feedline.profiling.render.report_html import comparison, report
 from feedline.profiling.render.report_lines import lprof_report

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from feedline.profiling.watch.trainer_rules import part, part_of
-from feedline.profiling.watch.worker_rules import Place, classify, source_line, stage_of
+from feedline.profiling.watch import trainer_rules, worker_rules
+from feedline.profiling.watch.rules import Place, source_line
+from feedline.profiling.watch.trainer_rules import part
+from feedline.profiling.watch.worker_rules import classify
 
 PIL_Image = pytest.importorskip("PIL.Image")
 USER = """
@@ -200,5 +202,5 @@ def test_parts_of_the_trainer(user: ModuleType) -> None:
 def test_a_frame_between_two_lines_has_no_number() -> None:
     def decode_picture() -> None: ...
 
-    assert stage_of(decode_picture.__code__, None) == "decode"
-    assert part_of(decode_picture.__code__, None) == "python"
+    assert worker_rules.RULES.stage_of(decode_picture.__code__, None) == "decode"
+    assert trainer_rules.RULES.stage_of(decode_picture.__code__, None) == "python"

@@ -1,22 +1,11 @@
-"""`.lprof` files of line_profiler and kernprof, read without trusting them, and what their hottest loop says.
-
-Such a file is a pickle, and unpickling runs whatever is in it, so `lprof_pickle` reads it with a machine that can
-call nothing; line_profiler need not be installed. Source lines come from the Python files that are still there.
-"""
+"""What a line profile says: which line waits for the loader, and what the other hot lines are. Pure."""
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
-from typing import cast
 
-from feedline.pipeline.base.errors import RecordingError
-from feedline.pipeline.base.files import read_bounded
-from feedline.profiling.lprof_pickle import NotALineProfile, Stats, load
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import Line
+from feedline.profiling.record.measurements import Line
 
-MOST_BYTES = 64 << 20
-MOST_SOURCE_BYTES = 16 << 20
 LOADER_SHARE = 0.10
 """From this share of its function's time on, the loader's line is the verdict."""
 
@@ -43,83 +32,11 @@ class LineProfile:
     """What the hot lines are, by (file, line)."""
 
 
-def read_lprof(path: Path | str) -> LineProfile:
-    """Raises RecordingError, in one line, for anything that is not a line profile; nothing in the file is run."""
-    path = Path(path)
-    lines = _lines(_load(path), _Sources(path.parent), path)
+def line_profile(lines: list[Line]) -> LineProfile:
+    """Of the lines of a run, as `record.lprof` reads them."""
     hints = {(line.file, line.line): hint for line in lines if (hint := hint_for(line))}
     return LineProfile(lines=lines, loader=find_loader_line(lines), hints=hints)
 
-
-def _load(path: Path) -> Stats:
-    try:
-        return load(read_bounded(path, MOST_BYTES))
-    except OSError as error:
-        raise RecordingError(f"cannot read {path}: {error.strerror}") from error
-    except NotALineProfile as error:
-        what = f"{path} is not a line profile of kernprof ({_short(error)}): nothing in it was run"
-        raise RecordingError(what) from error
-
-
-def _short(error: Exception) -> str:
-    words = "".join(char if char.isprintable() else "?" for char in str(error))
-    return (words or type(error).__name__)[:200]
-
-
-def _lines(stats: Stats, sources: "_Sources", where: Path) -> list[Line]:
-    """Raises RecordingError where the numbers are not those of a line profile."""
-    try:
-        unit_s = float(stats.unit)
-        timings = cast("dict[tuple[str, int, str], list[tuple[int, int, float]]]", stats.timings)
-        functions = [_function(key, body, unit_s, sources) for key, body in timings.items()]
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise RecordingError(f"{where} does not hold line_profiler's results: {_short(error)}") from error
-    functions.sort(key=lambda lines: -sum(line.seconds for line in lines))
-    return [line for lines in functions for line in lines]
-
-
-def _function(
-    key: tuple[str, int, str], body: list[tuple[int, int, float]], unit_s: float, sources: "_Sources"
-) -> list[Line]:
-    file, _, function = key
-    if not isinstance(file, str) or not isinstance(function, str):
-        raise TypeError("a function without a file and a name")
-    total = sum(float(ticks) for _, _, ticks in body) or 1.0
-    return [
-        Line(
-            file=file, function=function, line=int(line), hits=int(hits), seconds=float(ticks) * unit_s,
-            fraction=float(ticks) / total, source=sources.line(file, int(line)),
-        )
-        for line, hits, ticks in sorted(body)
-    ]  # fmt: skip
-
-
-class _Sources:
-    """Source lines where the files still are: Python files only, so that a profile cannot make us show others."""
-
-    def __init__(self, beside: Path) -> None:
-        self._beside = beside
-        self._texts: dict[str, list[str]] = {}
-
-    def line(self, file: str, line: int) -> str:
-        if file not in self._texts:
-            self._texts[file] = self._read(file)
-        text = self._texts[file]
-        return text[line - 1] if 0 < line <= len(text) else ""
-
-    def _read(self, file: str) -> list[str]:
-        if not file.endswith(".py") or "\0" in file:
-            return []
-        for path in (Path(file), self._beside / file, self._beside / Path(file).name):
-            try:
-                if path.is_file() and path.stat().st_size <= MOST_SOURCE_BYTES:
-                    return path.read_text(errors="replace").splitlines()
-            except OSError:
-                continue
-        return []
-
-
-# --- what it says -------------------------------------------------------------------------------------
 
 _LOOP = re.compile(r"^\s*(?:async\s+)?for\s+.+?\s+in\s+(.+?):")
 _NEXT = re.compile(r"\bnext\(\s*\w*(?:iter|load|batch|data)\w*", re.IGNORECASE)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from itertools import groupby
 from pathlib import Path
 
 import psutil
@@ -16,28 +17,39 @@ from feedline.profiling.profile_run import chosen_legs
 from feedline.profiling.watch.legs import page_cache
 from feedline.profiling.watch.legs.cached import Cache
 from feedline.profiling.watch.legs.cpu_burners import Crowd
-from feedline.profiling.watch.legs.director import plan
 from feedline.profiling.watch.legs.page_cache import drop
+from feedline.profiling.watch.legs.sequence import chosen, plan
+from feedline.profiling.watch.legs.ways import Way
 
 
 @given(st.lists(st.integers(1, 8), unique=True, max_size=3), st.sampled_from([(), (1, 2)]), st.integers(1, 4))
-def test_every_leg_once_a_round_and_the_cold_one_at_the_very_end(
+def test_every_leg_once_a_round_then_the_cold_one_and_last_what_may_end_the_script(
     counts: list[int], crowds: tuple[int, ...], rounds: int
 ) -> None:
     legs = (*chosen_legs(True), "crowded", "kept", "laid_out")
-    order = [(window.leg, window.count) for window in plan(legs, tuple(counts), crowds, rounds)]
+    lines = Way()
+    planned = plan(legs, counts, crowds, rounds, [lines])
+    order = [(way.leg, way.count) for way in planned]
     warm = [("normal", None), ("cached", None), ("loader_only", None), *(("loader_only", one) for one in counts)]
     warm += [("crowded", one) for one in crowds]
-    assert order.pop() == ("cold", None)
-    order, last = order[: rounds * len(warm)], order[rounds * len(warm) :]
-    for turn in range(rounds):  # in turn, and each of them first in turn
-        assert {leg for leg, _ in last[2 * turn : 2 * turn + 2]} == {"kept", "laid_out"}
-        assert last[2 * turn][0] == ("laid_out" if turn % 2 else "kept")
-    assert len(last) == 2 * rounds
+    first, behind = order[: rounds * len(warm)], order[rounds * len(warm) :]
     for turn in range(rounds):
-        this = order[turn * len(warm) : (turn + 1) * len(warm)]
+        this = first[turn * len(warm) : (turn + 1) * len(warm)]
         assert sorted(map(str, this)) == sorted(map(str, warm))
         assert this[0] == warm[turn % len(warm)]
+    assert behind[0] == ("cold", None) and planned[rounds * len(warm) + 1] is lines
+    last = [leg for leg, _ in behind[2:]]
+    assert sorted(last) == ["kept"] * rounds + ["laid_out"] * rounds
+    assert last[0] == "kept" or rounds == 1
+    longest = max(len(list(same)) for _, same in groupby(last))
+    assert longest <= max(rounds // 2, 1) + 1  # in turn, so that drift cancels
+
+
+@pytest.mark.parametrize(("kind", "more"), [("torch", {"crowded", "kept", "laid_out"}), ("feedline", {"crowded"})])
+def test_what_belongs_to_the_ceiling_is_measured_with_it(kind: str, more: set[str]) -> None:
+    assert set(chosen(("normal", "cached"), kind, (1, 2))) == {"normal", "cached", *more}
+    assert chosen(("normal",), kind, (1,)) == ["normal"]
+    assert chosen((), kind, (1,)) == []
 
 
 def test_the_page_cache_is_left_alone_when_told() -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.pipeline.base.errors import RecordingError
-from feedline.profiling.lprof import is_loader_line, read_lprof
+from feedline.profiling.explain.hot_lines import LineProfile, is_loader_line, line_profile
+from feedline.profiling.record.lprof import read_lprof
 from feedline.profiling.render.report_lines import lprof_report
 from feedline.profiling.render.report_text import lprof_text
 
@@ -48,7 +49,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_workshops_profile_names_the_loaders_line(profiled: Path) -> None:
-    found = read_lprof(profiled)
+    found = read_profile(profiled)
     assert found.loader is not None
     assert found.loader.line.source.strip() == "for batch in train_loader:"
     assert found.loader.batches == 6
@@ -60,11 +61,15 @@ def test_the_workshops_profile_names_the_loaders_line(profiled: Path) -> None:
 
 
 def test_it_is_shown_as_text_and_page(profiled: Path) -> None:
-    found = read_lprof(profiled)
+    found = read_profile(profiled)
     shown = lprof_text(found)
     assert "WHAT TO TRY" in shown and "feedline profile SCRIPT" in shown and "for batch in train_loader:" in shown
     page = str(lprof_report("run.lprof", found))
     assert "waiting for batches" in page and "<script" not in page
+
+
+def read_profile(path: Path) -> LineProfile:
+    return line_profile(read_lprof(path))
 
 
 class Evil:
@@ -108,6 +113,23 @@ def test_malicious_files_run_nothing(tmp_path: Path) -> None:
     assert not proof.exists()
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".",  # a terabyte of zeros
+        b"\x80\x05\x8e" + (1 << 40).to_bytes(8, "little") + b".",
+        b"\x80\x04Nr\xff\xff\xff\x7f.",  # a memo of two thousand million places
+        b"\x80\x04})" + b"\x85" * 200_000 + b"Ns.",  # tuples in tuples, as a key
+        b"\x80\x04\x8c\x1bline_profiler.line_profiler\x8c\x09LineStats\x93N}\x8c\x08__call__Ns\x86b.",
+    ],
+)
+def test_hostile_files_take_no_memory_and_crash_nothing(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "a.lprof"
+    path.write_bytes(data)
+    with pytest.raises(RecordingError, match="nothing in it was run"):
+        read_lprof(path)
+
+
 def stats(timings: Any, unit: Any = 1e-9) -> bytes:
     """As line_profiler writes it, without its class."""
     state = pickle.dumps({"timings": timings, "unit": unit}, protocol=4)[2:-1]
@@ -119,7 +141,7 @@ def stats(timings: Any, unit: Any = 1e-9) -> bytes:
 def test_a_profile_built_by_hand_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.lprof"
     path.write_bytes(stats({("/gone/train.py", 3, "train"): [(4, 6, 3_000_000_000), (5, 5, 1_000_000_000)]}))
-    found = read_lprof(path)
+    found = read_profile(path)
     assert [(line.line, line.hits, line.seconds, line.fraction) for line in found.lines] == [
         (4, 6, 3.0, 0.75), (5, 5, 1.0, 0.25)
     ]  # fmt: skip
@@ -144,7 +166,7 @@ def test_a_profile_cannot_make_us_show_other_files(tmp_path: Path) -> None:
     secret.write_text("the secret\n")
     path = tmp_path / "a.lprof"
     path.write_bytes(stats({(str(secret), 1, "f"): [(1, 1, 1)]}))
-    assert "the secret" not in lprof_text(read_lprof(path))
+    assert "the secret" not in lprof_text(read_profile(path))
 
 
 @settings(deadline=None)

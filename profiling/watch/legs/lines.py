@@ -1,42 +1,40 @@
 """Line by line, in the trainer and in every worker: line_profiler, which by itself loses the workers silently.
 
-A pass of its own, never the verdict's: a line event costs 130–270 ns, and unprofiled Python called from a profiled
+A window of its own, never the verdict's: a line event costs 130–270 ns, and unprofiled Python called from a profiled
 function slows 5 to 12 times. Profiled are the functions of the script's own files (main file and modules), the
-dataset's access functions, its loader and collate function, and whatever is named with `--lines-of`; in the trainer
-from the first batch on. line_profiler tells functions apart by padding their bytecode, which must happen before a
-function runs: the main file's code is padded as it is executed, modules' functions once they are imported.
+dataset's access functions, its loader and collate function, and whatever is named with `--lines-of`. line_profiler
+tells functions apart by padding their bytecode, which must happen before a function runs: the main file's code is
+padded as it is executed, modules' functions as they are imported. Nothing is timed before the window.
 
 Every process writes its own counts, at its end and every half second, so that a worker that is killed has spoken; the
-parent merges them per function. Workers' times are seconds summed over all of them.
+parent merges them per function (`record.diagnostic`). Workers' times are seconds summed over all of them.
 """
 
-import dis
+import functools
 import importlib
 import inspect
-import linecache
 import os
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
-from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from line_profiler import LineProfiler
 
 from feedline.profiling.record.journal import Journal
-from feedline.profiling.record.recording import Line
-from feedline.profiling.watch.capture import Capture
-from feedline.profiling.watch.worker_rules import is_library
+from feedline.profiling.record.rows import LineRow
+from feedline.profiling.watch.after_import import Patch
+from feedline.profiling.watch.facts import innermost
+from feedline.profiling.watch.feed import Feed
+from feedline.profiling.watch.hooks import Hooks
+from feedline.profiling.watch.legs.padded_main import run_main_padded
+from feedline.profiling.watch.legs.ways import Batches, Way, end_workers
+from feedline.profiling.watch.rules import is_library
 
 DUMP_S = 0.5
-MOST_FUNCTIONS = 12
-"""Functions in a recording, those with the most time first; beside those that the user named."""
-NOP = bytes((dis.opmap["NOP"], 0))
-
-# --- in the script's processes ------------------------------------------------------------------------
 
 
 class LineWatch:
@@ -77,7 +75,7 @@ class LineWatch:
         self._dumped = time.perf_counter()
         stats = self.profiler.get_stats()
         rows = [
-            [file, line, function, [[number, hits, ticks * stats.unit] for number, hits, ticks in timings]]
+            LineRow(file, line, function, [[number, hits, ticks * stats.unit] for number, hits, ticks in timings])
             for (file, line, function), timings in stats.timings.items()
             if timings
         ]
@@ -104,10 +102,19 @@ class LineWatch:
 
     def add_own_functions(self) -> None:
         for module in list(sys.modules.values()):
-            file = getattr(module, "__file__", None)
-            if file and not is_library(file) and not _ours(module):
-                for function in functions_of(module):
-                    self.add(function)
+            self.add_functions_of(module)
+
+    def add_functions_of(self, module: ModuleType) -> None:
+        """Of a module of the script's own."""
+        file = getattr(module, "__file__", None)
+        if file and not is_library(file) and not _ours(module):
+            for function in functions_of(module):
+                self.add(function)
+
+    def pad_own_module(self, file: str) -> Patch | None:
+        """What is done with a module once it has been imported: a function that runs already as its lines shall be
+        timed was never padded."""
+        return self.add_functions_of if file.endswith(".py") and not is_library(file) else None
 
     def add_named(self) -> None:
         for name in self._functions:
@@ -119,8 +126,6 @@ class LineWatch:
 
     def add_dataset(self, dataset: Any, collate: Any) -> None:
         """What a worker calls for every sample and every batch."""
-        from feedline.profiling.watch.facts import innermost
-
         for one in (dataset, innermost(dataset)):
             for name in ("__getitem__", "__getitems__", "__iter__"):
                 method = getattr(type(one), name, None)
@@ -216,112 +221,57 @@ class DumpingQueue:
         return getattr(self._queue, name)
 
 
-def prepare(capture: Capture) -> None:
-    """Set a script up for the line pass, before anything of it runs."""
-    from feedline.profiling.watch.legs.write_guard import Withhold
+class LinesWindow(Way):
+    """The window of a diagnostic run in which lines are timed; the script's own loader is begun again for it, with
+    workers that time theirs."""
 
-    options = capture.options
-    withhold = Withhold(Path(options.scratch), capture.journal)
-    withhold.install()
-    capture.withhold = withhold
-    watch = LineWatch(capture.journal, options.functions, where="trainer")
-    capture.lines = WorkerLines(str(capture.journal.folder), options.functions)
-    capture.line_watch = watch
-    os.register_at_fork(after_in_child=watch.forget)
-    run_main_padded(watch)
+    leg = "lines"
 
+    def __init__(self, hooks: Hooks) -> None:
+        options, journal = hooks.capture.options, hooks.capture.journal
+        self.steps = options.line_steps
+        self._hooks = hooks
+        self._watch = LineWatch(journal, options.functions, where="trainer")
+        self._workers = WorkerLines(str(journal.folder), options.functions)
+        self._close: Callable[[], None] | None = None
+        hooks.others = self._watch.pad_own_module
+        os.register_at_fork(after_in_child=self._watch.forget)
+        run_main_padded(self._watch.add_code)
 
-# --- the main file ------------------------------------------------------------------------------------
+    def begin(self, batches: Batches) -> int | None:
+        loader = batches.feed.loader
+        if not batches.feed.adapter.workers(loader):
+            self._watch.add_dataset(getattr(loader, "dataset", None), getattr(loader, "collate_fn", None))
+        self._open(batches.feed)
+        self._watch.start()
+        return 0
 
+    def _open(self, feed: Feed) -> None:
+        """The loader from its beginning, with fresh workers where it has any."""
+        loader, workers = feed.loader, feed.adapter.workers(feed.loader)
+        again = feed.adapter.again(loader, workers) if workers else None
+        self._hooks.time_worker_lines = self._workers
+        try:
+            iterator = feed.begin_again(again)
+        finally:
+            self._hooks.time_worker_lines = None
+        self._close = functools.partial(self._end_workers, feed, iterator) if again is not None else None
 
-def run_main_padded(watch: LineWatch) -> None:
-    """Arrange that the main file's functions are padded and known before they are defined.
+    def _end_workers(self, feed: Feed, iterator: Any) -> None:
+        """They write down what they counted."""
+        end_workers(iterator)
+        feed.go_on()
 
-    The interpreter announces the main module's code through an audit event just before it runs it. Ours runs a padded
-    copy in its place and then leaves as the original would have; `__main__` stays the very module.
-    """
-    state = {"taken": False}
+    def batch(self, batches: Batches) -> Any:
+        self._watch.dump_sometimes()
+        try:
+            return batches.feed.draw()
+        except StopIteration:
+            self._open(batches.feed)
+            return batches.feed.draw()
 
-    def hear(event: str, args: tuple[Any, ...]) -> None:
-        if event != "exec" or state["taken"] or not _is_main(args[0]):
-            return
-        namespace = _namespace(sys._getframe().f_back)
-        if namespace is None:
-            return
-        state["taken"] = True
-        exec(padded_copy(args[0], watch.add_code), namespace)
-        raise SystemExit(0)
-
-    hear.__cantrace__ = True  # type: ignore[attr-defined]  the interpreter keeps tracing off in other hooks
-    sys.addaudithook(hear)
-
-
-def _namespace(caller: FrameType | None) -> dict[str, Any] | None:
-    """Where the main module is about to run: called by nobody, or (-m) by runpy. None for what merely runs the same
-    file: a spawned worker runs it again, as `__mp_main__`."""
-    found = sys.modules["__main__"].__dict__ if caller is None else caller.f_locals.get("run_globals")
-    return found if found is not None and found.get("__name__") == "__main__" else None
-
-
-def _is_main(code: Any) -> bool:
-    if not isinstance(code, CodeType) or code.co_name != "<module>" or not sys.argv:
-        return False
-    return os.path.abspath(code.co_filename) == os.path.abspath(sys.argv[0])  # noqa: PTH100
-
-
-def padded_copy(code: CodeType, tell: Callable[[CodeType], None]) -> CodeType:
-    """The same code with every function in it padded as line_profiler would; tells each padded function."""
-    seen: defaultdict[bytes, int] = defaultdict(int)
-
-    def pad(inner: CodeType) -> CodeType:
-        constants = tuple(pad(one) if isinstance(one, CodeType) else one for one in inner.co_consts)
-        inner = inner.replace(co_consts=constants)
-        if inner.co_name.startswith("<") or not inner.co_flags & inspect.CO_NEWLOCALS or not _is_function(inner):
-            return inner
-        seen[inner.co_code] += 1  # twins need padding of different length
-        inner = inner.replace(co_code=inner.co_code + NOP * seen[inner.co_code])
-        tell(inner)
-        return inner
-
-    return code.replace(co_consts=tuple(pad(one) if isinstance(one, CodeType) else one for one in code.co_consts))
-
-
-def _is_function(code: CodeType) -> bool:
-    """Class bodies are code too; functions run with fast locals."""
-    return bool(code.co_flags & inspect.CO_OPTIMIZED)
-
-
-# --- in the parent ------------------------------------------------------------------------------------
-
-
-def collect(journal: Journal) -> list[Line]:
-    """Merged over processes per function, the functions with the most time first, lines in their order. What the user
-    named is kept, however little it took."""
-    merged: dict[tuple[str, int, str, str], dict[int, list[float]]] = {}
-    named: set[tuple[str, int]] = set()
-    for said in journal.all("lines-"):
-        named |= {(file, first) for file, first in said.get("named", [])}
-        for file, first, function, timings in said["functions"]:
-            lines = merged.setdefault((file, first, function, said["where"]), defaultdict(lambda: [0.0, 0.0]))
-            for number, hits, seconds in timings:
-                lines[number][0] += hits
-                lines[number][1] += seconds
-    totals = {key: sum(seconds for _, seconds in lines.values()) for key, lines in merged.items()}
-    ranked = sorted(merged, key=lambda key: -totals[key])
-    kept = [key for place, key in enumerate(ranked) if place < MOST_FUNCTIONS or key[:2] in named]
-    return [line for key in kept for line in _lines_of(key, merged[key], totals[key])]
-
-
-def _lines_of(key: tuple[str, int, str, str], lines: dict[int, list[float]], total_s: float) -> Iterator[Line]:
-    file, _, function, where = key
-    for number, (hits, seconds) in sorted(lines.items()):
-        yield Line(
-            file=file,
-            function=function,
-            line=number,
-            hits=int(hits),
-            seconds=seconds,
-            fraction=seconds / total_s if total_s else 0.0,
-            source=linecache.getline(file, number).strip(),
-            where=where,
-        )
+    def end(self) -> None:
+        self._watch.stop()
+        if self._close is not None:
+            self._close()
+        self._close = None

@@ -4,9 +4,9 @@ import threading
 import time
 from collections import defaultdict
 from types import FrameType
-from typing import Any
 
-from feedline.profiling.watch.worker_rules import Place
+from feedline.profiling.record.rows import TimeRow
+from feedline.profiling.watch.rules import Place
 
 FIRST_ROW_S = 0.1
 """Soon, so that workers that live on after a short run have spoken."""
@@ -14,10 +14,9 @@ ROW_S = 0.5
 LONG_ROW_S = 1.0
 """A row is written in about a millisecond; after `SHORT_ROWS` the picture is fine enough without so many."""
 SHORT_ROWS = 10
-COLUMNS = ("t0", "t1", "stages", "stages_cpu", "transforms", "functions", "batches", "samples", "cpu_s", "ticks")
 
 
-class Tally:
+class TimeSums:
     """What one thread of this process spent its time on. Not thread-safe: one sampler feeds it."""
 
     def __init__(self, thread_id: int | None = None) -> None:
@@ -53,7 +52,7 @@ class Tally:
         return cpu_s
 
     def skip(self) -> None:
-        """Time that is not this tally's: its CPU seconds are dropped too."""
+        """Time that is not its own: its CPU seconds are dropped too."""
         self._thread_cpu_s = self._thread_cpu()
 
     @property
@@ -61,10 +60,10 @@ class Tally:
         row_s = FIRST_ROW_S if self._rows == 0 else ROW_S if self._rows < SHORT_ROWS else LONG_ROW_S
         return time.perf_counter() - self.started > row_s
 
-    def take(self) -> list[Any]:
-        """The row since the last one, by `COLUMNS`."""
+    def take(self) -> TimeRow:
+        """The row since the last one."""
         cpu_s = time.process_time()
-        row = [
+        row = TimeRow(
             self.started,
             time.perf_counter(),
             _rounded(self._stages),
@@ -75,7 +74,7 @@ class Tally:
             self.samples - self._counted[1],
             round(cpu_s - self._process_cpu_s, 6),
             self._ticks,
-        ]
+        )
         self._process_cpu_s = cpu_s
         self._rows += 1
         self._open()

@@ -1,0 +1,106 @@
+"""A model that trains on batches handed out again and again is no model: from the first window on none is saved.
+
+Savers that are known do nothing, whoever calls them: a `finally`, an exit handler, a framework that catches what ends
+its loop. They are wrapped as they are imported, so that names taken from a module are wrapped too. What a script
+opens, renames or removes by itself is announced by the interpreter (an audit hook): where that is a model file, by
+its suffix, the script is ended there before the file is touched.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from feedline.profiling.watch.capture import Finished
+from feedline.profiling.watch.hooks import Hooks
+
+LIGHTNING = ("Trainer.save_checkpoint",)
+LIGHTNING_CALLBACK = tuple(
+    f"ModelCheckpoint.{name}" for name in ("_save_checkpoint", "_remove_checkpoint", "_link_checkpoint")
+)
+LIGHTNING_IO = ("TorchCheckpointIO.save_checkpoint", "TorchCheckpointIO.remove_checkpoint")
+SAVERS: dict[str, tuple[str, ...]] = {
+    "torch": ("save", "serialization.save"),
+    "torch.jit._serialization": ("save",),
+    "torch.jit._script": ("RecursiveScriptModule.save",),
+    "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
+    "safetensors": ("serialize_file",),
+    "accelerate.accelerator": ("Accelerator.save_state", "Accelerator.save_model", "Accelerator.save"),
+    "transformers.trainer": ("Trainer._save_checkpoint", "Trainer.save_model", "Trainer._rotate_checkpoints"),
+    "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
+    "ignite.handlers.checkpoint": ("DiskSaver.__call__", "DiskSaver.remove"),
+    "feedline.train.checkpoint": ("save", "forget_old"),
+    "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint",),
+    **dict.fromkeys(("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"), LIGHTNING),
+    **dict.fromkeys(
+        ("lightning.pytorch.callbacks.model_checkpoint", "pytorch_lightning.callbacks.model_checkpoint"),
+        LIGHTNING_CALLBACK,
+    ),
+    **dict.fromkeys(("lightning.fabric.plugins.io.torch_io", "lightning_fabric.plugins.io.torch_io"), LIGHTNING_IO),
+    **dict.fromkeys(
+        ("lightning.fabric.utilities.cloud_io", "lightning_fabric.utilities.cloud_io"), ("_atomic_save",)
+    ),
+}
+"""Module -> its functions that write or remove model files."""
+SUFFIXES = (
+    ".pt", ".pth", ".pth.tar", ".ckpt", ".safetensors", ".bin", ".distcp", ".onnx", ".pkl", ".pickle", ".joblib",
+    ".npz", ".h5", ".hdf5", ".keras", ".weights",
+)  # fmt: skip
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+CHANGING = {"os.remove": 1, "os.rename": 2, "os.truncate": 1, "os.link": 2, "os.symlink": 2}
+"""Audit events -> how many of their arguments are paths."""
+
+
+class Saves:
+    def __init__(self, hooks: Hooks) -> None:
+        self._held = False
+        self._refused: Callable[[str], None] = lambda _: None
+        for module, names in SAVERS.items():
+            hooks.after_import(module, functools.partial(self._wrap, hooks, names))
+
+    def hold(self, refused: Callable[[str], None]) -> None:
+        """From here to the end of the process. `refused` is told why the script is ended."""
+        self._held = True
+        self._refused = refused
+        self._pid = os.getpid()
+        sys.addaudithook(self._hear)
+        ignored = sys.unraisablehook
+
+        def unraisable(what: Any) -> None:
+            if not isinstance(what.exc_value, Finished):  # an exit handler that was refused
+                ignored(what)
+
+        sys.unraisablehook = unraisable
+
+    def _wrap(self, hooks: Hooks, names: tuple[str, ...], module: ModuleType) -> None:
+        for name in names:
+            owner_name, _, function = name.rpartition(".")
+            owner = getattr(module, owner_name, None) if owner_name else module
+            static = isinstance(vars(owner).get(function), staticmethod) if owner is not None else False
+            hooks.replace(owner, function, functools.partial(self._holding, static=static))
+
+    def _holding(self, original: Any, *, static: bool) -> Any:
+        @functools.wraps(original)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            return None if self._held else original(*args, **kwargs)
+
+        return staticmethod(save) if static else save
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "open":
+            mode, flags = args[1:3]
+            writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else flags & WRITING
+            paths = args[:1] if writes else ()
+        else:
+            paths = args[: CHANGING.get(event, 0)]
+        model = next((path for path in paths if is_model(path)), None)
+        if model is not None and os.getpid() == self._pid:
+            self._refused(f"the script was about to change {Path(os.fsdecode(model)).name} by itself")
+            raise Finished
+
+
+def is_model(path: Any) -> bool:
+    return isinstance(path, str | bytes | os.PathLike) and os.fsdecode(path).lower().endswith(SUFFIXES)
