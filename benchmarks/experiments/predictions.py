@@ -1,6 +1,6 @@
 """How good are the predictions that a report prints? Each remedy predicted from a profile, then applied and measured.
 
-    python -m feedline.benchmarks.experiments.predictions [--rounds 3] [--images 1200] [--only naive|recipe]
+    python -m feedline.benchmarks.experiments.predictions [--rounds 3] [--work DIR]
 
 Two scripts, fourteen remedies. A script is profiled once, as `feedline profile --legs --no-cold` does it; its
 predictions are `all_predictions` of that recording, the very figures of its report (`feedline report
@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from feedline.benchmarks.what_if import FORMS, what_if
 from feedline.benchmarks.what_if_forms import prepare_form
 from feedline.pipeline.base.files import write_atomically
 from feedline.preprocess.picture import Output
+from feedline.preprocess.synth.inventory import SynthConfig
+from feedline.preprocess.synth.write import synth
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
 from feedline.profiling.profile_run import LEGS, StudyConfig, study
@@ -39,7 +41,7 @@ from feedline.profiling.record.recording import Recording
 
 HERE = Path(__file__).parent
 RESULT = HERE.parent / "results" / "predictions.json"
-AS_IS = "as it is"
+IMAGES, STEPS, WINDOW_S, WARM_UP_S = 1200, 60, 2.5, 1.0
 ALPHA = 0.1
 
 
@@ -55,135 +57,97 @@ class Case:
 
     @property
     def name(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.settings.items())
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items()) or "as it is"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    argv: tuple[str, ...]
-    cases: tuple[Case, ...]
-
-    @property
-    def forms(self) -> tuple[Output, ...]:
-        """The files as they are first: they are what others are compared with."""
-        return tuple(dict.fromkeys((FORMS[0], *(case.form for case in self.cases if case.form))))
+AS_IS = Case(settings={})
+KEEP, JPEG_256, JPEG_160, PLANES_256, RAW_64 = FORMS
+RAW_96 = Output(codec="raw", size_px=96, resize="square")
 
 
-def prepared(form: Output, workers: int) -> Case:
+def prepared(form: Output, workers: int = 1) -> Case:
     codec, size = ("as-is", None) if form.codec == "keep" else (form.codec, form.size_px)
     settings = {"codec": codec, "size": size, "loader": "feedline", "num_workers": workers}
     return Case(settings=settings, how="feedline", form=form)
 
 
-KEEP, JPEG_256, JPEG_160, PLANES_256, RAW_64 = FORMS
-RAW_96 = Output(codec="raw", size_px=96, resize="square")
-SCRIPTS = {
-    "naive": Script(
-        argv=(str(HERE.parent / "naive.py"), "{data}", "--epochs", "100"),
-        cases=(
-            *(Case(settings={"num_workers": count}, how="workers") for count in (1, 2)),
-            *(prepared(form, 1) for form in (KEEP, JPEG_256, JPEG_160, PLANES_256, RAW_64)),
-            prepared(JPEG_256, 2),
-        ),
-    ),
-    "recipe": Script(
-        argv=(str(HERE / "recipe.py"), "{data}", "--epochs", "100"),
-        cases=(
-            Case(settings={"num_workers": 2}, arguments=("--workers", "2")),
-            Case(settings={"dtype": "uint8"}, arguments=("--uint8",)),
-            *(prepared(form, 1) for form in (JPEG_256, JPEG_160, RAW_96)),
-            prepared(JPEG_256, 2),
-        ),
-    ),
+SCRIPTS = {"naive": HERE.parent / "naive.py", "recipe": HERE / "recipe.py"}
+CASES: dict[str, list[Case]] = {
+    "naive": [
+        *(Case(settings={"num_workers": count}, how="workers") for count in (1, 2)),
+        *(prepared(form) for form in (KEEP, JPEG_256, JPEG_160, PLANES_256, RAW_64)),
+        prepared(JPEG_256, 2),
+    ],
+    "recipe": [
+        Case(settings={"num_workers": 2}, arguments=("--workers", "2")),
+        Case(settings={"dtype": "uint8"}, arguments=("--uint8",)),
+        *(prepared(form) for form in (JPEG_256, JPEG_160, RAW_96)),
+        prepared(JPEG_256, 2),
+    ],
 }
 
 
-@dataclass(kw_only=True)
-class Experiment:
-    """One script on one dataset, in its work folder."""
-
-    name: str
-    data: Path
-    work: Path
-    args: argparse.Namespace
-    windows: dict[str, dict[int, Window]] = field(default_factory=dict[str, dict[int, Window]])
-    """By case and round."""
-
-    @property
-    def script(self) -> Script:
-        return SCRIPTS[self.name]
-
-    @property
-    def argv(self) -> list[str]:
-        return [word.format(data=self.data) for word in self.script.argv]
-
-    def recording(self) -> Recording:
-        """The quietest of a few profiles (the first that is quiet enough ends them), with trials; kept."""
-        path = self.work / f"recording-{self.name}.json"
-        if not path.exists():
-            tries: list[Recording] = []
-            while not tries or (len(tries) < TRIES and others_of(tries[-1]) > QUIET_CORES):
-                say(f"profiling {self.name} with legs")
-                tries.append(study(StudyConfig(argv=self.argv, steps=self.args.steps, legs=LEGS)).recording)
-            quietest = min(tries, key=others_of)
-            trials = what_if(quietest, forms=self.script.forms, script_loader=False)
-            replace(quietest, trials=trials).save(path)
-        return Recording.load(path)
-
-    def measure(self) -> None:
-        """Windows by case and round; those of an earlier run are kept."""
-        path = self.work / f"windows-{self.name}.jsonl"
-        for line in path.read_text().splitlines() if path.exists() else ():
-            row = json.loads(line)
-            self.windows.setdefault(row["case"], {})[row["round"]] = Window(**row["window"])
-        cases = {AS_IS: None, **{case.name: case for case in self.script.cases}}
-        with Bench() as bench, path.open("a") as file:
-            for number, name in rounds(list(cases), self.args.rounds):
-                if number in self.windows.get(name, {}):
-                    continue
-                window = bench.measure_quiet(self.subject(cases[name]))
-                self.windows.setdefault(name, {})[number] = window
-                print(json.dumps({"case": name, "round": number, "window": asdict(window)}), file=file, flush=True)
-                say(f"{self.name}, round {number + 1}, {name}: {window.samples_per_s:,.0f} samples/s")
-
-    def subject(self, case: Case | None) -> Subject:
-        settings: dict[str, Any] = {"argv": self.argv, "how": "none"}
-        if case is not None:
-            workers = case.settings.get("num_workers")
-            settings = {"argv": [*self.argv, *case.arguments], "how": case.how, "num_workers": workers}
-            if case.form is not None:
-                settings["split"] = str(self.split(case.form))
-        return Subject(kind="script", settings=settings, window_s=self.args.window)
-
-    def split(self, form: Output) -> Path:
-        """All training images in this form, as a small dataset; made where it is not there yet."""
-        split = self.work / "splits" / form.name / "train"
-        if not (split / "manifest.json").exists():
-            say(f"preparing {form.name}")
-            images = [path.read_bytes() for path in sorted((self.data / "train").rglob("*")) if path.is_file()]
-            prepare_form(images, form, self.work / "splits")
-        return split
+def forms_of(name: str) -> tuple[Output, ...]:
+    return tuple(dict.fromkeys(case.form for case in CASES[name] if case.form))
 
 
-def predicted(recording: Recording, script: Script) -> dict[str, Prediction]:
-    """By case, out of what the recording's report is made from. Raises SystemExit for a case that it cannot have."""
-    workers = {case.settings["num_workers"] for case in script.cases if "num_workers" in case.settings}
-    offered = all_predictions(recording, workers=workers)
-    found = {case.name: prediction_for(offered, **case.settings) for case in script.cases}
-    if missing := [name for name, prediction in found.items() if prediction is None]:
-        raise SystemExit(f"no prediction for {'; '.join(missing)}: has the profile legs, a rate and trials?")
-    return {name: prediction for name, prediction in found.items() if prediction is not None}
+def profiled(name: str, argv: list[str], work: Path) -> Recording:
+    """The quietest of a few profiles (the first that is quiet enough ends them), with trials; kept."""
+    path = work / f"recording-{name}.json"
+    if not path.exists():
+        tries: list[Recording] = []
+        while not tries or (len(tries) < TRIES and others_of(tries[-1]) > QUIET_CORES):
+            say(f"profiling {name} with legs")
+            tries.append(study(StudyConfig(argv=argv, steps=STEPS, legs=LEGS)).recording)
+        quietest = min(tries, key=others_of)
+        replace(quietest, trials=what_if(quietest, forms=forms_of(name), script_loader=False)).save(path)
+    return Recording.load(path)
 
 
 def others_of(recording: Recording) -> float:
     return measure(recording).machine.others_busy
 
 
+def predicted(recording: Recording, cases: Sequence[Case]) -> dict[str, Prediction]:
+    """By case, out of what the recording's report is made from. Raises SystemExit for a case that it cannot have."""
+    workers = {case.settings["num_workers"] for case in cases if "num_workers" in case.settings}
+    offered = all_predictions(recording, workers=workers)
+    asked = {case.name: prediction_for(offered, **case.settings) for case in cases}
+    if missing := [name for name, prediction in asked.items() if prediction is None]:
+        raise SystemExit(f"no prediction for {'; '.join(missing)}: has the profile legs, a rate and trials?")
+    return {name: prediction for name, prediction in asked.items() if prediction is not None}
+
+
+def measured(name: str, argv: list[str], work: Path, count: int) -> dict[str, dict[int, Window]]:
+    """Windows by case and round; those of an earlier run are kept."""
+    path, windows = work / f"windows-{name}.jsonl", dict[str, dict[int, Window]]()
+    for line in path.read_text().splitlines() if path.exists() else ():
+        row = json.loads(line)
+        windows.setdefault(row["case"], {})[row["round"]] = Window(**row["window"])
+    cases = {case.name: case for case in (AS_IS, *CASES[name])}
+    with Bench() as bench, path.open("a") as file:
+        for number, case in rounds(list(cases), count):
+            if number in windows.get(case, {}):
+                continue
+            window = bench.measure_quiet(subject(cases[case], argv, work))
+            windows.setdefault(case, {})[number] = window
+            print(json.dumps({"case": case, "round": number, "window": asdict(window)}), file=file, flush=True)
+            say(f"{name}, round {number + 1} of {count}, {case}: {window.samples_per_s:,.0f} samples/s")
+    return windows
+
+
+def subject(case: Case, argv: list[str], work: Path) -> Subject:
+    settings = {"argv": [*argv, *case.arguments], "how": case.how, "num_workers": case.settings.get("num_workers")}
+    if case.form is not None:
+        settings["split"] = str(work / "splits" / case.form.name / "train")
+    return Subject(kind="script", settings=settings, window_s=WINDOW_S, warm_up_s=WARM_UP_S)
+
+
 def score(prediction: Prediction, gains: Sequence[float]) -> dict[str, Any]:
     """One case: the predicted gain against the median of the measured ones."""
     gain, now = statistics.median(gains), prediction.samples_per_s / prediction.gain
-    low, high, measured = math.log(prediction.low / now), math.log(prediction.high / now), math.log(gain)
-    outside = max(0.0, low - measured, measured - high)
+    low, high = math.log(prediction.low / now), math.log(prediction.high / now)
+    outside = max(0.0, low - math.log(gain), math.log(gain) - high)
     return {
         "remedy": prediction.remedy,
         "predicted_gain": prediction.gain,
@@ -199,56 +163,36 @@ def score(prediction: Prediction, gains: Sequence[float]) -> dict[str, Any]:
 
 
 def summary(cases: Sequence[dict[str, Any]]) -> dict[str, float]:
-    errors = [case["error"] for case in cases]
     return {
         "n": len(cases),
-        "median_error": statistics.median(errors),
-        "worst_error": max(errors),
+        "median_error": statistics.median(case["error"] for case in cases),
+        "worst_error": max(case["error"] for case in cases),
         "coverage": statistics.fmean(case["inside"] for case in cases),
         "median_half_width": statistics.median(case["half_width"] for case in cases),
         "interval_score": statistics.fmean(case["interval_score"] for case in cases),
     }
 
 
-def run(name: str, data: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The entry of one script in the result file."""
-    experiment = Experiment(name=name, data=data, work=Path(args.work), args=args)
-    recording = experiment.recording()
-    predictions = predicted(recording, experiment.script)  # before anything is applied
-    experiment.measure()
-    windows = experiment.windows
-    cases = [
-        score(
-            prediction, [windows[case][r].samples_per_s / windows[AS_IS][r].samples_per_s for r in range(args.rounds)]
-        )
-        for case, prediction in predictions.items()
-    ]
-    rates = {case: [window.samples_per_s for window in by_round.values()] for case, by_round in windows.items()}
+def entry(name: str, data: Path, work: Path, count: int) -> dict[str, Any]:
+    """One script of the result file."""
+    argv = [str(SCRIPTS[name]), str(data), "--epochs", "100"]
+    recording = profiled(name, argv, work)
+    predictions = predicted(recording, CASES[name])  # before anything is applied
+    images = [path.read_bytes() for path in sorted((data / "train").rglob("*")) if path.is_file()]
+    for form in forms_of(name):
+        if not (work / "splits" / form.name / "train" / "manifest.json").exists():
+            prepare_form(images, form, work / "splits")
+    windows = measured(name, argv, work, count)
+    rates = {case: [by_round[r].samples_per_s for r in range(count)] for case, by_round in windows.items()}
+    gains = {case: [a / b for a, b in zip(rates[case], rates[AS_IS.name], strict=True)] for case in predictions}
     return {
-        "script": name, "cases": cases, "samples_per_s": rates, "profile_others_cores": others_of(recording),
-        "legs": [asdict(leg) for leg in recording.legs], "trials": [asdict(trial) for trial in recording.trials],
-    }  # fmt: skip
-
-
-def dataset(work: Path, images: int) -> Path:
-    from feedline.preprocess.synth.inventory import SynthConfig
-    from feedline.preprocess.synth.write import synth
-
-    data = work / f"photos-{images}"
-    synth(SynthConfig(out=str(data), images=images, layout="folder"))
-    return data
-
-
-def table(record: dict[str, Any]) -> str:
-    rows = [f"{'script':<8} {'remedy':<58} {'predicted':>9} {'90 % interval':>15} {'measured':>9} {'error':>7}"]
-    for entry in record["scripts"]:
-        for case in entry["cases"]:
-            interval = f"{case['predicted_low']:.2f} to {case['predicted_high']:.2f}"
-            rows.append(f"{entry['script']:<8} {case['remedy']:<58} {case['predicted_gain']:>8.2f}× {interval:>15} "
-                        f"{case['measured_gain']:>8.2f}× {case['error']:>6.1%}")  # fmt: skip
-    words = "{n} cases: median error {median_error:.1%}, worst {worst_error:.1%}; {coverage:.0%} inside their 90 % "
-    words += "intervals, median half-width {median_half_width:.1%}, interval score {interval_score:.3f}"
-    return "\n".join([*rows, words.format(**record["summary"])])
+        "script": name,
+        "profile_others_cores": others_of(recording),
+        "cases": [score(prediction, gains[case]) for case, prediction in predictions.items()],
+        "samples_per_s": rates,
+        "legs": [asdict(leg) for leg in recording.legs],
+        "trials": [asdict(trial) for trial in recording.trials],
+    }
 
 
 def say(line: str) -> None:
@@ -257,27 +201,27 @@ def say(line: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", default=str(Path(tempfile.gettempdir()) / "feedline-predictions"))
-    parser.add_argument("--images", type=int, default=1200)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "feedline-predictions")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--window", type=float, default=2.5)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--only", choices=list(SCRIPTS))
-    parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
-    data = dataset(Path(args.work), args.images)
-    entries = [run(name, data, args) for name in SCRIPTS if args.only in (None, name)]
-    shown = " ".join(f"--{name} {getattr(args, name)}" for name in ("images", "rounds", "window", "steps"))
+    data = args.work / f"photos-{IMAGES}"
+    synth(SynthConfig(out=str(data), images=IMAGES, layout="folder"))
+    entries = [entry(name, data, args.work, args.rounds) for name in SCRIPTS]
+    cases = [case for one in entries for case in one["cases"]]
+    found = summary(cases)
     record = {
-        "command": f"python -m feedline.benchmarks.experiments.predictions {shown}",
+        "command": f"python -m feedline.benchmarks.experiments.predictions --rounds {args.rounds}",
         "host": describe_host(),
-        "warm_up_s": Subject(kind="script", settings={}).warm_up_s,
+        "settings": {"images": IMAGES, "steps": STEPS, "window_s": WINDOW_S, "warm_up_s": WARM_UP_S},
         "baseline": "the script as it is, in the same round",
-        "summary": summary([case for entry in entries for case in entry["cases"]]),
+        "summary": found,
         "scripts": entries,
     }
-    print(table(record))
-    write_atomically(args.out, (json.dumps(record, indent=1) + "\n").encode())
+    write_atomically(RESULT, (json.dumps(record, indent=1) + "\n").encode())
+    shown = ("predicted_gain", "predicted_low", "predicted_high", "measured_gain", "error")
+    for case in cases:
+        print(f"{case['remedy']:<58}", *(f"{name} {case[name]:.2f}" for name in shown))
+    print(*(f"{name} {value:.3g}" for name, value in found.items()))
 
 
 if __name__ == "__main__":

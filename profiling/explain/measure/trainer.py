@@ -69,8 +69,6 @@ class Trainer:
     """Of the loop's time."""
     cpu_s: float
     """CPU time of all its threads, with free data where a leg measured that; 0 where it is not known."""
-    stall: dict[int, float]
-    """CPU seconds it loses per CPU second of what runs beside it, by how many processes do. From legs."""
     faults: PageFaults
     layout_gain: Rate | None
     """The ceiling over itself, when batches come in channels_last. From legs."""
@@ -79,7 +77,7 @@ class Trainer:
     freed memory."""
 
 
-def measure_trainer(recording: Recording, steps: Sequence[Step], cores: float) -> Trainer:
+def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     seconds, samples = seconds_of(steps), max(1, sum(step.samples for step in steps))
     ranks_s = seconds * max(1, len({step.rank for step in steps}))
     all_waited_s = sum(map(waited_s, steps))
@@ -98,7 +96,6 @@ def measure_trainer(recording: Recording, steps: Sequence[Step], cores: float) -
         unpickle_s=unpickling * ranks_s / samples / slowdown,
         unpickle_share=min(wait_fraction, unpickling),
         cpu_s=(statistics.median(free_cpu_s) if free_cpu_s else recording.costs.trainer_cpu_s) or 0.0,
-        stall=_stall(recording, cores),
         faults=faults,
         layout_gain=layout_gain,
         our_batches=_our_batches(recording, faults, layout_gain),
@@ -175,23 +172,6 @@ def _unpickling_share(recording: Recording, slowdown: float) -> float:
 def _leg(recording: Recording, name: LegName) -> Leg:
     """Empty where it was not measured."""
     return recording.leg(name) or Leg(name=name)
-
-
-def _stall(recording: Recording, cores: float) -> dict[int, float]:
-    """What the trainer needs beside busy processes beyond what it needs alone, over what these took meanwhile; the
-    median of the rounds."""
-    alone_s, ranks = _leg(recording, "cached").trainer_cpu_s_per_sample, max(1, recording.compute.world_size)
-    stall: dict[int, float] = {}
-    for leg in recording.legs:
-        if leg.name != "crowded" or not leg.num_workers:
-            continue
-        rounds: list[float] = []
-        for alone, beside, rate in zip(alone_s, leg.trainer_cpu_s_per_sample, leg.samples_per_s, strict=False):
-            theirs = min(float(leg.num_workers), (cores - beside * rate) / ranks)
-            rounds += [max(0.0, (beside - alone) * rate / ranks / theirs)] if theirs > 0 else []
-        if rounds:
-            stall[leg.num_workers] = statistics.median(rounds)
-    return stall
 
 
 def page_faults(compute: Compute) -> PageFaults:

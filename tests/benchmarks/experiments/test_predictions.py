@@ -2,14 +2,13 @@
 
 import json
 import re
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from feedline.benchmarks.experiments import predictions
-from feedline.benchmarks.experiments.predictions import AS_IS, SCRIPTS, predicted, score, summary
+from feedline.benchmarks.experiments.predictions import AS_IS, CASES, SCRIPTS, forms_of, predicted, score, summary
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose, record_keys
@@ -28,7 +27,7 @@ def profiled(name: str) -> Recording:
             size_px=None if form.codec == "keep" else form.size_px, load_cpu_s_per_sample=1e-3 / (number + 1),
             load_cpu_s_spread=2e-5, prepare_cpu_s_per_sample=5e-3,
         )
-        for number, form in enumerate(SCRIPTS[name].forms)
+        for number, form in enumerate(forms_of(name))
     ]  # fmt: skip
     seen = made(
         workers=int(name == "recipe"), cores=2, wait_s=0.1, compute_s=0.02, ceiling=1600.0, trials=trials,
@@ -45,7 +44,7 @@ def test_the_scored_figures_are_those_of_the_report(name: str) -> None:
     printed = re.sub(r"\s+", " ", text(seen, diagnosis, width=200))
     page = str(report(seen, diagnosis))
     record = {one["remedy"]: one for one in record_keys(seen, diagnosis)["predictions"]}
-    scored = [one for one in predicted(seen, SCRIPTS[name]).values() if one.remedy in record]
+    scored = [one for one in predicted(seen, CASES[name]).values() if one.remedy in record]
     assert len(scored) >= 3 and sum(one.helps for one in scored) >= 2
     now = diagnosis.measured.rates.over_epochs
     assert now is not None
@@ -64,7 +63,7 @@ def test_the_scored_figures_are_those_of_the_report(name: str) -> None:
 
 def test_a_profile_without_what_a_case_needs_is_refused() -> None:
     with pytest.raises(SystemExit, match="no prediction for"):
-        predicted(made(), SCRIPTS["naive"])
+        predicted(made(), CASES["naive"])
 
 
 def test_scores_of_known_cases() -> None:
@@ -102,17 +101,16 @@ class Windows:
 
 def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profiled("naive").save(tmp_path / "recording-naive.json")
-    for form in SCRIPTS["naive"].forms:
+    for form in forms_of("naive"):
         split = tmp_path / "splits" / form.name / "train"
         split.mkdir(parents=True)
         (split / "manifest.json").touch()
-    args = Namespace(work=tmp_path, rounds=2, window=1.0, steps=9)
     monkeypatch.setattr(predictions, "Bench", Windows(5))
     with pytest.raises(KeyboardInterrupt):
-        predictions.run("naive", tmp_path, args)
+        predictions.entry("naive", tmp_path, tmp_path, 2)
     monkeypatch.setattr(predictions, "Bench", Windows(2 * 9 - 5))  # the script as it is, and eight remedies
-    entry = predictions.run("naive", tmp_path, args)
+    entry = predictions.entry("naive", tmp_path, tmp_path, 2)
     assert len(entry["cases"]) == 8 and all(len(rates) == 2 for rates in entry["samples_per_s"].values())
     assert all(case["measured_gain"] == 2.0 for case in entry["cases"])
     rows = [json.loads(line) for line in (tmp_path / "windows-naive.jsonl").read_text().splitlines()]
-    assert len(rows) == 18 and sum(row["case"] == AS_IS for row in rows) == 2
+    assert len(rows) == 18 and sum(row["case"] == AS_IS.name for row in rows) == 2

@@ -292,25 +292,6 @@ def test_break_even_and_disk_of_a_prepared_set() -> None:
     assert best.break_even_epochs == pytest.approx(100.0 / (now - then))
 
 
-def legs_of_a_cpu_model(crowded: Leg) -> list[Leg]:
-    """1 s and 2 CPU seconds a sample alone."""
-    return [Leg(name="cached", samples_per_s=[1.0] * 3, trainer_cpu_s_per_sample=[2.0] * 3), crowded]
-
-
-@pytest.mark.parametrize(
-    ("rate", "cpu_s", "stall"),
-    # Twice as long beside one process: one thread runs or spins all the time, the other half of it.
-    [(0.5, 3.0, 1.0), (0.5, 2.0, 0.0)],
-)
-def test_the_stall_is_what_the_model_loses_to_a_second_of_another_process(
-    rate: float, cpu_s: float, stall: float
-) -> None:
-    beside = Leg(name="crowded", num_workers=1, samples_per_s=[rate] * 3, trainer_cpu_s_per_sample=[cpu_s] * 3)
-    seen = replace(made(cores=2), legs=legs_of_a_cpu_model(beside))
-    now = situation_of(seen).now
-    assert now.stall == {1: pytest.approx(stall)} and now.trainer_cpu_s == 2.0
-
-
 def test_what_feedlines_layout_gives_the_model_is_in_what_its_loader_gives() -> None:
     """A compute-bound script whose model is 1.6 times as fast on batches laid out as feedline's."""
     trial = Trial(codec="jpeg", size_px=160, samples=200, bytes_per_sample=11_000.0, load_cpu_s_per_sample=0.0003)
