@@ -140,7 +140,7 @@ def predictions(recording: Recording, *, workers: int, size_px: int, raw_px: int
     measured = measure(recording)
     if measured.rates.over_epochs is None:
         return {}
-    offered = all_predictions(recording, workers=[workers])
+    offered = all_predictions(recording, workers=[workers], measured=measured)
     settings: dict[str, dict[str, Any]] = {
         "workers": {},
         "shards": {"codec": "jpeg", "size": size_px, "loader": "script"},

@@ -75,7 +75,7 @@ def diagnose(recording: Recording) -> Diagnosis:
         headline=_headline(recording, measured, bound),
         evidence=_evidence(recording, measured, bound),
         measured=measured,
-        predictions=all_predictions(recording),
+        predictions=all_predictions(recording, measured=measured),
         overhead_fraction=recording.overhead.fraction,
         lines=sorted(recording.lines, key=lambda line: -line.seconds),
         notes=[*measured.notes, *recording.notes],

@@ -95,9 +95,11 @@ class Situation:
         return min(self.now.epoch_start_s, (batch or 1) * worker_s)
 
 
-def situation(recording: Recording, workers: tuple[int, ...] = ()) -> Situation | None:
-    """None when no rate was measured: then nothing can be predicted."""
-    measured = measure(recording)
+def situation(
+    recording: Recording, workers: tuple[int, ...] = (), measured: Measured | None = None
+) -> Situation | None:
+    """None when no rate was measured: then nothing can be predicted. `measured` spares measuring it again."""
+    measured = measured or measure(recording)
     rate = measured.rates.now
     if rate is None:
         return None

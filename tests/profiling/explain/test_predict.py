@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feedline.profiling.explain.measure.situation import situation
-from feedline.profiling.explain.predict import REMEDIES, all_predictions, prediction_for
-from feedline.profiling.explain.remedies.remedy import Effort, Helps, Vain
+from feedline.profiling.explain.predict import REMEDIES, all_predictions, predict, prediction_for
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Helps, Vain
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record.recording import Compute, LoaderPass, Recording, Trial
 from tests.profiling.recordings import made, rich
@@ -84,3 +86,43 @@ def test_the_record_names_the_effort() -> None:
 def test_the_interval_holds_the_figure(seen: Recording) -> None:
     for one in all_predictions(seen):
         assert 0 <= one.low <= one.samples_per_s <= one.high
+
+
+@given(st.floats(0.001, 0.2), st.floats(0.001, 0.2), st.integers(0, 4), st.floats(1.0, 20.0))
+def test_predictions_keep_their_promises(wait: float, compute: float, workers: int, above: float) -> None:
+    """Intervals hold their rate; no data remedy beats the ceiling; less preparing is never slower."""
+    rate = 32 / (wait + compute)
+    trials = [
+        Trial(codec="jpeg", size_px=size, samples=9, bytes_per_sample=1.0, load_cpu_s_per_sample=cost)
+        for size, cost in ((256, 0.0006), (160, 0.0003), (64, 0.00002))
+    ]
+    seen = made(wait_s=wait, compute_s=compute, workers=workers, ceiling=rate * above, trials=trials, steps=20)
+    found = all_predictions(seen)
+    assert found
+    for one in found:
+        assert 0 <= one.low <= one.samples_per_s <= one.high
+        if one.remedy.startswith(("num_workers", "prepared", "cache", "faster", "cheaper")):
+            assert one.high <= max(rate * above, rate) * 1.001
+    by_size = {size: next(p for p in found if f"{size} px" in p.remedy).samples_per_s for size in (256, 160, 64)}
+    assert by_size[256] <= by_size[160] * 1.001 <= by_size[64] * 1.002
+
+
+def test_the_calibration_carries_over() -> None:
+    """A run 20 % slower than its model: the prediction is as much slower, where the limit stays the same."""
+    stages = {"decode": 0.004}
+    seen = made(workers=1, stages=stages, batch=32, wait_s=32 * 0.005 - 0.001, compute_s=0.001, cores=16)
+    at = situation(seen)
+    assert at is not None
+    assert at.factor == pytest.approx(0.8, rel=0.01)
+    doubled = predict(at, Change(remedy="x", then=replace(at.now, workers=2), effort=Effort.SETTING, why=Helps("x")))
+    assert doubled.samples_per_s == pytest.approx(400, rel=0.02)
+
+
+def test_a_trial_replaces_the_workers_cost() -> None:
+    trial = Trial(codec="raw", size_px=64, samples=99, bytes_per_sample=12_416.0, load_cpu_s_per_sample=0.0001)
+    seen = made(
+        workers=1, cores=8, stages={"decode": 0.01}, wait_s=0.31, compute_s=0.001, ceiling=9000.0, trials=[trial]
+    )
+    found = next(p for p in all_predictions(seen) if "64 px raw" in p.remedy)
+    assert 0.85 * 9000 < found.samples_per_s <= 9000
+    assert found.settings == {"codec": "raw", "size": 64, "loader": "feedline", "num_workers": 1}
