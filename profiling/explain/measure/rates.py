@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feedline.profiling.explain.measure.throughput import over_epochs
-from feedline.profiling.record.recording import LegName, Recording, Step
+from feedline.profiling.record.recording import Leg, LegName, Recording, Step
 
 GROUPS = 10
 """Steps are cut into this many stretches; the spread of their rates is the rate's uncertainty."""
@@ -63,12 +63,12 @@ class Rates:
 
 
 def measure_rates(recording: Recording, steps: Sequence[Step]) -> Rates:
-    cold = [leg for leg in recording.legs if leg.name == "cold" and (leg.dropped or 0.0) >= MOSTLY_COLD]
+    cold = leg_of(recording, "cold")
     epoch_start_s, epoch_samples = _epoch(recording, steps)
     return Rates(
         now=_rate_now(steps),
-        ceiling=median_rate(leg_windows(recording, "cached")),
-        cold=median_rate([rate for leg in cold for rate in leg.samples_per_s]),
+        ceiling=median_rate(leg_of(recording, "cached").samples_per_s),
+        cold=median_rate(cold.samples_per_s) if (cold.dropped or 0.0) >= MOSTLY_COLD else None,
         loader_only=_loader_only(recording),
         epoch_start_s=epoch_start_s,
         epoch_samples=epoch_samples,
@@ -101,10 +101,9 @@ def waited_s(step: Step) -> float:
     return step.wait_s if step.starved_s is None else min(step.starved_s, step.duration_s)
 
 
-def leg_windows(recording: Recording, name: LegName) -> list[float]:
-    """samples/s of each window of this leg; empty where it was not measured."""
-    leg = recording.leg(name)
-    return [rate for rate in leg.samples_per_s if rate > 0] if leg else []
+def leg_of(recording: Recording, name: LegName) -> Leg:
+    """Empty where it was not measured."""
+    return recording.leg(name) or Leg(name=name)
 
 
 def median_rate(values: Sequence[float]) -> Rate | None:

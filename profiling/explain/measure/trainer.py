@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from feedline.profiling.explain.measure.rates import Rate, leg_windows, median_rate, seconds_of, waited_s
-from feedline.profiling.record.recording import Compute, Leg, LegName, Recording, Step, TrainerPart
+from feedline.profiling.explain.measure.rates import Rate, leg_of, median_rate, seconds_of, waited_s
+from feedline.profiling.record.recording import Compute, Recording, Step, TrainerPart
 
 PARTS = get_args(TrainerPart)
 OWN = ("python", "logging", "checkpoint", "synchronise")
@@ -84,7 +84,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s else 0.0
     slowdown = _slowdown(recording)
     unpickling = _unpickling_share(recording, slowdown)
-    free_cpu_s = _leg(recording, "cached").trainer_cpu_s_per_sample
+    free_cpu_s = leg_of(recording, "cached").trainer_cpu_s_per_sample
     faults, layout_gain = page_faults(recording.compute), _layout_gain(recording)
     return Trainer(
         steps=len(steps),
@@ -169,11 +169,6 @@ def _unpickling_share(recording: Recording, slowdown: float) -> float:
 # --- what its computing depends on --------------------------------------------------------------------
 
 
-def _leg(recording: Recording, name: LegName) -> Leg:
-    """Empty where it was not measured."""
-    return recording.leg(name) or Leg(name=name)
-
-
 def page_faults(compute: Compute) -> PageFaults:
     share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
     per_step = compute.page_faults / compute.faulty_steps if compute.faulty_steps else 0.0
@@ -183,15 +178,15 @@ def page_faults(compute: Compute) -> PageFaults:
 
 def _layout_gain(recording: Recording) -> Rate | None:
     """Pair by pair: a machine that is slower for a while is slower for both."""
-    kept, laid_out = _leg(recording, "kept").samples_per_s, _leg(recording, "laid_out").samples_per_s
+    kept, laid_out = leg_of(recording, "kept").samples_per_s, leg_of(recording, "laid_out").samples_per_s
     return median_rate([b / a for a, b in zip(kept, laid_out, strict=False) if a > 0])
 
 
 def _our_batches(recording: Recording, faults: PageFaults, layout_gain: Rate | None) -> Rate:
     """Kept memory gives what the legs say of it, but no more than page faults explain: the windows of these two legs
     do not take turns, and the machine may have changed its speed between them."""
-    cached, kept = median_rate(leg_windows(recording, "cached")), median_rate(leg_windows(recording, "kept"))
-    left = faults.left
+    left, cached = faults.left, median_rate(leg_of(recording, "cached").samples_per_s)
+    kept = median_rate(leg_of(recording, "kept").samples_per_s)
     if cached and kept:
         left = min(1.0, max(left, cached.value / kept.value))
     layout = layout_gain or Rate(value=1.0, error=0.0)
