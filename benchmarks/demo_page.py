@@ -54,8 +54,7 @@ def opening(diagnosis: Diagnosis, ladder: dict[str, Any]) -> Markup:
 
 
 def attribution_section(diagnosis: Diagnosis) -> Markup:
-    measured = diagnosis.measured
-    shares = measured.shares
+    shares, stages = diagnosis.measured.trainer.shares, diagnosis.measured.workers.stages
     loop = Stack(
         label="the training loop",
         parts={
@@ -65,7 +64,7 @@ def attribution_section(diagnosis: Diagnosis) -> Markup:
             "model": shares.compute,
         },
     )
-    rows = [Stack(label="where a sample's preparation goes", parts=busy(measured.stages))] if measured.stages else []
+    rows = [Stack(label="where a sample's preparation goes", parts=busy(stages))] if stages else []
     return section(
         "Where the time goes",
         stacked([loop], title="The training loop's time", hues=LOOP_HUES),

@@ -1,21 +1,23 @@
 """The ladder: one training script, climbed from as it is to where its data is as good as free.
 
 Every rung runs the same script with the same model and another way of getting its batches
-(`benchmarks.measure.script_subject`), in a
-fresh process per window; rounds visit the rungs in random order. What each rung will give is said before the first
-window of any of them is measured (`benchmarks.forecast`).
+(`benchmarks.measure.script_subject`), in a fresh process per window; rounds visit the rungs in random order. What
+each rung will give is predicted from the script's profile alone, as in its report (`profiling.explain.predict`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.forecast import Ceilings, Forecast
 from feedline.benchmarks.measure.intervals import Estimate, estimate
 from feedline.benchmarks.measure.rounds import Bench, rounds
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.pipeline.base.errors import UsageError
+from feedline.profiling.explain.measure.rates import Rate
+from feedline.profiling.explain.measure.situation import measure
+from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
+from feedline.profiling.record.recording import Recording
 
 CEILING = "ceiling"
 Progress = Callable[[int, int], None]
@@ -44,7 +46,7 @@ class LadderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """One way of getting batches. `key` is also its forecast's."""
+    """One way of getting batches. `key` is also its prediction's."""
 
     key: str
     name: str
@@ -53,21 +55,20 @@ class Rung:
     split: Path | None = None
     num_workers: int = 0
     layout: str | None = None
-    hogs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Climbed:
     rung: Rung
     windows: list[Window]
-    forecast: Forecast | None
+    prediction: Prediction | None
 
     @property
     def measured(self) -> Estimate:
         return estimate([window.samples_per_s for window in self.windows])
 
     def record(self) -> dict[str, Any]:
-        measured, forecast = self.measured, self.forecast
+        measured, predicted = self.measured, self.prediction
         return {
             "name": self.rung.name,
             "words": self.rung.words,
@@ -75,10 +76,10 @@ class Climbed:
             "low": measured.low,
             "high": measured.high,
             "n": measured.n,
-            "predicted": forecast.samples_per_s if forecast else None,
-            "predicted_low": forecast.low if forecast else None,
-            "predicted_high": forecast.high if forecast else None,
-            "why": forecast.why if forecast else "",
+            "predicted": predicted.samples_per_s if predicted else None,
+            "predicted_low": predicted.low if predicted else None,
+            "predicted_high": predicted.high if predicted else None,
+            "why": predicted.why if predicted else "",
             "num_workers": self.rung.num_workers,
             "wait_fraction": sum(w.wait_s for w in self.windows) / sum(w.seconds for w in self.windows),
             "windows": [asdict(window) for window in self.windows],
@@ -134,18 +135,30 @@ def free_data() -> Rung:
     )  # fmt: skip
 
 
-def ceilings(config: LadderConfig, windows: int = 2) -> Ceilings:
-    """The script with free data, before anything is climbed: what forecasts rest on beside the profile."""
-    own = replace(free_data(), layout=None)
-    with Bench() as bench:
-        found = [
-            [bench.measure_quiet(subject_of(rung, config)) for _ in range(windows)]
-            for rung in (own, free_data(), replace(own, hogs=config.num_workers))
-        ]
-    return Ceilings(own=found[0], channels_last=found[1], crowded=found[2])
+def predictions(recording: Recording, *, workers: int, size_px: int, raw_px: int | None) -> dict[str, Prediction]:
+    """By rung key, from a profile of the script as it is with trials of the shards; {} where it measured no rate."""
+    measured = measure(recording)
+    if measured.rates.over_epochs is None:
+        return {}
+    offered = all_predictions(recording, workers=[workers], measured=measured)
+    settings: dict[str, dict[str, Any]] = {
+        "workers": {},
+        "shards": {"codec": "jpeg", "size": size_px, "loader": "script"},
+        "loader": {"codec": "jpeg", "size": size_px, "loader": "feedline"},
+        "raw": {"codec": "raw", "size": raw_px, "loader": "feedline"},
+    }
+    asked = {key: prediction_for(offered, **chosen, num_workers=workers) for key, chosen in settings.items()}
+    as_is = _as_profiled(measured.rates.over_epochs)
+    if workers == measured.workers.count:
+        asked["workers"] = as_is
+    return {"as-is": as_is, **{key: prediction for key, prediction in asked.items() if prediction is not None}}
 
 
-def climb(config: LadderConfig, forecasts: Mapping[str, Forecast], advance: Progress) -> Ladder:
+def _as_profiled(rate: Rate) -> Prediction:
+    return Prediction(remedy="as it is", samples_per_s=rate.value, low=rate.low, high=rate.high, why="as profiled")
+
+
+def climb(config: LadderConfig, predicted: Mapping[str, Prediction], advance: Progress) -> Ladder:
     """Measure every rung and the ceiling, interleaved. Raises MeasureError where a rung cannot be run."""
     rungs = [*rungs_of(config), free_data()]
     windows: dict[str, list[Window]] = {rung.key: [] for rung in rungs}
@@ -154,13 +167,12 @@ def climb(config: LadderConfig, forecasts: Mapping[str, Forecast], advance: Prog
         for done, (_, key) in enumerate(rounds(list(by_key), config.rounds, config.seed)):
             advance(done, config.rounds * len(rungs))
             windows[key].append(bench.measure_quiet(subject_of(by_key[key], config)))
-    climbed = [Climbed(rung=rung, windows=windows[rung.key], forecast=forecasts.get(rung.key)) for rung in rungs]
+    climbed = [Climbed(rung=rung, windows=windows[rung.key], prediction=predicted.get(rung.key)) for rung in rungs]
     return Ladder(rungs=climbed[:-1], ceiling=climbed[-1], notes=differences(climbed))
 
 
 def subject_of(rung: Rung, config: LadderConfig) -> Subject:
-    settings = {"argv": config.argv, "how": rung.how, "num_workers": rung.num_workers, "layout": rung.layout,
-                "hogs": rung.hogs}  # fmt: skip
+    settings = {"argv": config.argv, "how": rung.how, "num_workers": rung.num_workers, "layout": rung.layout}
     if rung.split is not None:
         settings["split"] = str(rung.split)
     return Subject(kind="script", settings=settings, window_s=config.window_s, warm_up_s=config.warm_up_s)

@@ -28,10 +28,10 @@ def story(record: Mapping[str, Any]) -> str:
         f"The same script and model, five ways of feeding it: from {units.rate(first)} to {units.rate(top)}, "
         f"{units.times(top / first)} as fast, {units.percent(min(1.0, top / ceiling))} of what it would do "
         "if data were free."
-    ).replace("five", number_word(len(rungs))) + foretold(rungs)
+    ).replace("five", number_word(len(rungs))) + predicted_before(rungs)
 
 
-def foretold(rungs: Sequence[Mapping[str, Any]]) -> str:
+def predicted_before(rungs: Sequence[Mapping[str, Any]]) -> str:
     with_figure = sum(rung["predicted"] is not None for rung in rungs)
     if with_figure < 2:
         return ""

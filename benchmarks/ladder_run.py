@@ -1,4 +1,4 @@
-"""From a source and a script to a climbed ladder: profile, foretell, prepare, climb.
+"""From a source and a script to a climbed ladder: profile, predict, prepare, climb.
 
 What can be kept is kept in the work folder, so that a second ascent of the same script over the same data only
 climbs; the prepared shards are a dataset like any other and stay useful.
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks import commands
-from feedline.benchmarks.forecast import Forecast, forecasts
-from feedline.benchmarks.ladder import LadderConfig, Progress, ceilings, climb
+from feedline.benchmarks.ladder import LadderConfig, Progress, climb, predictions
 from feedline.benchmarks.measure.rounds import require_torch
 from feedline.benchmarks.what_if import image_size, what_if
 from feedline.pipeline.base.errors import DatasetError, UsageError
@@ -22,6 +21,7 @@ from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.format.manifest import prepared_splits, read_manifest, refuse_address
 from feedline.preprocess.picture import Output
+from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.record.recording import Recording
 
 NAIVE = Path(__file__).with_name("naive.py")
@@ -35,7 +35,7 @@ class AscentConfig:
     argv: list[str]
     """The script and its arguments; empty: the first script everybody writes, over `source`."""
     work: Path
-    """Shards, records and forecasts are kept here."""
+    """Shards, records and predictions are kept here."""
     profiled: Path | None = None
     """A record of `feedline profile --legs` of the same script; None: it is profiled now."""
     prepared: Path | None = None
@@ -66,12 +66,10 @@ def ascend(config: AscentConfig, say: Say, advance: Progress) -> dict[str, Any]:
         argv=config.script, shards=shards, raw=raw, num_workers=workers, rounds=config.rounds,
         window_s=config.window_s, seed=config.seed,
     )  # fmt: skip
-    say("measuring the script with cached batches: the ceiling, before anything is climbed")
-    free = ceilings(ladder)
-    foretold = forecasts(recording, free, workers=workers, size_px=config.size_px, raw_px=raw_px or 0)
-    keep_forecasts(config, foretold)
+    predicted = predictions(recording, workers=workers, size_px=config.size_px, raw_px=raw_px)
+    keep_predictions(config, predicted)
     say("climbing: every rung in fresh processes, in random order")
-    return {**climb(ladder, foretold, advance).record(), "script": config.script, "num_workers": workers}
+    return {**climb(ladder, predicted, advance).record(), "script": config.script, "num_workers": workers}
 
 
 def check(config: AscentConfig) -> None:
@@ -154,14 +152,14 @@ def with_trials(recording: Recording, size_px: int, raw_px: int | None) -> Recor
     return replace(recording, trials=what_if(recording, forms=tuple(forms)))
 
 
-def keep_forecasts(config: AscentConfig, foretold: dict[str, Forecast]) -> None:
+def keep_predictions(config: AscentConfig, predicted: dict[str, Prediction]) -> None:
     """On disk before anything is climbed, with the time: what was predicted can be checked to have been."""
     config.work.mkdir(parents=True, exist_ok=True)
-    said = {
+    record = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "forecasts": {k: asdict(v) for k, v in foretold.items()},
+        "predictions": {key: asdict(prediction) for key, prediction in predicted.items()},
     }
-    write_atomically(config.work / "forecasts.json", (json.dumps(said, indent=1) + "\n").encode())
+    write_atomically(config.work / "predictions.json", (json.dumps(record, indent=1) + "\n").encode())
 
 
 def stamp(path: Path) -> Any:

@@ -1,7 +1,7 @@
 """Finds workers, prefetch and batch size for this machine, model and dataset, in a time budget.
 
 A model proposes, windows decide. Two windows (no worker, one worker) give the costs per sample; the throughput model
-foretells all counts of workers. From there on a Gaussian process (`benchmarks.surface`) says after every window what
+predicts all counts of workers. From there on a Gaussian process (`benchmarks.surface`) says after every window what
 is known of every setting: the next window goes to the one that may be the best by most, tried or not, until none may
 be clearly better than the best that was tried, or the time is over. Windows in which other programs took clearly more
 than in most do not count where there are others. Of what cannot be told apart the cheapest is taken.
@@ -24,7 +24,8 @@ from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.surface import Known, surface
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_as_asked
-from feedline.profiling.explain.throughput import Throughput
+from feedline.profiling.explain.predict import all_predictions
+from feedline.profiling.record.recording import Compute, Costs, Leg, LoaderSeen, Recording, Script, Step
 
 PROMISING = 0.93
 """Counts of workers foretold within this share of the best are worth a look."""
@@ -233,20 +234,32 @@ def predicted(config: TuneConfig, inline: Window | None, one: Window | None) -> 
     """samples/s by number of workers, from a window without workers and one with one worker."""
     if inline is None or one is None:
         return {}
-    worker_cpu_s = one.worker_cpu_s / one.samples
-    step_s = max(1e-9, (inline.seconds - inline.wait_s) / inline.samples)
-    trainer_cpu_s = max(0.0, inline.trainer_cpu_s / inline.samples - worker_cpu_s)
-    busy_share = one.worker_cpu_s / one.seconds
+    others = all_predictions(as_recording(config, inline, one), workers=range(2, config.most_workers + 1))
+    rates = {p.settings["num_workers"]: p.samples_per_s for p in others if p.settings.keys() == {"num_workers"}}
+    asked = {workers: rates[workers] for workers in range(2, config.most_workers + 1)}
+    return {0: inline.samples_per_s, 1: one.samples_per_s} | asked
+
+
+def as_recording(config: TuneConfig, inline: Window, one: Window) -> Recording:
+    """The window with one worker, as a profile of it would be; the one without, less its wait, is the ceiling."""
+    worker_cpu_s, step_s = one.worker_cpu_s / one.samples, (inline.seconds - inline.wait_s) / inline.samples
     # A worker that never waited shows its wall time per sample; one that did, only its CPU time.
-    worker_s = one.seconds / one.samples if busy_share > 0.9 or one.wait_s > 0.2 * one.seconds else worker_cpu_s
-    rates = {
-        workers: Throughput(
-            workers=workers, step_s=step_s, worker_s=worker_s, worker_cpu_s=worker_cpu_s,
-            trainer_cpu_s=trainer_cpu_s, cores=config.cores,
-        ).rate()
-        for workers in range(1, config.most_workers + 1)
-    }  # fmt: skip
-    return {0: inline.samples_per_s} | rates
+    worked_all_along = one.worker_cpu_s > 0.9 * one.seconds or one.wait_s > 0.2 * one.seconds
+    trainer_cpu_s = max(0.0, inline.trainer_cpu_s / inline.samples - worker_cpu_s)
+    step = Step(start_s=0.0, wait_s=one.wait_s, duration_s=one.samples / one.samples_per_s, samples=one.samples)
+    return Recording(
+        script=Script(argv=["feedline", "tune"]),
+        host={"cores": config.cores},
+        loaders=[LoaderSeen(id=0, kind="feedline", num_workers=1)],
+        compute=Compute(device=config.device),
+        steps=[step],
+        costs=Costs(
+            worker_cpu_s=worker_cpu_s,
+            worker_wall_s=one.seconds / one.samples if worked_all_along else worker_cpu_s,
+            trainer_cpu_s=trainer_cpu_s,
+        ),
+        legs=[Leg(name="cached", samples_per_s=[1 / max(1e-9, step_s)])],
+    )
 
 
 def promising(foretold: Mapping[int, float], most: int = 3) -> list[int]:

@@ -9,7 +9,6 @@ The result is a list of plain `Trial`s for `profiling.explain.predict`. Costs ab
 """
 
 import io
-import math
 import statistics
 import tempfile
 import time
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from feedline.benchmarks.what_if_forms import Form, is_usable, prepare_form, samples_of
@@ -48,15 +46,13 @@ class WhatIfConfig:
     """Side of what the training loop gets."""
     rounds: int = 3
     script_loader: bool = True
-    """Also with the usual PIL transforms."""
-    on_cpu: bool = True
-    """The model runs on the CPU: making floats of uint8 batches then costs the trainer CPU time."""
+    """Also with the usual PIL transforms, where torchvision is installed."""
 
 
 def what_if(recording: Recording, **options: Any) -> list[Trial]:
     """Trials on the samples a recording names, at the size its training loop asks for; [] where there are none."""
-    seen = WhatIfConfig(image_size_px=image_size(recording) or 224, on_cpu=recording.compute.device == "cpu")
-    return trials(recording.sample_paths, replace(seen, **options))
+    config = WhatIfConfig(image_size_px=image_size(recording) or 224)
+    return trials(recording.sample_paths, replace(config, **options))
 
 
 def why_none(recording: Recording) -> str:
@@ -90,8 +86,7 @@ def trials(paths: Sequence[str | Path], config: WhatIfConfig | None = None) -> l
         with ExitStack() as stack:
             loads = [load for form in forms for load in _loaders(form, config, stack)]
             costs = _rounds(loads, config.rounds)
-    extra_s = normalising_cpu_s(config.image_size_px) if config.on_cpu else 0.0
-    return [_trial(load, costs[index], extra_s) for index, load in enumerate(loads) if costs[index]]
+    return [_trial(load, costs[index]) for index, load in enumerate(loads) if costs[index]]
 
 
 # --- loading ------------------------------------------------------------------------------------------
@@ -109,8 +104,9 @@ class Load:
 
 def _loaders(form: Form, config: WhatIfConfig, stack: ExitStack) -> list[Load]:
     loads = [Load(form=form, loader="feedline", run=_with_feedline(form, config.image_size_px, stack))]
-    if config.script_loader and form.output.codec != "planes":
-        loads.append(Load(form=form, loader="script", run=_with_pil(form, config.image_size_px)))
+    transform = usual_transform(config.image_size_px) if config.script_loader else None
+    if transform is not None and form.output.codec != "planes":
+        loads.append(Load(form=form, loader="script", run=_with_pil(form, transform)))
     return loads
 
 
@@ -123,9 +119,7 @@ def _with_feedline(form: Form, size_px: int, stack: ExitStack) -> Callable[[], i
     return lambda: sum(len(labels_N) for _, labels_N in loader)
 
 
-def _with_pil(form: Form, size_px: int) -> Callable[[], int]:
-    transform = usual_transform(size_px)
-
+def _with_pil(form: Form, transform: Callable[[Image.Image], Any]) -> Callable[[], int]:
     def run() -> int:
         for member in form.members:
             if member.extension == "npy":
@@ -138,12 +132,12 @@ def _with_pil(form: Form, size_px: int) -> Callable[[], int]:
     return run
 
 
-def usual_transform(size_px: int) -> Callable[[Image.Image], Any]:
-    """RandomResizedCrop, flip, float, normalised: torchvision's own where it is installed, else the same by hand."""
+def usual_transform(size_px: int) -> Callable[[Image.Image], Any] | None:
+    """RandomResizedCrop, flip, float, normalised; None without torchvision."""
     try:
         from torchvision import transforms
     except ImportError:
-        return _by_hand(size_px)
+        return None
     return transforms.Compose(
         [
             transforms.RandomResizedCrop(size_px),
@@ -152,22 +146,6 @@ def usual_transform(size_px: int) -> Callable[[Image.Image], Any]:
             transforms.Normalize(MEAN, STD),
         ]
     )
-
-
-def _by_hand(size_px: int) -> Callable[[Image.Image], Any]:
-    rng = np.random.default_rng(0)
-    mean_HWC, std_HWC = np.array(MEAN, np.float32), np.array(STD, np.float32)
-
-    def transform(image: Image.Image) -> npt.NDArray[np.float32]:
-        width, height = image.size
-        side = math.sqrt(rng.uniform(0.08, 1.0))
-        w, h = width * side, height * side
-        left, top = rng.uniform(0, width - w), rng.uniform(0, height - h)
-        small = image.resize((size_px, size_px), Image.Resampling.BILINEAR, box=(left, top, left + w, top + h))
-        pixels_HWC = np.asarray(small, np.float32) / 255
-        return np.ascontiguousarray(((pixels_HWC - mean_HWC) / std_HWC).transpose(2, 0, 1), np.float32)
-
-    return transform
 
 
 # --- timing -------------------------------------------------------------------------------------------
@@ -202,7 +180,7 @@ def _cpu_s_per_sample(load: Load, least_s: float = 0.1) -> float:
             return seconds / max(samples, 1)
 
 
-def _trial(load: Load, costs: Sequence[float], extra_s: float) -> Trial:
+def _trial(load: Load, costs: Sequence[float]) -> Trial:
     form, output = load.form, load.form.output
     kept = output.codec == "keep"
     return Trial(
@@ -213,34 +191,7 @@ def _trial(load: Load, costs: Sequence[float], extra_s: float) -> Trial:
         load_cpu_s_per_sample=statistics.median(costs),
         load_cpu_s_spread=statistics.stdev(costs) if len(costs) > 1 else None,
         prepare_cpu_s_per_sample=None if kept else form.prepare_cpu_s,
-        trainer_cpu_s_per_sample=extra_s if load.loader == "feedline" else None,
         psnr_db=form.psnr_db,
         loader=load.loader,
         note=f"encoder {fingerprint((output,)).encoder[:12]}" if output.codec == "jpeg" else "",
     )
-
-
-def normalising_cpu_s(size_px: int, batch: int = 32, repeats: int = 15) -> float:
-    """CPU seconds per sample to make normalised floats of a uint8 batch on the CPU, as the loader does there.
-
-    On one thread: idle threads of a pool spin, and their spinning is no work.
-    """
-    import torch
-
-    from feedline.pipeline.device import Normaliser
-
-    normalise = Normaliser(torch.device("cpu"), torch.float32, MEAN, STD)
-    images_NHWC = torch.zeros((batch, size_px, size_px, 3), dtype=torch.uint8)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        found = [_once_s(normalise, images_NHWC) / batch for _ in range(repeats)]
-    finally:
-        torch.set_num_threads(threads)
-    return statistics.median(found)
-
-
-def _once_s(work: Callable[[Any], Any], argument: Any) -> float:
-    started = time.thread_time()
-    work(argument)
-    return time.thread_time() - started

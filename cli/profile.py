@@ -30,7 +30,9 @@ LinesOf = Annotated[
 Trials = Annotated[bool, typer.Option(help="Try other sizes and codecs on some of the script's own samples.")]
 HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one HTML file.")]
 TraceFile = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write a timeline for Perfetto.")]
-FailIf = Annotated[str | None, typer.Option(metavar="EXPR", help='Exit 1 if it holds: "wait>10%", "bound==data".')]
+FailIf = Annotated[
+    list[str] | None, typer.Option(metavar="EXPR", help='Exit 1 if it holds: "wait>10%"; may be given several times.')
+]
 
 
 def profile(
@@ -64,7 +66,7 @@ def profile(
     from feedline.profiling.profile_run import INTERRUPTED, StudyConfig, chosen_legs, study
 
     refuse_inside_torchrun()
-    condition = parse(fail_if) if fail_if else None
+    conditions = [parse(text) for text in fail_if or ()]
     record = Record("profile", json_file, html, trace)
     config = StudyConfig(
         argv=script,
@@ -91,8 +93,7 @@ def profile(
     if done.status:
         say(how_it_ended(recording))
         raise typer.Exit(done.status)
-    if condition is not None:
-        check(condition, recording, diagnosis)
+    check(conditions, recording, diagnosis)
 
 
 def say(line: str) -> None:

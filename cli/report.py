@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 Files = Annotated[list[Path], typer.Argument(metavar="RECORDING…", help="Records of profile, or one .lprof file.")]
 HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write it as one HTML file.")]
 TraceFile = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write a timeline for Perfetto.")]
-FailIf = Annotated[str | None, typer.Option(metavar="EXPR", help='Exit 1 if it holds: "wait>10%", "bound==data".')]
+FailIf = Annotated[
+    list[str] | None, typer.Option(metavar="EXPR", help='Exit 1 if it holds: "wait>10%"; may be given several times.')
+]
 
 
 def report(
@@ -30,12 +32,12 @@ def report(
     Example: feedline report before.json after.json --html comparison.html
     """
     from feedline.pipeline.base.errors import UsageError
-    from feedline.profiling.explain.fail_if import parse
+    from feedline.profiling.explain.fail_if import check, parse
 
     record = Record("report", json_file, html, trace)
-    condition = parse(fail_if) if fail_if else None
+    conditions = [parse(text) for text in fail_if or ()]
     if any(is_line_profile(path) for path in recordings):
-        if len(recordings) > 1 or trace is not None or condition is not None:
+        if len(recordings) > 1 or trace is not None or conditions:
             raise UsageError("a line profile stands alone: one .lprof file, with --html or --json only")
         report_lines(recordings[0], html, json_file, record)
         return
@@ -49,11 +51,8 @@ def report(
         if trace is not None:
             raise UsageError("--trace shows one recording: give one")
         report_several(loaded, html, json_file, record)
-    if condition is not None:
-        from feedline.profiling.explain.fail_if import check
-
-        for recording, diagnosis in loaded.values():
-            check(condition, recording, diagnosis)
+    for recording, diagnosis in loaded.values():
+        check(conditions, recording, diagnosis)
 
 
 def is_line_profile(path: Path) -> bool:

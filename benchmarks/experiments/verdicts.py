@@ -61,16 +61,21 @@ KINDS = {
 
 def place_of(found: Diagnosis) -> str | None:
     """Where the diagnosis says the time goes: a slow worker before stages; unpickling is sending's other end."""
-    measured = found.measured
-    if measured.slow_worker is not None:
-        return f"worker {measured.slow_worker[0].worker}"
-    return "send" if measured.unpickling_limits else found.top_stage
+    slow = found.measured.workers.slow
+    if slow is not None:
+        return f"worker {slow[0].worker}"
+    return "send" if found.measured.unpickling_limits else found.top_stage
 
 
 def judged(kind: Kind, found: Diagnosis) -> dict[str, Any]:
     top = next((one.remedy for one in found.predictions if one.helps), NONE_HELPS)
     place = place_of(found)
-    said = {"bound": found.bound, "place": place, "top_remedy": top, "wait_fraction": found.measured.wait_fraction}
+    said = {
+        "bound": found.bound,
+        "place": place,
+        "top_remedy": top,
+        "wait_fraction": found.measured.trainer.wait_fraction,
+    }
     right = found.bound == kind.bound and kind.place in (None, place) and top.startswith(kind.remedies)
     return {**said, "right": right}
 

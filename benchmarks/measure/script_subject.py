@@ -7,14 +7,12 @@ Settings of a subject of kind "script":
              again and again, which is what the script would do if data were free
   split, num_workers, prefetch_factor   where `how` needs them
   layout     channels_last: of the cached batches, as feedline's loader hands them over; like it, freed memory is kept
-  hogs       so many processes that only burn CPU run beside it: what sharing the cores costs the model
 
 The training DataLoader is the first that is iterated and does not go through its dataset in order. It never ends:
 epochs follow each other until the window is full. The script leaves no trace: `torch.save` does nothing.
 """
 
 import itertools
-import os
 import runpy
 import sys
 import time
@@ -24,7 +22,7 @@ from typing import Any
 
 from feedline.benchmarks.measure.window import Meter, WindowDone
 from feedline.pipeline.base.errors import FeedlineError
-from feedline.pipeline.base.process import die_with_parent, keep_freed_memory
+from feedline.pipeline.base.process import keep_freed_memory
 
 CACHED_BATCHES = 8
 SHUFFLE_WINDOW = 1000  # samples; what webdataset's own examples use
@@ -40,7 +38,6 @@ def run_script(meter: Meter, settings: dict[str, Any]) -> None:
     watch.install()
     hold_back_traces()
     argv: list[str] = settings["argv"]
-    start_hogs(settings.get("hogs", 0))
     try:
         start(argv)
     except WindowDone:
@@ -141,15 +138,6 @@ def laid_out(batch: Any, layout: str | None) -> Any:
     if layout == "channels_last" and isinstance(batch, torch.Tensor) and batch.ndim == 4:
         return batch.contiguous(memory_format=torch.channels_last)
     return batch
-
-
-def start_hogs(count: int) -> None:
-    """Forks that burn CPU until their group is ended, with the subject's."""
-    for _ in range(count):
-        if os.fork() == 0:
-            die_with_parent()
-            while True:
-                pass
 
 
 def epochs(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:

@@ -23,7 +23,7 @@ class Versus:
 
 def versus(before: Diagnosis, after: Diagnosis, names: tuple[str, str] = ("A", "B")) -> Versus:
     changes = _changes(before, after)
-    a, b = before.measured.rate, after.measured.rate
+    a, b = before.measured.rates.now, after.measured.rates.now
     if a is None or b is None:
         missing = names[0] if a is None else names[1]
         return Versus(ratio=None, low=None, high=None, statement=f"{missing} has no measured rate.", changes=changes)
@@ -48,12 +48,14 @@ def _statement(ratio: float, low: float, high: float, names: tuple[str, str]) ->
 
 
 def _changes(before: Diagnosis, after: Diagnosis) -> list[str]:
-    found: list[str] = []
+    changes: list[str] = []
     if before.bound != after.bound:
-        found.append(f"the bound went from {before.bound or 'unknown'} to {after.bound or 'unknown'}")
-    waits = before.measured.wait_fraction, after.measured.wait_fraction
+        changes.append(f"the bound went from {before.bound or 'unknown'} to {after.bound or 'unknown'}")
+    waits = before.measured.trainer.wait_fraction, after.measured.trainer.wait_fraction
     if abs(waits[0] - waits[1]) >= 0.02:
-        found.append(f"waiting for data went from {units.percent(waits[0])} to {units.percent(waits[1])}")
+        changes.append(f"waiting for data went from {units.percent(waits[0])} to {units.percent(waits[1])}")
     if before.top_stage != after.top_stage:
-        found.append(f"the workers' top stage went from {before.top_stage or 'none'} to {after.top_stage or 'none'}")
-    return found
+        changes.append(
+            f"the workers' top stage went from {before.top_stage or 'none'} to {after.top_stage or 'none'}"
+        )
+    return changes

@@ -16,7 +16,7 @@ def in_vain(predictions: Iterable[Prediction]) -> dict[str, list[Prediction]]:
 
 
 def why_not(prediction: Prediction) -> str:
-    if "will not help" in prediction.why:
+    if prediction.vain:
         return prediction.why
     gain = units.times(prediction.gain)
     if prediction.gain > 1 + NOTABLE:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 
 from feedline.profiling.explain.difference import Versus
-from feedline.profiling.explain.main_thread import parts_of
+from feedline.profiling.explain.measure.trainer import parts_of
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units
@@ -57,11 +57,11 @@ def sections(recording: Recording, diagnosis: Diagnosis) -> list[Markup]:
 
 def verdict(diagnosis: Diagnosis) -> Markup:
     measured = diagnosis.measured
-    ceiling = units.rate(diagnosis.ceiling_samples_per_s) if measured.ceiling else "not measured"
+    ceiling = units.rate(diagnosis.ceiling_samples_per_s) if measured.rates.ceiling else "not measured"
     figures = [
         ("now", units.rate(diagnosis.samples_per_s)),
         ("ceiling, data for free", ceiling),
-        ("waiting for data", units.percent(measured.wait_fraction)),
+        ("waiting for data", units.percent(measured.trainer.wait_fraction)),
         ("cost of profiling", units.percent(diagnosis.overhead_fraction)),
     ]
     tone = {"data": "bad", "copy": "bad", "trainer": "bad", "compute": "good"}.get(diagnosis.bound or "", "main")
@@ -71,9 +71,10 @@ def verdict(diagnosis: Diagnosis) -> Markup:
 def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Versus]) -> Markup:
     """The page of two or more recordings: the statement first, then rates and shares side by side."""
     rows = [
-        Bar(label=name, value=one.samples_per_s, low=one.measured.rate.low if one.measured.rate else None,
-            high=one.measured.rate.high if one.measured.rate else None, note=one.headline)
+        Bar(label=name, value=one.samples_per_s, low=rate.low if rate else None,
+            high=rate.high if rate else None, note=one.headline)
         for name, one in recordings
+        for rate in [one.measured.rates.now]
     ]  # fmt: skip
     first, words = versus[0], [one.statement for one in versus]
     tone = "main" if first.ratio is None or (first.low or 0) <= 1 <= (first.high or 0) else "good"
@@ -93,12 +94,11 @@ def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Ver
 
 
 def _remedies(diagnosis: Diagnosis) -> Markup | None:
-    if not diagnosis.predictions or diagnosis.measured.rate is None:
+    rate = diagnosis.measured.rates.over_epochs
+    if not diagnosis.predictions or rate is None:
         return None
     helpful = [one for one in diagnosis.predictions if one.helps][:MOST_REMEDIES]
-    rate, at = diagnosis.measured.rate, diagnosis.situation
-    over = at.now.over_epochs if at else float
-    now = Bar(label="as it is now", value=over(rate.value), low=over(rate.low), high=over(rate.high), tone="muted")
+    now = Bar(label="as it is now", value=rate.value, low=rate.low, high=rate.high, tone="muted")
     ceiling = diagnosis.ceiling_samples_per_s
     chart = charts.bars(
         [*(_remedy_bar(one) for one in helpful), now],
@@ -145,18 +145,18 @@ def _main_thread(recording: Recording) -> Markup | None:
 
 
 def _attribution(recording: Recording, diagnosis: Diagnosis) -> Markup | None:
-    if diagnosis.measured.rate is None:
+    if diagnosis.measured.rates.now is None:
         return _main_thread(recording)
     loop = _share_chart([("the training loop", diagnosis)])
-    stages = _stage_chart(diagnosis) if diagnosis.measured.stages else None
-    transforms = _transform_chart(diagnosis.measured.per_worker)
+    stages = _stage_chart(diagnosis) if diagnosis.measured.workers.stages else None
+    transforms = _transform_chart(diagnosis.measured.workers.each)
     return page.section("Where the time goes", loop, stages, transforms, lede="Each row is somebody's whole time.")
 
 
 def _share_chart(rows: Sequence[tuple[str, Diagnosis]]) -> Markup:
     stacks: list[Stack] = []
     for name, one in rows:
-        shares = one.measured.shares
+        shares = one.measured.trainer.shares
         parts = {"data": shares.data, "copy": shares.copy, "trainer": shares.trainer, "compute": shares.compute}
         stacks.append(Stack(label=name, parts=parts, note=units.rate(one.samples_per_s)))
     return charts.stacked(stacks, title="The step", hues=SHARE_HUES, unit="share of the loop's time",
@@ -164,10 +164,10 @@ def _share_chart(rows: Sequence[tuple[str, Diagnosis]]) -> Markup:
 
 
 def _stage_chart(diagnosis: Diagnosis) -> Markup:
-    measured = diagnosis.measured
-    everyone = "in the trainer itself" if measured.workers == 0 else "all workers"
+    measured = diagnosis.measured.workers
+    everyone = "in the trainer itself" if measured.count == 0 else "all workers"
     stacks = [Stack(label=everyone, parts=measured.stages)]
-    workers = [pair for pair in measured.per_worker if not pair[0].in_trainer]
+    workers = [pair for pair in measured.each if not pair[0].in_trainer]
     if len(workers) > 1:
         stacks += [
             Stack(label=_worker_name(worker), parts=stages, note=f"{worker.samples:,} samples")
@@ -256,7 +256,7 @@ def _about(recording: Recording, diagnosis: Diagnosis) -> Markup:
         "memory": units.size(host.get("memory_bytes")),
         "device": recording.compute.device,
         "trained parameters": units.number(recording.compute.parameters),
-        "steps measured": f"{diagnosis.measured.steps:,}",
+        "steps measured": f"{diagnosis.measured.trainer.steps:,}",
         "warm-up left out": f"{recording.warm_up.steps} steps: {recording.warm_up.rule}",
         "python": recording.script.python or host.get("python", units.UNKNOWN),
     }

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from feedline.profiling.explain.difference import Versus
 from feedline.profiling.explain.hot_lines import LineProfile
-from feedline.profiling.explain.main_thread import parts_of
+from feedline.profiling.explain.measure.trainer import parts_of
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units
@@ -60,9 +60,10 @@ def comparison_text(named: Sequence[tuple[str, Diagnosis]], compared: Sequence[V
     changes = [f"· {change}" for one in compared for change in one.changes]
     rows = [f"  {'':<24}{'samples/s':>12}  {'interval':<18}{'waiting':>8}  bound"]
     for name, one in named:
-        rate = one.measured.rate
+        rate = one.measured.rates.now
         interval = units.spread(rate.low, rate.high) if rate else ""
-        cells = f"{units.number(one.samples_per_s):>12}  {interval:<18}{units.percent(one.measured.wait_fraction):>8}"
+        waiting = units.percent(one.measured.trainer.wait_fraction)
+        cells = f"{units.number(one.samples_per_s):>12}  {interval:<18}{waiting:>8}"
         rows.append(f"  {name[:23]:<24}{cells}  {one.bound or units.UNKNOWN}")
     return _joined([*statements, _paragraphs(changes, width), rows])
 
@@ -107,25 +108,24 @@ def _paragraphs(sentences: Iterable[str], width: int) -> list[str]:
 
 
 def _figures(diagnosis: Diagnosis) -> list[str]:
-    measured = diagnosis.measured
-    if measured.rate is None:
+    rates = diagnosis.measured.rates
+    if rates.now is None or rates.over_epochs is None:
         return []
-    interval = units.spread(measured.rate.low, measured.rate.high)
-    ceiling = units.rate(diagnosis.ceiling_samples_per_s) if measured.ceiling else "not measured (run with --legs)"
-    whole = diagnosis.situation.rate_over_epochs if diagnosis.situation else measured.rate.value
+    now, whole = rates.now, rates.over_epochs.value
+    ceiling = units.rate(rates.ceiling.value) if rates.ceiling else "not measured (run with --legs)"
     epochs = [f"  {'epochs':<12}{units.rate(whole)} with what each begins and ends with"]
     return [
-        f"  {'now':<12}{units.rate(measured.rate.value)}  ({interval})",
-        *(epochs if whole < 0.97 * measured.rate.value else []),
+        f"  {'now':<12}{units.rate(now.value)}  ({units.spread(now.low, now.high)})",
+        *(epochs if whole < 0.97 * now.value else []),
         f"  {'ceiling':<12}{ceiling}",
-        f"  {'waiting':<12}{units.percent(measured.wait_fraction)}",
+        f"  {'waiting':<12}{units.percent(diagnosis.measured.trainer.wait_fraction)}",
         f"  {'profiling':<12}cost {units.percent(diagnosis.overhead_fraction)} of the run",
     ]
 
 
 def _shares(diagnosis: Diagnosis) -> list[str]:
-    shares = diagnosis.measured.shares
-    if diagnosis.measured.rate is None:
+    shares = diagnosis.measured.trainer.shares
+    if diagnosis.measured.rates.now is None:
         return []
     rows = [("data", shares.data), ("copy", shares.copy), ("trainer", shares.trainer), ("compute", shares.compute)]
     return ["THE STEP", *(f"  {name:<12}{bar(share)} {units.percent(share):>6}" for name, share in rows)]
@@ -154,19 +154,19 @@ def _legs(legs: Sequence[Leg], width: int) -> list[str]:
 
 
 def _stages(diagnosis: Diagnosis) -> list[str]:
-    stages = diagnosis.measured.stages
+    stages = diagnosis.measured.workers.stages
     if not stages:
         return []
-    who = "THE WORKERS" if diagnosis.measured.workers else "PREPARING IN THE TRAINER"
+    who = "THE WORKERS" if diagnosis.measured.workers.count else "PREPARING IN THE TRAINER"
     rows = [f"  {name:<12}{bar(share)} {units.percent(share):>6}" for name, share in stages.items()]
     return [who, *rows, *_per_worker(diagnosis)]
 
 
 def _per_worker(diagnosis: Diagnosis) -> list[str]:
-    workers = [one for one in diagnosis.measured.per_worker if not one[0].in_trainer]
+    workers = [one for one in diagnosis.measured.workers.each if not one[0].in_trainer]
     if len(workers) < 2:
         return []
-    names = list(diagnosis.measured.stages)
+    names = list(diagnosis.measured.workers.stages)
     rows = ["", "  " + "worker".ljust(10) + "".join(name.rjust(11) for name in names)]
     for worker, stages in workers[:MOST_WORKERS]:
         label = f"{worker.worker}" if worker.rank == 0 else f"{worker.rank}/{worker.worker}"

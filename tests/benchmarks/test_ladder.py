@@ -5,13 +5,23 @@ from typing import Any
 
 import pytest
 
-from feedline.benchmarks.forecast import Ceilings, Forecast, crowd, crowding_of, with_ceiling
-from feedline.benchmarks.ladder import Climbed, Ladder, LadderConfig, differences, free_data, rungs_of
+from feedline.benchmarks.ladder import (
+    Climbed,
+    Ladder,
+    LadderConfig,
+    differences,
+    free_data,
+    predictions,
+    rungs_of,
+)
 from feedline.benchmarks.ladder_page import ladder_section, rows, story
 from feedline.benchmarks.ladder_run import AscentConfig, check
 from feedline.benchmarks.measure.window import Window
 from feedline.pipeline.base.errors import UsageError
-from feedline.profiling.explain.throughput import Throughput
+from feedline.profiling.explain.predict import Prediction
+from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.record.recording import Recording, Script, Trial
+from tests.profiling.recordings import made
 
 
 def window(rate: float, cpu: float = 1.0, **facts: Any) -> Window:
@@ -24,12 +34,12 @@ def window(rate: float, cpu: float = 1.0, **facts: Any) -> Window:
 def ladder() -> Ladder:
     rungs = rungs_of(LadderConfig(argv=["train.py"], shards=Path("s"), raw=Path("r")))
     rates = (400, 600, 700, 1500, 2800)
-    forecast = Forecast(samples_per_s=660.0, low=600.0, high=720.0, why="bound by the cores")
+    predicted = Prediction(remedy="any", samples_per_s=660.0, low=600.0, high=720.0, why="the cores are the limit")
     climbed = [
-        Climbed(rung=rung, windows=[window(rate * k) for k in (0.98, 1.0, 1.03)], forecast=forecast)
+        Climbed(rung=rung, windows=[window(rate * k) for k in (0.98, 1.0, 1.03)], prediction=predicted)
         for rung, rate in zip(rungs, rates, strict=True)
     ]
-    free = Climbed(rung=free_data(), windows=[window(2900), window(3000), window(3100)], forecast=None)
+    free = Climbed(rung=free_data(), windows=[window(2900), window(3000), window(3100)], prediction=None)
     return Ladder(rungs=climbed, ceiling=free)
 
 
@@ -59,21 +69,33 @@ def test_no_raw_shards_no_raw_rung() -> None:
 def test_batches_of_another_kind_are_pointed_out() -> None:
     rungs = rungs_of(LadderConfig(argv=["x"], shards=Path("s")))[:2]
     seen = [window(1.0), window(1.0, dtype="uint8", shape=[64, 64, 64, 3])]
-    climbed = [Climbed(rung=r, windows=[w], forecast=None) for r, w in zip(rungs, seen, strict=True)]
+    climbed = [Climbed(rung=r, windows=[w], prediction=None) for r, w in zip(rungs, seen, strict=True)]
     assert differences(climbed[:1]) == [] and "uint8" in differences(climbed)[0]
 
 
-def test_full_cores_cost_the_trainer_what_they_were_seen_to() -> None:
-    free = [window(2000, cpu=2.0)]
-    ceilings = Ceilings(own=free, channels_last=[window(3000, cpu=2.0)], crowded=[window(600, cpu=1.2)])
-    assert crowding_of(ceilings) == pytest.approx(2.0)
-    model = Throughput(workers=2, step_s=1.0, worker_s=2e-3, worker_cpu_s=2e-3, trainer_cpu_s=9.0, cores=2.0)
-    model = with_ceiling(model, ceilings.own)
-    assert (model.step_s, model.trainer_cpu_s) == pytest.approx((0.5e-3, 1e-3))
-    assert crowd(model, 2.0).trainer_cpu_s == pytest.approx(2e-3)
-    light = Throughput(workers=2, step_s=0.5e-3, worker_s=2e-5, worker_cpu_s=2e-5, trainer_cpu_s=1e-3, cores=2.0)
-    assert crowd(light, 2.0).trainer_cpu_s < 1.05e-3
-    assert crowd(model, 1.0) == model
+def test_rungs_are_predicted_by_the_figures_of_the_report() -> None:
+    trials = [
+        Trial(codec=codec, size_px=size, loader=loader, samples=99, bytes_per_sample=9e3, load_cpu_s_per_sample=cost)
+        for loader, factor in (("feedline", 1.0), ("script", 2.0))
+        for codec, size, cost in (("as-is", None, 2e-3), ("jpeg", 256, 4e-4 * factor), ("raw", 64, 2e-5 * factor))
+    ]
+    seen = made(workers=0, cores=2, ceiling=3000.0, trials=trials)
+    report = {one.remedy: one for one in diagnose(seen).predictions}
+    found = predictions(seen, workers=2, size_px=256, raw_px=64)
+    jpeg, raw = "prepared 256 px jpeg shards, {}, 2 workers", "prepared 64 px raw shards, {}, 2 workers"
+    assert found["workers"] == report["num_workers=2"]
+    assert found["shards"] == report[jpeg.format("your own loader")]
+    assert found["loader"] == report[jpeg.format("feedline's loader")]
+    assert found["raw"] == report[raw.format("feedline's loader")]
+    assert found["as-is"].samples_per_s == pytest.approx(diagnose(seen).samples_per_s)
+    assert "raw" not in predictions(seen, workers=2, size_px=256, raw_px=None)
+
+
+def test_workers_that_the_script_has_already_change_nothing() -> None:
+    found = predictions(made(workers=2), workers=2, size_px=256, raw_px=None)
+    assert found["workers"] == found["as-is"] and set(found) == {"workers", "as-is"}
+    nothing = Recording(script=Script(argv=["x.py"]))
+    assert predictions(nothing, workers=2, size_px=256, raw_px=None) == {}
 
 
 def test_options_behind_the_source_are_pointed_out(tmp_path: Path) -> None:

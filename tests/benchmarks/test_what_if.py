@@ -48,8 +48,6 @@ def test_trials_are_plain_and_plausible(photos: list[Path]) -> None:
     for trial in found.values():
         assert trial.samples == 12
         assert trial.load_cpu_s_per_sample is not None and 0 < trial.load_cpu_s_per_sample < 0.1
-    assert (raw.trainer_cpu_s_per_sample or 0) > 0
-    assert found["raw", "script"].trainer_cpu_s_per_sample is None
 
 
 def test_what_is_no_image_is_passed_over(photos: list[Path], tmp_path: Path) -> None:

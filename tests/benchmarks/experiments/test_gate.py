@@ -23,7 +23,7 @@ def measured(seed: int, loader: float = 1.0) -> list[gate.Ratio]:
         key: Climbed(
             rung=Rung(key=key, name=key, words="", how="none"),
             windows=[window(rate * now * rng.lognormvariate(0, NOISE)) for now in drift],
-            forecast=None,
+            prediction=None,
         )
         for key, rate in speed.items()
     }

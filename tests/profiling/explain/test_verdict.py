@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.profiling.explain.predict import assumed_stall
+from feedline.profiling.explain.measure.situation import Situation, situation
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record.recording import STAGES, Compute, Leg, LoaderPass, Recording, Script, Series, Trial
 from tests.profiling.recordings import made, rich
@@ -54,7 +54,7 @@ def test_unpickling_is_named_and_lighter_batches_lead() -> None:
     assert found.bound == "data"
     assert any("Unpickling batches" in sentence for sentence in found.evidence)
     assert found.predictions[0].remedy == "cheaper send: lighter batches"
-    assert found.measured.slow_worker is None
+    assert found.measured.workers.slow is None
 
 
 def test_waiting_for_a_busy_worker_is_not_unpickling() -> None:
@@ -73,15 +73,15 @@ def test_shares_of_time_are_those_of_one_rank() -> None:
     seen = made(wait_s=0.06, compute_s=0.02, batch=32)
     both = [*seen.steps, *(replace(step, rank=1) for step in seen.steps)]
     found = diagnose(replace(seen, steps=both, compute=Compute(world_size=2))).measured
-    assert found.wait_fraction == found.shares.data == pytest.approx(0.75)
-    assert found.rate is not None and found.rate.value == pytest.approx(800)
-    assert found.step_s == pytest.approx(0.02 / 32)
+    assert found.trainer.wait_fraction == found.trainer.shares.data == pytest.approx(0.75)
+    assert found.rates.now is not None and found.rates.now.value == pytest.approx(800)
+    assert found.trainer.step_s == pytest.approx(0.02 / 32)
 
 
 def test_rate_wait_and_ceiling() -> None:
     found = diagnose(made(wait_s=0.06, compute_s=0.02, batch=32, ceiling=1600.0))
     assert found.samples_per_s == pytest.approx(400.0)
-    assert found.measured.wait_fraction == pytest.approx(0.75)
+    assert found.measured.trainer.wait_fraction == pytest.approx(0.75)
     assert found.ceiling_samples_per_s == pytest.approx(1600.0)
     assert diagnose(made()).ceiling_samples_per_s is None
     assert any("1,600 samples/s" in sentence for sentence in found.evidence)
@@ -108,7 +108,7 @@ def test_the_top_stage_is_found_and_its_remedy_leads(stage: str) -> None:
 
 def test_one_slow_worker_is_named_and_mending_it_leads() -> None:
     found = diagnose(made(wait_s=0.1, compute_s=0.01, workers=4, slow=6.0, cores=4, ceiling=3200.0))
-    assert found.measured.slow_worker is not None and found.measured.slow_worker[0].worker == 0
+    assert found.measured.workers.slow is not None and found.measured.workers.slow[0].worker == 0
     assert any("Worker 0 takes 6× as long" in sentence for sentence in found.evidence)
     assert found.predictions[0].remedy == "mend worker 0"
 
@@ -120,9 +120,9 @@ def test_epochs_of_one_worker_are_one_worker() -> None:
         replace(w, pid=(w.pid or 0) + 10, stages={**w.stages, "read": 5 * w.stages["read"]}) for w in seen.workers
     ]
     found = diagnose(replace(seen, workers=[*seen.workers, *again]))
-    assert [worker.worker for worker, _ in found.measured.per_worker] == [0, 1]
-    assert found.measured.slow_worker is None
-    assert found.measured.per_worker[0][0].samples == 2 * seen.workers[0].samples
+    assert [worker.worker for worker, _ in found.measured.workers.each] == [0, 1]
+    assert found.measured.workers.slow is None
+    assert found.measured.workers.each[0][0].samples == 2 * seen.workers[0].samples
 
 
 def test_main_thread_bound_names_the_place() -> None:
@@ -169,25 +169,24 @@ def test_nothing_seen() -> None:
 
 def test_the_trainers_own_cpu_is_told_apart_from_its_preparing() -> None:
     """With num_workers=0 the recording has taken the preparing out already: it must not be taken out again."""
-    found = diagnose(made(workers=0, cores=2, trainer_cpu_s=0.004))
-    assert found.situation is not None
-    assert found.situation.now.trainer_cpu_s == pytest.approx(0.004)
-    one_more = next(one for one in found.predictions if one.remedy == "num_workers=2")
+    seen = made(workers=0, cores=2, trainer_cpu_s=0.004)
+    assert situation_of(seen).now.trainer_cpu_s == pytest.approx(0.004)
+    one_more = next(one for one in diagnose(seen).predictions if one.remedy == "num_workers=2")
     assert one_more.why.startswith("the training process prepares every batch itself")
 
 
 def test_only_a_model_that_fills_the_cores_stalls() -> None:
     """Step seconds per sample are 0.03 / 32: with 1.9 ms of CPU in them both cores are busy, with 0.9 ms one is."""
     filling, single = ({"workers": 1, "cores": 2, "trainer_cpu_s": cpu_s} for cpu_s in (0.0019, 0.0009))
-    assert stall(filling) == {1: 1.0, 2: 0.5}
-    assert not stall(single)
-    assert not stall(filling | {"device": "cuda:0"})
+    assert situation_of(made(**filling)).now.stall == {1: 1.0, 2: 0.5}
+    assert not situation_of(made(**single)).now.stall
+    assert not situation_of(made(**filling, device="cuda:0")).now.stall
 
 
-def stall(costs: dict[str, Any]) -> dict[int, float]:
-    found = diagnose(made(**costs))
-    assert found.situation is not None
-    return assumed_stall(found.measured, found.situation.now)
+def situation_of(seen: Recording) -> Situation:
+    at = situation(seen)
+    assert at is not None
+    return at
 
 
 def crowded(machine: float, **costs: Any) -> Recording:
@@ -205,10 +204,10 @@ def test_other_programs_on_the_cores_are_named() -> None:
     """356 samples/s at 3.6 ms of CPU are 1.3 of the 4 cores; the machine has no free one."""
     found = diagnose(crowded(4.0))
     assert found.bound == "data"
-    assert found.measured.others_cores == pytest.approx(2.65, abs=0.02)
+    assert found.measured.machine.others_cores == pytest.approx(2.65, abs=0.02)
     assert any("Other programs took 2.6 of the 4 cores" in sentence for sentence in found.evidence)
     free = diagnose(crowded(3.0))
-    assert not free.measured.others_cores and not any("Other programs" in one for one in free.evidence)
+    assert not free.measured.machine.others_cores and not any("Other programs" in one for one in free.evidence)
 
 
 def test_workers_are_not_blamed_for_cores_that_others_take() -> None:
@@ -224,10 +223,10 @@ def test_what_an_epoch_begins_with_is_said_and_workers_that_stay_save_it() -> No
     seen = made(wait_s=0.06, compute_s=0.03, passes=passes, ceiling=1000.0)
     seen = replace(seen, loaders=[replace(seen.loaders[0], persistent_workers=False)])
     found = diagnose(seen)
-    assert found.measured.epoch_start_s == pytest.approx(0.5)
+    assert found.measured.rates.epoch_start_s == pytest.approx(0.5)
     assert any("Each epoch takes 500 ms to begin and end" in sentence for sentence in found.evidence)
     kept = next(one for one in found.predictions if one.remedy == "persistent_workers=True")
-    first_batch_s = 32 * (found.measured.worker_alone_s or 0.0)
+    first_batch_s = 32 * found.measured.workers.alone_s
     assert kept.gain == pytest.approx((50 * 0.09 + 0.5) / (50 * 0.09 + first_batch_s), rel=0.01)
     assert kept.samples_per_s < (found.samples_per_s or 0.0)  # over whole epochs, not between two batches
 
@@ -258,11 +257,11 @@ def test_fractions_sum_to_one(
 ) -> None:
     seen = made(wait_s=wait, compute_s=compute, copy_s=copy, workers=workers, stages=stages or None, steps=12)
     found = diagnose(seen)
-    shares = found.measured.shares
+    shares, workers = found.measured.trainer.shares, found.measured.workers
     assert shares.data + shares.copy + shares.trainer + shares.compute == pytest.approx(1.0)
     assert min(shares.data, shares.copy, shares.trainer, shares.compute) >= 0
-    assert not found.measured.stages or sum(found.measured.stages.values()) == pytest.approx(1.0)
-    for _, fractions in found.measured.per_worker:
+    assert not workers.stages or sum(workers.stages.values()) == pytest.approx(1.0)
+    for _, fractions in workers.each:
         assert not fractions or sum(fractions.values()) == pytest.approx(1.0)
 
 
@@ -291,26 +290,6 @@ def test_break_even_and_disk_of_a_prepared_set() -> None:
     assert best.disk_bytes == pytest.approx(2.7e9)
     now, then = 100_000 / (found.samples_per_s or 1), 100_000 / best.samples_per_s
     assert best.break_even_epochs == pytest.approx(100.0 / (now - then))
-
-
-def legs_of_a_cpu_model(crowded: Leg) -> list[Leg]:
-    """1 s and 2 CPU seconds a sample alone."""
-    return [Leg(name="cached", samples_per_s=[1.0] * 3, trainer_cpu_s_per_sample=[2.0] * 3), crowded]
-
-
-@pytest.mark.parametrize(
-    ("rate", "cpu_s", "stall"),
-    # Twice as long beside one process: one thread runs or spins all the time, the other half of it.
-    [(0.5, 3.0, 1.0), (0.5, 2.0, 0.0)],
-)
-def test_the_stall_is_what_the_model_loses_to_a_second_of_another_process(
-    rate: float, cpu_s: float, stall: float
-) -> None:
-    beside = Leg(name="crowded", num_workers=1, samples_per_s=[rate] * 3, trainer_cpu_s_per_sample=[cpu_s] * 3)
-    seen = replace(made(cores=2), legs=legs_of_a_cpu_model(beside))
-    found = diagnose(seen)
-    assert found.measured.stall == {1: pytest.approx(stall)}
-    assert found.situation is not None and found.situation.now.trainer_cpu_s == 2.0
 
 
 def test_what_feedlines_layout_gives_the_model_is_in_what_its_loader_gives() -> None:

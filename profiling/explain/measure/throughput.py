@@ -80,9 +80,7 @@ class Throughput:
 
     def over_epochs(self, rate: float) -> float:
         """A rate between two batches -> the rate over whole epochs."""
-        if not self.epoch_samples or rate <= 0 or not math.isfinite(rate):
-            return rate
-        return 1.0 / (1.0 / rate + self.epoch_start_s / self.epoch_samples)
+        return over_epochs(rate, self.epoch_start_s, self.epoch_samples)
 
     def binding(self) -> str:
         """The name of the lowest limit."""
@@ -94,12 +92,17 @@ class Throughput:
         return _interpolated(self.contention, workers, 1.0)
 
 
+def over_epochs(rate: float, start_s: float, samples: float | None) -> float:
+    """The rate over whole epochs of so many samples; unchanged where epochs are taken to be endless."""
+    return 1.0 / (1.0 / rate + start_s / samples) if samples and 0 < rate < math.inf else rate
+
+
 def _interpolated(known: Mapping[int, float], workers: int, default: float) -> float:
     """Between the counts on either side, held beyond them."""
     if not known:
         return default
-    above = min((one for one in known if one >= workers), default=max(known))
-    below = max((one for one in known if one <= workers), default=min(known))
+    above = min((count for count in known if count >= workers), default=max(known))
+    below = max((count for count in known if count <= workers), default=min(known))
     if above == below:
         return known[above]
     share = (workers - below) / (above - below)

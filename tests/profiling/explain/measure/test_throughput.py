@@ -1,0 +1,84 @@
+"""The model: bounded by every limit, monotonic in every cost, and right where the answer is known."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedline.profiling.explain.measure.situation import situation
+from feedline.profiling.explain.measure.throughput import Throughput, soft_minimum
+from tests.profiling.recordings import made
+
+costs = st.floats(1e-6, 0.1)
+models = st.builds(
+    Throughput,
+    workers=st.integers(0, 16),
+    step_s=costs,
+    worker_s=costs,
+    worker_cpu_s=costs,
+    trainer_cpu_s=costs,
+    handover_s=st.floats(0, 0.01),
+    cores=st.floats(1, 64),
+    ranks=st.integers(1, 8),
+    storage_samples_per_s=st.one_of(st.none(), st.floats(1, 1e6)),
+)
+
+
+@given(models)
+def test_never_above_any_limit(model: Throughput) -> None:
+    assert 0 < model.rate() <= min(model.limits().values()) * (1 + 1e-9)
+    assert model.binding() in model.limits()
+
+
+@given(
+    models, st.sampled_from(["step_s", "worker_s", "worker_cpu_s", "trainer_cpu_s", "handover_s"]), st.floats(1, 10)
+)
+def test_a_higher_cost_is_never_faster(model: Throughput, name: str, factor: float) -> None:
+    assert replace(model, **{name: getattr(model, name) * factor}).rate() <= model.rate() * (1 + 1e-9)
+
+
+@given(models, st.integers(1, 16))
+def test_more_of_a_resource_is_never_slower(model: Throughput, more: int) -> None:
+    if model.workers:
+        assert replace(model, workers=model.workers + more).rate() >= model.rate() * (1 - 1e-9)
+    assert replace(model, cores=model.cores + more).rate() >= model.rate() * (1 - 1e-9)
+
+
+@given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=6))
+def test_the_soft_minimum_is_close_below(values: list[float]) -> None:
+    assert 0.85 * min(values) < soft_minimum(values) <= min(values) * (1 + 1e-9)
+
+
+def test_known_answers() -> None:
+    model = Throughput(workers=2, step_s=0.0001, worker_s=0.01, worker_cpu_s=0.01, trainer_cpu_s=0.0, cores=64)
+    assert model.rate() == pytest.approx(200, rel=1e-3)
+    assert replace(model, workers=0).rate() == pytest.approx(1 / 0.0101, rel=1e-3)
+    assert replace(model, workers=64, cores=4).rate() == pytest.approx(400, rel=1e-3)
+    assert replace(model, step_s=0.1).rate() == pytest.approx(10, rel=1e-3)
+    assert replace(model, storage_samples_per_s=20).rate() == pytest.approx(20, rel=1e-3)
+    assert replace(model, contention={2: 0.5}).rate() == pytest.approx(100, rel=1e-3)
+    assert Throughput(workers=1, step_s=0, worker_s=0).rate() == math.inf
+    with pytest.raises(ValueError, match="negative"):
+        Throughput(workers=-1, step_s=0, worker_s=0)
+
+
+def test_the_model_knows_what_it_was_set_to() -> None:
+    """A run made by the model's own arithmetic: two workers at 3.5 ms a sample, a step of 0.5 ms a sample."""
+    stages = {"read": 0.0005, "decode": 0.002, "transform": 0.001}
+    seen = made(workers=2, stages=stages, batch=32, wait_s=32 * 0.0035 / 2 - 0.016, compute_s=0.016, cores=8)
+    at = situation(seen)
+    assert at is not None
+    assert at.now.worker_s == pytest.approx(0.0035)
+    assert at.now.rate() == pytest.approx(571.4, rel=0.01)
+
+
+def test_a_model_that_fills_the_cores_waits_for_each_worker() -> None:
+    """One worker on two cores: what it takes and what the model takes then add up, as if nothing overlapped."""
+    model = Throughput(workers=1, step_s=0.0004, worker_s=0.001, worker_cpu_s=0.001, trainer_cpu_s=0.0008, cores=2)
+    assert model.limits()["cores"] == pytest.approx(2 / 0.0018)
+    stalled = replace(model, stall={1: 1.0, 2: 0.5})
+    assert stalled.limits()["cores"] == pytest.approx(1 / 0.0014)
+    assert replace(stalled, workers=2).limits()["cores"] == pytest.approx(2 / 0.0023)
+    assert replace(stalled, workers=0).limits()["cores"] == model.limits()["cores"]
