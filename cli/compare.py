@@ -34,7 +34,6 @@ def compare(
         "compare-out"
     ),
     html: Annotated[Path | None, Opt(help="Also write a page.")] = None,
-    png: Annotated[Path | None, Opt(help="Also write a figure (and a heat map beside it).")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure every combination, interleaved and repeated, until they can be told apart or cannot.
@@ -54,7 +53,7 @@ def compare(
     with progress("compare", "windows") as advance:
         found = run(grid, dataset, work, {"device": device}, rounds, window, advance)
     show(found)
-    write(found, html, png)
+    write(found, html)
     record.write(json_file, found)
 
 
@@ -119,13 +118,9 @@ def wide(table: Any) -> None:
     Console(width=max(console.width, 116), highlight=False).print(table)
 
 
-def write(record: Mapping[str, Any], html: Path | None, png: Path | None) -> None:
+def write(record: Mapping[str, Any], html: Path | None) -> None:
     if html is not None:
         from feedline.benchmarks.compare_page import compare_page
         from feedline.cli.ladder import write_markup
 
         write_markup(html, compare_page(record))
-    if png is not None:
-        from feedline.benchmarks.figures import compare_png
-
-        compare_png(record, png)
