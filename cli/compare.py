@@ -34,7 +34,6 @@ def compare(
         "compare-out"
     ),
     html: Annotated[Path | None, Opt(help="Also write a page.")] = None,
-    png: Annotated[Path | None, Opt(help="Also write a figure (and a heat map beside it).")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure every combination, interleaved and repeated, until they can be told apart or cannot.
@@ -50,11 +49,14 @@ def compare(
         "model": (model, str), "devices": (devices, int),
     }  # fmt: skip
     grid = Grid(axes={name: parse_values(text, kind) for name, (text, kind) in kinds.items() if text is not None})
-    record = Record("compare", json_file, html, png)
+    record = Record("compare", json_file, html)
     with progress("compare", "windows") as advance:
         found = run(grid, dataset, work, {"device": device}, rounds, window, advance)
     show(found)
-    write_pages(found, html, png)
+    if html is not None:
+        from feedline.benchmarks.compare_page import compare_page
+
+        write(html, compare_page(found))
     record.write(json_file, found)
 
 
@@ -117,14 +119,3 @@ def wide(table: Any) -> None:
     from rich.console import Console
 
     Console(width=max(console.width, 116), highlight=False).print(table)
-
-
-def write_pages(record: Mapping[str, Any], html: Path | None, png: Path | None) -> None:
-    if html is not None:
-        from feedline.benchmarks.compare_page import compare_page
-
-        write(html, compare_page(record))
-    if png is not None:
-        from feedline.benchmarks.figures import compare_png
-
-        compare_png(record, png)

@@ -20,7 +20,7 @@ OUTPUTS = {
     "profile --trace FILE no.py": [""],
     "report no.json": ["--json", "--html", "--trace"],
     "demo --images 0": ["--json"],
-    "compare no/dataset --num-workers 0,1": ["--json", "--html", "--png"],
+    "compare no/dataset --num-workers 0,1": ["--json", "--html"],
     "tune no/dataset": ["--json", "--html", "--out"],
     "plan no/dataset": ["--json"],
     "ladder --json FILE no/source": [""],
