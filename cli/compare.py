@@ -29,7 +29,7 @@ def compare(
     ] = None,
     device: Annotated[str, Opt(help="cpu, cuda or auto.")] = "auto",
     rounds: Annotated[int, Opt(min=3, help="Windows per setting at most.")] = 9,
-    window: Annotated[float, Opt(min=0.2, help="Seconds measured per window.")] = 2.0,
+    window: Annotated[float, Opt(min=0.2, max=3600, help="Seconds measured per window.")] = 2.0,
     work: Annotated[Path, Opt(help="Results and shard variants are kept here; a rerun continues.")] = Path(
         "compare-out"
     ),

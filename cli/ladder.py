@@ -22,7 +22,7 @@ def ladder(
     num_workers: Annotated[int | None, typer.Option(min=1, help="Workers from the second rung on.")] = None,
     size: Annotated[int, typer.Option(min=16, help="Short side of the prepared JPEG shards, px.")] = 256,
     rounds: Annotated[int, typer.Option(min=2, help="Windows per rung, interleaved.")] = 3,
-    window: Annotated[float, typer.Option(min=0.2, help="Seconds measured per window.")] = 3.0,
+    window: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds measured per window.")] = 3.0,
     work: Annotated[Path, typer.Option(help="Where shards and records are kept.")] = Path("ladder-out"),
     profiled: Annotated[Path | None, typer.Option(help="A record of `feedline profile --legs` of it.")] = None,
     prepared: Annotated[Path | None, typer.Option(help="An already prepared folder.")] = None,

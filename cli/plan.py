@@ -17,15 +17,17 @@ def plan(
     dataset: Annotated[Path | None, typer.Argument(help="Prepared data whose costs are measured.")] = None,
     images: Annotated[int, Opt(min=1, help="Images to plan for.")] = 1_281_167,
     gpus: Annotated[int, Opt(min=1, help="GPUs of all machines together.")] = 1,
-    gpu_rate: Annotated[float | None, Opt(help="samples/s of one GPU when data is free (`profile --legs`).")] = None,
+    gpu_rate: Annotated[
+        float | None, Opt(min=1e-6, max=1e12, help="samples/s of one GPU when data is free (`profile --legs`).")
+    ] = None,
     cores: Annotated[int, Opt(min=1, help="Cores for workers, of all machines together.")] = 8,
     bandwidth: Annotated[str | None, Opt(help="Of the storage, as 2GB/s or (bits) 16Gb/s; none: no limit.")] = None,
     epochs: Annotated[int, Opt(min=1, help="Epochs to train.")] = 90,
     image_size: Annotated[int, Opt(min=8, help="Side of the training images, px.")] = 224,
-    core_speed: Annotated[float, Opt(help="Speed of the other machine's cores by this one's.")] = 1.0,
-    load_us: Annotated[float | None, Opt(help="Not measured: core µs to load a sample.")] = None,
-    sample_kb: Annotated[float | None, Opt(help="Not measured: kB of a prepared sample.")] = None,
-    prepare_ms: Annotated[float | None, Opt(help="Core ms to prepare an original.")] = None,
+    core_speed: Annotated[float, Opt(min=1e-6, max=1e6, help="Speed of its cores by this machine's.")] = 1.0,
+    load_us: Annotated[float | None, Opt(min=1e-6, max=1e12, help="Not measured: core µs to load a sample.")] = None,
+    sample_kb: Annotated[float | None, Opt(min=1e-6, max=1e12, help="Not measured: kB of a prepared sample.")] = None,
+    prepare_ms: Annotated[float | None, Opt(min=1e-6, max=1e12, help="Core ms to prepare an original.")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Epoch time, cores to feed the GPUs, preparing time, shard count, and where the next bottleneck is.

@@ -18,7 +18,7 @@ def tune(
     batch_size: Annotated[str, Opt(help="Batch sizes allowed; one alone is kept.")] = "32,64,128",
     device: Annotated[str, Opt(help="cpu, cuda or auto.")] = "auto",
     budget: Annotated[float, Opt(min=5, help="Seconds to spend.")] = 60.0,
-    window: Annotated[float, Opt(min=0.2, help="Seconds measured per window.")] = 1.0,
+    window: Annotated[float, Opt(min=0.2, max=3600, help="Seconds measured per window.")] = 1.0,
     out: Annotated[Path, Opt(help="Where the settings go; `feedline train --config FILE` takes them.")] = Path(
         "tuned.json"
     ),

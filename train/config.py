@@ -3,6 +3,7 @@
 The field docstrings are the command line's help (`options` reads them), so they are written for users.
 """
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -153,7 +154,7 @@ class TrainConfig:
             raise UsageError(f"--std {self.std}: deviations are above 0")
         if not 0 <= self.seed < 1 << 63:
             raise UsageError(f"--seed {self.seed}: must be from 0 to 2^63 - 1")
-        if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise UsageError(f"--device {self.device!r}: known are cpu, cuda and auto")
 
     def _check_at_least(self, least: int, *names: str) -> None:

@@ -52,6 +52,8 @@ class SlurmConfig:
             raise UsageError(f"--ranks-per-node {self.ranks_per_node}: must be at least 1")
         if self.gpus_per_node and (self.ranks_per_node or 1) > self.gpus_per_node:
             raise UsageError(f"{self.ranks_per_node} ranks a node for {self.gpus_per_node} GPUs: each needs its own")
+        if self.memory_gib is not None and self.memory_gib < 1:
+            raise UsageError(f"--memory-gib {self.memory_gib}: must be at least 1")
         if not _TIME.fullmatch(self.time):
             raise UsageError(f"--time {self.time!r}: write minutes, HH:MM:SS or D-HH:MM:SS")
         if any(size < 1 for size in self.sizes):

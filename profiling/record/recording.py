@@ -351,6 +351,9 @@ class Recording:
             for one in recording.workers:
                 if sum(one.stages.values()) > 1.01 * one.seconds + 0.01:
                     raise ValueError(f"the stages of worker {one.worker} take longer than its seconds")
+            for one in recording.series:
+                if len(one.t_s) != len(one.values):
+                    raise ValueError(f"series {one.name} has {len(one.t_s)} times for {len(one.values)} values")
             return recording
         except (KeyError, TypeError, ValueError) as error:
             raise RecordingError(f"{where}: not a whole recording ({str(error)[:200]}): profile again") from error

@@ -201,6 +201,10 @@ def test_a_folder_that_was_removed_is_one_line_for_every_verb(tmp_path: Path) ->
         ("train", "OUT", "--config", "half.json"),
         ("inspect", "OUT", "--png", "x.png", "--seed", "-1"),
         ("synth", "new", "--images", "9" * 20),
+        ("tune", "OUT", "--window", "inf"),
+        ("compare", "OUT", "--num-workers", "0,1", "--window", "inf"),
+        ("ladder", "--window", "inf", "OUT"),
+        ("slurm", "OUT", "--memory-gib", "-3"),
     ],
 )
 def test_odd_values_are_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
@@ -210,8 +214,21 @@ def test_odd_values_are_one_line(tmp_path: Path, words: tuple[str, ...]) -> None
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--gpu-rate", "--load-us", "--sample-kb", "--prepare-ms", "--core-speed"])
+@pytest.mark.parametrize("value", ["nan", "-1", "0", "1e300"])
+def test_a_plan_names_the_option_that_cannot_be(option: str, value: str) -> None:
+    costs = {"--gpu-rate": "5", "--load-us": "3", "--sample-kb": "3"} | {option: value}
+    done = CliRunner().invoke(app, ["plan", *(word for pair in costs.items() for word in pair)])
+    assert done.exit_code == 2 and option in done.output
+
+
 @pytest.mark.parametrize("verb", ["train", "tune", "compare", "plan", "index", "ladder", "report"])
 def test_an_address_is_not_taken_for_a_folder(verb: str) -> None:
     done = feedline(verb, "http://127.0.0.1:9/data")
     assert done.returncode == 2
     assert "http://127.0.0.1:9/data" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_module_is_the_command_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "feedline.cli.main", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("feedline ")

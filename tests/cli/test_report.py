@@ -154,6 +154,7 @@ def report_on(folder: Path, data: dict[str, Any]) -> Exception | None:
         ((("steps", "columns", "wait_s", 7), 10**400), "wait_s is 1000"),
         ((("steps", "columns", "duration_s", 7), -3.0), "duration_s is -3"),
         ((("workers", 0, "stages", "idle"), 1e14), "stages of worker 0"),
+        ((("series", 0, "t_s"), [0.0]), "1 times for 12 values"),
         ((("compute", "user_cpu_s"), 1e308), "user_cpu_s is 1e"),
         ((("trials", 1, "load_cpu_s_per_sample"), -0.1), "load_cpu_s_per_sample is -0.1"),
         ((("version",), "v" * 5000), "format version"),

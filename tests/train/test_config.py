@@ -33,6 +33,8 @@ def config(**options: Any) -> TrainConfig:
         ({"keep_epochs": (11,), "epochs": 10}, "--keep-epochs"),
         ({"crop_scale": (0.5, 0.2)}, "--crop-scale"),
         ({"device": "tpu"}, "--device 'tpu'"),
+        ({"device": "cudax"}, "--device 'cudax'"),
+        ({"device": "cuda:x"}, "--device 'cuda:x'"),
         ({"std": (0.2, 0.0, 0.2)}, "--std"),
     ],
 )
