@@ -55,19 +55,13 @@ def merge(
     trainers = _trainers(journal)
     rows = {said["pid"]: _step_rows(journal, said["pid"]) for said in trainers}
     phases = _phases(trainers, rows)
-    steps = [
-        step
-        for said in trainers
-        for step in _steps(rows[said["pid"]], said.get("rank", 0), phases, _loaders_of(said), origin)
-    ]
-    steps.sort(key=lambda one: (one.rank, one.start_s))
+    steps = _all_steps(trainers, rows, phases, origin)
     loaders = _loaders(trainers, phases)
     windows = {rank: Windows([s for s in steps if s.rank == rank]) for rank in {said["rank"] for said in trainers}}
     workers = _workers(journal, trainers, phases, windows, origin)
     trainer_times = [_trainer_time(journal, said, windows[said["rank"]], origin) for said in trainers]
     series = list(sampler.recorded) if sampler else []
-    ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in trainer_times]
-    seconds = max(ends_s, default=0.0)
+    seconds = _length_s(steps, trainer_times)
     recording = Recording(
         script=script or Script(argv=list(argv), cwd=str(Path.cwd()), python=sys.executable),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -92,6 +86,22 @@ def merge(
         notes=_notes(journal, trainers, steps, loaders),
     )
     return replace(recording, costs=costs(recording))
+
+
+def _all_steps(
+    trainers: list[dict[str, Any]], rows: dict[int, list[StepRow]], phases: "Phases", origin: float
+) -> list[Step]:
+    steps = [
+        step
+        for said in trainers
+        for step in _steps(rows[said["pid"]], said.get("rank", 0), phases, _loaders_of(said), origin)
+    ]
+    return sorted(steps, key=lambda one: (one.rank, one.start_s))
+
+
+def _length_s(steps: list[Step], trainers: list[TrainerTime]) -> float:
+    ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in trainers]
+    return max(ends_s, default=0.0)
 
 
 def _feedline_version() -> str:

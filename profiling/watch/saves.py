@@ -91,8 +91,8 @@ class Saves:
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
-            mode, flags = args[1:3]
-            writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else flags & WRITING
+            mode, flags = (*args, None, 0)[1:3]
+            writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else (flags or 0) & WRITING
             paths = args[:1] if writes else ()
         else:
             paths = args[: CHANGING.get(event, 0)]

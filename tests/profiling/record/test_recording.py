@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.pipeline.base.errors import RecordingError
-from feedline.profiling.lprof import read_lprof
+from feedline.profiling.record.lprof import read_lprof
 from feedline.profiling.record.recording import (
     Compute,
     Gpu,
