@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
-from feedline.pipeline.base.files import sweep, try_place, write_atomically
+from feedline.pipeline.base.files import sweep, try_place, write_atomically, write_error
 from feedline.pipeline.codecs.pillow import FORMATS
 from feedline.pipeline.format.manifest import (
     INDEX,
@@ -28,13 +28,11 @@ from feedline.pipeline.format.manifest import (
     refuse_address,
 )
 from feedline.preprocess.job_report import versions
-from feedline.preprocess.plan import Columns
+from feedline.preprocess.plan import with_checked_labels, with_safe_keys, with_safe_names
 from feedline.preprocess.receipts import KINDS, Rows, index_table
-from feedline.preprocess.selection import with_checked_labels, with_safe_keys, with_safe_names
-from feedline.preprocess.sources.base import SourceOptions, check_used, parse_options
+from feedline.preprocess.sources.base import Columns, SourceOptions, check_used, parse_options
 from feedline.preprocess.sources.reading import Where, read_local
 from feedline.preprocess.sources.webdataset import ShardsSource, recognise_tars
-from feedline.preprocess.store import readable
 
 OnProgress = Callable[[int, int], None]
 MAX_NAMED = 20
@@ -68,7 +66,7 @@ def index_shards(
             try_place(place / INDEX)
         return {str(place): index_folder(place, options, on_progress or (lambda *_: None)) for place in places}
     except OSError as error:
-        raise readable(error, f"indexing {folder}") from error
+        raise write_error(error, f"indexing {folder}") from error
 
 
 def check_replaceable(place: Path, overwrite: bool) -> None:

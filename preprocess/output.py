@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
-from feedline.pipeline.base.files import exchange
+from feedline.pipeline.base.files import exchange, write_error
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest
 from feedline.preprocess.receipts import receipts_folder
-from feedline.preprocess.store import WORK, LocalStore, ObjectStore, readable
+from feedline.preprocess.store import WORK, LocalStore, ObjectStore
 from feedline.preprocess.write_shard import QUARANTINE
 
 Store = LocalStore | ObjectStore
@@ -217,7 +217,7 @@ def write_plan(store: Store, plan_hash: str, said: str, folders: list[str], **mo
     try:
         store.write(PLAN, (json.dumps(plan, sort_keys=True) + "\n").encode())
     except OSError as error:
-        raise readable(error, f"writing in {store.address}") from error
+        raise write_error(error, f"writing in {store.address}") from error
 
 
 def end(store: Store) -> None:

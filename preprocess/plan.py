@@ -1,4 +1,5 @@
-"""The exact assignment of descriptors to shard positions. Pure: the same descriptors and settings, the same plan.
+"""Which samples take part, and the exact assignment of them to shard positions. Pure: the same descriptors and
+settings, the same plan.
 
 Samples are ordered by a keyed hash of their key: a seeded global shuffle that does not depend on how the source
 happens to be listed, at about a microsecond a sample. Then cut into shards that differ by at most one sample.
@@ -7,44 +8,24 @@ happens to be listed, at about a microsecond a sample. Then cut into shards that
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.format.manifest import balanced_sizes
+from feedline.pipeline.base.text import printable
+from feedline.pipeline.format.manifest import balanced_sizes, safe_key
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
+from feedline.preprocess.sources.base import Classes, Columns
 from feedline.preprocess.write_shard import ShardTask, is_staged
 
 MIN_SHARDS = 64
 MIN_SAMPLES_PER_SHARD = 32
 HEADERS_BYTES = 2048  # two members' headers, the label and the padding of one sample
 TYPICAL_RATIO = 4 / 3  # of a photograph's sides
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """All descriptors as columns; a million of them are some 100 MB."""
-
-    keys: list[str]
-    labels_N: npt.NDArray[np.int32]
-    splits_N: npt.NDArray[np.int8]
-    """Number of the split in `split_names`."""
-    split_names: list[str]
-    paths: list[str]
-    path_N: npt.NDArray[np.int32]
-    offsets_N: npt.NDArray[np.int64]
-    lengths_N: npt.NDArray[np.int64]
-    troubles: dict[int, str]
-    """Row -> why it must go to quarantine."""
-    crc32_N: npt.NDArray[np.uint32] | None = None
-    """Of the samples' bytes, where the source knows them."""
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,3 +220,120 @@ def origins(columns: Columns, rows_N: npt.NDArray[np.int64], source: str, stagin
     offsets_N = np.where(staged_P[path_N], -1, columns.offsets_N[rows_N])
     paths = "\0".join([said[path] for path in path_N.tolist()])
     return paths.encode("utf-8", "surrogateescape") + offsets_N.astype(np.int64).tobytes()
+
+
+# --- which samples, with which label and split ---------------------------------------------------------
+
+
+def selected(columns: Columns, classes: Classes, config: PrepareConfig) -> tuple[Columns, Classes]:
+    """The user's choices applied: class order, subset, val split; then keys and labels checked."""
+    columns = with_safe_keys(columns)
+    columns = with_checked_labels(columns, len(classes))
+    if config.class_order is not None:
+        columns, classes = in_class_order(columns, classes, config.class_order)
+    if config.classes is not None:
+        columns, classes = seeded_subset(columns, classes, config.classes, config.seed)
+    if config.val_fraction is not None:
+        columns = with_val_split(columns, config.val_fraction, config.seed)
+    return columns, with_safe_names(classes)
+
+
+def with_safe_keys(columns: Columns) -> Columns:
+    """Keys that WebDataset readers cut where we mean, and that leave no folder; later duplicates are troubles."""
+    keys = [safe_key(key) for key in columns.keys]
+    troubles = dict(columns.troubles)
+    seen: set[tuple[int, str]] = set()
+    for row, here in enumerate(zip(columns.splits_N.tolist(), keys, strict=True)):
+        if here in seen:
+            troubles.setdefault(row, "duplicate key")
+        seen.add(here)
+    return replace(columns, keys=keys, troubles=troubles)
+
+
+def with_safe_names(classes: Classes) -> Classes:
+    """Class names that a terminal and a manifest take, whatever the folders are called."""
+    return [entry | {"name": printable(str(entry["name"]))} for entry in classes]
+
+
+def with_checked_labels(columns: Columns, classes: int) -> Columns:
+    """A label that no class has is a trouble, not an error: the sample goes to quarantine."""
+    wrong = np.flatnonzero((columns.labels_N < 0) | (columns.labels_N >= classes))
+    troubles = dict(columns.troubles)
+    for row in wrong.tolist():
+        troubles.setdefault(row, "no label" if columns.labels_N[row] < 0 else "label out of range")
+    return replace(columns, troubles=troubles)
+
+
+def in_class_order(columns: Columns, classes: Classes, order: Sequence[str]) -> tuple[Columns, Classes]:
+    """Labels renumbered as the user lists the class names. Raises UsageError for unknown or missing names."""
+    names = [str(entry["name"]) for entry in classes]
+    by_name = {name: label for label, name in enumerate(names)}
+    by_name |= {str(entry["wnid"]): label for label, entry in enumerate(classes) if "wnid" in entry}
+    unknown = [name for name in order if name not in by_name]
+    if unknown:
+        raise UsageError(f"class order names {unknown[0]!r}, which the source does not have")
+    listed = [by_name[name] for name in order]
+    missing = sorted(set(range(len(classes))) - set(listed))
+    if missing or len(set(listed)) != len(listed):
+        what = f"leaves out {names[missing[0]]!r}" if missing else "names a class twice"
+        raise UsageError(f"class order {what}: it must list each class once")
+    return relabelled(columns, classes, listed)
+
+
+def seeded_subset(columns: Columns, classes: Classes, count: int, seed: int) -> tuple[Columns, Classes]:
+    """`count` classes chosen by the seed; their labels keep the order they had. Other samples are left out."""
+    if count > len(classes):
+        raise UsageError(f"{count} classes asked for, the source has {len(classes)}")
+    ranks = keyed_ranks([str(entry.get("wnid", entry["name"])) for entry in classes], seed, "classes")
+    chosen = sorted(np.argsort(ranks, kind="stable")[:count].tolist())
+    kept = np.flatnonzero(np.isin(columns.labels_N, chosen))
+    return relabelled(rows_of(columns, kept), classes, chosen)
+
+
+def relabelled(columns: Columns, classes: Classes, listed: Sequence[int]) -> tuple[Columns, Classes]:
+    """New label n is old label listed[n]; labels outside stay outside."""
+    new_of_old = np.full(len(classes), len(listed), np.int32)
+    new_of_old[list(listed)] = np.arange(len(listed), dtype=np.int32)
+    labels_N = columns.labels_N.copy()
+    known = (labels_N >= 0) & (labels_N < len(classes))
+    labels_N[known] = new_of_old[labels_N[known]]
+    return replace(columns, labels_N=labels_N), [classes[old] for old in listed]
+
+
+def rows_of(columns: Columns, rows_N: npt.NDArray[np.int64]) -> Columns:
+    listed = rows_N.tolist()
+    return replace(
+        columns,
+        keys=[columns.keys[row] for row in listed],
+        labels_N=columns.labels_N[rows_N],
+        splits_N=columns.splits_N[rows_N],
+        path_N=columns.path_N[rows_N],
+        offsets_N=columns.offsets_N[rows_N],
+        lengths_N=columns.lengths_N[rows_N],
+        crc32_N=None if columns.crc32_N is None else columns.crc32_N[rows_N],
+        troubles={n: columns.troubles[row] for n, row in enumerate(listed) if row in columns.troubles},
+    )
+
+
+def with_val_split(columns: Columns, fraction: float, seed: int) -> Columns:
+    """Moves a share of each class from train to a new val, by keyed hash. Raises UsageError if there is a val, or
+    when a split would be empty. A test split stays as it is.
+    """
+    if "val" in columns.split_names and bool(np.any(columns.splits_N == columns.split_names.index("val"))):
+        raise UsageError("the source has a val split already: leave --val-fraction out")
+    if "train" not in columns.split_names:
+        raise UsageError("the source has no train split to take a val from: leave --val-fraction out")
+    train = np.flatnonzero(columns.splits_N == columns.split_names.index("train"))
+    ranks_N = keyed_ranks([columns.keys[row] for row in train.tolist()], seed, "val")
+    order = train[np.lexsort((ranks_N, columns.labels_N[train]))]
+    ordered = columns.labels_N[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    sizes = np.diff(np.append(starts, len(ordered)))
+    place_in_class = np.arange(len(ordered)) - np.repeat(starts, sizes)
+    taken = place_in_class < np.repeat(np.rint(sizes * fraction), sizes)
+    if not taken.any() or taken.all():
+        raise UsageError(f"val fraction {fraction:g} would leave {'train' if taken.any() else 'val'} empty")
+    names = [*(name for name in columns.split_names if name != "val"), "val"]
+    splits_N = np.array([names.index(name) for name in columns.split_names], np.int8)[columns.splits_N]
+    splits_N[order[taken]] = names.index("val")
+    return replace(columns, splits_N=splits_N, split_names=names)

@@ -18,16 +18,17 @@ from typing import Any
 import numpy as np
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.files import write_error
 from feedline.pipeline.base.scratch import clear_abandoned, scratch_folder
 from feedline.pipeline.format.manifest import Manifest
 from feedline.preprocess import commit, job_report, output
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.fingerprint import Fingerprint, fingerprint
+from feedline.preprocess.index_source import gather, open_configured
 from feedline.preprocess.plan import Plan, SplitPlan, estimated_bytes, make_plan
 from feedline.preprocess.receipts import Receipt
-from feedline.preprocess.sources.index_source import gather, open_configured
 from feedline.preprocess.spark import Ran, check_java, has_context, master_of, run_on_spark, under_submit
-from feedline.preprocess.store import WORK, LocalStore, open_store, readable
+from feedline.preprocess.store import WORK, LocalStore, open_store
 from feedline.preprocess.write_shard import Order, Outcome, ShardTask
 
 OnProgress = Callable[[int, int], None]
@@ -164,7 +165,7 @@ class Preparation:
         try:
             said = self._commit(ran, resumed=samples_done, started=started, commit_started=commit_started)
         except OSError as error:
-            raise readable(error, f"committing {self.store.address}") from error
+            raise write_error(error, f"committing {self.store.address}") from error
         return said
 
     def _pending(self) -> tuple[list[ShardTask], int]:

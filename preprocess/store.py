@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
-from feedline.pipeline.base.errors import FeedlineError, UsageError, redacted
-from feedline.pipeline.base.files import sync_folder, write_atomically
+from feedline.pipeline.base.errors import UsageError, redacted
+from feedline.pipeline.base.files import sync_folder, write_atomically, write_error
 from feedline.pipeline.base.scratch import scratch_folder
 
 WORK = ".feedline"
@@ -45,13 +45,6 @@ def open_store(where: str, options: dict[str, Any] | None = None) -> "LocalStore
     return LocalStore(Path(where).absolute())
 
 
-def readable(error: OSError, doing: str) -> FeedlineError:
-    """One line for what a file system refused."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return FeedlineError(f"no space left while {doing}: free some, then run the same command again to resume")
-    return UsageError(f"{doing} failed: {error.strerror or error}")
-
-
 @dataclass(frozen=True)
 class LocalStore:
     root: Path
@@ -66,7 +59,7 @@ class LocalStore:
             try:
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise readable(error, f"making the folder {self.root / folder}") from error
+                raise write_error(error, f"making the folder {self.root / folder}") from error
         if not os.access(self.root, os.W_OK | os.X_OK):
             raise UsageError(f"{self.root} cannot be written: choose another folder or its permissions")
 

@@ -24,13 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.files import write_error
 from feedline.pipeline.base.process import keep_freed_memory
 from feedline.pipeline.format.manifest import ShardWriter, shard_name
 from feedline.preprocess.fingerprint import Fingerprint, fingerprint
 from feedline.preprocess.picture import BadImage, Kernel, Output
 from feedline.preprocess.receipts import Quarantined, Receipt, Rows, Written, receipt_name
 from feedline.preprocess.sources.reading import Stat, Where, read_all
-from feedline.preprocess.store import WORK, open_store, readable
+from feedline.preprocess.store import WORK, open_store
 
 QUARANTINE = "quarantine"
 KEPT_BYTES = 32 << 20
@@ -209,7 +210,7 @@ class ShardJob:
             outcome.fatal = str(error)
         except OSError as error:
             doing = f"writing shard {self.task.shard} of {self.task.split} in {self.order.address}"
-            outcome.fatal = str(readable(error, doing))
+            outcome.fatal = str(write_error(error, doing))
         outcome.total_s += time.perf_counter() - started
         outcome.cpu_s += time.thread_time() - cpu
         outcome.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

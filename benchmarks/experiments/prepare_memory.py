@@ -80,7 +80,7 @@ def executor(source: str) -> list[dict[str, Any]]:
 
 
 def number_of_classes(source: str, folder: Path) -> int:
-    from feedline.preprocess.sources.index_source import gather
+    from feedline.preprocess.index_source import gather
 
     _, classes, _ = gather(PrepareConfig(source=source, out=str(folder)), folder / "staging", lambda note: None)
     return len(classes)

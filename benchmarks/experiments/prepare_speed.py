@@ -33,7 +33,8 @@ from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.codecs import jpeg
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import FILTERS, Kernel, Output, geometry
-from feedline.preprocess.plan import Columns, Plan, make_plan
+from feedline.preprocess.plan import Plan, make_plan
+from feedline.preprocess.sources.base import Columns
 from feedline.preprocess.sources.reading import Where, read_all
 from feedline.profiling.record.host import describe_host
 
@@ -203,7 +204,7 @@ def job(source: str, classes: int | None, count: int) -> dict[str, Any]:
 
 def where_samples_are(config: PrepareConfig) -> list[Where]:
     """The same bytes in the same order as the job reads them."""
-    from feedline.preprocess.sources.index_source import gather
+    from feedline.preprocess.index_source import gather
 
     columns, classes, _ = gather(config, Path(config.out) / "staging", lambda note: None)
     planned = make_plan(columns, config, classes, "")

@@ -8,6 +8,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.process import is_alive
 
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|part)")
@@ -107,3 +108,10 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
             return file.read()
     finally:
         os.close(descriptor)
+
+
+def write_error(error: OSError, doing: str) -> FeedlineError:
+    """One line for what a file system refused."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FeedlineError(f"no space left while {doing}: free some, then run the same command again to resume")
+    return UsageError(f"{doing} failed: {error.strerror or error}")

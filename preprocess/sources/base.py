@@ -27,7 +27,6 @@ import numpy.typing as npt
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.format.manifest import safe_key
-from feedline.preprocess.plan import Columns
 from feedline.preprocess.sources.listing import is_pattern
 from feedline.preprocess.sources.reading import what_happened
 
@@ -38,7 +37,7 @@ KINDS = {
     "parquet": "parquet",
     "shards": "webdataset",
 }
-"""Each kind's module beside this one; asked in this order."""
+"""Kind of source -> its module beside this one; asked in this order."""
 SPLITS = ("train", "val", "test")
 IMAGE_EXTENSIONS = frozenset(
     {".jpeg", ".jpg", ".jpe", ".jfif", ".jp2", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -113,6 +112,28 @@ USED_BY = {
 }
 """Option -> the kinds of source that look at it; the others are of use for all."""
 NOTHING_SAID = {one.name: one.default for one in fields(SourceOptions)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """All descriptors as columns; a million of them are some 100 MB."""
+
+    keys: list[str]
+    labels_N: npt.NDArray[np.int32]
+    splits_N: npt.NDArray[np.int8]
+    """Number of the split in `split_names`."""
+    split_names: list[str]
+    paths: list[str]
+    path_N: npt.NDArray[np.int32]
+    offsets_N: npt.NDArray[np.int64]
+    lengths_N: npt.NDArray[np.int64]
+    troubles: dict[int, str]
+    """Row -> why it must go to quarantine."""
+    crc32_N: npt.NDArray[np.uint32] | None = None
+    """Of the samples' bytes, where the source knows them."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
 
 @dataclass(frozen=True, kw_only=True)

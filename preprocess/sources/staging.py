@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feedline.pipeline.base.files import write_atomically
+from feedline.pipeline.base.files import write_atomically, write_error
 from feedline.preprocess.sources.plain_tar import TarWriter, tar_file
-from feedline.preprocess.store import readable
 
 STAMP = "staged.json"
 TAR_BYTES = 1 << 30
@@ -47,7 +46,7 @@ class StagingWriter:
             while first is not None:
                 first = self._tar(split, first, arriving)
         except OSError as error:
-            raise readable(error, f"unpacking into {self._folder}") from error
+            raise write_error(error, f"unpacking into {self._folder}") from error
 
     def _tar(self, split: str, first: Unpacked, arriving: Iterable[Unpacked]) -> Unpacked | None:
         """Writes one tar; returns the sample that begins the next."""

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.files import write_error
 from feedline.pipeline.format.manifest import MANIFEST
 from feedline.preprocess.sources.base import (
     IMAGE_EXTENSIONS,
@@ -41,7 +42,6 @@ from feedline.preprocess.sources.labels import class_names, kind_of, note_on, nu
 from feedline.preprocess.sources.listing import Listed, expand, is_pattern, split_of
 from feedline.preprocess.sources.prepared import recognise_prepared
 from feedline.preprocess.sources.tar_headers import Member, Read, reader, walk
-from feedline.preprocess.store import readable
 
 BASE_AND_EXTENSION = re.compile(r"((?:.*/|)[^./][^./]*)[.]([^/]*)")
 LABEL_EXTENSIONS = ("cls", "label", "json")
@@ -304,7 +304,7 @@ def unpacked(path: str, target: Path, options: dict[str, Any]) -> str:
         raise SourceError(f"{path} is cut short or damaged ({error}): copy or download it again") from error
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise readable(error, f"unpacking {path} in {target.parent}") from error
+        raise write_error(error, f"unpacking {path} in {target.parent}") from error
     partial.replace(target)
     return str(target)
 

@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from feedline.pipeline.base.errors import UsageError
 from feedline.preprocess.config import PrepareConfig, parse_bytes, parse_output
 from feedline.preprocess.picture import Output
-from feedline.preprocess.plan import Columns, Plan, choose_shards, make_plan
-from feedline.preprocess.selection import (
+from feedline.preprocess.plan import (
+    Plan,
+    choose_shards,
     in_class_order,
+    make_plan,
     seeded_subset,
     with_checked_labels,
     with_safe_keys,
     with_val_split,
 )
+from feedline.preprocess.sources.base import Columns
 
 
 def config(**said: Any) -> PrepareConfig:

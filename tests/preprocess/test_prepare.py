@@ -30,9 +30,9 @@ from feedline.preprocess import commit, output
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.fingerprint import Fingerprint, fingerprint
+from feedline.preprocess.index_source import indexed, source_stats
 from feedline.preprocess.inspect import inspect
 from feedline.preprocess.picture import Output
-from feedline.preprocess.sources.index_source import indexed, source_stats
 from feedline.preprocess.spark import Ran
 from feedline.preprocess.store import WORK, LocalAttempt, LocalStore, open_store
 from feedline.preprocess.verify import verify
@@ -774,7 +774,7 @@ def test_what_must_be_unpacked_is_refused_where_executors_would_not_see_it(tmp_p
 
 
 def test_a_long_index_says_how_far_it_is(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedline.preprocess.sources.index_source.NEWS_S", 0.0)
+    monkeypatch.setattr("feedline.preprocess.index_source.NEWS_S", 0.0)
     said: list[str] = []
     config = PrepareConfig(source=str(images), out=str(tmp_path / "out"), max_bad=0.2)
     door.prepare(config, on_note=said.append, runner=run_here)

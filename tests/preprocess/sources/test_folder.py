@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.selection import with_checked_labels, with_safe_keys
+from feedline.preprocess.plan import with_checked_labels, with_safe_keys
 from feedline.preprocess.sources.base import SourceError, open_source
 from tests.preprocess.raw import indexed, samples
 

@@ -11,17 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.plan import Columns
-from feedline.preprocess.selection import (
-    Classes,
-    in_class_order,
-    seeded_subset,
-    with_checked_labels,
-    with_safe_keys,
-    with_safe_names,
-    with_val_split,
-)
-from feedline.preprocess.sources.base import IndexTask, Part, Source, open_source
+from feedline.preprocess.plan import selected
+from feedline.preprocess.sources.base import Classes, Columns, IndexTask, Part, Source, open_source
 from feedline.preprocess.sources.reading import SourceChanged
 
 OnNote = Callable[[str], None]
@@ -30,19 +21,6 @@ INDEX_THREADS = 16
 """Where headers are waited for (a store, a cold disk). On a warm disk so many cost up to a third of the speed."""
 NEWS_S = 10.0
 """Between two lines on how far a long index is."""
-
-
-def selected(columns: Columns, classes: Classes, config: PrepareConfig) -> tuple[Columns, Classes]:
-    """The user's choices applied: class order, subset, val split; then keys and labels checked."""
-    columns = with_safe_keys(columns)
-    columns = with_checked_labels(columns, len(classes))
-    if config.class_order is not None:
-        columns, classes = in_class_order(columns, classes, config.class_order)
-    if config.classes is not None:
-        columns, classes = seeded_subset(columns, classes, config.classes, config.seed)
-    if config.val_fraction is not None:
-        columns = with_val_split(columns, config.val_fraction, config.seed)
-    return columns, with_safe_names(classes)
 
 
 def source_stats(paths: Sequence[str]) -> npt.NDArray[np.int64]:
