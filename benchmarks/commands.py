@@ -156,7 +156,8 @@ def environment() -> dict[str, str]:
 
 def this_command() -> str:
     """The benchmark that runs, as the line a user would type."""
-    return shlex.join(["python", "-m", f"feedline.benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    module = getattr(sys.modules["__main__"].__spec__, "name", Path(sys.argv[0]).stem)
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def check_work(folder: Path) -> None:

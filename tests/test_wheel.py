@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = ("experiments", "peers")
+"""Of benchmarks/: what measures ourselves and others needs the checkout."""
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +39,12 @@ def test_every_module_and_data_file_is_in_the_wheel(wheel: Path) -> None:
         path.relative_to(ROOT)
         for room in rooms
         for path in (ROOT / room).rglob("*")
-        if path.suffix in kinds and path.parent.name != "results"
+        if path.suffix in kinds and path.parent.name not in ("results", *OUTSIDE)
     ]
     missing = [str(path) for path in ours if f"feedline/{path}" not in packed]
     assert not missing
-    assert not [name for name in packed if name.startswith(("feedline/tests", "tests"))]
+    outside = ("feedline/tests", "tests", *(f"feedline/benchmarks/{name}" for name in OUTSIDE))
+    assert not [name for name in packed if name.startswith(outside)]
 
 
 def test_the_command_runs_from_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:

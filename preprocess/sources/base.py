@@ -31,8 +31,14 @@ from feedline.preprocess.plan import Columns
 from feedline.preprocess.sources.listing import is_pattern
 from feedline.preprocess.sources.reading import what_happened
 
-KINDS = ("torchvision", "ilsvrc", "folder", "parquet", "shards")
-"""Modules `feedline.preprocess.source_*`, asked in this order."""
+KINDS = {
+    "torchvision": "torchvision_sets",
+    "ilsvrc": "imagenet",
+    "folder": "folder",
+    "parquet": "parquet",
+    "shards": "webdataset",
+}
+"""Each kind's module beside this one; asked in this order."""
 SPLITS = ("train", "val", "test")
 IMAGE_EXTENSIONS = frozenset(
     {".jpeg", ".jpg", ".jpe", ".jfif", ".jp2", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -187,7 +193,7 @@ def open_source(path: str, **options: Any) -> Source:
         check_exists(path)
     for kind in KINDS if said.kind is None else (said.kind,):
         try:
-            source = import_module(f"feedline.preprocess.source_{kind}").recognise(path, said)
+            source = import_module(f"feedline.preprocess.sources.{KINDS[kind]}").recognise(path, said)
         except FeedlineError:
             raise
         except Exception as error:

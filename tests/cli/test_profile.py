@@ -3,9 +3,11 @@ what was seen is written, and nothing is left."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,14 +70,16 @@ class Watched:
 
     def __init__(self, folder: Path, *options: str, how: str, patch: str = "") -> None:
         (folder / "train.py").write_text(TRAINING)
-        (folder / "tmp").mkdir()
-        self._folder, self._told = folder, folder / "told"
+        # of its own and short: a worker's socket has a path of at most 107 bytes
+        self._temporary = Path(tempfile.mkdtemp(prefix="watched-"))
+        self._told = folder / "told"
+        self._folder = folder
         code = f"{patch}\nfrom feedline.cli.main import run; run()"
         words = ["profile", "--json", "out.json", *options, "train.py", how, str(self._told)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *words],
             cwd=folder,
-            env=os.environ | {"TMPDIR": str(folder / "tmp")},
+            env=os.environ | {"TMPDIR": str(self._temporary)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -92,13 +96,14 @@ class Watched:
 
     def ended(self) -> tuple[int, str]:
         output, _ = self.process.communicate()
-        assert not list((self._folder / "tmp").glob("feedline-*"))
+        assert not list(self._temporary.glob("feedline-*"))
         assert not [one for one in psutil.process_iter() if self._is_ours(one)]
+        shutil.rmtree(self._temporary)
         return self.process.returncode, output.decode()
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            return process.environ().get("TMPDIR") == str(self._folder / "tmp")
+            return process.environ().get("TMPDIR") == str(self._temporary)
         except psutil.Error:
             return False
 
