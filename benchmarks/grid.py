@@ -4,10 +4,10 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.format.manifest import Codec
+from feedline.pipeline.codecs.table import CODECS
 
 LOADER_AXES = ("num_workers", "prefetch_factor", "batch_size", "image_size", "pin_memory", "model", "devices")
 SHARD_AXES = ("codec", "size", "quality", "shard_size", "shards")
@@ -29,7 +29,6 @@ WORDS = {
 LEAST = {"num_workers": 0, "prefetch_factor": 1, "batch_size": 1, "image_size": 1, "devices": 1, "size": 1,
          "quality": 1, "shards": 1}  # fmt: skip
 """Smaller values are refused before anything is measured."""
-CODECS = get_args(Codec)
 COST_ORDER = ("num_workers", "devices", "prefetch_factor", "batch_size")
 """Where cells tie, the one that takes least of these is named: workers cost memory, deep queues too."""
 

@@ -14,14 +14,14 @@ from feedline.benchmarks import commands
 from feedline.benchmarks.grid import Cell
 from feedline.benchmarks.ladder_run import Say
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.codecs.base import Codec
+from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import Manifest, prepared_splits, read_manifest, refuse_address
 
 OPTIONS = {"size": "--size", "codec": "--codec", "quality": "--quality", "shard_size": "--shard-size",
            "shards": "--shards", "resize": "--resize"}  # fmt: skip
 SETTING = {"size": "size_px", "codec": "codec", "quality": "quality", "resize": "resize"}
 """What a manifest calls them; the other options do not show in a manifest's settings and are always prepared."""
-WITHOUT = {"raw": {"quality"}, "planes": {"quality"}, "keep": {"quality", "size", "resize"}}
-"""What a codec does not have."""
 
 
 def splits_of(cells: list[Cell], dataset: Path, work: Path, say: Say) -> dict[str, Path]:
@@ -57,7 +57,11 @@ def completed(asked: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, An
         whole["resize"] = "square"  # rows of equal length: what raw shards are for
     elif whole.get("resize") == "square":
         del whole["resize"]
-    return {name: value for name, value in whole.items() if name not in WITHOUT.get(str(codec), set())}
+    return {name: value for name, value in whole.items() if codec is None or applies(name, CODECS[codec])}
+
+
+def applies(option: str, codec: Codec) -> bool:
+    return {"quality": codec.has_quality, "size": codec.sized, "resize": codec.sized}.get(option, True)
 
 
 def find(dataset: Path, asked: Mapping[str, Any]) -> Path | None:

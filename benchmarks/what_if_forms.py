@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-from PIL import Image
 
 from feedline.pipeline.base import files as atomic
 from feedline.pipeline.format import manifest as shards
-from feedline.preprocess.picture import BadImage, Kernel, Output, Prepared, rgb_array
+from feedline.preprocess.picture import BadImage, Kernel, Output, Prepared
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
 
@@ -93,8 +91,7 @@ def prepare_form(originals: Sequence[bytes], output: Output, folder: Path) -> Fo
     cpu_s = (time.thread_time() - started) / len(originals)
     split = folder / output.name / "train"
     write_split(split, members, output)
-    lossy = output.codec in ("jpeg", "planes")
-    psnr = _psnr(originals, members, output) if lossy else None
+    psnr = _psnr(originals, members, output) if output.form.lossy else None
     return Form(output=output, members=members, split=split, prepare_cpu_s=cpu_s, psnr_db=psnr)
 
 
@@ -121,20 +118,8 @@ def _psnr(originals: Sequence[bytes], members: Sequence[Prepared], output: Outpu
     found: list[float] = []
     for data, member in list(zip(originals, members, strict=True))[:most]:
         wanted = np.load(io.BytesIO(exact(data)[0].data))
-        stored = _pixels(member)[: wanted.shape[0], : wanted.shape[1]]
+        stored = output.form.pixels(member.data)[: wanted.shape[0], : wanted.shape[1]]
         error = float(np.mean((wanted[: stored.shape[0], : stored.shape[1]].astype(float) - stored) ** 2))
         if error > 0:
             found.append(10 * math.log10(255**2 / error))
     return statistics.median(found) if found else None
-
-
-def _pixels(member: Prepared) -> npt.NDArray[np.uint8]:
-    """Decoded to RGB HWC."""
-    if member.extension != "npy":
-        return rgb_array(Image.open(io.BytesIO(member.data)).convert("RGB"))
-    array = np.load(io.BytesIO(member.data))
-    if array.ndim == 3:
-        return array
-    import cv2
-
-    return np.asarray(cv2.cvtColor(array, cv2.COLOR_YUV2RGB_I420), np.uint8)

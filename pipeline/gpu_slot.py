@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.codecs import crop_jpeg
 from feedline.pipeline.draw import regions
 from feedline.pipeline.draw.regions import Augment
 
@@ -31,10 +31,10 @@ class Packer:
 
     def add(self, place: int, data: bytes, augment: Augment, seed: int, epoch: int, sample: int, px: int) -> None:
         """Raises DatasetError for what is no JPEG, or when the slot is full."""
-        frame = jpeg.parse(data)
+        frame = crop_jpeg.parse(data)
         region = regions.choose(frame.width_px, frame.height_px, px, augment, seed, epoch, sample)
         place_px = (region.left_px, region.top_px, region.width_px, region.height_px)
-        cut = jpeg.cut(data, *place_px, border_px=_BORDER_PX, frame=frame)
+        cut = crop_jpeg.cut(data, *place_px, border_px=_BORDER_PX, frame=frame)
         end = self._end + len(cut.data)
         if end > len(self._flat):
             raise DatasetError(f"the batch's JPEGs do not fit into {len(self._flat):,} bytes: use decode='cpu'")

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.codecs.decode import Augment
+from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format.manifest import Manifest
 
 _TO_FLOAT = {"ToTensor", "ToDtype", "ConvertImageDtype", "ConvertDtype"}

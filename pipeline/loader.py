@@ -30,7 +30,6 @@ from feedline.pipeline.base.errors import (
     WorkerError,
 )
 from feedline.pipeline.base.process import keep_freed_memory, usable_cores
-from feedline.pipeline.codecs.decode import Augment
 from feedline.pipeline.device import (
     Batch,
     Delivery,
@@ -43,6 +42,7 @@ from feedline.pipeline.device import (
     show_on_host,
 )
 from feedline.pipeline.draw.order import EpochPlan, Policy, class_balanced, subset
+from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.cache import Prefetcher
 from feedline.pipeline.gpu_slot import SLOT_PX
 from feedline.pipeline.loader_config import MOST_PX, STATE_VERSION, checked_epoch, checked_state, whole

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.codecs.decode import Augment
 from feedline.pipeline.device import IMAGENET_MEAN, IMAGENET_STD
 from feedline.pipeline.draw.order import Policy
+from feedline.pipeline.draw.regions import Augment
 
 STATE_VERSION = 1
 

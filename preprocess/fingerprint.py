@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from feedline.preprocess.picture import BadImage, Kernel, Output, encoded, resized, rgb_array
+from feedline.pipeline.codecs.raw import rgb_array
+from feedline.preprocess.picture import BadImage, Kernel, Output, encoded, resized
 
 PICTURES = 24
 LARGEST_PX = 512
@@ -44,7 +45,7 @@ def fingerprint(outputs: tuple[Output, ...]) -> Fingerprint:
         except BadImage:
             continue
     digest = hashlib.sha256()
-    small = [replace(output, size_px=min(output.size_px, LARGEST_PX)) for output in outputs if output.codec != "keep"]
+    small = [replace(output, size_px=min(output.size_px, LARGEST_PX)) for output in outputs if output.form.sized]
     for data in battery(max((output.size_px for output in small), default=0)) if small else ():
         image, _ = kernel.decode(data)
         for output in small:

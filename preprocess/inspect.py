@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from feedline.pipeline.base.errors import DatasetError, SampleError
+from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import Index, Manifest, ShardReader, prepared_splits, read_index, read_manifest
-from feedline.preprocess.picture import BadImage, Kernel, Output, to_rgb
 
 THUMB_PX = 112
 CAPTION_PX = 14
@@ -108,25 +108,11 @@ def of_split(folder: Path, count: int, seed: int) -> list[Thumbnail]:
 
 def thumbnail(manifest: Manifest, index: Index, reader: ShardReader, sample: int) -> Thumbnail:
     try:
-        image = picture(reader.read(sample), manifest)
-    except (BadImage, SampleError, DatasetError, ValueError, OSError):
+        image = Image.fromarray(CODECS[manifest.codec].pixels(reader.read(sample)))
+    except (DatasetError, ValueError, OSError):
         image = Image.new("RGB", (THUMB_PX, THUMB_PX), (160, 0, 0))  # red: it is there and cannot be shown
     image.thumbnail((THUMB_PX, THUMB_PX), Image.Resampling.BICUBIC)
     return Thumbnail(manifest.split, index.key(sample), class_name(manifest, int(index.labels_N[sample])), image)
-
-
-def picture(data: bytes, manifest: Manifest) -> Image.Image:
-    if manifest.codec in ("raw", "planes"):
-        array = np.load(io.BytesIO(data), allow_pickle=False)
-        return Image.fromarray(array if manifest.codec == "raw" else rgb_of_planes(array))
-    png = Kernel((Output(codec="raw", resize="none", size_px=0),))(data)[0]
-    return to_rgb(Image.fromarray(np.load(io.BytesIO(png.data))))
-
-
-def rgb_of_planes(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    import cv2
-
-    return np.asarray(cv2.cvtColor(planes, cv2.COLOR_YUV2RGB_I420), np.uint8)
 
 
 def contact_sheet(samples: Sequence[Thumbnail], columns: int = 8) -> bytes:

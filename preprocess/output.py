@@ -20,6 +20,7 @@ from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.files import exchange, write_error
+from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest
 from feedline.preprocess.receipts import receipts_folder
 from feedline.preprocess.store import WORK, LocalStore, ObjectStore
@@ -34,7 +35,7 @@ REPORT = "report.json"
 SPLITS = ("train", "val", "test")
 SHARD_FILE = re.compile(r"[a-z]+-\d{6}(-[0-9a-f]{16})?\.tar")
 QUARANTINE_FILE = re.compile(r"report\.jsonl|[a-z]+-\d{6}-\d{5}-.*-[0-9a-f]{8}\.bin")
-OUTPUT_FOLDER = re.compile(r"(\d+-)?(jpeg|planes|raw|keep)")
+OUTPUT_FOLDER = re.compile(rf"(\d+-)?({'|'.join(CODECS)})")
 TEMPORARY_FILE = re.compile(r"\..+\.\d+\.tmp")
 NOT_IN_PLACE = ".new.0.tmp"
 """Marks a folder of the new dataset until all are in their places."""

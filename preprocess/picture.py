@@ -17,16 +17,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 from PIL import Image
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.codecs.base import Codec, Subsampling
 from feedline.pipeline.codecs.pillow import FORMATS, lacking
-from feedline.pipeline.format.manifest import Codec
+from feedline.pipeline.codecs.table import CODECS
 
 Resize = Literal["shortest", "square", "crop", "stretch", "none"]
 Filter = Literal["bicubic", "bilinear", "lanczos", "box", "hamming"]
@@ -34,7 +33,6 @@ Filter = Literal["bicubic", "bilinear", "lanczos", "box", "hamming"]
 Pixels = npt.NDArray[np.uint8]
 
 RESIZES = ("shortest", "square", "crop", "stretch", "none")
-CODECS = ("jpeg", "planes", "raw", "keep")
 FILTERS = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
@@ -61,12 +59,13 @@ class BadImage(Exception):
 class Output:
     """One prepared form of the images. Everything here changes the bytes, so it is part of the plan's identity."""
 
-    codec: Codec = "jpeg"
+    codec: str = "jpeg"
+    """A name of `codecs.table.CODECS`."""
     size_px: int = 256
     """Short side, or side of the square; 0 with `resize="none"`."""
     resize: Resize = "shortest"
     quality: int = 90
-    subsampling: jpeg.Subsampling = "420"
+    subsampling: Subsampling = "420"
     enlarge: bool = False
     """Also scale up images that are smaller than asked."""
     filter: Filter = "bicubic"
@@ -82,8 +81,12 @@ class Output:
         check(self.resizes is False or 2 <= self.size_px <= 16384, f"size {self.size_px} px is not in 2..16384")
 
     @property
+    def form(self) -> Codec:
+        return CODECS[self.codec]
+
+    @property
     def resizes(self) -> bool:
-        return self.resize != "none" and self.codec != "keep"
+        return self.resize != "none" and self.form.sized
 
     @property
     def name(self) -> str:
@@ -92,18 +95,14 @@ class Output:
 
     def settings(self) -> dict[str, object]:
         """What the manifest says about this output: only what applied."""
-        if self.codec == "keep":
-            return {"codec": "keep"}
+        if not self.form.sized:
+            return {"codec": self.codec}
         said: dict[str, object] = {"codec": self.codec, "resize": self.resize, "orientation": self.orientation}
         if self.resizes:
             said |= {"size_px": self.size_px, "enlarge": self.enlarge}
             if self.resize != "crop":
                 said |= {"filter": f"{self.filter}, antialiased (Pillow)"}
-        if self.codec == "jpeg":
-            said |= {"quality": self.quality, "subsampling": self.subsampling, "crop_addressable": True}
-        if self.codec == "planes":
-            said |= {"layout": "I420, uint8, shape (H*3/2, W)"}
-        return said
+        return said | self.form.settings(self.quality, self.subsampling)
 
     @property
     def orientation(self) -> str:
@@ -149,7 +148,7 @@ class Kernel:
             started = clock()
             ready = resized(turned(image, data) if output.apply_orientation else image, output)
             between = clock()
-            member = encoded(ready, output) if output.codec != "keep" else (data, extension)
+            member = encoded(ready, output) if output.form.sized else (data, extension)
             self.seconds["resize"] += between - started
             self.seconds["encode"] += clock() - between
             prepared.append(Prepared(data=member[0], extension=member[1], width=ready.size[0], height=ready.size[1]))
@@ -224,7 +223,7 @@ class Kernel:
         return converted, EXTENSIONS.get(kind, kind.lower())
 
     def _note_profile(self) -> None:
-        kept = all(output.codec == "keep" for output in self.outputs)
+        kept = not any(output.form.sized for output in self.outputs)
         self.notes[f"icc profile {'kept' if kept else 'dropped'}"] += 1
 
     def _check_size(self, width: int, height: int) -> None:
@@ -295,7 +294,7 @@ def geometry(width: int, height: int, output: Output) -> tuple[int, int, Box]:
         else:
             target_w, target_h = min(size, width), min(size, height)
             box = centred(width, height, target_w, target_h)
-    if output.codec == "planes":
+    if output.form.even_sides:
         target_w, target_h, box = made_even(target_w, target_h, box)
     return target_w, target_h, box
 
@@ -324,7 +323,7 @@ def made_even(target_w: int, target_h: int, box: Box) -> tuple[int, int, Box]:
 
 
 def resized(image: Image.Image, output: Output) -> Image.Image:
-    if output.codec == "keep":
+    if not output.form.sized:
         return image
     width, height, box = geometry(*image.size, output)
     if width < 1 or height < 1:
@@ -341,35 +340,9 @@ def resized(image: Image.Image, output: Output) -> Image.Image:
 
 def encoded(image: Image.Image, output: Output) -> tuple[bytes, str]:
     """The member's bytes and its extension."""
-    if output.codec == "jpeg":
-        try:
-            return jpeg.encode_image(image, output.quality, output.subsampling), "jpg"
-        except (OSError, ValueError) as error:  # sides over 65,500 px
-            raise BadImage("cannot be encoded", str(error)) from None
-    pixels_HWC = rgb_array(image)
-    return npy(pixels_HWC if output.codec == "raw" else planes(pixels_HWC)), "npy"
-
-
-def rgb_array(image: Image.Image) -> Pixels:
-    width, height = image.size
-    packed = image.tobytes("raw", "RGB")
-    return np.frombuffer(packed, np.uint8).reshape(height, width, 3)
-
-
-def planes(pixels_HWC: Pixels) -> Pixels:
-    """I420: the luma plane, then both chroma planes at half size, as one (H*3/2, W) array. Sides must be even.
-
-    OpenCV takes the chroma of each 2x2 pixels' first one; their mean, as in JPEG, is worth 3 dB (36.2 to 38.9).
-    """
-    height, width = pixels_HWC.shape[:2]
-    stacked = np.asarray(cv2.cvtColor(pixels_HWC, cv2.COLOR_RGB2YUV_I420), np.uint8)
-    means_HWC = cv2.resize(pixels_HWC, (width // 2, height // 2), interpolation=cv2.INTER_AREA)
-    blocks_HWC = cv2.resize(means_HWC, (width, height), interpolation=cv2.INTER_NEAREST)
-    stacked[height:] = cv2.cvtColor(blocks_HWC, cv2.COLOR_RGB2YUV_I420)[height:]
-    return stacked
-
-
-def npy(array: Pixels) -> bytes:
-    file = io.BytesIO()
-    np.lib.format.write_array(file, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
-    return file.getvalue()
+    codec = output.form
+    assert codec.encode is not None
+    try:
+        return codec.encode(image, output.quality, output.subsampling), codec.extension
+    except (OSError, ValueError) as error:  # JPEG: sides over 65,500 px
+        raise BadImage("cannot be encoded", str(error)) from None

@@ -140,13 +140,7 @@ def estimated_bytes(output: Output, mean_bytes_in: float) -> float:
     side = output.size_px
     square = output.resize in ("square", "stretch", "crop")
     pixels = side * side * (1.0 if square else TYPICAL_RATIO) if output.resizes else 500 * 375
-    per_sample = {
-        "keep": mean_bytes_in,
-        "jpeg": pixels * 0.31 * (output.quality / 90) ** 3,
-        "planes": pixels * 1.5,
-        "raw": pixels * 3,
-    }[output.codec]
-    return per_sample + HEADERS_BYTES
+    return output.form.estimate_bytes(pixels, output.quality, mean_bytes_in) + HEADERS_BYTES
 
 
 def round_counts(limit: int) -> list[int]:

@@ -8,14 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-import simplejpeg
 
 from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.codecs import jpeg
-from feedline.pipeline.codecs.npy import npy_view
+from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import BLOCK_BYTES, Index, Manifest, ShardInfo, member_header, padding_bytes
-from feedline.preprocess.picture import BadImage, Kernel, Output
 from feedline.preprocess.store import LocalStore, ObjectStore
 
 SAMPLES_DECODED = 4  # of each shard, when not all are
@@ -184,45 +180,6 @@ def check_padding(data: bytes, position: int, key: str, note: Callable[[str, str
 def sample_trouble(data: bytes, manifest: Manifest, width: int, height: int) -> str:
     """What is wrong with one sample's image; "" when nothing is."""
     try:
-        if manifest.codec == "jpeg":
-            return jpeg_trouble(data, manifest, width, height)
-        if manifest.codec == "keep":
-            prepared = Kernel((Output(codec="keep", resize="none", size_px=0),), max_pixels=1 << 40)(data)[0]
-            return size_trouble(prepared.width, prepared.height, width, height)
-        array = npy_view(data)
-    except (ValueError, OSError, EOFError, SyntaxError, BadImage, DatasetError) as error:
+        return CODECS[manifest.codec].check(data, width, height, manifest.settings)
+    except (ValueError, OSError, EOFError, SyntaxError, DatasetError) as error:
         return f"does not decode ({error})"
-    expected = (height, width, 3) if manifest.codec == "raw" else (height * 3 // 2, width)
-    if array.shape != expected:
-        return f"is uint8 {array.shape}, the index says uint8 {expected}"
-    return ""
-
-
-def size_trouble(width: int, height: int, index_width: int, index_height: int) -> str:
-    same = (width, height) == (index_width, index_height)
-    return "" if same else f"is {width}x{height}, the index says {index_width}x{index_height}"
-
-
-def decoded(data: bytes) -> npt.NDArray[np.uint8]:
-    """With plain upsampling: chroma then takes nothing from the tile beside it, so that a right cut has the very
-    pixels of the whole, where a tolerance would let a wrong cut of a smooth picture pass."""
-    return simplejpeg.decode_jpeg(data, "RGB", fastupsample=True)
-
-
-def jpeg_trouble(data: bytes, manifest: Manifest, width: int, height: int) -> str:
-    pixels_HWC = decoded(data)
-    trouble = size_trouble(pixels_HWC.shape[1], pixels_HWC.shape[0], width, height)
-    if trouble or not manifest.settings.get("crop_addressable", False):
-        return trouble
-    if not jpeg.is_crop_addressable(data):
-        return "is not crop-addressable: it has no restart tiles"
-    left, top, across, down = width // 3, height // 3, max(width // 3, 1), max(height // 3, 1)
-    small, left_px, top_px = jpeg.cut(data, left, top, across, down)
-    part_HWC = decoded(small)[top_px : top_px + down, left_px : left_px + across]
-    whole_HWC = pixels_HWC[top : top + down, left : left + across]
-    if part_HWC.shape != whole_HWC.shape:
-        return f"is not crop-addressable: a cut of {across}x{down} gave {part_HWC.shape[1]}x{part_HWC.shape[0]}"
-    if np.array_equal(part_HWC, whole_HWC):
-        return ""
-    difference = float(np.abs(part_HWC.astype(np.int16) - whole_HWC).mean())
-    return f"is not crop-addressable: a cut differs by {difference:.2g} of 255 in the mean"

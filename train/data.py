@@ -9,7 +9,6 @@ import torch
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.process import usable_cores
-from feedline.pipeline.codecs.decode import Augment
 from feedline.pipeline.format.manifest import (
     MANIFEST,
     Manifest,
@@ -19,7 +18,7 @@ from feedline.pipeline.format.manifest import (
     read_manifest,
     refuse_address,
 )
-from feedline.pipeline.loader import Loader
+from feedline.pipeline.loader import Augment, Loader
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import World
 

@@ -27,9 +27,10 @@ from PIL import Image
 from feedline.benchmarks.commands import this_command
 from feedline.benchmarks.experiments.prepare_speed import photographs
 from feedline.benchmarks.measure.rounds import rounds
-from feedline.pipeline.codecs import jpeg
-from feedline.pipeline.codecs.decode import Augment, make_kernel
+from feedline.pipeline.codecs import crop_jpeg, jpeg
+from feedline.pipeline.codecs.decode import make_kernel
 from feedline.pipeline.draw import regions
+from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.draw.resample import bilinear_into, needs_pillow, shrink_into
 from feedline.pipeline.workers.counters import ROW_BYTES, Clock
 from feedline.preprocess.picture import Kernel as Prepare
@@ -177,9 +178,9 @@ def tile_widths(data: Sequence[bytes]) -> dict[str, Cell]:
         pictures.append(file.getvalue())
 
     def cut_and_decode(one: bytes, number: int) -> None:
-        frame = jpeg.parse(one)
+        frame = crop_jpeg.parse(one)
         region = regions.random_region(frame.width_px, frame.height_px, TRAIN, 0, 0, number)
-        jpeg.decode(jpeg.cut(one, *region[:4], frame=frame).data, fast_chroma=True)
+        jpeg.decode(crop_jpeg.cut(one, *region[:4], frame=frame).data, fast_chroma=True)
 
     return {
         f"cut and decode, {16 * mcus} px tiles": each([rewritten(one, mcus) for one in pictures], cut_and_decode)
@@ -203,12 +204,12 @@ def stages(data: Sequence[bytes], count: int) -> dict[str, float]:
 def one_sample(data: bytes, number: int, out_HWC: Pixels) -> list[int]:
     """The kernel's steps one by one (output not smaller than half the region); the clock after each."""
     ticks = [time.perf_counter_ns()]
-    frame = jpeg.parse(data)
+    frame = crop_jpeg.parse(data)
     ticks.append(time.perf_counter_ns())
     region = regions.random_region(frame.width_px, frame.height_px, TRAIN, 0, 0, number)
     by_pillow = needs_pillow(region, out_HWC)
     ticks.append(time.perf_counter_ns())
-    part = jpeg.cut(data, *region[:4], frame=frame)
+    part = crop_jpeg.cut(data, *region[:4], frame=frame)
     ticks.append(time.perf_counter_ns())
     pixels = jpeg.decode(part.data, "RGBX", fast_chroma=True)
     ticks.append(time.perf_counter_ns())

@@ -5,7 +5,7 @@ from typing import Any
 
 from peer_protocol import Spec, serve  # pyright: ignore[reportMissingImports]
 
-from feedline.pipeline.codecs.decode import Augment
+from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.loader import Loader
 
 loaders: list[Loader] = []

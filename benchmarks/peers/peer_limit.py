@@ -17,7 +17,8 @@ import numpy as np
 import simplejpeg
 
 from feedline.pipeline.base.process import keep_freed_memory
-from feedline.pipeline.codecs.decode import Augment, make_kernel
+from feedline.pipeline.codecs.decode import make_kernel
+from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format.manifest import ShardReader, read_index, read_manifest
 from feedline.pipeline.workers.counters import ROW_BYTES, Clock, rows_of
 

@@ -24,6 +24,18 @@ def npy_view(data: bytes) -> npt.NDArray[np.uint8]:
         raise DatasetError(f"it is a damaged .npy member ({str(error).splitlines()[0]})") from error
 
 
+def npy_bytes(array: npt.NDArray[np.uint8]) -> bytes:
+    """The member: `.npy` version 1, C order."""
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
+    return file.getvalue()
+
+
+def shape_trouble(array: npt.NDArray[np.uint8], expected: tuple[int, ...]) -> str:
+    """For `Codec.check`."""
+    return "" if array.shape == expected else f"is uint8 {array.shape}, the index says uint8 {expected}"
+
+
 @lru_cache(maxsize=64)
 def _layout(header: bytes) -> tuple[tuple[int, ...], int]:
     """Shape, and where the bytes start. Few shapes occur, so the header's text is hardly ever parsed."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from feedline.pipeline.base.errors import DatasetError as DatasetError
 from feedline.pipeline.base.errors import FeedlineError as FeedlineError
 from feedline.pipeline.base.errors import UsageError as UsageError
 from feedline.pipeline.base.text import UNPRINTABLE, is_printable
+from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.local import open_regular, open_shard, read_bounded
 
 FORMAT_VERSION = 2
@@ -37,8 +38,6 @@ MANIFEST_BYTES = 256 << 20
 """ImageNet's has 0.3 MB; what is larger than this is none."""
 BLOCK_BYTES = 512  # a tar is made of these
 RECORD_BYTES = 10240  # and padded to a multiple of these, as tar and tarfile do
-
-Codec = Literal["jpeg", "planes", "raw", "keep"]
 
 
 # --- the manifest -------------------------------------------------------------------------------------
@@ -76,7 +75,8 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     @property
-    def codec(self) -> Codec:
+    def codec(self) -> str:
+        """A name of `codecs.table.CODECS`."""
         return self.settings["codec"]
 
     def to_json(self) -> str:
@@ -104,7 +104,6 @@ class Manifest:
 
 
 _DEEPEST = 8  # a manifest has three levels; Python's own recursion must not be what ends a reader
-_CODECS: frozenset[Any] = frozenset(get_args(Codec))
 
 
 def _check_depth(value: Any, levels: int = _DEEPEST) -> None:
@@ -130,7 +129,7 @@ def _check_types(manifest: Manifest) -> None:
         texts += [entry["name"], entry.get("wnid", ""), *(entry.get("names") or [])]
     if not all(isinstance(text, str) and is_printable(text) for text in texts):
         raise ValueError("a name is not a printable text")
-    if manifest.settings["codec"] not in _CODECS:
+    if manifest.settings["codec"] not in CODECS:
         raise ValueError(f"codec {manifest.settings['codec']!r}")
 
 

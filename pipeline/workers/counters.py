@@ -43,6 +43,12 @@ class Clock:
         self._row[stage] += now_ns - self._last_ns
         self._last_ns = now_ns
 
+    def decoded(self) -> None:
+        self.mark(_DECODE)
+
+    def transformed(self) -> None:
+        self.mark(_TRANSFORM)
+
     def skip(self) -> None:
         """The time since the last mark belongs to no stage: it counts as `other`."""
         self._last_ns = time.perf_counter_ns()
@@ -59,6 +65,7 @@ class Clock:
 
 
 _NOW = FIELD["now_ns"]
+_DECODE, _TRANSFORM = FIELD["decode"], FIELD["transform"]
 
 
 def describe(row: npt.NDArray[np.int64]) -> dict[str, Any]:

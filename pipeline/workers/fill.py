@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import DatasetError, SampleError, TransformError
-from feedline.pipeline.codecs.decode import Augment, make_kernel
+from feedline.pipeline.codecs.decode import make_kernel
 from feedline.pipeline.draw.order import PADDING
+from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format.local import Files, LocalFiles
 from feedline.pipeline.gpu_slot import Packer
 from feedline.pipeline.raw_batches import Gather

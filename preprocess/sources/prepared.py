@@ -6,6 +6,7 @@ from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.scratch import scratch_folder
+from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, read_index
 from feedline.preprocess.sources.base import (
     Classes,
@@ -98,7 +99,7 @@ def recognise_prepared(path: str, manifests: Sequence[Listed], options: SourceOp
         )
     opened = [open_manifest(folder, storage) for folder in folders]
     for folder, manifest in zip(folders, opened, strict=True):
-        if manifest.codec in ("raw", "planes"):
+        if not CODECS[manifest.codec].image_file:
             raise UsageError(
                 f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
             )

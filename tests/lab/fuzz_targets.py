@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from feedline.pipeline.base.errors import DatasetError, RecordingError
-from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.codecs import crop_jpeg, jpeg
 from feedline.pipeline.format import manifest as shards
 from feedline.preprocess.sources import tar_headers
 from feedline.profiling.record.lprof import read_lprof
@@ -132,20 +132,20 @@ def check_jpeg(data: bytes) -> None:
     four bytes choose the region."""
     data, choice = data[:-4], data[-4:].rjust(4, b"\0")
     try:
-        frame = jpeg.parse(data)
-        if jpeg.size(data) != (frame.width_px, frame.height_px):
+        frame = crop_jpeg.parse(data)
+        if crop_jpeg.size(data) != (frame.width_px, frame.height_px):
             raise Finding("jpeg: size and frame differ")
         if frame.width_px * frame.height_px > MOST_FUZZED_PX:
-            jpeg.cut(data, 0, 0, 1, 1)
+            crop_jpeg.cut(data, 0, 0, 1, 1)
             return
-    except jpeg.JpegError:
+    except crop_jpeg.JpegError:
         return
     left, top = choice[0] % frame.width_px, choice[1] % frame.height_px
     width, height = 1 + choice[2] % (frame.width_px - left), 1 + choice[3] % (frame.height_px - top)
-    cut = jpeg.cut(data, left, top, width, height, frame=frame)
+    cut = crop_jpeg.cut(data, left, top, width, height, frame=frame)
     try:
         whole_HWC = jpeg.decode(data, fast_chroma=True)
-    except jpeg.JpegError:
+    except crop_jpeg.JpegError:
         _decodes_or_refuses(cut.data)
         return
     if whole_HWC.shape[:2] != (frame.height_px, frame.width_px):
@@ -160,22 +160,22 @@ def check_jpeg(data: bytes) -> None:
 def _decodes_or_refuses(data: bytes) -> None:
     try:
         jpeg.decode(data, fast_chroma=True)
-    except jpeg.JpegError:
+    except crop_jpeg.JpegError:
         return
 
 
-def _check_shortened(data: bytes, frame: jpeg.Frame, bottom_px: int, whole_HWC: jpeg.Pixels) -> None:
-    shorter, height_px = jpeg.shorten(data, bottom_px, frame)
+def _check_shortened(data: bytes, frame: crop_jpeg.Frame, bottom_px: int, whole_HWC: crop_jpeg.Pixels) -> None:
+    shorter, height_px = crop_jpeg.shorten(data, bottom_px, frame)
     if shorter is data:
         return
     try:
         pixels_HWC = jpeg.decode_shortened(shorter, "RGB", frame.width_px, height_px, True)
-    except jpeg.JpegError:
+    except crop_jpeg.JpegError:
         return  # the loader then decodes it whole
     _same("shortened", pixels_HWC[:bottom_px], whole_HWC[:bottom_px])
 
 
-def _same(what: str, one_HWC: jpeg.Pixels, other_HWC: jpeg.Pixels) -> None:
+def _same(what: str, one_HWC: crop_jpeg.Pixels, other_HWC: crop_jpeg.Pixels) -> None:
     if not np.array_equal(one_HWC, other_HWC):
         raise Finding(f"jpeg: {what} differs from a full decode")
 
@@ -189,7 +189,7 @@ def jpeg_seeds() -> list[bytes]:
         noise_HWC = rng.normal(0, 9, (height, width, 3)) + 8 * (np.arange(width)[None, :, None] % 16) + 60
         image = Image.fromarray(np.clip(noise_HWC, 0, 255).astype(np.uint8))
         for options in (
-            {"restart_marker_blocks": jpeg.restart_interval(width, "420" if sampling == 2 else "444")},
+            {"restart_marker_blocks": crop_jpeg.restart_interval(width, "420" if sampling == 2 else "444")},
             {"progressive": True},
             {},
         ):

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.codecs import crop_jpeg, jpeg
 from feedline.pipeline.format import manifest as shards
 from feedline.tests.lab.fuzz_targets import TARGETS, Finding
 
@@ -41,8 +41,8 @@ def test_edited_files_end_in_an_answer_or_in_the_readers_own_error(name: str) ->
 
 
 def test_the_checks_see_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = jpeg.cut
-    monkeypatch.setattr(jpeg, "cut", lambda *region, frame: cut(*region, frame=frame)._replace(left_px=0))
+    cut = crop_jpeg.cut
+    monkeypatch.setattr(crop_jpeg, "cut", lambda *region, frame: cut(*region, frame=frame)._replace(left_px=0))
     with pytest.raises(Finding, match="differs from a full decode"):
         for seed in TARGETS["jpeg"].seeds():
             TARGETS["jpeg"].check(seed)
@@ -50,16 +50,16 @@ def test_the_checks_see_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_picture_that_cannot_be_decoded_is_an_error_and_no_uninitialised_memory() -> None:
     data = next(path for path in FINDINGS if path.stem == "jpeg-undefined-table").read_bytes()
-    with pytest.raises(jpeg.JpegError, match="cannot be decoded"):
+    with pytest.raises(crop_jpeg.JpegError, match="cannot be decoded"):
         jpeg.decode(data[:-4])
 
 
 def test_a_header_of_gigapixels_is_refused_before_any_memory_is_taken() -> None:
     data = bytearray(jpeg.encode(PICTURE))
-    at = jpeg.parse(bytes(data)).size_at
+    at = crop_jpeg.parse(bytes(data)).size_at
     data[at : at + 4] = b"\xff\xff\xff\xff"
-    for read in (jpeg.parse, jpeg.decode, lambda data: jpeg.cut(data, 0, 0, 8, 8)):
-        with pytest.raises(jpeg.JpegError, match="65535x65535"):
+    for read in (crop_jpeg.parse, jpeg.decode, lambda data: crop_jpeg.cut(data, 0, 0, 8, 8)):
+        with pytest.raises(crop_jpeg.JpegError, match="65535x65535"):
             read(bytes(data))
 
 
@@ -68,7 +68,7 @@ def test_what_libjpeg_only_wonders_at_is_read_and_its_damage_is_seen() -> None:
     at = data.index(b"JFIF\0") + 5
     odd = data[:at] + b"\x07" + data[at + 1 :]  # a revision nobody knows
     assert (jpeg.decode(odd) == jpeg.decode(data)).all()
-    with pytest.raises(jpeg.JpegError, match="damaged"):
+    with pytest.raises(crop_jpeg.JpegError, match="damaged"):
         jpeg.decode(odd[:-40] + b"\xff\xd9")
 
 

@@ -13,7 +13,7 @@ from feedline.pipeline.format import manifest as shards
 MakeSplit = Callable[..., Path]
 
 
-def write_split(folder: Path, samples: int, shard_count: int, *, px: int = 40, codec: shards.Codec = "jpeg") -> Path:
+def write_split(folder: Path, samples: int, shard_count: int, *, px: int = 40, codec: str = "jpeg") -> Path:
     """Sample n has label n, key `s0000n`, and a picture whose mean grey level is about 40 + n % 180."""
     folder.mkdir(parents=True)
     rows: list[shards.SampleRow] = []

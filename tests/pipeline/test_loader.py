@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError, WorkerError
-from feedline.pipeline.codecs.decode import Augment
+from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.loader import Loader, live_loaders
 from feedline.pipeline.shards_dataset import Shards

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.codecs.decode import Augment
+from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.loader import Loader, LoaderConfig
 
 WRONG: dict[str, tuple[Any, ...]] = {

@@ -20,11 +20,10 @@ from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs import jpeg
-from feedline.pipeline.format.manifest import Index, Manifest, read_index, read_manifest
+from feedline.pipeline.format.manifest import Index, read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.verify import verify
-from feedline.preprocess.verify_shard import jpeg_trouble
 from tests.preprocess.making import photo, run_here, saved
 
 FORMS = ("64:jpeg", "32:raw:square", "48:planes", "keep")
@@ -321,7 +320,7 @@ def test_a_jpeg_that_is_not_crop_addressable_breaks_a_promise(prepared: Path) ->
 @given(width=st.integers(16, 400), height=st.integers(16, 300), subsampling=st.sampled_from(["420", "444"]))
 def test_a_right_cut_has_the_very_pixels_of_the_whole(width: int, height: int, subsampling: Any) -> None:
     data = jpeg.encode_image(photo(width * height, width, height), 90, subsampling)
-    assert jpeg_trouble(data, addressable(), width, height) == ""
+    assert jpeg.check(data, width, height, {"crop_addressable": True}) == ""
 
 
 def test_a_wrong_cut_of_a_smooth_picture_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,14 +328,9 @@ def test_a_wrong_cut_of_a_smooth_picture_is_noticed(monkeypatch: pytest.MonkeyPa
     slope = np.linspace(90, 95, 256).astype(np.uint8)
     data = jpeg.encode(np.broadcast_to(slope[None, :, None], (256, 256, 3)).copy())
     whole = jpeg.cut
-    assert jpeg_trouble(data, addressable(), 256, 256) == ""
+    assert jpeg.check(data, 256, 256, {"crop_addressable": True}) == ""
     monkeypatch.setattr(jpeg, "cut", lambda data, left, *rest: whole(data, left + 32, *rest))
-    assert "a cut differs" in jpeg_trouble(data, addressable(), 256, 256)
-
-
-def addressable() -> Manifest:
-    return Manifest(split="train", samples=0, classes=[], shards=[], settings={"crop_addressable": True}, seed=0,
-                    plan_hash="", index_sha256="", versions={})  # fmt: skip
+    assert "a cut differs" in jpeg.check(data, 256, 256, {"crop_addressable": True})
 
 
 def test_no_dataset_is_an_error(tmp_path: Path) -> None:

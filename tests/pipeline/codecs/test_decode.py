@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.codecs import decode, jpeg
-from feedline.pipeline.codecs.decode import Augment, make_kernel
-from feedline.pipeline.draw.regions import Region, choose
+from feedline.pipeline.codecs import crop_jpeg, jpeg
+from feedline.pipeline.codecs.crop_jpeg import parse
+from feedline.pipeline.codecs.decode import make_kernel
+from feedline.pipeline.codecs.planes import planes
+from feedline.pipeline.draw.regions import Augment, Region, choose
 from feedline.pipeline.draw.resample import halved, needs_pillow
 from feedline.pipeline.workers.counters import FIELD, ROW_BYTES, Clock
-from feedline.preprocess.picture import planes
 
 PHOTO = np.asarray(Image.fromarray(skimage.data.coffee()).resize((400, 300), Image.Resampling.BICUBIC))
 CODECS = ["jpeg", "keep", "raw", "planes"]
@@ -177,7 +178,7 @@ def test_a_picture_that_is_cut_short_is_never_filled_up(make: Callable[..., byte
 
 def test_damage_inside_the_picture_is_seen() -> None:
     data = bytearray(plain_jpeg(PHOTO))
-    at = jpeg.parse(bytes(data)).scan_at + 1000
+    at = parse(bytes(data)).scan_at + 1000
     data[at : at + 2] = b"\xff\xd9"
     for px in (64, 224):
         with pytest.raises(DatasetError, match="damaged"):
@@ -213,7 +214,7 @@ def test_arrays_of_another_kind_are_refused(codec: str, array: np.ndarray) -> No
 def test_small_outputs_are_decoded_small(factor: int) -> None:
     region = Region(10, 10, 250, 250)
     out_HWC = np.empty((250 // factor, 250 // factor, 3), np.uint8)
-    assert decode.dct_factor(region, out_HWC) == factor
+    assert jpeg.dct_factor(region, out_HWC) == factor
 
 
 def test_a_picture_that_cannot_be_shortened_is_decoded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +224,7 @@ def test_a_picture_that_cannot_be_shortened_is_decoded_whole(monkeypatch: pytest
     make_kernel("keep", config, 0)(data, usual_HWC, 3, 0, new_clock())
 
     def refuse(*_: object) -> None:
-        raise jpeg.JpegError("not this one")
+        raise crop_jpeg.JpegError("not this one")
 
     monkeypatch.setattr(jpeg, "decode_shortened", refuse)
     make_kernel("keep", config, 0)(data, whole_HWC, 3, 0, new_clock())

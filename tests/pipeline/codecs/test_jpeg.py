@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.io import decode_image
 
-from feedline.pipeline.codecs import jpeg
-from feedline.pipeline.codecs.jpeg import JpegError, Subsampling
+from feedline.pipeline.codecs import crop_jpeg, jpeg
+from feedline.pipeline.codecs.base import Subsampling
+from feedline.pipeline.codecs.crop_jpeg import JpegError
 
 PHOTO = np.asarray(Image.fromarray(skimage.data.astronaut()).resize((400, 400)))
 
@@ -43,7 +44,7 @@ def test_a_cut_with_a_border_shows_exactly_the_pixels_of_a_full_decode(
 ) -> None:
     width, height, left, top, across, down = region
     data = jpeg.encode(photo(width, height), quality, subsampling)
-    part = jpeg.cut(data, left, top, across, down, border_px=2)
+    part = crop_jpeg.cut(data, left, top, across, down, border_px=2)
     pixels = simplejpeg.decode_jpeg(part.data)[part.top_px :, part.left_px :][:down, :across]
     assert np.array_equal(pixels, simplejpeg.decode_jpeg(data)[top : top + down, left : left + across])
 
@@ -53,7 +54,7 @@ def test_a_cut_with_a_border_shows_exactly_the_pixels_of_a_full_decode(
 def test_a_close_cut_differs_only_at_its_border(region: tuple[int, int, int, int, int, int]) -> None:
     width, height, left, top, across, down = region
     data = jpeg.encode(photo(width, height))
-    part = jpeg.cut(data, left, top, across, down)
+    part = crop_jpeg.cut(data, left, top, across, down)
     pixels = simplejpeg.decode_jpeg(part.data)[part.top_px :, part.left_px :][:down, :across]
     whole = simplejpeg.decode_jpeg(data)[top : top + down, left : left + across]
     assert pixels.shape == whole.shape
@@ -63,16 +64,16 @@ def test_a_close_cut_differs_only_at_its_border(region: tuple[int, int, int, int
 
 def test_a_cut_is_smaller_than_the_file_and_is_itself_a_crop_addressable_jpeg() -> None:
     data = jpeg.encode(photo(352, 256))
-    part = jpeg.cut(data, 100, 100, 60, 60)
+    part = crop_jpeg.cut(data, 100, 100, 60, 60)
     assert len(part.data) < len(data) / 2
-    assert jpeg.is_crop_addressable(part.data)
-    again = jpeg.cut(part.data, part.left_px, part.top_px, 60, 60)
+    assert crop_jpeg.is_crop_addressable(part.data)
+    again = crop_jpeg.cut(part.data, part.left_px, part.top_px, 60, 60)
     assert simplejpeg.decode_jpeg(again.data).shape == simplejpeg.decode_jpeg(part.data).shape
 
 
 @pytest.mark.parametrize("width", [16, 200, 256, 341, 384])
 def test_tiles_are_whole_columns_of_at_most_64_px(width: int) -> None:
-    blocks = jpeg.restart_interval(width)
+    blocks = crop_jpeg.restart_interval(width)
     assert blocks * 16 <= 64 and -(-width // 16) % blocks == 0
 
 
@@ -111,8 +112,8 @@ def other_files() -> dict[str, bytes]:
 @pytest.mark.parametrize("name", list(other_files()))
 def test_files_without_a_grid_come_back_whole(name: str) -> None:
     data = other_files()[name]
-    assert not jpeg.is_crop_addressable(data)
-    assert jpeg.cut(data, 30, 20, 50, 50) == (data, 30, 20)
+    assert not crop_jpeg.is_crop_addressable(data)
+    assert crop_jpeg.cut(data, 30, 20, 50, 50) == (data, 30, 20)
 
 
 def test_grey_and_cmyk_are_decoded_to_rgb() -> None:
@@ -127,7 +128,7 @@ def test_grey_and_cmyk_are_decoded_to_rgb() -> None:
 @given(st.binary(max_size=300) | st.binary(max_size=200).map(lambda tail: b"\xff\xd8\xff" + tail))
 @settings(max_examples=300, deadline=None)
 def test_arbitrary_bytes_are_refused_in_one_way(data: bytes) -> None:
-    for reader in (jpeg.size, jpeg.is_crop_addressable, lambda d: jpeg.cut(d, 0, 0, 1, 1)):
+    for reader in (crop_jpeg.size, crop_jpeg.is_crop_addressable, lambda d: crop_jpeg.cut(d, 0, 0, 1, 1)):
         try:
             reader(data)
         except JpegError:
@@ -142,7 +143,7 @@ SMALL = jpeg.encode(photo(96, 80))
 def test_a_damaged_file_is_refused_or_still_a_jpeg(at: int, value: int, length: int) -> None:
     damaged = (SMALL[:at] + bytes([value]) + SMALL[at + 1 :])[:length]
     try:
-        part = jpeg.cut(damaged, 10, 10, 40, 40)
+        part = crop_jpeg.cut(damaged, 10, 10, 40, 40)
     except JpegError:
         return
     assert part.data[:2] == b"\xff\xd8"
@@ -152,7 +153,7 @@ def test_a_damaged_file_is_refused_or_still_a_jpeg(at: int, value: int, length: 
 @pytest.mark.parametrize("region", [(-1, 0, 5, 5), (0, 0, 0, 5), (90, 0, 10, 5), (0, 79, 5, 2)])
 def test_a_region_outside_the_picture_is_refused(region: tuple[int, int, int, int]) -> None:
     with pytest.raises(JpegError):
-        jpeg.cut(SMALL, *region)
+        crop_jpeg.cut(SMALL, *region)
 
 
 def plain(image: np.ndarray, **options: object) -> bytes:
@@ -168,8 +169,8 @@ def test_a_file_without_tiles_is_decoded_down_to_a_row(
 ) -> None:
     data = plain(photo(width, height), subsampling=subsampling)
     bottom = drawn.draw(st.integers(1, height))
-    frame = jpeg.parse(data)
-    shortened, rows = jpeg.shorten(data, bottom, frame)
+    frame = crop_jpeg.parse(data)
+    shortened, rows = crop_jpeg.shorten(data, bottom, frame)
     assert bottom <= rows <= max(height, bottom + 15)
     whole = jpeg.decode(data, fast_chroma=True)
     part = jpeg.decode_shortened(shortened, "RGB", width, rows, True) if shortened is not data else whole
@@ -178,24 +179,24 @@ def test_a_file_without_tiles_is_decoded_down_to_a_row(
 
 def test_what_has_tiles_or_scans_is_not_shortened() -> None:
     for data in (jpeg.encode(photo(200, 150)), other_files()["progressive"], other_files()["across rows"]):
-        assert jpeg.shorten(data, 20, jpeg.parse(data)) == (data, 150)
+        assert crop_jpeg.shorten(data, 20, crop_jpeg.parse(data)) == (data, 150)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.8])
 def test_a_picture_cut_short_is_refused_by_every_door(share: float) -> None:
     data = plain(photo(200, 150))
-    frame = jpeg.parse(data)
-    for broken in (data[: int(len(data) * share)], data[: int(len(data) * share)] + jpeg.EOI):
+    frame = crop_jpeg.parse(data)
+    for broken in (data[: int(len(data) * share)], data[: int(len(data) * share)] + crop_jpeg.EOI):
         with pytest.raises(JpegError):
             jpeg.decode(broken)
-        shortened, rows = jpeg.shorten(broken, 144, frame)
+        shortened, rows = crop_jpeg.shorten(broken, 144, frame)
         with pytest.raises(JpegError):
             jpeg.decode_shortened(shortened, "RGB", 200, rows, False)
 
 
 def test_what_is_harmless_is_passed_over() -> None:
     data = plain(photo(200, 150))
-    padded = data[:-2] + b"\0\0\0" + jpeg.EOI
+    padded = data[:-2] + b"\0\0\0" + crop_jpeg.EOI
     future = data.replace(b"JFIF\0\x01\x01", b"JFIF\0\x07\x07")
     for odd in (padded, future, data + b"trailing"):
         assert np.array_equal(jpeg.decode(odd), jpeg.decode(data))
@@ -211,15 +212,15 @@ def test_markers_out_of_order_are_no_grid() -> None:
     data = bytearray(jpeg.encode(photo(96, 80)))
     at = data.index(b"\xff\xd3")
     data[at + 1] = 0xD5
-    assert not jpeg.is_crop_addressable(bytes(data))
+    assert not crop_jpeg.is_crop_addressable(bytes(data))
 
 
 def test_a_recognised_header_says_what_walking_it_says() -> None:
     first, second = jpeg.encode(photo(96, 80)), jpeg.encode(photo(112, 200))
-    frames = [jpeg.parse(data) for data in (first, second, first, second)]
+    frames = [crop_jpeg.parse(data) for data in (first, second, first, second)]
     assert frames[0] == frames[2] and frames[1] == frames[3]
-    assert frames[:2] == [jpeg._walk(first), jpeg._walk(second)]
+    assert frames[:2] == [crop_jpeg._walk(first), crop_jpeg._walk(second)]
     empty = bytearray(first)
     empty[frames[0].size_at : frames[0].size_at + 4] = bytes(4)
     with pytest.raises(JpegError):
-        jpeg.parse(bytes(empty))
+        crop_jpeg.parse(bytes(empty))

@@ -1,0 +1,122 @@
+"""What every codec keeps to, a new one too."""
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.codecs.base import Codec, Pixels
+from feedline.pipeline.codecs.table import CODECS
+from feedline.pipeline.draw.regions import Region
+
+WIDTH, HEIGHT = 64, 48
+X, Y = np.meshgrid(np.arange(WIDTH), np.arange(HEIGHT))
+PICTURE = np.stack([3 * X, 5 * Y, 128 + X - Y], -1).astype(np.uint8)
+
+
+class Laps:
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def decoded(self) -> None:
+        self.names.append("decoded")
+
+    def transformed(self) -> None:
+        self.names.append("transformed")
+
+
+@pytest.fixture(params=CODECS.values(), ids=CODECS)
+def codec(request: Any) -> Codec:
+    return request.param
+
+
+def member(codec: Codec) -> bytes:
+    image = Image.fromarray(PICTURE)
+    if codec.encode is not None:
+        return codec.encode(image, 95, "420")
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def distance(one: Pixels, other: Pixels) -> float:
+    return float(np.abs(one.astype(int) - other).mean())
+
+
+def test_its_name_is_a_word_and_its_key(codec: Codec) -> None:
+    assert codec.name.isalpha() and codec.name.islower()
+    assert CODECS[codec.name] is codec
+
+
+def test_pixels_are_the_picture(codec: Codec) -> None:
+    pixels_HWC = codec.pixels(member(codec))
+    assert pixels_HWC.dtype == np.uint8 and pixels_HWC.shape == PICTURE.shape
+    assert distance(pixels_HWC, PICTURE) < 3 if codec.lossy else np.array_equal(pixels_HWC, PICTURE)
+
+
+def test_a_picture_with_a_fourth_unused_channel_gives_the_same_member(codec: Codec) -> None:
+    """The decoder of `prepare` hands pictures over like that."""
+    if codec.encode is not None:
+        padded = np.dstack([PICTURE, np.full_like(PICTURE[..., :1], 7)])
+        image = Image.frombuffer("RGBX", (WIDTH, HEIGHT), padded.tobytes(), "raw", "RGBX", 0, 1)
+        assert codec.encode(image, 95, "420") == member(codec)
+
+
+@pytest.mark.parametrize("fast_chroma", [False, True])
+@pytest.mark.parametrize("px", [16, 32])
+def test_fill_shows_the_chosen_region(codec: Codec, fast_chroma: bool, px: int) -> None:
+    asked: list[tuple[int, int]] = []
+    laps = Laps()
+    out_HWC = np.zeros((px, px, 3), np.uint8)
+
+    def choose(width_px: int, height_px: int) -> Region:
+        asked.append((width_px, height_px))
+        return Region(16, 8, 32, 32)
+
+    codec.fill(member(codec), out_HWC, choose, laps, fast_chroma)
+    expected = Image.fromarray(PICTURE[8:40, 16:48]).resize((px, px), Image.Resampling.BILINEAR)
+    assert distance(out_HWC, np.asarray(expected)) < 4
+    assert asked == [(WIDTH, HEIGHT)]
+    assert laps.names == ["decoded", "transformed"]
+
+
+def test_check_finds_nothing_wrong_with_its_own_member(codec: Codec) -> None:
+    settings = {"codec": codec.name, **codec.settings(95, "420")}
+    assert codec.check(member(codec), WIDTH, HEIGHT, settings) == ""
+    assert "the index says" in codec.check(member(codec), WIDTH + 2, HEIGHT, settings)
+
+
+def test_other_bytes_are_refused(codec: Codec) -> None:
+    whole = member(codec)
+    for data in (b"", b"not a picture", whole[: len(whole) // 2]):
+        with pytest.raises(DatasetError):
+            codec.pixels(data)
+        with pytest.raises(DatasetError):
+            codec.fill(data, np.zeros((16, 16, 3), np.uint8), lambda w, h: Region(0, 0, w, h), Laps(), True)
+        with pytest.raises((DatasetError, ValueError)):
+            codec.check(data, WIDTH, HEIGHT, {})
+
+
+def test_what_it_says_of_itself_is_true(codec: Codec) -> None:
+    data = member(codec)
+    assert codec.sized == (codec.encode is not None) == bool(codec.extension)
+    if codec.image_file:
+        assert Image.open(io.BytesIO(data)).size == (WIDTH, HEIGHT)
+    if codec.encode is not None:
+        worse = codec.encode(Image.fromarray(PICTURE), 20, "420")
+        assert (worse != data) == codec.has_quality
+    assert json.loads(json.dumps(codec.settings(90, "420"))) == codec.settings(90, "420")
+    assert codec.estimate_bytes(256 * 341, 90, 110_000) > 1000
+
+
+def test_the_command_line_names_every_codec() -> None:
+    from feedline.cli.main import app
+
+    for verb in ("prepare", "compare"):
+        shown = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200"}).output
+        assert not [name for name in CODECS if name not in shown]
