@@ -14,8 +14,7 @@ from feedline.pipeline.format.manifest import ShardReader, read_index, read_mani
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.index_tars import index_shards
-from feedline.preprocess.inspect import contact_sheet, histogram, inspect, thumbnails
-from feedline.preprocess.inspect_page import page
+from feedline.preprocess.inspect import contact_sheet, histogram, inspect, page, thumbnails
 from feedline.preprocess.verify import verify
 from tests.preprocess.making import Here, photo, saved
 
