@@ -23,9 +23,8 @@ def inspect(
 
     Example: feedline inspect OUT --html sheet.html
     """
-    from feedline.preprocess.inspect import contact_sheet, thumbnails
+    from feedline.preprocess.inspect import contact_sheet, page, thumbnails
     from feedline.preprocess.inspect import inspect as look
-    from feedline.preprocess.inspect_page import page
 
     record = Record("inspect", json_file, html, png)
     found = look(out)

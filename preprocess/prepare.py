@@ -1,4 +1,4 @@
-"""`prepare(PrepareConfig(...))`: index, plan, write, commit. The door; Spark itself is in `preprocess.spark`.
+"""`prepare(PrepareConfig(...))`: index, plan, write, commit. The door.
 
 A rerun of the same plan skips what is done; a different plan in the same folder is refused; manifests come last, so a
 folder either is a whole dataset or none. What replaces a finished dataset is made beside it and exchanged when whole.
@@ -23,11 +23,12 @@ from feedline.pipeline.base.scratch import clear_abandoned, scratch_folder
 from feedline.pipeline.format.manifest import Manifest
 from feedline.preprocess import commit, job_report, output
 from feedline.preprocess.config import PrepareConfig
+from feedline.preprocess.engine import Engine, EngineRun
 from feedline.preprocess.fingerprint import Fingerprint, fingerprint
 from feedline.preprocess.index_source import gather, open_configured
 from feedline.preprocess.plan import Plan, SplitPlan, estimated_bytes, make_plan
 from feedline.preprocess.receipts import Receipt
-from feedline.preprocess.spark import Ran, check_java, has_context, master_of, run_on_spark, under_submit
+from feedline.preprocess.spark import SparkEngine
 from feedline.preprocess.store import WORK, LocalStore, open_store
 from feedline.preprocess.write_shard import Order, Outcome, ShardTask
 
@@ -35,11 +36,6 @@ OnProgress = Callable[[int, int], None]
 """(samples done, samples in all)."""
 OnNote = Callable[[str], None]
 """One line that a user may want to read: what was chosen, and why."""
-
-Runner = Callable[
-    [PrepareConfig, Order, Sequence[ShardTask], Callable[[list[Outcome]], None], Callable[[float], None]], Ran
-]
-"""Runs tasks, reports outcomes and the share of tasks done."""
 
 DEFAULT_MAX_BAD = 0.001
 
@@ -52,14 +48,15 @@ def prepare(
     config: PrepareConfig,
     on_progress: OnProgress | None = None,
     on_note: OnNote | None = None,
-    runner: Runner = run_on_spark,
+    engine: Engine | None = None,
 ) -> dict[str, Any]:
     """Runs the job, or what is left of it; returns the report (as in OUT/report.json).
 
     Raises FeedlineError (one line, with `exit_status`) for whatever keeps it from finishing; what is done stays and a
-    rerun resumes. `runner` runs the tasks: Spark, or whatever a test puts in its place.
+    rerun resumes. `engine` runs the tasks; None is Spark.
     """
-    return Preparation(config, on_progress or (lambda *_: None), on_note or (lambda _: None), runner).run()
+    engine = engine or SparkEngine(master=config.master, conf=config.spark)
+    return Preparation(config, on_progress or (lambda *_: None), on_note or (lambda _: None), engine).run()
 
 
 @dataclass
@@ -69,20 +66,19 @@ class Preparation:
     config: PrepareConfig
     on_progress: OnProgress
     on_note: OnNote
-    runner: Runner
+    engine: Engine
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def run(self) -> dict[str, Any]:
         config = self.config
-        if self.runner is run_on_spark:
-            check_java_if_needed()
+        self.engine.check()
         check_apart(config)
         clear_abandoned()  # what a killed run left, even if nothing is left to do
         source = open_configured(config)  # a wrong path is said before anything is made
         self.store = self.place = open_store(config.out, dict(config.storage_options))
         if source.needs_staging and not isinstance(self.store, LocalStore):
-            check_staging_is_seen(config)
+            check_staging_is_seen(config, self.engine)
         with output.locked(self.store), staging_folder(self.store) as staging:
             exchanged = output.finish_exchange(self.store)
             started = time.monotonic()
@@ -152,18 +148,17 @@ class Preparation:
         started = time.monotonic()
         pending, samples_done = self._pending()
         watch = Watch(self.config, self.plan, self.store.address, samples_done, self.on_progress)
-        ran = Ran()
+        ran = EngineRun()
         if pending:
             self.on_progress(samples_done, len(self.plan.columns))
             try:
-                ran = self.runner(self.config, self._order(), pending, watch.outcomes, watch.tasks)
+                ran = self.engine.run(self._order(), pending, watch)
             except TooManyBad:
                 self._say_what_is_bad()
                 raise
         self.seconds |= {"start": ran.start_s, "run": ran.run_s, "stop": ran.stop_s}
-        commit_started = time.monotonic()
         try:
-            said = self._commit(ran, resumed=samples_done, started=started, commit_started=commit_started)
+            said = self._commit(ran, watch.outcomes, resumed=samples_done, started=started)
         except OSError as error:
             raise write_error(error, f"committing {self.store.address}") from error
         return said
@@ -215,7 +210,8 @@ class Preparation:
 
     # --- committing -----------------------------------------------------------------------------------
 
-    def _commit(self, ran: Ran, *, resumed: int, started: float, commit_started: float) -> dict[str, Any]:
+    def _commit(self, ran: EngineRun, outcomes: list[Outcome], *, resumed: int, started: float) -> dict[str, Any]:
+        commit_started = time.monotonic()
         receipts = {split.split: self._all_receipts(split) for split in self.plan.splits}
         every = [receipt for of_split in receipts.values() for receipt in of_split]
         totals = commit.totals_of(every)
@@ -230,7 +226,7 @@ class Preparation:
                 manifests[folder] = self._manifest(split, number, infos, index_sha256)
         commit.commit_quarantine(self.store, bad)
         self.seconds["commit"] = time.monotonic() - commit_started
-        said = self._report(totals, ran, resumed, time.monotonic() - started)
+        said = self._report(totals, ran, outcomes, resumed, time.monotonic() - started)
         self.store.write(output.REPORT, (json.dumps(said, indent=1) + "\n").encode())
         commit.publish_manifests(self.store, manifests)
         commit.remove_replaced(self.store, manifests)
@@ -270,7 +266,9 @@ class Preparation:
             formats=self.fingerprint.formats,
         )
 
-    def _report(self, totals: commit.Totals, ran: Ran, resumed: int, seconds: float) -> dict[str, Any]:
+    def _report(
+        self, totals: commit.Totals, ran: EngineRun, outcomes: list[Outcome], resumed: int, seconds: float
+    ) -> dict[str, Any]:
         seconds_by = {name: round(value, 3) for name, value in self.seconds.items()} | {"all": round(seconds, 3)}
         return {
             "input_samples": totals.input_samples,
@@ -285,8 +283,8 @@ class Preparation:
             },
             "bytes_in": totals.bytes_in,
             "bytes_out": totals.bytes_out,
-            **job_report.speed(ran.outcomes, self.seconds["run"]),
-            "stage_s": job_report.stage_seconds(ran.outcomes) | {"commit": round(self.seconds["commit"], 3)},
+            **job_report.speed(outcomes, self.seconds["run"]),
+            "stage_s": job_report.stage_seconds(outcomes) | {"commit": round(self.seconds["commit"], 3)},
             "seconds": seconds_by,
             "plan_hash": self.plan.hash,
             "resumed_samples": resumed,
@@ -303,21 +301,19 @@ class Watch:
         self, config: PrepareConfig, plan: Plan, address: str, samples_done: int, on_progress: OnProgress
     ) -> None:
         self._config, self._address, self._on_progress = config, address, on_progress
-        self._all = len(plan.columns)
-        self._before = samples_done
-        self._bad = self._seen = 0
+        self._all, self._done = len(plan.columns), samples_done
+        self._bad = 0
+        self.outcomes: list[Outcome] = []
 
-    def outcomes(self, fresh: Sequence[Outcome]) -> None:
-        for outcome in fresh:
-            if outcome.fatal:
-                raise FeedlineError(outcome.fatal)
-            self._bad += outcome.quarantined
-            self._seen += outcome.samples + outcome.quarantined
+    def __call__(self, outcome: Outcome) -> None:
+        if outcome.fatal:
+            raise FeedlineError(outcome.fatal)
+        self.outcomes.append(outcome)
+        self._bad += outcome.quarantined
         if self._bad > allowed_bad(self._all, self._config):
             raise too_many_bad(self._bad, self._all, self._config, self._address)
-
-    def tasks(self, share: float) -> None:
-        self._on_progress(self._before + max(self._seen, int(share * (self._all - self._before))), self._all)
+        self._done += outcome.samples + outcome.quarantined
+        self._on_progress(self._done, self._all)
 
 
 def allowed_bad(samples: int, config: PrepareConfig) -> float:
@@ -335,12 +331,6 @@ def too_many_bad(bad: int, samples: int, config: PrepareConfig, address: str) ->
     )
 
 
-def check_java_if_needed() -> None:
-    """Before any long work; not under spark-submit, nor with a running context, which have a Java already."""
-    if not under_submit() and not has_context():
-        check_java()
-
-
 @contextmanager
 def staging_folder(store: output.Store) -> Generator[Path]:
     """Where a source may unpack itself: seen by all tasks where the output is, gone when the job ends."""
@@ -356,9 +346,9 @@ def staging_folder(store: output.Store) -> Generator[Path]:
         store.delete_folder_if_empty(WORK)
 
 
-def check_staging_is_seen(config: PrepareConfig) -> None:
+def check_staging_is_seen(config: PrepareConfig, engine: Engine) -> None:
     """Beside an output on a store, what is unpacked lies in this machine's temporary folder."""
-    if (master := master_of(config)) and not master.startswith("local"):
+    if master := engine.elsewhere():
         raise UsageError(
             f"{config.source} must be unpacked first, where all executors of {master} see it: give an OUT folder "
             "that they share, or --master local[*]"

@@ -1,8 +1,7 @@
 """One shard checked: its bytes against the manifest and the index, its samples decoded."""
 
 import hashlib
-import io
-import tarfile
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,11 +10,13 @@ import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.format.manifest import BLOCK_BYTES, Index, Manifest, ShardInfo, member_header, padding_bytes
+from feedline.pipeline.format.manifest import Index, Manifest, ShardInfo, member_header, padding_bytes
 from feedline.preprocess.store import LocalStore, ObjectStore
 
 SAMPLES_DECODED = 4  # of each shard, when not all are
 MAX_PROBLEMS_PER_SHARD = 20
+HEADER_MAX_BYTES = 4096  # an extended header with a long name, and the member's own
+EXTENSION = re.compile(rb"[a-z0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,47 +99,43 @@ class ShardCheck:
 
 
 def walk(data: bytes, split: Split, rows: Sequence[int], note: Callable[[str, str], None]) -> None:
-    """Every byte of a shard: headers and padding as the writer makes them, images by CRC, labels by the index."""
+    """Every byte of a shard: headers and padding as the writer makes them, images by CRC-32, labels by the index."""
     index = split.index
     foreign = split.manifest.settings.get("foreign", False)
-    cursor = 0
+    headers = [b"" if foreign else image_header(data, split, row) for row in rows]
+    begins = [int(index.offsets_N[row]) - len(header) for row, header in zip(rows, headers, strict=True)]
+    begins = [0, *begins[1:], len(data)]
     for n, row in enumerate(rows):
-        key = split.keys[row]
-        start, length = int(index.offsets_N[row]), int(index.lengths_N[row])
-        if zlib.crc32(data[start : start + length]) != int(index.crc32_N[row]):
+        key, start = split.keys[row], int(index.offsets_N[row])
+        end = start + int(index.lengths_N[row])
+        if zlib.crc32(data[start:end]) != int(index.crc32_N[row]):
             note(key, "image bytes are not those that were written (CRC-32)")
         if foreign:
             continue
-        last = n + 1 == len(rows)
-        end = len(data) if last else int(index.offsets_N[rows[n + 1]])
-        cursor = walk_sample(data, cursor, key, start, length, int(index.labels_N[row]), end, last, note)
-    if not foreign and any(data[cursor:]):
-        note(split.keys[rows[-1]] if rows else "", "end-of-archive padding is not all zero (after the last sample)")
+        if data[begins[n] : start] != headers[n]:
+            note(key, "the image's tar header is not the one that was written")
+        end = check_padding(data, end, key, note)
+        end = check_label(data, end, key, int(index.labels_N[row]), note)
+        end = check_padding(data, end, key, note)
+        if not is_metadata_or_nothing(data[end : begins[n + 1]], key):
+            note(key, "what follows the label is neither its metadata nor the archive's end")
+    if not rows and not foreign and any(data):
+        note("", "end-of-archive padding is not all zero")
 
 
-def walk_sample(
-    data: bytes, cursor: int, key: str, start: int, length: int, label: int, end: int, last: bool,
-    note: Callable[[str, str], None],
-) -> int:  # fmt: skip
-    """Checks one sample's members; returns where the next one begins (as the writer would have it)."""
-    image = member_at(data, cursor, start)
-    if (
-        image is None
-        or not image.name.startswith(f"{key}.")
-        or data[cursor:start] != member_header(image.name, length)
-    ):
-        note(key, "the image's tar header is not the one that was written")
-    cursor = check_label(data, check_padding(data, start + length, key, note), key, label, note)
-    cursor = check_padding(data, cursor, key, note)
-    extra = member_at(data, cursor, end)
-    if extra is not None and extra.name == f"{key}.json":
-        if data[cursor : extra.offset_data] != member_header(extra.name, extra.size):
-            note(key, "the metadata's tar header is not the one that was written")
-        cursor = check_padding(data, extra.offset_data + extra.size, key, note)
-    elif last and extra is None and any(data[cursor : cursor + BLOCK_BYTES]):
-        note(key, "end-of-archive padding is not all zero (after the last sample)")
-        cursor += BLOCK_BYTES
-    return cursor
+def image_header(data: bytes, split: Split, row: int) -> bytes:
+    """As the writer makes it; the extension alone is not in the index, and taken from the tar."""
+    key, start = split.keys[row], int(split.index.offsets_N[row])
+    _, _, tail = data[max(start - HEADER_MAX_BYTES, 0) : start].rpartition(f"{key}.".encode())
+    extension = EXTENSION.match(tail)
+    name = f"{key}.{extension[0].decode() if extension else ''}"
+    return member_header(name, int(split.index.lengths_N[row]))
+
+
+def is_metadata_or_nothing(data: bytes, key: str) -> bool:
+    """Whether it is the member KEY.json, whose text only the shard's SHA-256 covers, and zeros; or zeros alone."""
+    text = data[len(member_header(f"{key}.json", 0)) :].rstrip(b"\0")
+    return data.rstrip(b"\0") in (b"", member_header(f"{key}.json", len(text)) + text)
 
 
 def check_label(data: bytes, cursor: int, key: str, label: int, note: Callable[[str, str], None]) -> int:
@@ -151,20 +148,6 @@ def check_label(data: bytes, cursor: int, key: str, label: int, note: Callable[[
     if data[cursor : cursor + len(text)] != text:
         note(key, f"the label in the tar is {data[cursor : cursor + len(text)]!r}, the index says {label}")
     return cursor + len(text)
-
-
-def member_at(data: bytes, cursor: int, end: int) -> tarfile.TarInfo | None:
-    """The member whose header begins at `cursor`, with absolute offsets; None when there is none that can be read."""
-    if min(end, len(data)) - cursor < BLOCK_BYTES or not data[cursor]:
-        return None
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data[cursor:end] + bytes(2 * BLOCK_BYTES))) as tar:
-            member = tar.next()
-    except (tarfile.TarError, ValueError, OverflowError):
-        return None
-    if member is not None:
-        member.offset_data += cursor
-    return member
 
 
 def check_padding(data: bytes, position: int, key: str, note: Callable[[str, str], None]) -> int:

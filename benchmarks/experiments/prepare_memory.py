@@ -99,7 +99,7 @@ def driver() -> dict[str, Any]:
     classes = [{"name": f"n{number:08d}"} for number in range(1000)]
     prepare.open_configured = lambda config: None  # pyright: ignore[reportAttributeAccessIssue]
     prepare.gather = lambda config, staging, on_note: (imagenet_like(IMAGENET), classes, {})
-    spark.outcomes = fabricated
+    spark.write_group = fabricated
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder, JvmPeak() as jvm:
         config = PrepareConfig(source="imagenet", out=folder, master=f"local[{usable_cores()}]")
         started, cpu = time.perf_counter(), time.process_time()

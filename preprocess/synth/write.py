@@ -137,7 +137,7 @@ class Writing:
         self._done = 0
 
     def run(self) -> None:
-        with closing(pictures(self._plan)) as stream:  # pyright: ignore[reportArgumentType] - it is a generator
+        with closing(pictures(self._plan)) as stream:
             self._stream = stream
             if self._plan.config.layout == "ilsvrc":
                 self._archives()

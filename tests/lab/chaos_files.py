@@ -8,7 +8,7 @@ struck folder before anything is done again: a finished dataset is complete or i
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class Prepare:
     def act(self, folder: Path) -> None:
         from feedline.preprocess.config import PrepareConfig
         from feedline.preprocess.picture import Output
-        from feedline.preprocess.prepare import Preparation
+        from feedline.preprocess.prepare import prepare
 
         config = PrepareConfig(
             source=str(self._source),
@@ -85,7 +85,7 @@ class Prepare:
             max_bad=1,
             val_fraction=0.25,
         )
-        Preparation(config, lambda *_: None, lambda _: None, _here).run()
+        prepare(config, engine=_Here())
 
     def left(self, folder: Path) -> dict[str, str]:
         return digests(folder, "report.json")
@@ -94,17 +94,22 @@ class Prepare:
         return unsound_splits(folder)
 
 
-def _here(config: Any, order: Any, tasks: Sequence[Any], on_outcomes: Callable[[Any], None], on_tasks: Any) -> Any:
-    """The tasks in this process instead of Spark's."""
-    from feedline.preprocess.spark import Ran
-    from feedline.preprocess.write_shard import write_shards
+class _Here:
+    """An engine: the tasks in this process."""
 
-    ran = Ran(master="none")
-    for task in tasks:
-        outcomes = write_shards(order, [task])
-        ran.outcomes += outcomes
-        on_outcomes(outcomes)
-    return ran
+    def check(self) -> None: ...
+
+    def elsewhere(self) -> str:
+        return ""
+
+    def run(self, order: Any, tasks: Any, on_outcome: Callable[[Any], None]) -> Any:
+        from feedline.preprocess.engine import EngineRun
+        from feedline.preprocess.write_shard import write_shards
+
+        for task in tasks:
+            for outcome in write_shards(order, [task]):
+                on_outcome(outcome)
+        return EngineRun(master="none")
 
 
 class Index:

@@ -2,15 +2,15 @@
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.spark import Ran
-from feedline.preprocess.write_shard import Order, Outcome, ShardTask, write_shards
+from feedline.preprocess.engine import EngineRun, OnOutcome
+from feedline.preprocess.write_shard import Order, ShardTask, write_shards
 
 CLASSES = ("apple", "bear", "cup")
 PER_CLASS = 16
@@ -55,18 +55,37 @@ def off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image.Image, "resize", resized)
 
 
-def run_here(
-    config: PrepareConfig,
-    order: Order,
-    tasks: Sequence[ShardTask],
-    on_outcomes: Callable[[list[Outcome]], None],
-    on_tasks: Callable[[float], None],
-) -> Ran:
-    """The tasks in this process, two at a time."""
-    ran = Ran(master="none")
-    for first in range(0, len(tasks), 2):
-        outcomes = write_shards(order, tasks[first : first + 2])
-        ran.outcomes += outcomes
-        on_outcomes(outcomes)
-        on_tasks(min(first + 2, len(tasks)) / len(tasks))
-    return ran
+class Here:
+    """An engine: the tasks in this process, two at a time; then it `dies`, if it shall, with what is left undone."""
+
+    def __init__(self, most: int | None = None, dies: BaseException | None = None, elsewhere: str = "") -> None:
+        self._most, self._dies, self._elsewhere = most, dies, elsewhere
+
+    def check(self) -> None:
+        """It can always run."""
+
+    def elsewhere(self) -> str:
+        return self._elsewhere
+
+    def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
+        tasks = tasks[: self._most]
+        for first in range(0, len(tasks), 2):
+            for outcome in write_shards(order, tasks[first : first + 2]):
+                on_outcome(outcome)
+        if self._dies is not None:
+            raise self._dies
+        return EngineRun(master="none")
+
+
+@dataclass
+class After(Here):
+    """Does something before the tasks run."""
+
+    action: Callable[[], object]
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
+        self.action()
+        return super().run(order, tasks, on_outcome)

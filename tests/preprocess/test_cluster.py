@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.preprocess.test_job import calm, digests, run, source
 
 from feedline.tests.lab.spark_cluster import SPECULATION, WORKERS, Cluster
+from tests.preprocess.test_spark import calm, digests, run, source
 
 __all__ = ["calm", "source"]  # fixtures
 

@@ -14,10 +14,9 @@ from feedline.pipeline.format.manifest import ShardReader, read_index, read_mani
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.index_tars import index_shards
-from feedline.preprocess.inspect import contact_sheet, histogram, inspect, thumbnails
-from feedline.preprocess.inspect_page import page
+from feedline.preprocess.inspect import contact_sheet, histogram, inspect, page, thumbnails
 from feedline.preprocess.verify import verify
-from tests.preprocess.making import photo, run_here, saved
+from tests.preprocess.making import Here, photo, saved
 
 
 def write_tar(path: Path, samples: list[tuple[str, bytes, bytes]]) -> None:
@@ -140,7 +139,7 @@ def prepared(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = PrepareConfig(
         source=str(images), out=str(out), outputs=outputs, shards=2, max_bad=0.2, val_fraction=0.25
     )
-    door.prepare(config, runner=run_here)
+    door.prepare(config, engine=Here())
     return out
 
 

@@ -29,21 +29,22 @@ from feedline.pipeline.loader import Loader
 from feedline.preprocess import commit, output
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
+from feedline.preprocess.engine import EngineRun, OnOutcome
 from feedline.preprocess.fingerprint import Fingerprint, fingerprint
 from feedline.preprocess.index_source import indexed, source_stats
 from feedline.preprocess.inspect import inspect
 from feedline.preprocess.picture import Output
-from feedline.preprocess.spark import Ran
+from feedline.preprocess.spark import SparkEngine
 from feedline.preprocess.store import WORK, LocalAttempt, LocalStore, open_store
 from feedline.preprocess.verify import verify
-from feedline.preprocess.write_shard import ShardJob
-from tests.preprocess.making import CLASSES, PER_CLASS, off_by_one, photo, run_here, saved, write_images
+from feedline.preprocess.write_shard import Order, ShardJob, ShardTask
+from tests.preprocess.making import CLASSES, PER_CLASS, After, Here, off_by_one, photo, saved, write_images
 
 
 def prepare(source: Path, out: Path | str, **said: Any) -> dict[str, Any]:
     said = {"max_bad": 0.2, "shards": 4} | said
-    runner = said.pop("runner", run_here)
-    return door.prepare(PrepareConfig(source=str(source), out=str(out), **said), runner=runner)
+    engine = said.pop("engine", None) or Here()
+    return door.prepare(PrepareConfig(source=str(source), out=str(out), **said), engine=engine)
 
 
 def digests(out: Path) -> dict[str, str]:
@@ -60,12 +61,8 @@ class Killed(BaseException):
     """As if the process had died here."""
 
 
-def dies_after(count: int) -> Any:
-    def runner(config: Any, order: Any, tasks: Sequence[Any], on_outcomes: Any, on_tasks: Any) -> Ran:
-        run_here(config, order, tasks[:count], on_outcomes, on_tasks)
-        raise Killed
-
-    return runner
+def dies_after(count: int) -> Here:
+    return Here(count, dies=Killed())
 
 
 def test_a_folder_becomes_a_dataset_that_others_read(images: Path, tmp_path: Path) -> None:
@@ -114,11 +111,11 @@ def test_stock_webdataset_reads_it(clean_images: Path, tmp_path: Path) -> None:
 def test_the_bytes_do_not_depend_on_interruptions(images: Path, tmp_path: Path) -> None:
     prepare(images, tmp_path / "calm")
     with pytest.raises(Killed):
-        prepare(images, tmp_path / "stormy", runner=dies_after(1))
+        prepare(images, tmp_path / "stormy", engine=dies_after(1))
     with pytest.raises(FeedlineError, match="unfinished prepare"):
         verify(str(tmp_path / "stormy"))
     with pytest.raises(Killed):
-        prepare(images, tmp_path / "stormy", runner=dies_after(2))
+        prepare(images, tmp_path / "stormy", engine=dies_after(2))
     report = prepare(images, tmp_path / "stormy")
     assert report["resumed_samples"] == 14 + 13 + 13
     assert digests(tmp_path / "calm") == digests(tmp_path / "stormy")
@@ -199,7 +196,7 @@ def test_a_report_that_was_being_written_when_it_died_goes_with_the_next_start(
 
 def test_a_rerun_of_a_finished_job_does_nothing(images: Path, tmp_path: Path) -> None:
     first = prepare(images, tmp_path / "out")
-    again = prepare(images, tmp_path / "out", runner=dies_after(0))
+    again = prepare(images, tmp_path / "out", engine=dies_after(0))
     assert again["already_complete"]
     assert again["output_samples"] == first["output_samples"]
 
@@ -255,7 +252,7 @@ def test_overwriting_keeps_what_was_unpacked_to_read_from(tmp_path: Path) -> Non
 
 def test_an_unfinished_other_plan_is_refused(images: Path, tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        prepare(images, tmp_path / "out", runner=dies_after(1))
+        prepare(images, tmp_path / "out", engine=dies_after(1))
     with pytest.raises(UsageError, match="unfinished run of another plan"):
         prepare(images, tmp_path / "out", seed=1)
     prepare(images, tmp_path / "out", seed=1, overwrite=True)
@@ -292,13 +289,11 @@ def test_the_old_dataset_stays_until_the_new_one_is_whole(images: Path, tmp_path
     prepare(images, out)
     old = digests(out)
 
-    def does_not_start(*_: Any) -> Ran:
-        raise FeedlineError("Spark did not start with master locl[1]")
-
+    does_not_start = Here(0, dies=FeedlineError("Spark did not start with master locl[1]"))
     with pytest.raises(FeedlineError, match="did not start"):
-        prepare(images, out, seed=1, overwrite=True, runner=does_not_start)
+        prepare(images, out, seed=1, overwrite=True, engine=does_not_start)
     with pytest.raises(Killed):
-        prepare(images, out, seed=1, overwrite=True, runner=dies_after(2))
+        prepare(images, out, seed=1, overwrite=True, engine=dies_after(2))
     assert verify(str(out), full=True)["ok"]
     assert {name: digest for name, digest in digests(out).items() if not name.startswith(WORK)} == old
     with pytest.raises(UsageError, match="another plan"):
@@ -312,7 +307,7 @@ def test_an_overwriting_that_was_given_up_leaves_nothing(images: Path, tmp_path:
     prepare(images, tmp_path / "out")
     before = digests(tmp_path / "out")
     with pytest.raises(Killed):
-        prepare(images, tmp_path / "out", seed=1, overwrite=True, runner=dies_after(2))
+        prepare(images, tmp_path / "out", seed=1, overwrite=True, engine=dies_after(2))
     assert prepare(images, tmp_path / "out")["already_complete"]
     assert digests(tmp_path / "out") == before
 
@@ -320,9 +315,9 @@ def test_an_overwriting_that_was_given_up_leaves_nothing(images: Path, tmp_path:
 def test_overwriting_says_what_room_it_needs(images: Path, tmp_path: Path) -> None:
     said: list[str] = []
     config = PrepareConfig(source=str(images), out=str(tmp_path / "out"), max_bad=0.2, overwrite=True)
-    door.prepare(config, on_note=said.append, runner=run_here)
+    door.prepare(config, on_note=said.append, engine=Here())
     assert not [line for line in said if "MiB more" in line]
-    door.prepare(config, on_note=said.append, runner=run_here)
+    door.prepare(config, on_note=said.append, engine=Here())
     assert [line for line in said if "stays until the new one is whole: until then about 2 MiB more" in line]
 
 
@@ -410,7 +405,7 @@ def test_a_death_while_an_unfinished_run_is_removed_is_mended(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Killed):
-        prepare(images, tmp_path / "out", runner=dies_after(2))
+        prepare(images, tmp_path / "out", engine=dies_after(2))
     whole = LocalStore.delete
 
     def dies(self: LocalStore, name: str) -> None:
@@ -636,7 +631,7 @@ def test_a_retry_that_dies_leaves_the_dataset_as_it_was(images: Path, tmp_path: 
     for file in (out / "quarantine").glob("*.bin"):
         file.write_bytes(saved(photo(3)))
     with pytest.raises(Killed):
-        prepare(images, out, retry_quarantine=True, runner=dies_after(2))
+        prepare(images, out, retry_quarantine=True, engine=dies_after(2))
     assert verify(str(out), full=True)["ok"]
     assert prepare(images, out, retry_quarantine=True)["quarantined"] == 0
     assert verify(str(out), full=True)["ok"]
@@ -691,12 +686,13 @@ def test_relative_paths_mean_the_same_to_executors_that_run_elsewhere(
         pq.write_table(table, tmp_path / "in" / "train-0.parquet")
     monkeypatch.chdir(tmp_path)
 
-    def executor(*arguments: Any) -> Ran:
-        with monkeypatch.context() as patch:
-            patch.chdir(tmp_path / "elsewhere")
-            return run_here(*arguments)
+    class Elsewhere(Here):
+        def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
+            with monkeypatch.context() as patch:
+                patch.chdir(tmp_path / "elsewhere")
+                return super().run(order, tasks, on_outcome)
 
-    prepare(Path("in"), "out", runner=executor)
+    prepare(Path("in"), "out", engine=Elsewhere())
     prepare(tmp_path / "in", tmp_path / "whole")
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
     assert not names(tmp_path / "elsewhere")
@@ -729,7 +725,7 @@ def test_an_object_store_gets_hashed_names_and_no_renames(images: Path, tmp_path
 
     out = f"memory://{tmp_path.name}"
     with pytest.raises(Killed):
-        prepare(images, out, runner=dies_after(2))
+        prepare(images, out, engine=dies_after(2))
     report = prepare(images, out)
     assert report["resumed_samples"] == 27
     objects = [path.rpartition("/")[2] for path in fsspec.filesystem("memory").find(out)]
@@ -753,7 +749,7 @@ def test_an_object_store_keeps_the_old_dataset_until_the_manifest_changes(images
     out, fresh = (f"memory://{tmp_path.name}/{name}" for name in ("out", "fresh"))
     prepare(images, out, val_fraction=0.25)
     with pytest.raises(Killed):
-        prepare(images, out, seed=1, overwrite=True, runner=dies_after(2))
+        prepare(images, out, seed=1, overwrite=True, engine=dies_after(2))
     problems = verify(out, full=True)["problems"]
     assert {problem["what"] for problem in problems} == {"a file that the manifest does not name"}
     assert prepare(images, out, seed=1, overwrite=True)["resumed_samples"] == 27
@@ -767,17 +763,22 @@ def test_what_must_be_unpacked_is_refused_where_executors_would_not_see_it(tmp_p
     (tmp_path / "in").mkdir()
     pq.write_table(table, tmp_path / "in" / "train-0.parquet")
     out = f"memory://{tmp_path.name}"
-    for said in ({"master": "spark://host:7077"}, {"spark": {"spark.master": "yarn"}}):
-        with pytest.raises(UsageError, match=r"must be unpacked first, where all executors of (spark|yarn)"):
-            prepare(tmp_path / "in", out, shards=1, **said)
-    assert prepare(tmp_path / "in", out, shards=1, master="local[2]")["output_samples"] == 4
+    with pytest.raises(UsageError, match=r"must be unpacked first, where all executors of yarn"):
+        prepare(tmp_path / "in", out, shards=1, engine=Here(elsewhere="yarn"))
+    assert prepare(tmp_path / "in", out, shards=1)["output_samples"] == 4
+
+
+def test_spark_says_whether_its_executors_are_on_other_machines() -> None:
+    assert SparkEngine(master="spark://host:7077").elsewhere() == "spark://host:7077"
+    assert SparkEngine(conf={"spark.master": "yarn"}).elsewhere() == "yarn"
+    assert SparkEngine(master="local[2]").elsewhere() == SparkEngine().elsewhere() == ""
 
 
 def test_a_long_index_says_how_far_it_is(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedline.preprocess.index_source.NEWS_S", 0.0)
     said: list[str] = []
     config = PrepareConfig(source=str(images), out=str(tmp_path / "out"), max_bad=0.2)
-    door.prepare(config, on_note=said.append, runner=run_here)
+    door.prepare(config, on_note=said.append, engine=Here())
     assert "indexing: 1 of 1 pieces, 53 samples" in said
 
 
@@ -799,10 +800,10 @@ def test_pieces_are_indexed_beside_each_other_and_stay_in_order() -> None:
 
 def test_progress_begins_with_what_was_done_before(images: Path, tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        prepare(images, tmp_path / "out", runner=dies_after(2))
+        prepare(images, tmp_path / "out", engine=dies_after(2))
     seen: list[tuple[int, int]] = []
     config = PrepareConfig(source=str(images), out=str(tmp_path / "out"), shards=4, max_bad=0.2)
-    door.prepare(config, on_progress=lambda done, total: seen.append((done, total)), runner=run_here)
+    door.prepare(config, on_progress=lambda done, total: seen.append((done, total)), engine=Here())
     assert (seen[0], seen[-1]) == ((27, 53), (53, 53))
 
 
@@ -811,7 +812,7 @@ def test_what_came_from_elsewhere_is_another_plan_only_where_that_is_written(ima
     for metadata in (False, True):
         out = tmp_path / f"out{metadata}"
         with pytest.raises(Killed):
-            prepare(images, out, runner=dies_after(2), metadata=metadata)
+            prepare(images, out, engine=dies_after(2), metadata=metadata)
         if metadata:
             with pytest.raises(UsageError, match="another plan"):
                 prepare(tmp_path / "link", out, metadata=True)
@@ -823,14 +824,12 @@ def test_each_of_many_files_is_watched(tmp_path: Path) -> None:
     """Written anew with the same length, while the job runs."""
     source = write_images(tmp_path / "in", per_class=4, oddities=False)
 
-    def changes(config: Any, order: Any, tasks: Sequence[Any], *rest: Any) -> Ran:
-        os.utime(source / "bear" / "bear_1.JPEG", ns=(1, 1))
-        return run_here(config, order, tasks, *rest)
+    changes = After(lambda: os.utime(source / "bear" / "bear_1.JPEG", ns=(1, 1)))
 
     assert source_stats(["s3://bucket/x", str(source / "bear" / "bear_1.JPEG")])[:, 0].tolist()[0] == -1
     assert len(source_stats([str(source / "bear" / "bear_1.JPEG")] * 10_001)) == 10_001
     with pytest.raises(FeedlineError, match=r"bear_1\.JPEG changed while it was read"):
-        prepare(source, tmp_path / "out", runner=changes, shards=1)
+        prepare(source, tmp_path / "out", engine=changes, shards=1)
     with pytest.raises(FeedlineError, match="cannot be read any more"):
         source_stats([str(tmp_path / "gone")])
 
@@ -838,24 +837,18 @@ def test_each_of_many_files_is_watched(tmp_path: Path) -> None:
 def test_a_source_that_changes_is_said(tmp_path: Path) -> None:
     source = write_images(tmp_path / "in", per_class=4, oddities=False)
 
-    def changes(config: Any, order: Any, tasks: Sequence[Any], *rest: Any) -> Ran:
-        victim = source / "bear" / "bear_1.JPEG"
-        victim.write_bytes(victim.read_bytes() + b"more")
-        return run_here(config, order, tasks, *rest)
-
+    victim = source / "bear" / "bear_1.JPEG"
+    changes = After(lambda: victim.write_bytes(victim.read_bytes() + b"more"))
     with pytest.raises(FeedlineError, match="changed while it was read"):
-        prepare(source, tmp_path / "out", runner=changes, shards=1)
+        prepare(source, tmp_path / "out", engine=changes, shards=1)
 
 
 def test_a_source_file_that_vanishes_is_said(tmp_path: Path) -> None:
     source = write_images(tmp_path / "in", per_class=4, oddities=False)
 
-    def vanishes(config: Any, order: Any, tasks: Sequence[Any], *rest: Any) -> Ran:
-        (source / "bear" / "bear_1.JPEG").unlink()
-        return run_here(config, order, tasks, *rest)
-
+    vanishes = After((source / "bear" / "bear_1.JPEG").unlink)
     with pytest.raises(FeedlineError, match="cannot be read any more"):
-        prepare(source, tmp_path / "out", runner=vanishes, shards=1)
+        prepare(source, tmp_path / "out", engine=vanishes, shards=1)
 
 
 def test_an_executor_with_another_encoder_is_refused(
@@ -887,7 +880,7 @@ def test_a_job_is_not_resumed_with_another_pillow(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_libraries: Callable[[], None]
 ) -> None:
     with pytest.raises(Killed):
-        prepare(images, tmp_path / "out", runner=dies_after(2))
+        prepare(images, tmp_path / "out", engine=dies_after(2))
     with monkeypatch.context() as patch:
         off_by_one(patch)
         other_libraries()
@@ -917,9 +910,9 @@ def test_more_formats_are_taken_up_by_retrying_what_is_in_quarantine(
                 prepare(source, out)
                 prepare(source, out)
             else:
-                runner, error = {"killed": (dies_after(2), Killed), "too many bad": (run_here, FeedlineError)}[ended]
+                engine, error = {"killed": (dies_after(2), Killed), "too many bad": (Here(), FeedlineError)}[ended]
                 with pytest.raises(error):
-                    prepare(source, out, runner=runner, max_bad=0.0 if ended == "too many bad" else 0.2)
+                    prepare(source, out, engine=engine, max_bad=0.0 if ended == "too many bad" else 0.2)
         other_libraries()
         with pytest.raises(UsageError, match=r"\(there no optional format; here GIF\): give --retry-quarantine"):
             prepare(source, out)
@@ -935,7 +928,7 @@ def test_fewer_formats_are_refused(
     files = [("GIF", saved(photo(7), "GIF"))]
     monkeypatch.setattr("feedline.preprocess.fingerprint.optional_files", lambda: files)
     with pytest.raises(Killed):
-        prepare(images, tmp_path / "out", runner=dies_after(1))
+        prepare(images, tmp_path / "out", engine=dies_after(1))
     files.clear()
     other_libraries()
     for retry in (False, True):

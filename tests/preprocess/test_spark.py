@@ -12,25 +12,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pyspark
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from py4j.protocol import Py4JNetworkError
 
 from feedline.cli import main as feedline_main
-from feedline.preprocess.spark import (
-    TASK_SAMPLES,
-    TASK_SHARDS,
-    SparkFailed,
-    deaths_in_one_line,
-    grouped,
-    temporary_files_in,
-    with_retries,
-)
-from feedline.preprocess.write_shard import ShardTask
+from feedline.preprocess.jvm import temporary_files_in, with_retries
+from feedline.preprocess.spark import SparkFailed, deaths_in_one_line
 from tests.preprocess.making import photo, saved
 
 FEEDLINE = [str(Path(sys.executable).with_name("feedline"))]
@@ -313,20 +302,3 @@ def test_what_pyspark_leaves_when_killed_at_its_start_is_in_our_own_folder(tmp_p
         made = tempfile.mkdtemp()
     assert Path(made).parent == tmp_path
     assert Path(tempfile.gettempdir()) != tmp_path
-
-
-def shard_of(number: int, samples: int) -> ShardTask:
-    nothing = np.zeros(0, np.int64)
-    return ShardTask(split="train", shard=number, keys=[""] * samples, labels_N=nothing.astype(np.int32), paths=[],
-                     path_N=nothing.astype(np.int32), offsets_N=nothing, lengths_N=nothing, troubles={})  # fmt: skip
-
-
-@given(samples=st.lists(st.integers(0, 2 * TASK_SAMPLES), max_size=80), slots=st.integers(1, 9))
-def test_small_shards_share_a_task_and_the_last_ones_do_not(samples: list[int], slots: int) -> None:
-    shards = [shard_of(number, count) for number, count in enumerate(samples)]
-    groups = grouped(shards, slots)
-    assert [task.shard for group in groups for task in group] == list(range(len(samples)))
-    for group in groups:
-        assert 1 <= len(group) <= TASK_SHARDS
-        assert len(group) == 1 or sum(len(task.keys) for task in group) <= TASK_SAMPLES
-    assert all(len(group) == 1 for group in groups[-slots:])

@@ -26,7 +26,7 @@ from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.sources.reading import Where, coalesced, grouped, read_all
 from feedline.preprocess.store import ObjectStore
 from feedline.preprocess.verify import verify
-from tests.preprocess.making import photo, run_here, saved
+from tests.preprocess.making import Here, photo, saved
 from tests.preprocess.raw import DEVKIT, TRAIN, VAL, class_tars, write_tar
 
 NGINX = shutil.which("nginx")
@@ -63,7 +63,7 @@ def shards(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Original images in tars, as a source for others."""
     out = tmp_path_factory.mktemp("served") / "out"
     config = PrepareConfig(source=str(images), out=str(out), outputs=(parse_output("keep"),), shards=2, max_bad=0.2)
-    door.prepare(config, runner=run_here)
+    door.prepare(config, engine=Here())
     return out
 
 
@@ -112,7 +112,7 @@ def shard_hashes(out: Path) -> list[str]:
 
 def prepare(source: str, out: str, **said: Any) -> dict[str, Any]:
     config = PrepareConfig(source=source, out=out, shards=3, outputs=(parse_output("48:jpeg"),), **said)
-    return door.prepare(config, runner=run_here)
+    return door.prepare(config, engine=Here())
 
 
 def test_a_source_on_the_web_is_read_by_ranges(shards: Path, web: tuple[str, Path], tmp_path: Path) -> None:

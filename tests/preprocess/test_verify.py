@@ -24,7 +24,7 @@ from feedline.pipeline.format.manifest import Index, read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.verify import verify
-from tests.preprocess.making import photo, run_here, saved
+from tests.preprocess.making import Here, photo, saved
 
 FORMS = ("64:jpeg", "32:raw:square", "48:planes", "keep")
 
@@ -34,7 +34,7 @@ def prepared(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("prepared") / "out"
     outputs = tuple(parse_output(text) for text in FORMS)
     config = PrepareConfig(source=str(images), out=str(out), outputs=outputs, shards=3, max_bad=0.2)
-    door.prepare(config, runner=run_here)
+    door.prepare(config, engine=Here())
     return out
 
 
@@ -344,7 +344,7 @@ def test_keys_with_long_names_are_covered_too(tmp_path: Path) -> None:
     for name in ("y" * 120, "é" * 30, "short"):
         (source / ("class " + "x" * 90) / f"{name}.jpg").write_bytes(saved(photo(5)))
     config = PrepareConfig(source=str(source), out=str(tmp_path / "out"), shards=1, metadata=True)
-    door.prepare(config, runner=run_here)
+    door.prepare(config, engine=Here())
     said = verify(str(tmp_path / "out"), full=True)
     assert said["ok"], said["problems"]
     with tarfile.open(tmp_path / "out" / "train" / "train-000000.tar") as tar:
