@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.format.manifest import balanced_sizes
+from feedline.pipeline.format.shard_tar import balanced_sizes
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
 from feedline.preprocess.write_shard import ShardTask, is_staged

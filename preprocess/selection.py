@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.text import printable
-from feedline.pipeline.format.manifest import safe_key
+from feedline.pipeline.format.shard_tar import safe_key
 from feedline.preprocess.plan import Columns, keyed_ranks
 
 Classes = list[dict[str, Any]]

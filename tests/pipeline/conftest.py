@@ -9,6 +9,7 @@ import pytest
 from feedline.pipeline.base import files as atomic
 from feedline.pipeline.codecs import jpeg
 from feedline.pipeline.format import manifest as shards
+from feedline.pipeline.format import shard_tar
 
 MakeSplit = Callable[..., Path]
 
@@ -18,9 +19,9 @@ def write_split(folder: Path, samples: int, shard_count: int, *, px: int = 40, c
     folder.mkdir(parents=True)
     rows: list[shards.SampleRow] = []
     infos: list[shards.ShardInfo] = []
-    for number, size in enumerate(shards.balanced_sizes(samples, shard_count)):
-        name = shards.shard_name("train", number)
-        with (folder / name).open("wb") as file, shards.ShardWriter(file, number) as writer:
+    for number, size in enumerate(shard_tar.balanced_sizes(samples, shard_count)):
+        name = shard_tar.shard_name("train", number)
+        with (folder / name).open("wb") as file, shard_tar.ShardWriter(file, number) as writer:
             for sample in range(len(rows), len(rows) + size):
                 data, extension = _picture(sample, px, codec)
                 writer.add(
