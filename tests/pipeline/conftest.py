@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from feedline.pipeline.base import files as atomic
-from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
 
@@ -49,13 +50,9 @@ def _picture(sample: int, px: int, codec: str) -> tuple[bytes, str]:
     rng = np.random.default_rng(sample)
     width = px if codec == "raw" else px + 8
     image_HWC = np.clip(40 + sample % 180 + rng.normal(0, 8, (px, width, 3)), 0, 255).astype(np.uint8)
-    if codec == "raw":
-        import io
-
-        file = io.BytesIO()
-        np.save(file, image_HWC)
-        return file.getvalue(), "npy"
-    return jpeg.encode(image_HWC, quality=95), "jpg"
+    form = CODECS[codec]
+    assert form.encode is not None
+    return form.encode(Image.fromarray(image_HWC), 95, "420"), form.extension
 
 
 @pytest.fixture
