@@ -16,6 +16,7 @@ import numpy as np
 
 from feedline.pipeline.base import files as atomic
 from feedline.pipeline.format import manifest as shards
+from feedline.pipeline.format import shard_tar
 from feedline.preprocess.picture import BadImage, Kernel, Output, Prepared
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
@@ -98,8 +99,8 @@ def prepare_form(originals: Sequence[bytes], output: Output, folder: Path) -> Fo
 def write_split(split: Path, members: Sequence[Prepared], output: Output) -> None:
     """A whole small dataset in the real format, one shard, so that the real loader reads it."""
     split.mkdir(parents=True)
-    name = shards.shard_name("train", 0)
-    with (split / name).open("wb") as file, shards.ShardWriter(file, 0) as writer:
+    name = shard_tar.shard_name("train", 0)
+    with (split / name).open("wb") as file, shard_tar.ShardWriter(file, 0) as writer:
         for number, one in enumerate(members):
             writer.add(f"{number:06d}", one.data, one.extension, label=0, width=one.width, height=one.height)
     count = len(members)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from feedline.pipeline import gpu_decode
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.memory import SharedMemory
 from feedline.pipeline.workers.dispatch import HostBatch, Run
@@ -68,11 +67,20 @@ class OnCpu:
             return number, self._normalise(images_NHWC), labels_N
 
 
+Upload = Callable[[HostBatch, torch.device], torch.Tensor]
+"""What a filler wrote -> uint8 NHWC on the device."""
+
+
+def copy_pixels(batch: HostBatch, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(batch.images_NHWC).to(device, non_blocking=True)
+
+
 class OnCuda:
     """Copied and normalised on a stream of its own, one batch ahead of the model where the workers allow it."""
 
-    def __init__(self, device: torch.device, normalise: Normaliser) -> None:
+    def __init__(self, device: torch.device, normalise: Normaliser, upload: Upload) -> None:
         self.device = device
+        self._upload = upload
         self.stream = torch.cuda.Stream(device)
         self._normalise = normalise
 
@@ -82,10 +90,7 @@ class OnCuda:
     def send(self, batch: HostBatch) -> "Sent":
         """Starts copy and normalisation and returns at once."""
         with torch.cuda.stream(self.stream):
-            if batch.images_NHWC.ndim == 1:
-                images_NHWC = gpu_decode.decode(batch.images_NHWC, len(batch.labels_N), batch.px, self.device)
-            else:
-                images_NHWC = torch.from_numpy(batch.images_NHWC).to(self.device, non_blocking=True)
+            images_NHWC = self._upload(batch, self.device)
             labels_N = torch.from_numpy(batch.labels_N).to(self.device, non_blocking=True)
             return Sent(batch.number, self._normalise(images_NHWC), labels_N, self.stream.record_event())
 
@@ -124,14 +129,15 @@ class _OneAhead:
 OnDevice = OnCpu | OnCuda
 
 
-def on_device(device: torch.device, dtype: torch.dtype, mean: tuple[float, ...], std: tuple[float, ...]) -> OnDevice:
+def on_device(device: torch.device, dtype: torch.dtype, mean: tuple[float, ...], std: tuple[float, ...],
+              upload: Upload = copy_pixels) -> OnDevice:  # fmt: skip
     """Raises UsageError for a device that is not there."""
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device={str(device)!r}: torch sees no CUDA device here; use device='cpu' or None")
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device={str(device)!r}: the loader delivers to cpu and cuda; move the batch yourself")
     normalise = Normaliser(device, dtype, mean, std)
-    return OnCuda(device, normalise) if device.type == "cuda" else OnCpu(normalise)
+    return OnCuda(device, normalise, upload) if device.type == "cuda" else OnCpu(normalise)
 
 
 class CudaFence:

@@ -1,4 +1,4 @@
-"""Decoding on the device: torchvision's nvJPEG on the cut regions, then crop, resize and flip there.
+"""Decoding on the device: what `workers.fill_regions` wrote, through torchvision's nvJPEG; crop, resize, flip there.
 
 The pixels differ from the workers' by the decoder's rounding, the chroma's smoothing and, in evaluation, a box in
 whole pixels: a mean of one to two grey levels on pure noise, tested on the CPU's decoder through the same code.
@@ -7,11 +7,10 @@ whole pixels: a mean of one to two grey levels on pure noise, tested on the CPU'
 import importlib.util
 import warnings
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from feedline.pipeline.gpu_slot import unpack
+from feedline.pipeline.workers.dispatch import HostBatch
+from feedline.pipeline.workers.fill_regions import unpack
 
 
 def available(device: torch.device | None) -> bool:
@@ -28,11 +27,12 @@ def available(device: torch.device | None) -> bool:
     return not why
 
 
-def decode(flat: npt.NDArray[np.uint8], count: int, px: int, device: torch.device) -> torch.Tensor:
-    """The packed samples as uint8 NHWC on `device`. Raises RuntimeError for a JPEG that nvJPEG refuses."""
+def decode(batch: HostBatch, device: torch.device) -> torch.Tensor:
+    """uint8 NHWC on `device`. Raises RuntimeError for a JPEG that nvJPEG refuses."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    packed = unpack(flat, count)
+    count, px = len(batch.labels_N), batch.px
+    packed = unpack(batch.images, count)
     with warnings.catch_warnings():  # deprecated in favour of TorchCodec, which not every torch has
         warnings.simplefilter("ignore", DeprecationWarning)
         images_CHW = decode_jpeg([torch.from_numpy(data) for data, _ in packed], ImageReadMode.RGB, device=device)

@@ -30,11 +30,13 @@ from feedline.pipeline.base.errors import (
     WorkerError,
 )
 from feedline.pipeline.base.process import keep_freed_memory, usable_cores
+from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.device import (
     Batch,
     Delivery,
     OnCuda,
     OnDevice,
+    copy_pixels,
     cuda_in_use,
     make_fence,
     on_device,
@@ -44,7 +46,6 @@ from feedline.pipeline.device import (
 from feedline.pipeline.draw.order import EpochPlan, Policy, class_balanced, subset
 from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.cache import Prefetcher
-from feedline.pipeline.gpu_slot import SLOT_PX
 from feedline.pipeline.loader_config import MOST_PX, STATE_VERSION, checked_epoch, checked_state, whole
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
 from feedline.pipeline.rank import from_environment, place
@@ -52,6 +53,7 @@ from feedline.pipeline.split import Split
 from feedline.pipeline.workers import counters, ship
 from feedline.pipeline.workers.dispatch import Engine, Run, Waits
 from feedline.pipeline.workers.fill import FillSpec
+from feedline.pipeline.workers.fill_regions import SLOT_PX
 from feedline.pipeline.workers.slots import SlotLayout
 
 REMOTE_WINDOW_SHARDS = 8
@@ -84,7 +86,7 @@ class Loader:
         self._window_shards = window if config.window_shards is None else config.window_shards
         if config.keep_freed_memory and not torch.cuda.is_available():
             keep_freed_memory()
-        self._packed = config.decode == "gpu" and self._can_pack() and gpu_decode.available(self.device)
+        self._gpu_decodes = config.decode == "gpu" and self._can_cut() and gpu_decode.available(self.device)
         self._image_size = config.image_size
         self._waits = Waits()
         self._epoch = self._delivered = 0
@@ -264,7 +266,7 @@ class Loader:
             self._fill_spec(),
             self.split.memory,
             self.split.layout,
-            SlotLayout(batch_size=config.batch_size, px=max(self._image_size, SLOT_PX if self._packed else 0)),
+            SlotLayout(batch_size=config.batch_size, px=max(self._image_size, SLOT_PX if self._gpu_decodes else 0)),
             workers=self.num_workers,
             depth=max(1, self.num_workers * config.prefetch_factor),
             fence=lambda: make_fence(on_gpu),
@@ -284,7 +286,7 @@ class Loader:
             seed=config.seed,
             augment=asdict(config.augment or Augment(train=config.train)),
             on_bad=config.on_bad,
-            packed=self._packed,
+            decode="gpu" if self._gpu_decodes else "cpu",
             gather_px=self.split.stored_px if self._wants_stored() else 0,
             address=self.split.address,
             storage_options=config.storage_options,
@@ -297,8 +299,8 @@ class Loader:
     def _policy(self) -> Policy:
         return self.config.policy or ("drop" if self.config.train else "pad")
 
-    def _can_pack(self) -> bool:
-        if self.manifest.codec not in ("jpeg", "keep"):
+    def _can_cut(self) -> bool:
+        if not CODECS[self.manifest.codec].image_file:
             raise UsageError(f"decode='gpu' needs JPEG shards; {self.split.folder} has codec {self.manifest.codec}")
         if self.config.transform or self.config.batch_transform or self.config.policy == "pad":
             raise UsageError("decode='gpu' leaves no pixels in the workers for transforms, nor padding: drop or wrap")
@@ -316,7 +318,8 @@ class Loader:
         """What turns host batches into the device's; made with the first engine, when CUDA is surely up."""
         if self.device is not None and self._on_device is None:
             config = self.config
-            self._on_device = on_device(self.device, config.dtype, config.mean, config.std)
+            upload = gpu_decode.decode if self._gpu_decodes else copy_pixels
+            self._on_device = on_device(self.device, config.dtype, config.mean, config.std, upload)
         return self._on_device
 
     def _hand_over(self, run: Run, deliver: Delivery) -> Batch:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.text import printable
-from feedline.pipeline.format.manifest import balanced_sizes, safe_key
+from feedline.pipeline.format.shard_tar import balanced_sizes, safe_key
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
 from feedline.preprocess.sources.base import Classes, Columns

@@ -10,7 +10,8 @@ import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.format.manifest import Index, Manifest, ShardInfo, member_header, padding_bytes
+from feedline.pipeline.format.manifest import Index, Manifest, ShardInfo
+from feedline.pipeline.format.shard_tar import member_header, padding_bytes
 from feedline.preprocess.store import LocalStore, ObjectStore
 
 SAMPLES_DECODED = 4  # of each shard, when not all are

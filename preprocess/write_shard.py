@@ -26,7 +26,7 @@ import numpy.typing as npt
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import write_error
 from feedline.pipeline.base.process import keep_freed_memory
-from feedline.pipeline.format.manifest import ShardWriter, shard_name
+from feedline.pipeline.format.shard_tar import ShardWriter, shard_name
 from feedline.preprocess.fingerprint import Fingerprint, fingerprint
 from feedline.preprocess.picture import BadImage, Kernel, Output
 from feedline.preprocess.receipts import Quarantined, Receipt, Rows, Written, receipt_name

@@ -20,7 +20,7 @@ from PIL import Image
 from feedline.pipeline.codecs.decode import make_kernel
 from feedline.pipeline.draw.order import EpochPlan
 from feedline.pipeline.draw.regions import Augment
-from feedline.pipeline.format import manifest
+from feedline.pipeline.format import manifest, shard_tar
 from feedline.pipeline.workers.counters import ROW_BYTES, Clock
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Kernel, Output
@@ -159,7 +159,7 @@ def test_the_order_of_an_epoch() -> None:
 def test_a_shard_its_index_and_its_manifest(tmp_path: Path) -> None:
     same_encoder()
     shard = tmp_path / "train-000000.tar"
-    with shard.open("wb") as file, manifest.ShardWriter(file, 0) as writer:
+    with shard.open("wb") as file, shard_tar.ShardWriter(file, 0) as writer:
         for number, data in enumerate(members("raw")):
             writer.add(f"k{number}" if number else "k" * 120, data, "npy", label=number, width=32, height=32)
     compare("shard", {"tar": sha(shard.read_bytes()), "index": sha(manifest.index_bytes(writer.rows))})

@@ -22,7 +22,7 @@ import numpy as np
 
 from feedline.benchmarks.commands import this_command
 from feedline.benchmarks.measure.rounds import rounds
-from feedline.pipeline.format.manifest import BLOCK_BYTES, member_header
+from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header
 from feedline.preprocess.sources.base import Part, joined, open_source
 from feedline.preprocess.sources.imagenet import ClassTar, IlsvrcSource, TarTask
 from feedline.profiling.record.host import describe_host

@@ -1,22 +1,21 @@
 """The on-disk format of a prepared split, and its one owner.
 
 A split is a folder: `manifest.json` (the only truth, written last), `index.parquet` (one row per sample) and plain
-WebDataset tars. This module writes and reads all three and knows every byte of a tar it writes, so that a
-sample is one range read at (shard, offset, length). It imports neither torch nor Spark.
+WebDataset tars (`shard_tar`). This module writes and reads the first two. A sample is one range read at (shard,
+offset, length). It imports neither torch nor Spark.
 """
 
 import hashlib
 import io
 import json
 import os
-import tarfile
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,7 @@ import pyarrow.parquet as pq
 from feedline.pipeline.base.errors import DatasetError as DatasetError
 from feedline.pipeline.base.errors import FeedlineError as FeedlineError
 from feedline.pipeline.base.errors import UsageError as UsageError
-from feedline.pipeline.base.text import UNPRINTABLE, is_printable
+from feedline.pipeline.base.text import is_printable
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.local import open_regular, open_shard, read_bounded
 
@@ -36,8 +35,6 @@ MANIFEST = "manifest.json"
 INDEX = "index.parquet"
 MANIFEST_BYTES = 256 << 20
 """ImageNet's has 0.3 MB; what is larger than this is none."""
-BLOCK_BYTES = 512  # a tar is made of these
-RECORD_BYTES = 10240  # and padded to a multiple of these, as tar and tarfile do
 
 
 # --- the manifest -------------------------------------------------------------------------------------
@@ -323,111 +320,6 @@ def _check_index(index: Index, manifest: Manifest) -> None:
         row = int(np.argmin(known))
         raise DatasetError(f"{index.path}: row {row} has label {index.labels_N[row]}, {MANIFEST} has "
                            f"{len(manifest.classes)} classes: prepare it again")  # fmt: skip
-
-
-# --- tars ---------------------------------------------------------------------------------------------
-
-
-def member_header(name: str, size_bytes: int) -> bytes:
-    """A member's header block(s): fixed time, owner and mode, so that equal content gives equal bytes.
-
-    The common case (a short ASCII name) is filled into a ready block, ten times as fast as `tarfile`, whose bytes
-    it gives; long and non-ASCII names go through `tarfile` itself, which adds a PAX header.
-    """
-    if len(name) > 100 or not name.isascii() or size_bytes >= 8 << 30:
-        info = tarfile.TarInfo(name)
-        info.size = size_bytes
-        info.mode = 0o644
-        return info.tobuf(tarfile.PAX_FORMAT)
-    start, size = name.encode(), b"%011o" % size_bytes
-    checksum = b"%06o\0 " % (_HEADER_SUM + sum(start) + sum(size))
-    return b"".join((start, bytes(100 - len(start)), _OWNER, size, _TIME, checksum, _HEADER_END))
-
-
-_OWNER = b"0000644\0" + b"0000000\0" * 2
-_TIME = b"\0" + b"00000000000\0"
-_HEADER_END = (b"0" + bytes(100) + b"ustar\00000").ljust(356, b"\0")
-_HEADER_SUM = sum(_OWNER) + sum(_TIME) + 8 * ord(" ") + sum(_HEADER_END)  # the checksum counts as spaces
-
-
-def padding_bytes(size_bytes: int, unit_bytes: int = BLOCK_BYTES) -> int:
-    return -size_bytes % unit_bytes
-
-
-class ShardWriter:
-    """Writes samples to a tar and notes where each image lies.
-
-    `with` it: leaving without an error writes the end of archive. Nothing is renamed or synced here; whoever
-    owns the file decides when it becomes visible.
-    """
-
-    def __init__(self, file: BinaryIO, shard: int) -> None:
-        self.rows: list[SampleRow] = []
-        self.bytes = 0
-        self._file = file
-        self._shard = shard
-        self._hash = hashlib.sha256()
-
-    def __enter__(self) -> "ShardWriter":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            end = 2 * BLOCK_BYTES
-            self._write(bytes(end + padding_bytes(self.bytes + end, RECORD_BYTES)))
-
-    @property
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
-
-    def add(self, key: str, image: bytes, extension: str, *, label: int, width: int, height: int,
-            metadata: dict[str, Any] | None = None) -> None:  # fmt: skip
-        """`image` becomes KEY.extension, the label KEY.cls, `metadata` (if any) KEY.json."""
-        offset = self._member(f"{key}.{extension}", image)
-        self._member(f"{key}.cls", str(label).encode())
-        if metadata is not None:
-            self._member(f"{key}.json", json.dumps(metadata, sort_keys=True).encode())
-        self.rows.append(
-            SampleRow(
-                key=key,
-                label=label,
-                shard=self._shard,
-                offset=offset,
-                length=len(image),
-                width=width,
-                height=height,
-                crc32=zlib.crc32(image),
-            )
-        )
-
-    def _member(self, name: str, data: bytes) -> int:
-        self._write(member_header(name, len(data)))
-        offset = self.bytes
-        self._write(data)
-        self._write(bytes(padding_bytes(len(data))))
-        return offset
-
-    def _write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._hash.update(data)
-        self.bytes += len(data)
-
-
-def safe_key(name: str) -> str:
-    """A WebDataset key from a source name: readers cut at the first dot, and a path must not leave its folder."""
-    if not name.isprintable():
-        name = UNPRINTABLE.sub(lambda found: f"_{ord(found[0]):x}", name)
-    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
-    return "/".join(part.replace(".", "_") for part in parts) or "_"
-
-
-def shard_name(split: str, shard: int) -> str:
-    return f"{split}-{shard:06d}.tar"
-
-
-def balanced_sizes(samples: int, shards: int) -> list[int]:
-    """Shard sizes that differ by at most one; the longer ones first."""
-    return [samples // shards + (1 if shard < samples % shards else 0) for shard in range(shards)]
 
 
 # --- reading ------------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ from feedline.pipeline.base.errors import SampleError, TransformError, WorkerErr
 from feedline.pipeline.base.memory import Columns, SharedMemory
 from feedline.pipeline.draw.order import PADDING, EpochPlan
 from feedline.pipeline.workers import counters
-from feedline.pipeline.workers.entry import perform
+from feedline.pipeline.workers.entry import make_filler, perform
 from feedline.pipeline.workers.fill import Filler, FillSpec
 from feedline.pipeline.workers.messages import BAD_SAMPLE, BROKEN, DONE, GIVEN_UP, Reply, Task
 from feedline.pipeline.workers.pool import Crew, Equipment, InlineCrew, WorkerCrew
-from feedline.pipeline.workers.slots import Fence, Images, Ledger, SlotLayout
+from feedline.pipeline.workers.slots import CHANNELS, Fence, Images, Ledger, SlotLayout
 
 SPARE_SLOTS = 3
 """Slots the user may hold without a copy being made: the batch in hand, the next, and one fetched ahead."""
@@ -57,11 +57,16 @@ class Waits:
 
 @dataclass(frozen=True, kw_only=True)
 class HostBatch:
-    images_NHWC: Images
-    """Shows a slot, or is a copy of one. Flat bytes (`pipeline.gpu_slot`) where the device decodes."""
+    images: Images
+    """Flat bytes as the filler wrote them. Shows a slot, or is a copy of one."""
     labels_N: npt.NDArray[np.int64]
     number: int
     px: int
+
+    @property
+    def images_NHWC(self) -> Images:
+        """A view of the bytes of `PixelFiller`."""
+        return self.images.reshape(len(self.labels_N), self.px, self.px, CHANNELS)
 
 
 class Engine:
@@ -75,7 +80,6 @@ class Engine:
         self._on_close: list[Callable[[], None]] = []
         self.depth = min(depth, _MOST_IN_FLIGHT)
         self.layout = layout
-        self.packed = spec.packed
         slots = self.depth + SPARE_SLOTS
         self.memory = SharedMemory("slots", slots * layout.slot_bytes)
         self.view = self.memory.view
@@ -96,7 +100,7 @@ class Engine:
             self.crew = WorkerCrew(workers, equipment, self._doing)
         else:
             clock = counters.Clock(self._rows[0])
-            filler = Filler(spec, Columns.unpack(index.view, index_layout), clock)
+            filler = make_filler(spec, Columns.unpack(index.view, index_layout), clock)
             self.crew = InlineCrew(lambda task: self._inline(task, filler, clock))
 
     def _inline(self, task: Task, filler: Filler, clock: counters.Clock) -> Reply:
@@ -235,23 +239,20 @@ class Run:
 
     def _show(self, number: int, slot: int) -> HostBatch:
         engine, waits = self._engine, self.waits
-        filled = int(engine.layout.filled(engine.view, slot)[0])
-        if engine.packed:
-            images_NHWC = engine.layout.flat(engine.view, slot)
-        else:
-            images_NHWC = engine.layout.images_NHWC(engine.view, slot, filled, self._px)
+        filled, size_bytes = engine.layout.filled(engine.view, slot).tolist()
+        images = engine.layout.images(engine.view, slot, size_bytes)
         labels_N = engine.layout.labels_N(engine.view, slot, filled).copy()
         if engine.ledger.lent < SPARE_SLOTS:
-            engine.ledger.lend(slot, images_NHWC)
+            engine.ledger.lend(slot, images)
         else:
             started_s = time.perf_counter()
-            images_NHWC = images_NHWC.copy()
+            images = images.copy()
             engine.ledger.give_back(slot)
             waits.copied_batches += 1
             waits.copy_s += time.perf_counter() - started_s
         waits.batches += 1
         waits.samples += filled
-        return HostBatch(images_NHWC=images_NHWC, labels_N=labels_N, number=number, px=self._px)
+        return HostBatch(images=images, labels_N=labels_N, number=number, px=self._px)
 
     def close(self) -> None:
         """Gives up what is under way; the workers finish it and its slots come back with the next run's replies."""

@@ -13,12 +13,16 @@ import os
 import signal
 import socket
 import sys
+from typing import Any
+
+import numpy.typing as npt
 
 from feedline.pipeline.base.errors import FeedlineError, SampleError, TransformError
 from feedline.pipeline.base.memory import Columns, attach
 from feedline.pipeline.base.process import die_with_parent, keep_freed_memory
 from feedline.pipeline.workers.counters import FIELD, NOTHING, Clock, rows_of
-from feedline.pipeline.workers.fill import Filler, FillSpec, where_raised
+from feedline.pipeline.workers.fill import Filler, FillSpec, PixelFiller, where_raised
+from feedline.pipeline.workers.fill_regions import RegionFiller
 from feedline.pipeline.workers.messages import BAD_SAMPLE, BAD_TRANSFORM, BROKEN, DONE, GIVEN_UP, STOP, Reply, Task
 from feedline.pipeline.workers.slots import SlotLayout
 
@@ -63,7 +67,7 @@ class Worker:
         self._clock = Clock(rows[number])
         self._clock.set(FIELD["pid"], os.getpid())
         columns = Columns.unpack(attach(index), told["index_layout"])
-        self._filler = Filler(FillSpec(**told["fill"]), columns, self._clock)
+        self._filler = make_filler(FillSpec(**told["fill"]), columns, self._clock)
 
     def run(self, parent: int) -> None:
         self._connection.settimeout(_ORPHAN_CHECK_S)
@@ -89,17 +93,19 @@ class Worker:
                 self._clock.tick()
 
 
+def make_filler(spec: FillSpec, columns: dict[str, npt.NDArray[Any]], clock: Clock) -> Filler:
+    return {"cpu": PixelFiller, "gpu": RegionFiller}[spec.decode](spec, columns, clock)
+
+
 def perform(task: Task, number: int, filler: Filler, layout: SlotLayout, slots: memoryview, clock: Clock) -> Reply:
     """Fills the task's slot. What went wrong is in the reply: a worker outlives a bad sample or transform."""
     labels_N = layout.labels_N(slots, task.slot, task.count)
     samples_N = layout.samples_N(slots, task.slot, task.count)
     clock.set(FIELD["batch"], task.batch)
     try:
-        if filler.packed:
-            filled, bad = filler.pack(samples_N, task.epoch, task.px, layout.flat(slots, task.slot), labels_N)
-        else:
-            images_NHWC = layout.images_NHWC(slots, task.slot, task.count, task.px)
-            filled, bad = filler.fill(samples_N, task.epoch, images_NHWC, labels_N)
+        filled, size_bytes, bad = filler.fill(
+            samples_N, task.epoch, task.px, layout.images(slots, task.slot), labels_N
+        )
     except SampleError as error:
         return Reply(BAD_SAMPLE, number, task.slot, task.run, task.batch, error.sample, error.reason)
     except TransformError as error:
@@ -107,7 +113,7 @@ def perform(task: Task, number: int, filler: Filler, layout: SlotLayout, slots: 
     finally:
         clock.set(FIELD["batch"], NOTHING)
         clock.set(FIELD["sample"], NOTHING)
-    layout.filled(slots, task.slot)[0] = filled
+    layout.filled(slots, task.slot)[:] = filled, size_bytes
     clock.add(FIELD["samples"], filled)
     clock.add(FIELD["batches"], 1)
     notes = "\n".join(f"{one.sample} {one.reason}" for one in bad)

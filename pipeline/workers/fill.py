@@ -19,12 +19,11 @@ from feedline.pipeline.codecs.decode import make_kernel
 from feedline.pipeline.draw.order import PADDING
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format.local import Files, LocalFiles
-from feedline.pipeline.gpu_slot import Packer
-from feedline.pipeline.raw_batches import Gather
+from feedline.pipeline.format.raw_batches import Gather
 from feedline.pipeline.workers import ship
 from feedline.pipeline.workers.counters import FIELD, Clock
+from feedline.pipeline.workers.slots import CHANNELS, Images
 
-Images = npt.NDArray[np.uint8]
 _TRANSFORM_STREAM = 1
 """Keeps the user's random numbers apart from those of the crop."""
 _SAMPLE, _BYTES = FIELD["sample"], FIELD["bytes_read"]
@@ -43,17 +42,17 @@ class FillSpec:
     """The manifest's."""
     seed: int
     augment: dict[str, Any]
-    """The fields of `augment.Augment`."""
+    """The fields of `regions.Augment`."""
     on_bad: str
     """raise, skip or replace."""
     checksums: bool
     """Check each sample's CRC the first time it is read."""
     transform: str = ""
-    """`courier.pack` of the user's function on one sample: (image_HWC[, rng]) -> image_HWC."""
+    """`ship.pack` of the user's function on one sample: (image_HWC[, rng]) -> image_HWC."""
     batch_transform: str = ""
     """The same on a whole batch: (images_NHWC, labels_N) -> None or a new pair; it may write in place."""
-    packed: bool = False
-    """Slots hold the JPEG regions and not pixels: the device decodes."""
+    decode: str = "cpu"
+    """cpu: `PixelFiller`; gpu: `RegionFiller`, whose slots hold JPEG regions that the device decodes."""
     gather_px: int = 0
     """Images are stored raw in this size and wanted as they are: whole batches are copied. 0: they are not."""
     address: str = ""
@@ -69,40 +68,98 @@ class BadSample:
 
 
 class Filler:
+    """Reads samples, checks their CRC, and does what `on_bad` says. What lands in the slot is the subclass's."""
+
     def __init__(self, spec: FillSpec, columns: dict[str, npt.NDArray[Any]], clock: Clock) -> None:
         """`columns`: label, shard, offset, length, crc32, and checked (a byte per sample: its CRC was right once)."""
-        self._spec = spec
-        self._clock = clock
-        self._labels_N = columns["label"]
+        self.spec = spec
+        self.clock = clock
+        self.labels_N = columns["label"]
+        self.augment = Augment(**spec.augment)
         self._where = tuple(columns[name].data for name in ("shard", "offset", "length", "crc32"))
         self._checked = columns["checked"].data
         self._files = open_files(spec)
-        self.packed = spec.packed
-        self._augment = Augment(**spec.augment)
-        self._kernel = make_kernel(spec.codec, self._augment, spec.seed)
+
+    def fill(self, samples_N: npt.NDArray[np.int64], epoch: int, px: int, images: Images,
+             labels_N: npt.NDArray[np.int64]) -> tuple[int, int, list[BadSample]]:  # fmt: skip
+        """Fills the slot's bytes `images` and `labels_N`. Returns how many samples are there (fewer than asked for
+        where bad ones are skipped), how many bytes they take, and what was bad.
+
+        Raises SampleError with `on_bad="raise"`, and TransformError for whatever a transform of the user's raises.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._files.close()
+
+    def attempt(self, sample: int, use: Callable[[int], None], bad: list[BadSample]) -> int | None:
+        """Uses the sample, or what `on_bad` puts in its place; the number of what was used, None for nothing."""
+        candidate = sample
+        for _ in range(_REPLACEMENTS):
+            try:
+                use(candidate)
+            except SampleError as error:
+                if self.spec.on_bad == "raise":
+                    raise
+                bad.append(BadSample(candidate, error.reason))
+                self.clock.add(FIELD["bad_samples"], 1)
+                if self.spec.on_bad == "skip":
+                    return None
+                candidate = (candidate + 1) % len(self.labels_N)
+            else:
+                return candidate
+        raise SampleError(f"nor can any of the {_REPLACEMENTS - 1} after it be used in its place", sample)
+
+    def read(self, sample: int) -> bytes:
+        """A sample's checked bytes. Raises SampleError."""
+        self.clock.set(_SAMPLE, sample)
+        shards, offsets, lengths, crcs = self._where
+        try:
+            data = self._files.read(shards[sample], offsets[sample], lengths[sample])
+        except DatasetError as error:
+            raise SampleError(str(error), sample) from error
+        if not self._checked[sample] and self.spec.checksums:
+            if zlib.crc32(data) != crcs[sample]:
+                raise SampleError("its bytes are not those that were written (wrong CRC)", sample)
+            self._checked[sample] = 1
+        self.clock.add(_BYTES, len(data))
+        self.clock.mark(_READ)
+        return data
+
+
+class PixelFiller(Filler):
+    """The slot holds uint8 NHWC."""
+
+    def __init__(self, spec: FillSpec, columns: dict[str, npt.NDArray[Any]], clock: Clock) -> None:
+        super().__init__(spec, columns, clock)
+        self._kernel = make_kernel(spec.codec, self.augment, spec.seed)
         self._transform = _SampleTransform(spec.transform, spec.seed) if spec.transform else None
         self._batch_transform = ship.unpack(spec.batch_transform) if spec.batch_transform else None
         self._gather = Gather(Path(spec.folder), spec.shards, columns, spec.gather_px) if spec.gather_px else None
 
-    def fill(self, samples_N: npt.NDArray[np.int64], epoch: int, images_NHWC: Images,
-             labels_N: npt.NDArray[np.int64]) -> tuple[int, list[BadSample]]:  # fmt: skip
-        """Returns how many images are there (fewer than asked for where bad ones are skipped) and what was bad.
-
-        Raises SampleError with `on_bad="raise"`, and for whatever a transform of the user's raises.
-        """
-        if self._gather is not None and self._gather.takes(samples_N, images_NHWC.shape[1]):
-            return self._copy(self._gather, samples_N, images_NHWC, labels_N), []
+    def fill(self, samples_N: npt.NDArray[np.int64], epoch: int, px: int, images: Images,
+             labels_N: npt.NDArray[np.int64]) -> tuple[int, int, list[BadSample]]:  # fmt: skip
+        size_bytes = px * px * CHANNELS
+        images_NHWC = images[: len(samples_N) * size_bytes].reshape(-1, px, px, CHANNELS)
         bad: list[BadSample] = []
+        if self._gather is not None and self._gather.takes(samples_N, px):
+            filled = self._copy(self._gather, samples_N, images_NHWC, labels_N)
+        else:
+            filled = self._one_by_one(samples_N, epoch, images_NHWC, labels_N, bad)
+        if self._batch_transform is not None:
+            self._whole_batch(self._batch_transform, images_NHWC[:filled], labels_N[:filled])
+        return filled, filled * size_bytes, bad
+
+    def _one_by_one(self, samples_N: npt.NDArray[np.int64], epoch: int, images_NHWC: Images,
+                    labels_N: npt.NDArray[np.int64], bad: list[BadSample]) -> int:  # fmt: skip
         position = 0
         for sample in samples_N.tolist():
             used = self._place(sample, epoch, images_NHWC[position], bad)
             if used is not None:
-                labels_N[position] = PADDING if used == PADDING else self._labels_N[used]
+                labels_N[position] = PADDING if used == PADDING else self.labels_N[used]
                 position += 1
-        self._clock.mark(_COLLATE)
-        if self._batch_transform is not None:
-            self._whole_batch(images_NHWC[:position], labels_N[:position])
-        return position, bad
+        self.clock.mark(_COLLATE)
+        return position
 
     def _copy(self, gather: Gather, samples_N: npt.NDArray[np.int64], images_NHWC: Images,
               labels_N: npt.NDArray[np.int64]) -> int:  # fmt: skip
@@ -110,67 +167,22 @@ class Filler:
             gather.into(images_NHWC, samples_N)
         except DatasetError as error:
             raise SampleError(str(error), int(samples_N[0])) from error
-        self._clock.add(_BYTES, images_NHWC.nbytes)
-        self._clock.mark(_READ)
-        labels_N[:] = self._labels_N[samples_N]
-        self._clock.mark(_COLLATE)
-        if self._batch_transform is not None:
-            self._whole_batch(images_NHWC, labels_N)
+        self.clock.add(_BYTES, images_NHWC.nbytes)
+        self.clock.mark(_READ)
+        labels_N[:] = self.labels_N[samples_N]
+        self.clock.mark(_COLLATE)
         return len(samples_N)
-
-    def pack(self, samples_N: npt.NDArray[np.int64], epoch: int, px: int, flat: Images,
-             labels_N: npt.NDArray[np.int64]) -> tuple[int, list[BadSample]]:  # fmt: skip
-        """As `fill`, but the slot's bytes `flat` get the samples' JPEG regions (`pipeline.gpu_slot`)."""
-        packer, bad, position = Packer(flat, len(samples_N)), list[BadSample](), 0
-
-        def add(sample: int) -> None:
-            self._clock.set(_SAMPLE, sample)
-            data = self._read(sample)
-            try:
-                packer.add(position, data, self._augment, self._spec.seed, epoch, sample, px)
-            except DatasetError as error:
-                raise SampleError(str(error), sample) from error
-            self._clock.mark(_TRANSFORM)
-
-        for sample in samples_N.tolist():
-            used = self._attempt(sample, add, bad)
-            if used is not None:
-                labels_N[position] = self._labels_N[used]
-                position += 1
-        return position, bad
-
-    def close(self) -> None:
-        self._files.close()
 
     def _place(self, sample: int, epoch: int, out_HWC: Images, bad: list[BadSample]) -> int | None:
         """The number of the sample that went to `out_HWC`; None where a bad one is left out."""
         if sample == PADDING:
             out_HWC[:] = 0
             return PADDING
-        return self._attempt(sample, lambda candidate: self._one(candidate, epoch, out_HWC), bad)
-
-    def _attempt(self, sample: int, use: Callable[[int], None], bad: list[BadSample]) -> int | None:
-        """Uses the sample, or what `on_bad` puts in its place; the number of what was used, None for nothing."""
-        candidate = sample
-        for _ in range(_REPLACEMENTS):
-            try:
-                use(candidate)
-            except SampleError as error:
-                if self._spec.on_bad == "raise":
-                    raise
-                bad.append(BadSample(candidate, error.reason))
-                self._clock.add(FIELD["bad_samples"], 1)
-                if self._spec.on_bad == "skip":
-                    return None
-                candidate = (candidate + 1) % len(self._labels_N)
-            else:
-                return candidate
-        raise SampleError(f"nor can any of the {_REPLACEMENTS - 1} after it be used in its place", sample)
+        return self.attempt(sample, lambda candidate: self._one(candidate, epoch, out_HWC), bad)
 
     def _one(self, sample: int, epoch: int, out_HWC: Images) -> None:
-        clock = self._clock
-        clock.set(_SAMPLE, sample)
-        data = self._read(sample)
+        clock = self.clock
+        data = self.read(sample)
         try:
             self._kernel(data, out_HWC, sample, epoch, clock)
         except DatasetError as error:
@@ -181,24 +193,10 @@ class Filler:
             self._transform(out_HWC, sample, epoch)
             clock.mark(_TRANSFORM)
 
-    def _read(self, sample: int) -> bytes:
-        shards, offsets, lengths, crcs = self._where
+    def _whole_batch(self, transform: Callable[..., Any], images_NHWC: Images,
+                     labels_N: npt.NDArray[np.int64]) -> None:  # fmt: skip
         try:
-            data = self._files.read(shards[sample], offsets[sample], lengths[sample])
-        except DatasetError as error:
-            raise SampleError(str(error), sample) from error
-        if not self._checked[sample] and self._spec.checksums:
-            if zlib.crc32(data) != crcs[sample]:
-                raise SampleError("its bytes are not those that were written (wrong CRC)", sample)
-            self._checked[sample] = 1
-        self._clock.add(_BYTES, len(data))
-        self._clock.mark(_READ)
-        return data
-
-    def _whole_batch(self, images_NHWC: Images, labels_N: npt.NDArray[np.int64]) -> None:
-        assert self._batch_transform is not None
-        try:
-            result = self._batch_transform(images_NHWC, labels_N)
+            result = transform(images_NHWC, labels_N)
         except Exception as error:
             raise TransformError(f"the batch transform raised {where_raised(error)}", PADDING) from error
         if result is not None:
@@ -208,7 +206,7 @@ class Filler:
             images, labels = result
             _put(images, images_NHWC, "the batch transform", PADDING)
             _put(labels, labels_N, "the batch transform", PADDING)
-        self._clock.mark(_TRANSFORM)
+        self.clock.mark(_TRANSFORM)
 
 
 def open_files(spec: FillSpec) -> Files:

@@ -23,7 +23,7 @@ CHANNELS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class SlotLayout:
-    """The parts of a slot: images, labels, sample numbers, and how many samples are really there."""
+    """The parts of a slot: the images' bytes, labels, sample numbers, and what is really there."""
 
     batch_size: int
     px: int
@@ -35,15 +35,13 @@ class SlotLayout:
 
     @property
     def slot_bytes(self) -> int:
-        return self.images_bytes + round_up((2 * self.batch_size + 1) * 8)
+        return self.images_bytes + round_up((2 * self.batch_size + 2) * 8)
 
-    def images_NHWC(self, view: memoryview, slot: int, count: int, px: int) -> Images:
-        flat = np.frombuffer(view, np.uint8, count * px * px * CHANNELS, slot * self.slot_bytes)
-        return flat.reshape(count, px, px, CHANNELS)
-
-    def flat(self, view: memoryview, slot: int) -> Images:
-        """The images' bytes as such."""
-        return np.frombuffer(view, np.uint8, self.images_bytes, slot * self.slot_bytes)
+    def images(self, view: memoryview, slot: int, size_bytes: int | None = None) -> Images:
+        """The first `size_bytes` of the images' part, flat; None: all."""
+        return np.frombuffer(
+            view, np.uint8, self.images_bytes if size_bytes is None else size_bytes, slot * self.slot_bytes
+        )
 
     def labels_N(self, view: memoryview, slot: int, count: int) -> npt.NDArray[np.int64]:
         return np.frombuffer(view, np.int64, count, slot * self.slot_bytes + self.images_bytes)
@@ -53,9 +51,10 @@ class SlotLayout:
         return np.frombuffer(view, np.int64, count, start)
 
     def filled(self, view: memoryview, slot: int) -> npt.NDArray[np.int64]:
-        """One number: the samples delivered, fewer than asked for where bad ones were skipped."""
+        """Two numbers: the samples delivered, fewer than asked for where bad ones were skipped, and the bytes that
+        they take of the images' part."""
         start = slot * self.slot_bytes + self.images_bytes + 2 * self.batch_size * 8
-        return np.frombuffer(view, np.int64, 1, start)
+        return np.frombuffer(view, np.int64, 2, start)
 
 
 class Fence(Protocol):

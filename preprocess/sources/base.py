@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.pipeline.format.manifest import safe_key
+from feedline.pipeline.format.shard_tar import safe_key
 from feedline.preprocess.sources.listing import is_pattern
 from feedline.preprocess.sources.reading import what_happened
 

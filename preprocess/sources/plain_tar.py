@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from feedline.pipeline.format.manifest import BLOCK_BYTES, RECORD_BYTES, member_header, padding_bytes
+from feedline.pipeline.format.shard_tar import BLOCK_BYTES, RECORD_BYTES, member_header, padding_bytes
 
 
 class TarWriter:

@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from feedline.pipeline.format import manifest as shards
+from feedline.pipeline.format import shard_tar
 from feedline.profiling.record.host import describe_host
 from feedline.tests.lab import tiny_split
 from feedline.tests.lab.chaos_steps import in_child
@@ -109,7 +110,7 @@ def shards_case(folder: Path, scale: float) -> dict[str, Any]:
     infos: list[shards.ShardInfo] = []
     for number in range(count):
         model = models.shards[number % tiny_split.LEVELS]
-        infos.append(replace(model, name=shards.shard_name("train", number)))
+        infos.append(replace(model, name=shard_tar.shard_name("train", number)))
         os.link(folder / "models" / model.name, split / infos[-1].name)
     numbers_N = np.arange(count)
     at_N = numbers_N % tiny_split.LEVELS
@@ -126,11 +127,11 @@ def large_case(folder: Path, scale: float) -> dict[str, Any]:
     gibibytes = max(1, round(LARGE_GIB * scale))
     split = folder / "train"
     split.mkdir()
-    name = shards.shard_name("train", 0)
-    with (split / name).open("wb") as file, shards.ShardWriter(file, 0) as writer:
+    name = shard_tar.shard_name("train", 0)
+    with (split / name).open("wb") as file, shard_tar.ShardWriter(file, 0) as writer:
         for number in range(20 * gibibytes):
             if number % 20 == 0:
-                file.write(shards.member_header(f"pad{number}.bin", GIBIBYTE))
+                file.write(shard_tar.member_header(f"pad{number}.bin", GIBIBYTE))
                 file.seek(GIBIBYTE, os.SEEK_CUR)
                 writer.bytes = file.tell()
             picture = tiny_split.picture(number, PX)

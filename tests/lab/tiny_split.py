@@ -13,6 +13,7 @@ import numpy as np
 from feedline.pipeline.base import files as atomic
 from feedline.pipeline.codecs import jpeg
 from feedline.pipeline.format import manifest as shards
+from feedline.pipeline.format import shard_tar
 
 LEVELS = 200
 FIRST_LEVEL = 28
@@ -26,7 +27,7 @@ def write(
     pictures = [picture(number, px) for number in range(min(samples, LEVELS))]
     rows: list[shards.SampleRow] = []
     infos: list[shards.ShardInfo] = []
-    for number, size in enumerate(shards.balanced_sizes(samples, shard_count)):
+    for number, size in enumerate(shard_tar.balanced_sizes(samples, shard_count)):
         infos.append(_shard(folder, number, range(len(rows), len(rows) + size), pictures, rows, px, classes))
     atomic.write_atomically(folder / shards.INDEX, shards.index_bytes(rows))
     manifest = replace(describe(infos, samples, classes or samples, px), split=split_of(folder))
@@ -75,8 +76,8 @@ def _shard(
     px: int,
     classes: int | None,
 ) -> shards.ShardInfo:
-    name = shards.shard_name(split_of(folder), number)
-    with (folder / name).open("wb") as file, shards.ShardWriter(file, number) as writer:
+    name = shard_tar.shard_name(split_of(folder), number)
+    with (folder / name).open("wb") as file, shard_tar.ShardWriter(file, number) as writer:
         for sample in samples:
             label = sample % classes if classes else sample
             writer.add(f"s{sample:07d}", pictures[sample % LEVELS], "jpg", label=label, width=px, height=px)

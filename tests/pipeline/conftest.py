@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from feedline.pipeline.base import files as atomic
-from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format import manifest as shards
+from feedline.pipeline.format import shard_tar
 
 MakeSplit = Callable[..., Path]
 
@@ -18,9 +20,9 @@ def write_split(folder: Path, samples: int, shard_count: int, *, px: int = 40, c
     folder.mkdir(parents=True)
     rows: list[shards.SampleRow] = []
     infos: list[shards.ShardInfo] = []
-    for number, size in enumerate(shards.balanced_sizes(samples, shard_count)):
-        name = shards.shard_name("train", number)
-        with (folder / name).open("wb") as file, shards.ShardWriter(file, number) as writer:
+    for number, size in enumerate(shard_tar.balanced_sizes(samples, shard_count)):
+        name = shard_tar.shard_name("train", number)
+        with (folder / name).open("wb") as file, shard_tar.ShardWriter(file, number) as writer:
             for sample in range(len(rows), len(rows) + size):
                 data, extension = _picture(sample, px, codec)
                 writer.add(
@@ -48,13 +50,9 @@ def _picture(sample: int, px: int, codec: str) -> tuple[bytes, str]:
     rng = np.random.default_rng(sample)
     width = px if codec == "raw" else px + 8
     image_HWC = np.clip(40 + sample % 180 + rng.normal(0, 8, (px, width, 3)), 0, 255).astype(np.uint8)
-    if codec == "raw":
-        import io
-
-        file = io.BytesIO()
-        np.save(file, image_HWC)
-        return file.getvalue(), "npy"
-    return jpeg.encode(image_HWC, quality=95), "jpg"
+    form = CODECS[codec]
+    assert form.encode is not None
+    return form.encode(Image.fromarray(image_HWC), 95, "420"), form.extension
 
 
 @pytest.fixture

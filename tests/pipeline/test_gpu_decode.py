@@ -10,7 +10,6 @@ import torch
 from feedline.pipeline import gpu_decode
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.loader import Loader
-from feedline.pipeline.workers.dispatch import Engine
 
 OPTIONS: dict[str, Any] = {"batch_size": 8, "image_size": 32, "rank": 0, "world_size": 1, "seed": 5}
 
@@ -25,12 +24,11 @@ def test_packed_regions_give_the_same_images_to_a_grey_level_or_two(
     monkeypatch.setattr(gpu_decode, "available", lambda device: True)
     packed = Loader(split, **options | {"decode": "gpu"})
     batches = iter(packed)
-    engine: Engine = packed._engines[0]
-    assert engine.packed
+    assert packed._fill_spec().decode == "gpu"
     for images_NHWC, labels_N in plain:
         batch = next(batches._run)  # type: ignore[attr-defined]
         assert batch.labels_N.tolist() == labels_N.tolist()
-        decoded_NHWC = gpu_decode.decode(batch.images_NHWC, len(batch.labels_N), batch.px, torch.device("cpu"))
+        decoded_NHWC = gpu_decode.decode(batch, torch.device("cpu"))
         difference = (decoded_NHWC.float() - images_NHWC.float()).abs()
         assert decoded_NHWC.shape == images_NHWC.shape
         # pictures of pure noise, the worst case; evaluation also rounds its box to whole pixels

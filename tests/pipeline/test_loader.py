@@ -16,6 +16,7 @@ import torch
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError, WorkerError
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format import manifest as shards
+from feedline.pipeline.format import shard_tar
 from feedline.pipeline.loader import Loader, live_loaders
 from feedline.pipeline.shards_dataset import Shards
 
@@ -298,7 +299,7 @@ def test_an_epoch_without_a_batch_is_warned_of(split: Path) -> None:
 
 def damage(folder: Path, sample: int) -> None:
     index = shards.read_index(folder)
-    with (folder / shards.shard_name("train", int(index.shards_N[sample]))).open("r+b") as file:
+    with (folder / shard_tar.shard_name("train", int(index.shards_N[sample]))).open("r+b") as file:
         file.seek(int(index.offsets_N[sample]) + 200)
         file.write(b"\0\0\0\0\0\0")
 

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.codecs.table import CODECS
 from feedline.preprocess.fingerprint import fingerprint, optional_files
 from feedline.preprocess.picture import BadImage, Kernel, Output
 from tests.preprocess.making import off_by_one
@@ -54,7 +56,7 @@ def test_an_encoder_that_differs_in_its_bytes_alone_is_noticed(monkeypatch: pyte
     before = fingerprint((Output(),)).encoder
     fingerprint.cache_clear()
     encode = jpeg.encode_image
-    monkeypatch.setattr(jpeg, "encode_image", lambda *what: encode(*what) + b"\0")
+    monkeypatch.setitem(CODECS, "jpeg", replace(CODECS["jpeg"], encode=lambda *what: encode(*what) + b"\0"))
     assert fingerprint((Output(),)).encoder != before
 
 

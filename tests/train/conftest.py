@@ -10,6 +10,7 @@ import pytest
 
 from feedline.pipeline.base import files as atomic
 from feedline.pipeline.format import manifest as shards
+from feedline.pipeline.format import shard_tar
 from feedline.train.config import TrainConfig
 
 PX = 20
@@ -25,9 +26,9 @@ def write_dataset(folder: Path, *, train: int = 96, val: int = 22, classes: int 
 def write_split(folder: Path, samples: int, classes: int, *, seed: int, label_shift: int = 0) -> None:
     """One raw shard, `samples` pictures of `classes` classes in turn."""
     folder.mkdir(parents=True)
-    name = shards.shard_name(folder.name, 0)
+    name = shard_tar.shard_name(folder.name, 0)
     rng = np.random.default_rng(seed)
-    with (folder / name).open("wb") as file, shards.ShardWriter(file, 0) as writer:
+    with (folder / name).open("wb") as file, shard_tar.ShardWriter(file, 0) as writer:
         for sample in range(samples):
             label = sample % classes
             buffer = io.BytesIO()

@@ -6,6 +6,7 @@ import pytest
 
 from feedline.benchmarks.experiments.footprint import enlarge
 from feedline.pipeline.format import manifest as shards
+from feedline.pipeline.format import shard_tar
 
 
 @pytest.fixture
@@ -16,8 +17,8 @@ def split(tmp_path: Path) -> Path:
     rows: list[shards.SampleRow] = []
     infos: list[shards.ShardInfo] = []
     for number in range(2):
-        name = shards.shard_name("train", number)
-        with (folder / name).open("wb") as file, shards.ShardWriter(file, number) as writer:
+        name = shard_tar.shard_name("train", number)
+        with (folder / name).open("wb") as file, shard_tar.ShardWriter(file, number) as writer:
             for sample in (2 * number, 2 * number + 1):
                 writer.add(f"s{sample}", f"picture {sample}".encode(), "jpg", label=sample, width=1, height=1)
         rows += writer.rows

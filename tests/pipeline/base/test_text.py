@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.pipeline.base.text import is_printable, printable
-from feedline.pipeline.format.manifest import safe_key
+from feedline.pipeline.format.shard_tar import safe_key
 
 
 @given(st.text())

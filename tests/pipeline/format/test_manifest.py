@@ -22,13 +22,14 @@ from hypothesis import strategies as st
 from feedline.pipeline.base import files as atomic
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.format import manifest as shards
+from feedline.pipeline.format import shard_tar
 
 names = st.text(st.characters(blacklist_characters="/.\0\n", blacklist_categories=["Cs"]), min_size=1, max_size=120)
 
 
-def written(samples: list[tuple[str, bytes]], **metadata: Any) -> tuple[bytes, shards.ShardWriter]:
+def written(samples: list[tuple[str, bytes]], **metadata: Any) -> tuple[bytes, shard_tar.ShardWriter]:
     file = io.BytesIO()
-    with shards.ShardWriter(file, 0) as writer:
+    with shard_tar.ShardWriter(file, 0) as writer:
         for number, (key, data) in enumerate(samples):
             writer.add(key, data, "jpg", label=number, width=1, height=1, **metadata)
     return file.getvalue(), writer
@@ -49,7 +50,7 @@ def test_tarfile_reads_what_was_written_and_offsets_point_at_it(samples: list[tu
             assert stored is not None and stored.read() == image
             assert label is not None and label.read() == str(number).encode()
             assert data[row.offset : row.offset + row.length] == image
-    assert len(data) == writer.bytes and len(data) % shards.RECORD_BYTES == 0
+    assert len(data) == writer.bytes and len(data) % shard_tar.RECORD_BYTES == 0
 
 
 @given(names, st.integers(0, (8 << 30) + 5))
@@ -57,7 +58,7 @@ def test_tarfile_reads_what_was_written_and_offsets_point_at_it(samples: list[tu
 def test_a_header_is_what_tarfile_would_write(name: str, size_bytes: int) -> None:
     info = tarfile.TarInfo(name)
     info.size, info.mode = size_bytes, 0o644
-    assert shards.member_header(name, size_bytes) == info.tobuf(tarfile.PAX_FORMAT)
+    assert shard_tar.member_header(name, size_bytes) == info.tobuf(tarfile.PAX_FORMAT)
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="no tar here")
@@ -93,21 +94,21 @@ def test_equal_samples_give_equal_bytes_and_the_hash_is_theirs() -> None:
 
 def test_an_error_inside_leaves_no_end_of_archive() -> None:
     file = io.BytesIO()
-    with pytest.raises(RuntimeError), shards.ShardWriter(file, 0) as writer:
+    with pytest.raises(RuntimeError), shard_tar.ShardWriter(file, 0) as writer:
         writer.add("a", b"1", "jpg", label=0, width=1, height=1)
         raise RuntimeError
-    assert len(file.getvalue()) == 4 * shards.BLOCK_BYTES
+    assert len(file.getvalue()) == 4 * shard_tar.BLOCK_BYTES
 
 
 @given(st.integers(0, 10_000), st.integers(1, 200))
 def test_shard_sizes_differ_by_one_at_most(samples: int, count: int) -> None:
-    sizes = shards.balanced_sizes(samples, count)
+    sizes = shard_tar.balanced_sizes(samples, count)
     assert sum(sizes) == samples and len(sizes) == count and max(sizes) - min(sizes) <= 1
 
 
 @given(st.text(max_size=40))
 def test_a_safe_key_has_no_dot_and_stays_in_its_folder(name: str) -> None:
-    parts = shards.safe_key(name).split("/")
+    parts = shard_tar.safe_key(name).split("/")
     assert all(part and "." not in part for part in parts)
 
 

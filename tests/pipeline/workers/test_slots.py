@@ -70,12 +70,12 @@ def test_a_slot_waits_for_the_fence_behind_its_copy() -> None:
 def test_parts_of_a_slot_do_not_overlap_and_slots_do_not_touch() -> None:
     view = memoryview(bytearray(3 * LAYOUT.slot_bytes))
     for slot in range(3):
-        parts = (LAYOUT.flat(view, slot), LAYOUT.labels_N(view, slot, 5), LAYOUT.samples_N(view, slot, 5),
+        parts = (LAYOUT.images(view, slot), LAYOUT.labels_N(view, slot, 5), LAYOUT.samples_N(view, slot, 5),
                  LAYOUT.filled(view, slot))  # fmt: skip
         for number, part in enumerate(parts):
             part[:] = 16 * slot + number + 1
     for slot in range(3):
-        assert (LAYOUT.images_NHWC(view, slot, 5, 7) == 16 * slot + 1).all()
+        assert (LAYOUT.images(view, slot, 5 * 7 * 7 * 3) == 16 * slot + 1).all()
         assert (LAYOUT.labels_N(view, slot, 5) == 16 * slot + 2).all()
         assert (LAYOUT.samples_N(view, slot, 5) == 16 * slot + 3).all()
         assert LAYOUT.filled(view, slot)[0] == 16 * slot + 4

@@ -1,0 +1,72 @@
+"""JPEG regions instead of pixels in a slot, for a device that decodes (`pipeline.gpu_decode`). No torch here.
+
+    slot    records (count x 8 int32: start, length, left, top, width, height, flip, 0), then the JPEGs themselves
+
+Each JPEG is a cut: a valid file of little more than the region, so that few bytes are sent and few blocks decoded.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feedline.pipeline.base.errors import DatasetError, SampleError
+from feedline.pipeline.codecs import crop_jpeg
+from feedline.pipeline.draw import regions
+from feedline.pipeline.workers.fill import BadSample, Filler, Images
+
+RECORD = 8
+SLOT_PX = 256
+"""Slots are at least so large: 196 KB a sample, which also holds what could not be cut."""
+_BORDER_PX = 2  # chroma is smoothed across the region's edge
+
+
+class RegionFiller(Filler):
+    """Raises SampleError for what is no JPEG, and when the slot is full. No padding."""
+
+    def fill(self, samples_N: npt.NDArray[np.int64], epoch: int, px: int, images: Images,
+             labels_N: npt.NDArray[np.int64]) -> tuple[int, int, list[BadSample]]:  # fmt: skip
+        records = images[: len(samples_N) * RECORD * 4].view(np.int32).reshape(-1, RECORD)
+        bad, position, end = list[BadSample](), 0, records.nbytes
+
+        def add(sample: int) -> None:
+            nonlocal end
+            data = self.read(sample)
+            try:
+                cut, box = self._cut(data, epoch, sample, px)
+                begin, end = end, _append(images, end, cut)
+            except DatasetError as error:
+                raise SampleError(str(error), sample) from error
+            records[position] = (begin, len(cut), *box, 0)
+            self.clock.transformed()
+
+        for sample in samples_N.tolist():
+            used = self.attempt(sample, add, bad)
+            if used is not None:
+                labels_N[position] = self.labels_N[used]
+                position += 1
+        return position, end, bad
+
+    def _cut(self, data: bytes, epoch: int, sample: int, px: int) -> tuple[bytes, tuple[int, int, int, int, int]]:
+        """The JPEG, and left, top, width, height in it, flip."""
+        frame = crop_jpeg.parse(data)
+        region = regions.choose(frame.width_px, frame.height_px, px, self.augment, self.spec.seed, epoch, sample)
+        cut = crop_jpeg.cut(data, *region[:4], border_px=_BORDER_PX, frame=frame)
+        left, top, width, height = region.inner or (0, 0, region.width_px, region.height_px)
+        corner = cut.left_px + round(left), cut.top_px + round(top)
+        return cut.data, (*corner, max(1, round(width)), max(1, round(height)), int(region.flip))
+
+
+def _append(images: Images, at: int, data: bytes) -> int:
+    """Where the next one goes."""
+    end = at + len(data)
+    if end > len(images):
+        raise DatasetError(f"the batch's JPEGs do not fit into {len(images):,} bytes: use decode='cpu'")
+    images[at:end] = np.frombuffer(data, np.uint8)
+    return end
+
+
+def unpack(flat: npt.NDArray[np.uint8], count: int) -> list[tuple[npt.NDArray[np.uint8], list[int]]]:
+    """(JPEG bytes as a view, [left, top, width, height, flip]) of each sample."""
+    records: Any = flat[: count * RECORD * 4].view(np.int32).reshape(count, RECORD)
+    return [(flat[start : start + length], rest[:5]) for start, length, *rest in records.tolist()]
