@@ -71,7 +71,7 @@ def test_a_verb_that_reads_folders_says_so_of_an_address_and_keeps_its_slashes(v
     more = {"ladder": (str(script),), "compare": ("--num-workers", "0,1")}.get(verb, ())
     done = feedline(verb, "http://127.0.0.1:9/x", *more)
     assert done.returncode == 2
-    assert "feedline: http://127.0.0.1:9/x is an address" in done.stderr
+    assert "feedline: http://127.0.0.1:9/x: " in done.stderr and "files and folders of this machine" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
