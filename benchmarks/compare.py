@@ -37,8 +37,9 @@ class CompareConfig:
     common: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Settings that all cells share and no axis names."""
     rounds: int = 9
-    """At most."""
+    """Windows per setting at most."""
     window_s: float = 2.0
+    """Seconds measured per window."""
     warm_up_s: float = 0.5
     seed: int = 0
 

@@ -31,20 +31,23 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, kw_only=True)
 class AscentConfig:
     source: Path
-    """What `feedline prepare` reads."""
+    """The raw images that the script trains on."""
     argv: list[str]
     """The script and its arguments; empty: the first script everybody writes, over `source`."""
-    work: Path
-    """Shards, records and predictions are kept here."""
+    work: Path = Path("ladder-out")
+    """Where shards and records are kept."""
     profiled: Path | None = None
-    """A record of `feedline profile --legs` of the same script; None: it is profiled now."""
+    """A record of `feedline profile --legs` of it."""
     prepared: Path | None = None
-    """A prepared folder with JPEG shards and, for the last rung, raw ones; None: prepared now."""
+    """An already prepared folder."""
     num_workers: int | None = None
-    """None: one per usable core."""
+    """Workers from the second rung on; default: one per usable core."""
     size_px: int = 256
+    """Short side of the prepared JPEG shards, px."""
     rounds: int = 3
+    """Windows per rung, interleaved."""
     window_s: float = 3.0
+    """Seconds measured per window."""
     profile_steps: int = 120
     seed: int = 0
 

@@ -26,12 +26,14 @@ MAY_BE_UNKNOWN = ("bandwidth_bytes_per_s", "prepare_cpu_s")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
-    images: int
-    gpus: int
+    images: int = 1_281_167
+    """Images to plan for."""
+    gpus: int = 1
+    """GPUs of all machines together."""
     gpu_samples_per_s: float
     """Of one GPU when data is free."""
-    cores: int
-    """Of all machines together, for workers."""
+    cores: int = 8
+    """Cores for workers, of all machines together."""
     bandwidth_bytes_per_s: float | None
     """Of the storage, for all machines together; None: no limit."""
     load_cpu_s: float
@@ -46,8 +48,9 @@ class PlanInputs:
     prepared_originals: int | None = None
     """From how many the cost of preparing is known; None: it was given."""
     epochs: int = 90
+    """Epochs to train."""
     core_speed: float = 1.0
-    """Of the other machine's cores by this machine's."""
+    """Speed of its cores by this machine's."""
 
     def __post_init__(self) -> None:
         for name in ("images", "gpus", "cores", "epochs"):

@@ -45,15 +45,20 @@ Clock = Callable[[], float]
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig:
     split: Path
-    model: str
-    image_size: int
+    model: str = "mobilenet_v2"
+    """The model that will be trained."""
+    image_size: int = 224
+    """Side of the training images, px."""
     batch_sizes: tuple[int, ...] = (32, 64, 128)
-    """The one in the middle is tried first; one alone is kept."""
+    """Batch sizes allowed, the one in the middle tried first; one alone is kept."""
     most_workers: int = 8
     cores: float = 2.0
     device: str = "auto"
+    """cpu, cuda or auto."""
     budget_s: float = 60.0
+    """Seconds to spend."""
     window_s: float = 1.0
+    """Seconds measured per window."""
     warm_up_s: float = 1.0
     """torch's first steps take longer: after 0.5 s loops without workers were measured 4 to 20 % too slow."""
 

@@ -37,8 +37,8 @@ def pillow() -> Fact:
 
     active = str(getattr(Image, "__version__", "unknown"))
     flavour = "pillow-simd" if "post" in active else "pillow"
-    value = {"flavour": flavour, "version": active, "simd": simd_level(Image) if flavour == "pillow-simd" else None}
-    text = f"{flavour} {active}" + (f" ({value['simd']})" if value["simd"] else "")
+    value = {"flavour": flavour, "version": active}
+    text = f"{flavour} {active}"
     remedy = ""
     if simd and plain:
         remedy = "both are installed over each other: pip uninstall -y pillow pillow-simd, then make -B setup"
@@ -66,14 +66,6 @@ def formats() -> Fact:
         text=", ".join(words for name, (words, _, _) in OPTIONAL.items() if value[name]) or "none",
         remedy=f"apt-get install {' '.join(lacking)}, then make -B setup" if lacking else "",
     )
-
-
-def simd_level(image_module: Any) -> str:
-    """AVX2 or SSE4, read off the compiled module: Pillow-SIMD does not report how it was built.
-
-    Compilers end every function that used 256-bit registers with `vzeroupper`; an SSE4 build has none.
-    """
-    return "AVX2" if Path(image_module.core.__file__).read_bytes().count(b"\xc5\xf8\x77") > 8 else "SSE4"
 
 
 def libjpeg_turbo() -> Fact:

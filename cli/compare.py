@@ -7,12 +7,23 @@ from typing import Annotated, Any
 import typer
 
 from feedline.cli.common import JsonFile, Record, console, progress, stderr, write
+from feedline.cli.options import Settings, command, fields
 
 Opt = typer.Option
 
 
+OPTIONS = fields(
+    "benchmarks.compare.CompareConfig",
+    *("rounds", "window_s"),
+    rounds={"min": 3},
+    window_s={"flags": ("--window",), "min": 0.2, "max": 3600},
+)
+
+
+@command
 def compare(
     dataset: Annotated[Path, typer.Argument(help="A prepared folder, or raw images to prepare shards from.")],
+    options: Annotated[Settings, OPTIONS],
     num_workers: Annotated[str, Opt(help="Loader processes, as 0,1,2,4.")] = "2",
     prefetch_factor: Annotated[str | None, Opt(help="Batches under way per worker.")] = None,
     batch_size: Annotated[str, Opt(help="Samples per batch.")] = "64",
@@ -28,8 +39,6 @@ def compare(
         str | None, Opt(help="With --model: GPUs that train together, as 1,2,4; processes on a CPU.")
     ] = None,
     device: Annotated[str, Opt(help="cpu, cuda or auto.")] = "auto",
-    rounds: Annotated[int, Opt(min=3, help="Windows per setting at most.")] = 9,
-    window: Annotated[float, Opt(min=0.2, max=3600, help="Seconds measured per window.")] = 2.0,
     work: Annotated[Path, Opt(help="Results and shard variants are kept here; a rerun continues.")] = Path(
         "compare-out"
     ),
@@ -51,7 +60,7 @@ def compare(
     grid = Grid(axes={name: parse_values(text, kind) for name, (text, kind) in kinds.items() if text is not None})
     record = Record("compare", json_file, html)
     with progress("compare", "windows") as advance:
-        found = run(grid, dataset, work, {"device": device}, rounds, window, advance)
+        found = run(grid, dataset, work, {"device": device}, options, advance)
     show(found)
     if html is not None:
         from feedline.benchmarks.compare_page import compare_page
@@ -61,7 +70,7 @@ def compare(
 
 
 def run(
-    grid: Any, dataset: Path, work: Path, common: dict[str, Any], rounds: int, window_s: float, advance: Any
+    grid: Any, dataset: Path, work: Path, common: dict[str, Any], options: Settings, advance: Any
 ) -> dict[str, Any]:
     from feedline.benchmarks.commands import check_work
     from feedline.benchmarks.compare import CompareConfig
@@ -80,9 +89,7 @@ def run(
     )
     check_work(work)
     splits = splits_of(grid.cells(), dataset, work, say)
-    config = CompareConfig(
-        grid=grid, splits=splits, common={**common, "device": device}, rounds=rounds, window_s=window_s
-    )
+    config = CompareConfig(grid=grid, splits=splits, common={**common, "device": device}, **options)
     results = work / f"compare-{config.identity}.jsonl"
     with Bench() as bench:
         return record_of(measure_all(config, results, bench.measure, advance))

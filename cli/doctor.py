@@ -11,9 +11,9 @@ def doctor(json_file: JsonFile = None) -> None:
     from feedline.cli.checks import examine
 
     record = Record("doctor", json_file)
-    found = examine()
-    for fact in found:
+    facts = examine()
+    for fact in facts:
         console.print(f"{fact.name:<16} {fact.text}", markup=False, soft_wrap=True)
         if fact.remedy:
             console.print(f"{'':<16} -> {fact.remedy}", markup=False, soft_wrap=True)
-    record.write(json_file, {fact.key: fact.value for fact in found})
+    record.write(json_file, {fact.key: fact.value for fact in facts})

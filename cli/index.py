@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from feedline.cli.common import JsonFile, Record, console, progress, stderr
-from feedline.cli.prepare import values
+from feedline.cli.options import values
 
 
 def index(

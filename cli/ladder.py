@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from feedline.cli.common import JsonFile, Record, console, progress, stderr, write
+from feedline.cli.options import Settings, command, fields
 
 CONTEXT = {"allow_interspersed_args": False}
 """Options end at the script's name: what follows is the script's own."""
@@ -14,18 +15,22 @@ BAR_CELLS = 20
 TABLE_CELLS = 116
 
 
+OPTIONS = fields(
+    "benchmarks.ladder_run.AscentConfig",
+    *("source", "work", "profiled", "prepared", "num_workers", "size_px", "rounds", "window_s"),
+    num_workers={"min": 1},
+    size_px={"flags": ("--size",), "min": 16},
+    rounds={"min": 2},
+    window_s={"flags": ("--window",), "min": 0.2, "max": 3600},
+)
+
+
+@command
 def ladder(
-    source: Annotated[Path, typer.Argument(help="The raw images that the script trains on.")],
+    options: Annotated[Settings, OPTIONS],
     script: Annotated[
         list[str] | None, typer.Argument(metavar="[SCRIPT ARGS…]", help="Your training script; else an example.")
     ] = None,
-    num_workers: Annotated[int | None, typer.Option(min=1, help="Workers from the second rung on.")] = None,
-    size: Annotated[int, typer.Option(min=16, help="Short side of the prepared JPEG shards, px.")] = 256,
-    rounds: Annotated[int, typer.Option(min=2, help="Windows per rung, interleaved.")] = 3,
-    window: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds measured per window.")] = 3.0,
-    work: Annotated[Path, typer.Option(help="Where shards and records are kept.")] = Path("ladder-out"),
-    profiled: Annotated[Path | None, typer.Option(help="A record of `feedline profile --legs` of it.")] = None,
-    prepared: Annotated[Path | None, typer.Option(help="An already prepared folder.")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the ladder as a page.")] = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -36,10 +41,7 @@ def ladder(
     from feedline.benchmarks.ladder_run import AscentConfig, ascend
 
     record = Record("ladder", json_file, html)
-    config = AscentConfig(
-        source=source, argv=script or [], work=work, profiled=profiled, prepared=prepared, num_workers=num_workers,
-        size_px=size, rounds=rounds, window_s=window,
-    )  # fmt: skip
+    config = AscentConfig(argv=script or [], **options)
     with progress("ladder", "windows") as advance:
         found = ascend(config, lambda line: stderr.print(line, markup=False, soft_wrap=True), advance)
     show(found)

@@ -8,23 +8,33 @@ from typing import Annotated, Any
 import typer
 
 from feedline.cli.common import JsonFile, Record, console, stderr
+from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 
 Opt = typer.Option
 
 
+AT_LEAST_ONE = {"min": 1}
+OPTIONS = fields(
+    "benchmarks.plan.PlanInputs",
+    *("images", "gpus", "cores", "epochs", "core_speed"),
+    images=AT_LEAST_ONE,
+    gpus=AT_LEAST_ONE,
+    cores=AT_LEAST_ONE,
+    epochs=AT_LEAST_ONE,
+    core_speed={"min": 1e-6, "max": 1e6},
+)
+
+
+@command
 def plan(
+    options: Annotated[Settings, OPTIONS],
     dataset: Annotated[Path | None, typer.Argument(help="Prepared data whose costs are measured.")] = None,
-    images: Annotated[int, Opt(min=1, help="Images to plan for.")] = 1_281_167,
-    gpus: Annotated[int, Opt(min=1, help="GPUs of all machines together.")] = 1,
     gpu_rate: Annotated[
         float | None, Opt(min=1e-6, max=1e12, help="samples/s of one GPU when data is free (`profile --legs`).")
     ] = None,
-    cores: Annotated[int, Opt(min=1, help="Cores for workers, of all machines together.")] = 8,
     bandwidth: Annotated[str | None, Opt(help="Of the storage, as 2GB/s or (bits) 16Gb/s; none: no limit.")] = None,
-    epochs: Annotated[int, Opt(min=1, help="Epochs to train.")] = 90,
     image_size: Annotated[int, Opt(min=8, help="Side of the training images, px.")] = 224,
-    core_speed: Annotated[float, Opt(min=1e-6, max=1e6, help="Speed of its cores by this machine's.")] = 1.0,
     load_us: Annotated[float | None, Opt(min=1e-6, max=1e12, help="Not measured: core µs to load a sample.")] = None,
     sample_kb: Annotated[float | None, Opt(min=1e-6, max=1e12, help="Not measured: kB of a prepared sample.")] = None,
     prepare_ms: Annotated[float | None, Opt(min=1e-6, max=1e12, help="Core ms to prepare an original.")] = None,
@@ -41,10 +51,7 @@ def plan(
         raise UsageError("--gpu-rate is not given: it is the ceiling of `feedline profile --legs` on that GPU")
     limit = None if bandwidth is None else parse_rate(bandwidth)
     costs = costs_of(dataset, image_size, load_us, sample_kb, prepare_ms)
-    inputs = PlanInputs(
-        images=images, gpus=gpus, gpu_samples_per_s=gpu_rate, cores=cores, epochs=epochs, core_speed=core_speed,
-        bandwidth_bytes_per_s=limit, **costs,
-    )  # fmt: skip
+    inputs = PlanInputs(gpu_samples_per_s=gpu_rate, bandwidth_bytes_per_s=limit, **options, **costs)
     found = make_plan(inputs)
     show(inputs, found)
     record.write(json_file, {"inputs": asdict(inputs), "plan": asdict(found)})

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedline.cli.common import JsonFile, Record, console, stderr, write
+from feedline.cli.options import Settings, command, fields
 
 if TYPE_CHECKING:
     from feedline.profiling.explain.verdict import Diagnosis
@@ -15,18 +16,17 @@ CONTEXT = {"allow_interspersed_args": False}
 """Options end at the script's name: what follows is the script's own, `--help` included."""
 
 
-Script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS…]", help="The script and its own arguments.")]
-IsModule = Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Stop the script (or the verdict) after so many steps.")]
-Seconds = Annotated[float | None, typer.Option(min=0, help="Stop it after so long in training.")]
-Legs = Annotated[
-    bool, typer.Option("--legs", help="Measure the ceiling (cached batches), the loader alone, a cold page cache.")
-]
+OPTIONS = fields(
+    "profiling.profile_run.StudyConfig",
+    *("argv", "module", "steps", "seconds", "legs", "lines", "functions"),
+    argv={"hint": list[str], "metavar": "SCRIPT [ARGS…]"},
+    module={"flags": ("-m",)},
+    steps={"min": 1},
+    seconds={"min": 0},
+    legs={"hint": bool, "default": False},
+    functions={"flags": ("--lines-of",), "metavar": "FUNC"},
+)
 Cold = Annotated[bool, typer.Option(help="--legs: with the data's files dropped from the page cache, at the end.")]
-Lines = Annotated[bool, typer.Option("--lines", help="Time lines, in the trainer and in every worker.")]
-LinesOf = Annotated[
-    list[str] | None, typer.Option(metavar="FUNC", help="--lines of name, Class.name, module:name too.")
-]
 Trials = Annotated[bool, typer.Option(help="Try other sizes and codecs on some of the script's own samples.")]
 HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one HTML file.")]
 TraceFile = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write a timeline for Perfetto.")]
@@ -35,15 +35,10 @@ FailIf = Annotated[
 ]
 
 
+@command
 def profile(
-    script: Script,
-    module: IsModule = False,
-    steps: Steps = None,
-    seconds: Seconds = None,
-    legs: Legs = False,
+    options: Annotated[Settings, OPTIONS],
     cold: Cold = True,
-    lines: Lines = False,
-    lines_of: LinesOf = None,
     trials: Trials = True,
     html: HtmlFile = None,
     trace: TraceFile = None,
@@ -68,15 +63,8 @@ def profile(
     refuse_inside_torchrun()
     conditions = [parse(text) for text in fail_if or ()]
     record = Record("profile", json_file, html, trace)
-    config = StudyConfig(
-        argv=script,
-        module=module,
-        steps=steps,
-        seconds=seconds,
-        legs=chosen_legs(legs, cold),
-        lines=lines or bool(lines_of),
-        functions=tuple(lines_of or ()),
-    )
+    options |= {"legs": chosen_legs(options["legs"], cold), "lines": options["lines"] or bool(options["functions"])}
+    config = StudyConfig(**options)
     with hearing() as interrupts:
         done = study(config, say)
         recording = with_trials(done.recording) if trials else done.recording

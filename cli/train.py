@@ -4,17 +4,17 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from feedline.cli.common import JsonFile, Record, console, stderr
+from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.text import printable
 from feedline.pipeline.format.local import read_bounded
 from feedline.train.config import TrainConfig
-from feedline.train.options import command
 
 if TYPE_CHECKING:
     from feedline.train.metrics import Event
@@ -81,18 +81,37 @@ def said_by_another_rank(what: str) -> bool:
     return not is_first_to_say(what.partition(" (")[0])
 
 
-def _run(config: TrainConfig, json_file: Any, config_file: Any) -> None:
+OPTIONS = fields(
+    "train.config.TrainConfig",
+    negatable=True,
+    dataset={"metavar": "OUT", "show_default": False},
+    # torchrun refuses `--run` even behind the script's name: it abbreviates two options of its own
+    run={"flags": ("--run", "--run-dir")},
+)
+
+
+@command
+def train(config: Annotated[Settings, OPTIONS], json_file: JsonFile = None, config_file: ConfigFile = None) -> None:
+    """Train a model from a prepared dataset.
+
+    Examples:
+
+      feedline train OUT --model mobilenet_v2 --epochs 30 --batch-size 64 --run runs/first
+
+      feedline train OUT --model small_cnn --image-size 64 --target-top1 0.9
+
+      torchrun --nproc-per-node 4 -m feedline.train.main OUT --global-batch 256 --run-dir runs/four --resume auto
+
+      kernprof -l -v -m feedline.train.main OUT --epochs 1 --run runs/lines
+    """
     from feedline.pipeline.rank import from_environment
-    from feedline.train.loop import train
+    from feedline.train.loop import train as run
 
     record = Record("train", json_file)
-    result = train(config, [Terminal()])
+    result = run(TrainConfig(**config), [Terminal()])
     if "WORLD_SIZE" in os.environ and from_environment("RANK", 0):
         return
     from feedline.cli.train_page import write_page
 
     record.write(json_file, result)
     console.print(f"curves                {write_page(Path(result['run']))}", markup=False, soft_wrap=True)
-
-
-train = command(_run, json_file=(JsonFile, None), config_file=(ConfigFile, None))

@@ -7,18 +7,25 @@ from typing import Annotated, Any
 import typer
 
 from feedline.cli.common import JsonFile, Record, console, progress, write
+from feedline.cli.options import Settings, command, fields
 
 Opt = typer.Option
 
 
+OPTIONS = fields(
+    "benchmarks.tune.TuneConfig",
+    *("model", "image_size", "batch_sizes", "device", "budget_s", "window_s"),
+    image_size={"min": 8},
+    batch_sizes={"flags": ("--batch-size",)},
+    budget_s={"flags": ("--budget",), "min": 5},
+    window_s={"flags": ("--window",), "min": 0.2, "max": 3600},
+)
+
+
+@command
 def tune(
     dataset: Annotated[Path, typer.Argument(help="A prepared folder.")],
-    model: Annotated[str, Opt(help="The model that will be trained.")] = "mobilenet_v2",
-    image_size: Annotated[int, Opt(min=8, help="Side of the training images, px.")] = 224,
-    batch_size: Annotated[str, Opt(help="Batch sizes allowed; one alone is kept.")] = "32,64,128",
-    device: Annotated[str, Opt(help="cpu, cuda or auto.")] = "auto",
-    budget: Annotated[float, Opt(min=5, help="Seconds to spend.")] = 60.0,
-    window: Annotated[float, Opt(min=0.2, max=3600, help="Seconds measured per window.")] = 1.0,
+    options: Annotated[Settings, OPTIONS],
     out: Annotated[Path, Opt(help="Where the settings go; `feedline train --config FILE` takes them.")] = Path(
         "tuned.json"
     ),
@@ -29,7 +36,6 @@ def tune(
 
     Example: feedline tune OUT --model mobilenet_v2 && feedline train OUT --config tuned.json
     """
-    from feedline.benchmarks.grid import parse_values
     from feedline.benchmarks.measure.ranks import check_devices
     from feedline.benchmarks.measure.rounds import Bench
     from feedline.benchmarks.tune import TuneConfig, write_config
@@ -37,11 +43,8 @@ def tune(
     from feedline.pipeline.base.process import usable_cores
 
     record, split, cores = Record("tune", json_file, html, out), train_split(dataset), usable_cores()
-    device = check_devices([1], device, [model])
-    config = TuneConfig(
-        split=split, model=model, image_size=image_size, batch_sizes=tuple(parse_values(batch_size)), cores=cores,
-        most_workers=min(16, 2 * cores), device=device, budget_s=budget, window_s=window,
-    )  # fmt: skip
+    options["device"] = check_devices([1], options["device"], [options["model"]])
+    config = TuneConfig(split=split, cores=cores, most_workers=min(16, 2 * cores), **options)
     with Bench() as bench, progress("tune", "windows") as advance:
         found = search(config, counted(bench.measure, advance))
     show(found)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from feedline.cli.common import JsonFile, Record, console, progress, stderr
+from feedline.cli.options import values
 
 SHOWN = 20
 
@@ -22,7 +23,6 @@ def verify(
 
     Example: feedline verify OUT --full
     """
-    from feedline.cli.prepare import values
     from feedline.preprocess.verify import verify as run
 
     record = Record("verify", json_file)

@@ -16,42 +16,41 @@ class PrepareConfig:
     """Everything `prepare` needs. What changes the prepared bytes is part of the plan's identity; the rest is not."""
 
     source: str
-    """A folder, an archive, or an address that fsspec speaks."""
+    """Folder, archive or address of the raw images."""
     out: str
-    """The folder (or object store address) that becomes the prepared dataset."""
+    """Folder (or s3://… and the like) for the prepared dataset."""
     outputs: tuple[Output, ...] = (Output(),)
-    """Prepared forms, all made from one decode of each original."""
+    """Several forms in one pass: 256:jpeg, 64:raw:square, keep."""
     seed: int = 0
-    """Of the global shuffle, of `classes` and of `val_fraction`."""
+    """Of the global shuffle and of every random choice."""
     shards: int | None = None
-    """Shards per split; None chooses."""
+    """Shards per split; chosen, with a reason, if not given."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
-    """Aim for shards of about this size (of the first output)."""
+    """Aim for shards of about this size."""
     classes: int | None = None
-    """Take a seeded subset of this many classes."""
+    """A seeded subset of this many classes."""
     class_order: tuple[str, ...] | None = None
-    """Class names in label order; None takes the source's own order."""
+    """Class names in label order, one a line."""
     val_fraction: float | None = None
-    """Split this share off, class by class, from a source that has no val."""
+    """Split a val off a source that has none."""
     metadata: bool = False
-    """Also write KEY.json with where the sample came from."""
+    """Also write KEY.json: where each sample came from."""
     max_bad: float | None = None
-    """More quarantined samples than this share is an error; None is 0.1 %, with some room for small sources."""
+    """Largest share of unusable samples; more is an error (0.001)."""
     max_pixels: int = MAX_PIXELS
     """Larger images go to quarantine undecoded."""
     overwrite: bool = False
-    """Replace what is prepared in `out`, this plan's too. A finished dataset stays until the new one is whole, so
-    there must be room for both; a rerun resumes."""
+    """Replace what is in OUT; a finished dataset stays till then: room for both."""
     retry_quarantine: bool = False
-    """Do the shards with quarantined samples again, reading those samples from the (mended) files in quarantine."""
+    """Try the (mended) files in OUT/quarantine again, in their places."""
     master: str | None = None
-    """Spark master; None means that of spark-submit, else local[*]."""
+    """local[*] (default), local[N], spark://host:7077, yarn, k8s://…"""
     spark: Mapping[str, str] = field(default_factory=dict[str, str])
-    """More Spark settings, as for `spark-submit --conf`."""
+    """A Spark setting, as for spark-submit; repeatable."""
     source_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Passed on to the source: kind, devkit, ground truth and the like."""
+    """For the source: devkit=…, layout=classes, labels=words …"""
     storage_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """For fsspec: credentials, endpoint. For the output, and for a source of its scheme or beside a local output."""
+    """For fsspec; VALUE may be JSON. For the output, and for a source of its scheme or beside a local output."""
 
     def __post_init__(self) -> None:
         check(len(self.outputs) > 0, "no output asked for")

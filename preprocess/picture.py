@@ -60,17 +60,21 @@ class Output:
     """One prepared form of the images. Everything here changes the bytes, so it is part of the plan's identity."""
 
     codec: str = "jpeg"
-    """A name of `codecs.table.CODECS`."""
+    """jpeg, planes, raw or keep."""
     size_px: int = 256
-    """Short side, or side of the square; 0 with `resize="none"`."""
+    """Pixels of the short side, or of the square; not used where nothing is resized."""
     resize: Resize = "shortest"
+    """shortest, square, crop, stretch or none."""
     quality: int = 90
+    """JPEG quality."""
     subsampling: Subsampling = "420"
+    """JPEG chroma: 420 or 444."""
     enlarge: bool = False
-    """Also scale up images that are smaller than asked."""
+    """Also scale up images smaller than SIZE."""
     filter: Filter = "bicubic"
+    """Antialiasing filter: bicubic, bilinear, lanczos, box, hamming."""
     apply_orientation: bool = False
-    """Turn the pixels as EXIF says. ImageNet's published accuracies ignore it, so that is the default."""
+    """Turn the pixels as EXIF says (published accuracies ignore it)."""
 
     def __post_init__(self) -> None:
         check(self.codec in CODECS, f"codec {self.codec!r} is none of {', '.join(CODECS)}")

@@ -24,21 +24,23 @@ def chosen_legs(legs: bool, cold: bool = True) -> tuple[LegName, ...]:
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
     argv: Sequence[str]
-    """The script (or module) and its arguments."""
+    """The script and its own arguments."""
     module: bool = False
+    """SCRIPT is a module's name."""
     steps: int | None = None
-    """Stop the script after so many training steps (with legs or lines: the verdict). Without this and `seconds` it
-    runs to its end (or: until the rate is known)."""
+    """Stop the script (or the verdict) after so many steps."""
     seconds: float | None = None
     """Stop it after so long in training."""
     legs: tuple[LegName, ...] = ()
+    """Measure the ceiling (cached batches), the loader alone, a cold page cache."""
     window_s: float = 1.2
     """Length of one leg's window."""
     rounds: int = 5
     """How often every leg is measured."""
     lines: bool = False
+    """Time lines, in the trainer and in every worker."""
     functions: tuple[str, ...] = ()
-    """For `lines`: `function`, `Class.method` or `module:function`; beside the script's own."""
+    """--lines of name, Class.name, module:name too."""
     line_steps: int = 30
     """Steps whose lines are timed."""
 

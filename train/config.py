@@ -1,6 +1,6 @@
 """What a training run is told: one frozen object, checked where it is made. Imports nothing heavy.
 
-The field docstrings are the command line's help (`options` reads them), so they are written for users.
+The field docstrings are the command line's help (`cli.options` reads them), so they are written for users.
 """
 
 import re

@@ -17,30 +17,34 @@ _TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{2}){0,2}")
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
     dataset: str
-    """As the compute nodes see it."""
-    run: str
-    """Folder for logs and checkpoints, on a file system all nodes share."""
+    """Prepared dataset, as the compute nodes see it."""
+    run: str = "runs/slurm"
+    """Run folder, on a file system all nodes share."""
     nodes: int = 1
+    """Nodes."""
     gpus_per_node: int = 0
-    """0: train on the CPUs."""
+    """GPUs per node; 0 trains on the CPUs."""
     ranks_per_node: int | None = None
     """Default: one per GPU, or one on a CPU node."""
     workers_per_rank: int = 4
-    """Loader processes; each rank gets this many CPUs and one for itself (without a GPU: `model_cpus`)."""
+    """Loader processes per rank; sets the CPUs asked for."""
     model_cpus: int = 4
     """CPUs for each rank's model on nodes without GPUs."""
     partition: str | None = None
+    """Slurm partition."""
     account: str | None = None
+    """Slurm account."""
     time: str = "04:00:00"
+    """Time limit: HH:MM:SS or D-HH:MM:SS."""
     memory_gib: int | None = None
-    """Per node."""
+    """Memory per node, GiB."""
     job_name: str = "feedline"
+    """Name of the job."""
     sizes: tuple[int, ...] = ()
-    """A scaling study: an array with one job per number of nodes."""
+    """Scaling study: numbers of nodes, as 1,2,4; an array with one job for each."""
     setup: tuple[str, ...] = ()
-    """Lines that make `python` and feedline available on a node (module load, source .venv/bin/activate)."""
-    train_args: tuple[str, ...] = ()
-    """Handed on to `feedline.train.main`."""
+    """A line that makes python available; repeatable."""
+    train_args: tuple[str, ...] = ()  # handed on to `feedline.train.main`
 
     def __post_init__(self) -> None:
         for name in ("nodes", "workers_per_rank", "model_cpus"):

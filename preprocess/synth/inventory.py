@@ -42,18 +42,21 @@ class SynthConfig:
     out: str
     """Folder that becomes the dataset; must not exist, be empty, or hold this very set."""
     images: int = 2_000
-    """Train and val together."""
+    """Images in all, train and val together."""
     classes: int = 10
+    """Classes."""
     layout: Layout = "ilsvrc"
+    """ilsvrc: the three archives as published; folder: train/ and val/ of class folders."""
     oddities: bool = False
-    """Puts some of each kind of odd file among the train images, and a CMYK one in val."""
+    """Also CMYK, PNG named .JPEG, grey, EXIF, truncated and empty files."""
     seed: int = 0
+    """The same seed gives the same bytes."""
     val_fraction: float = 0.1
-    """Share of the images that are val, equally many of each class (at least one)."""
+    """Share of the images that are val, equally many of each class."""
     long_side_px: int = TYPICAL_LONG_SIDE_PX
-    """Scales all pictures; 500 is ImageNet's."""
+    """Pixels of the usual long side; ImageNet's is 500."""
     num_workers: int | None = None
-    """Processes that draw; None is one per core, 0 draws in this one. Never changes the result."""
+    """Processes that draw (one per core); never changes the result."""
 
     def __post_init__(self) -> None:
         check(self.layout in ("ilsvrc", "folder"), f"layout {self.layout!r} is neither ilsvrc nor folder")

@@ -14,7 +14,7 @@ OUTPUTS = {
     "index no/folder": ["--json"],
     "inspect no/dataset": ["--json", "--html", "--png"],
     "train no/dataset": ["--json"],
-    "slurm no/dataset --sizes wrong": ["--json"],
+    "slurm no/dataset --nodes 0": ["--json"],
     "profile --json FILE no.py": [""],
     "profile --html FILE no.py": [""],
     "profile --trace FILE no.py": [""],

@@ -11,16 +11,18 @@ import uuid
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Annotated
 
 import psutil
 import pytest
 import typer
 
+from feedline.cli.options import Settings, command
+from feedline.cli.train import OPTIONS
 from feedline.train import checkpoint
 from feedline.train.config import TrainConfig
 from feedline.train.loop import train
 from feedline.train.metrics import read_events
-from feedline.train.options import command
 
 from .conftest import PX, write_dataset
 
@@ -57,8 +59,8 @@ def alone(words: list[str]) -> None:
     app(words, standalone_mode=False)
 
 
-def _train(config: TrainConfig) -> None:
-    train(config)
+def _train(settings: Annotated[Settings, OPTIONS]) -> None:
+    train(TrainConfig(**settings))
 
 
 def losses(folder: Path) -> dict[int, float]:

@@ -1,0 +1,131 @@
+"""Options and settings: one for each field, with its default and its docstring."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from feedline.benchmarks.compare import CompareConfig
+from feedline.benchmarks.ladder_run import AscentConfig
+from feedline.benchmarks.plan import PlanInputs
+from feedline.benchmarks.tune import TuneConfig
+from feedline.cli import compare, ladder, plan, prepare, profile, slurm, synth, train, tune
+from feedline.cli.main import app
+from feedline.cli.options import REQUIRED, Fields, Settings, command
+from feedline.pipeline.base.errors import UsageError
+from feedline.preprocess.config import PrepareConfig
+from feedline.preprocess.picture import Output
+from feedline.preprocess.synth.inventory import SynthConfig
+from feedline.profiling.profile_run import StudyConfig
+from feedline.train.config import TrainConfig
+from feedline.train.slurm import SlurmConfig
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Options of a verb and the dataclass they are made from."""
+
+    options: Fields
+    dataclass: type
+    otherwise: frozenset[str] = frozenset()
+    """Fields whose option is written in another way, and read by the verb."""
+
+
+MIRRORS = {
+    "train": Mirror(train.OPTIONS, TrainConfig),
+    "slurm": Mirror(slurm.OPTIONS, SlurmConfig, frozenset(slurm.ASKED)),
+    "synth": Mirror(synth.OPTIONS, SynthConfig),
+    "prepare": Mirror(prepare.JOB, PrepareConfig, frozenset(("outputs", "shard_bytes"))),
+    "picture": Mirror(prepare.PICTURE, Output),
+    "profile": Mirror(profile.OPTIONS, StudyConfig, frozenset(("legs",))),
+    "compare": Mirror(compare.OPTIONS, CompareConfig),
+    "tune": Mirror(tune.OPTIONS, TuneConfig),
+    "plan": Mirror(plan.OPTIONS, PlanInputs),
+    "ladder": Mirror(ladder.OPTIONS, AscentConfig),
+}
+
+
+def given(options: Fields, *words: str) -> Settings:
+    """What a verb with these options gets."""
+    seen: list[Settings] = []
+
+    def verb(settings: Annotated[Settings, options]) -> None:
+        seen.append(settings)
+
+    verb.__annotations__["settings"] = Annotated[Settings, options]
+    result = CliRunner().invoke(_app(command(verb)), words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return seen[0]
+
+
+def _app(verb: Callable[..., None]) -> typer.Typer:
+    made = typer.Typer()
+    made.command()(verb)
+    return made
+
+
+@pytest.mark.parametrize("name", MIRRORS)
+def test_a_default_is_the_field_s_own(name: str) -> None:
+    mirror = MIRRORS[name]
+    arguments = [option.field for option in mirror.options.options() if option.default is REQUIRED]
+    settings = given(mirror.options, *arguments)
+    for field, value in settings.items():
+        if field not in {*arguments, *mirror.otherwise}:
+            assert value == default_of(mirror.dataclass, field), field
+
+
+def default_of(kind: type, field: str) -> Any:
+    declared = kind.__dataclass_fields__[field]  # type: ignore[attr-defined]
+    return declared.default_factory() if callable(declared.default_factory) else declared.default
+
+
+def test_a_size_that_is_written_with_a_unit_is_the_default_too() -> None:
+    from feedline.preprocess.config import parse_bytes
+
+    assert parse_bytes(given(prepare.JOB, "IN", "OUT")["shard_bytes"]) == PrepareConfig(source="", out="").shard_bytes
+
+
+def test_every_field_of_training_has_a_docstring_and_an_option() -> None:
+    shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    options = {option.field: option for option in train.OPTIONS.options()}
+    for name in TrainConfig.__dataclass_fields__:
+        assert options[name].more["help"].endswith("."), name
+        if name != "dataset":
+            assert f"--{name.replace('_', '-')}" in shown.output
+
+
+def test_the_command_line_makes_the_configuration() -> None:
+    words = ["OUT", "--model", "small_cnn", "--widths", "8,32", "--progressive", "0:32,2:64", "--keep-epochs", "0,2"]
+    words += ["--no-augment", "--amp", "bf16", "--crop-scale", "0.5,1", "--run", "R"]
+    assert TrainConfig(**given(train.OPTIONS, *words)) == TrainConfig(
+        dataset=Path("OUT"), model="small_cnn", widths=(8, 32), progressive=((0, 32), (2, 64)), keep_epochs=(0, 2),
+        augment=False, amp="bf16", crop_scale=(0.5, 1.0), run=Path("R"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("widths", "6"), ("widths", "a,b"), ("progressive", "128"), ("progressive", "1:2:3"), ("mean", "1,2")],
+)
+def test_a_list_that_cannot_be_read_shows_how_to_write_it(name: str, word: str) -> None:
+    with pytest.raises(UsageError, match=f"--{name} '{word}': write it as"):
+        given(train.OPTIONS, "OUT", f"--{name}", word)
+
+
+def test_words_of_repeated_options_become_tuples_and_mappings() -> None:
+    words = ["IN", "OUT", "--conf", "a=1", "--conf", "b=x=y", "--source-option", "labels=words"]
+    settings = given(prepare.JOB, *words, "--storage-option", "anon=true")
+    assert settings["spark"] == {"a": "1", "b": "x=y"}
+    assert settings["source_options"] == {"labels": "words"} and settings["storage_options"] == {"anon": True}
+    assert given(slurm.OPTIONS, "OUT", "--setup", "module load x", "--setup", "y")["setup"] == ("module load x", "y")
+    with pytest.raises(UsageError, match="--conf 'a' is not KEY=VALUE"):
+        given(prepare.JOB, "IN", "OUT", "--conf", "a")
+
+
+def test_options_that_training_does_not_have_are_found() -> None:
+    assert slurm.unknown_options(["OUT", "--epochs", "3", "--no-augment", "--epoch", "--lr=3"]) == ["--epoch"]
