@@ -10,6 +10,7 @@ import pytest
 
 from feedline.profiling.explain.difference import versus
 from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.record.plain import to_plain
 from feedline.profiling.record.recording import Leg, Recording, Script, Step, TrainerTime
 from feedline.profiling.render import html
 from feedline.profiling.render.report import comparison, report
@@ -94,12 +95,15 @@ def test_text_keeps_within_its_width_and_has_every_part() -> None:
 def test_every_leg_has_its_line_and_says_what_qualifies_it() -> None:
     seen = made(ceiling=3900.0, loader_only={2: 330.0})
     note = "dropping the page cache did not work: 64 of 64 files checked are still in memory"
-    seen = replace(seen, legs=[*seen.legs, Leg(name="cold", samples_per_s=[210.0], note=note)])
+    older = Leg(name="crowded", samples_per_s=[300.0], num_workers=2)  # no longer measured, still read
+    seen = replace(seen, legs=[*seen.legs, Leg(name="cold", samples_per_s=[210.0], note=note), older])
+    seen = Recording.from_dict(to_plain(seen))
     shown = shown_as_text(seen, width=100)
     flat = " ".join(shown.split())
     assert "3,900 (3,861–3,939) cached batches" in flat
     assert "330 (327–333) the loader alone, 2 workers" in flat
     assert f"210 (210–210) cold page cache {note}" in flat
+    assert "300 (300–300) cached, 2 busy beside" in flat
     assert max(map(len, shown.splitlines())) <= 104
 
 
