@@ -13,7 +13,7 @@ from feedline.benchmarks.ladder_page import ladder_section
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Recording
-from feedline.profiling.render import report
+from feedline.profiling.render import profile_page
 from feedline.profiling.render.sections import (
     Code,
     Curve,
@@ -33,13 +33,13 @@ def story_page(story: Story) -> Page:
     diagnosis, ladder = diagnose(recording), story.record("ladder")
     return Page(
         title="From waiting to training",
-        verdict=replace(report.verdict(diagnosis), figures=figures(ladder)),
+        verdict=replace(profile_page.verdict(diagnosis), figures=figures(ladder)),
         sections=[
             ladder_section(ladder),
             prepared_section(story),
             training_section(story.record("train")),
             lines_section(story.done["kernprof"].text),
-            *report.sections(recording, diagnosis),
+            *profile_page.sections(recording, diagnosis),
             steps_section(story),
         ],
         kicker="feedline demo",

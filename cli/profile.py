@@ -145,8 +145,8 @@ def show(recording: "Recording", diagnosis: "Diagnosis", html: Path | None, trac
     import json
 
     from feedline.profiling.render.html import document
-    from feedline.profiling.render.report import report
-    from feedline.profiling.render.text import text
+    from feedline.profiling.render.plain_text import text
+    from feedline.profiling.render.profile_page import report
     from feedline.profiling.render.trace import trace as timeline
 
     page = report(recording, diagnosis)

@@ -91,7 +91,7 @@ def report_one(
     import json
 
     from feedline.profiling.explain.verdict import record_keys
-    from feedline.profiling.render.report import report
+    from feedline.profiling.render.profile_page import report
     from feedline.profiling.render.trace import trace as timeline
 
     show(report(recording, diagnosis), html)
@@ -107,7 +107,7 @@ def report_several(
     from dataclasses import asdict
 
     from feedline.profiling.explain.difference import versus
-    from feedline.profiling.render.report import comparison
+    from feedline.profiling.render.profile_page import comparison
 
     named = [(name, diagnosis) for name, (_, diagnosis) in loaded.items()]
     first, before = named[0]
@@ -128,7 +128,7 @@ def report_lines(path: Path, html: Path | None, json_file: Path | None, record: 
 
     from feedline.profiling.explain.hot_lines import line_profile
     from feedline.profiling.record.lprof import read_lprof
-    from feedline.profiling.render.report import lprof_report
+    from feedline.profiling.render.profile_page import lprof_report
 
     profile = line_profile(read_lprof(path))
     show(lprof_report(path.name, profile), html)
@@ -139,7 +139,7 @@ def report_lines(path: Path, html: Path | None, json_file: Path | None, record: 
 def show(page: "Page", file: Path | None) -> None:
     """On the terminal, and in a file of its own where one was asked for."""
     from feedline.profiling.render.html import document
-    from feedline.profiling.render.text import text
+    from feedline.profiling.render.plain_text import text
 
     console.print(text(page, width=columns()), markup=False, soft_wrap=True, end="")
     if file is not None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feedline.profiling.record import units
-from feedline.profiling.render.report import host_facts
+from feedline.profiling.render.profile_page import host_facts
 from feedline.profiling.render.sections import Curve, Curves, Facts, Page, Table, Verdict, section
 
 Cells = Sequence[Mapping[str, Any]]

@@ -2,10 +2,9 @@
 batches are directed.
 
 The loop is what it was: same process, same model, same workers. Windows differ in what it is handed (`ways`): its own
-batches, cached ones, or nothing while the loader is drained; rates of cached
-batches are the ceiling. The loop stays inside its pass, for a loader that runs out is begun again underneath; where
-the script leaves the pass itself, the window starts anew in the next one. At the end `Finished` is raised in the
-loop.
+batches, cached ones, or nothing while the loader is drained; rates of cached batches are the ceiling. The loop stays
+inside its pass, for a loader that runs out is begun again underneath; where the script leaves the pass itself, the
+window starts anew in the next one. At the end `Finished` is raised in the loop.
 """
 
 import os

@@ -15,8 +15,8 @@ from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Leg, Recording, Trial
 from feedline.profiling.render.html import document
-from feedline.profiling.render.report import report
-from feedline.profiling.render.text import text
+from feedline.profiling.render.plain_text import text
+from feedline.profiling.render.profile_page import report
 from tests.profiling.recordings import made
 
 

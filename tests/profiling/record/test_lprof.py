@@ -15,8 +15,8 @@ from feedline.pipeline.base.errors import RecordingError
 from feedline.profiling.explain.hot_lines import LineProfile, is_loader_line, line_profile
 from feedline.profiling.record.lprof import read_lprof
 from feedline.profiling.render.html import document
-from feedline.profiling.render.report import lprof_report
-from feedline.profiling.render.text import text
+from feedline.profiling.render.plain_text import text
+from feedline.profiling.render.profile_page import lprof_report
 
 SCRIPT = """
 import time

@@ -12,7 +12,7 @@ from feedline.profiling.explain.difference import versus
 from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.render.html import document
-from feedline.profiling.render.report import comparison, lprof_report, report
+from feedline.profiling.render.profile_page import comparison, lprof_report, report
 from feedline.profiling.render.sections import (
     Bar,
     Bars,

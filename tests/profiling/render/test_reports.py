@@ -13,8 +13,8 @@ from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.plain import to_plain
 from feedline.profiling.record.recording import Leg, Recording, Script, Step, TrainerTime
 from feedline.profiling.render import html
-from feedline.profiling.render.report import comparison, report
-from feedline.profiling.render.text import bar, text
+from feedline.profiling.render.plain_text import bar, text
+from feedline.profiling.render.profile_page import comparison, report
 from feedline.profiling.render.trace import trace
 from tests.profiling.recordings import made, rich
 

@@ -38,6 +38,8 @@ LEG_NAMES: dict[LegName, str] = {
     "laid_out": "cached, as from feedline",
     "loader_only": "the loader alone", "cold": "cold page cache",
 }  # fmt: skip
+OF_LOOP = "share of the loop's time"
+SHARES_NOTE = "data: blocked on the next batch; trainer: the main thread's own Python."
 MOST_REMEDIES = 12
 MOST_TRANSFORMS = 10
 MOST_WORKERS = 16
@@ -147,12 +149,7 @@ def _why_not(prediction: Prediction) -> str:
 def where_time_goes(recording: Recording, diagnosis: Diagnosis) -> Section | None:
     if diagnosis.measured.rates.now is None:
         return main_thread(recording)
-    loop = Stacks(
-        total=_shares("the training loop", diagnosis),
-        title="The step",
-        unit="share of the loop's time",
-        note="data: blocked on the next batch; trainer: the main thread's own Python.",
-    )
+    loop = Stacks(total=_shares("the training loop", diagnosis), title="The step", unit=OF_LOOP, note=SHARES_NOTE)
     workers = diagnosis.measured.workers.each
     lede = "Each row is somebody's whole time."
     return section("Where the time goes", loop, _stages(diagnosis), _transforms(workers), lede=lede)
@@ -325,8 +322,8 @@ def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Ver
     tone: Tone = "main" if first.ratio is None or (first.low or 0) <= 1 <= (first.high or 0) else "good"
     if first.high is not None and first.high < 1:
         tone = "bad"
-    shares = Stacks(rows=[_shares(name, one) for name, one in recordings], title="The step",
-                    unit="share of the loop's time")  # fmt: skip
+    stacks = [_shares(name, one) for name, one in recordings]
+    shares = Stacks(rows=stacks, title="The step", unit=OF_LOOP, note=SHARES_NOTE)
     return Page(
         title=" and ".join(name for name, _ in recordings),
         verdict=Verdict(words=first.statement, evidence=[one.statement for one in versus[1:]], tone=tone),
