@@ -5,26 +5,38 @@ from typing import Any
 
 from feedline.benchmarks.grid import WORDS, phrase
 from feedline.profiling.record import units
-from feedline.profiling.render import plots
-from feedline.profiling.render.charts import Bar, bars, heat
-from feedline.profiling.render.markup import Markup
-from feedline.profiling.render.page import facts, page, section, table, verdict
+from feedline.profiling.render.sections import (
+    Bar,
+    Bars,
+    Curve,
+    Curves,
+    Facts,
+    Heat,
+    Page,
+    Section,
+    Table,
+    Tone,
+    Verdict,
+    section,
+)
 
 Cells = Sequence[Mapping[str, Any]]
 
 
-def compare_page(record: Mapping[str, Any]) -> Markup:
+def compare_page(record: Mapping[str, Any]) -> Page:
     axes, cells = record["axes"], record["cells"]
     varied = [name for name, values in axes.items() if len(values) > 1]
     fixed = {WORDS[name]: values[0] for name, values in axes.items() if len(values) == 1}
     first, _, rest = record["statement"].partition(". ")
-    return page(
-        "Which settings, and by how much",
-        verdict(first, evidence=f"{rest} {method(record)}".strip()),
-        section("Every cell", bar_chart(cells), cells_table(cells)),
-        curve_section(axes, varied, cells),
-        heat_section(axes, varied, cells),
-        section("What was the same for all", facts({**fixed, "cores": record.get("usable_cores")})),
+    return Page(
+        title="Which settings, and by how much",
+        verdict=Verdict(words=first, evidence=[rest, method(record)] if rest else [method(record)]),
+        sections=[
+            section("Every cell", bar_chart(cells), cells_table(cells)),
+            curve_section(axes, varied, cells),
+            heat_section(axes, varied, cells),
+            section("What was the same for all", Facts({**fixed, "cores": record.get("usable_cores")})),
+        ],
         kicker="feedline compare",
     )
 
@@ -39,16 +51,16 @@ def method(record: Mapping[str, Any]) -> str:
     )
 
 
-def bar_chart(cells: Cells) -> Markup:
+def bar_chart(cells: Cells) -> Bars:
     rows = [
         Bar(label=cell["name"], value=cell["samples_per_s"], low=cell["low"], high=cell["high"], tone=tone(cell),
             note=words(cell))
         for cell in cells
     ]  # fmt: skip
-    return bars(rows, title="Throughput by cell", note="whiskers: 95 % intervals of the median")
+    return Bars(rows=rows, title="Throughput by cell", note="whiskers: 95 % intervals of the median")
 
 
-def tone(cell: Mapping[str, Any]) -> str:
+def tone(cell: Mapping[str, Any]) -> Tone:
     return "good" if cell["best"] or cell["outcome"] in ("same", "open") else "main"
 
 
@@ -64,7 +76,7 @@ def words(cell: Mapping[str, Any]) -> str:
     return outcomes[cell["outcome"]]
 
 
-def cells_table(cells: Cells) -> Markup:
+def cells_table(cells: Cells) -> Table:
     rows = [
         (
             cell["name"],
@@ -76,30 +88,31 @@ def cells_table(cells: Cells) -> Markup:
         )
         for cell in cells
     ]
-    return table(("cell", "samples/s", "interval", "windows", "cores used", "waiting"), rows, numeric=range(1, 6))
+    headers = ("cell", "samples/s", "interval", "windows", "cores used", "waiting")
+    return Table(headers=headers, rows=rows, numeric=range(1, 6))
 
 
-def curve_section(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], cells: Cells) -> Markup | None:
+def curve_section(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], cells: Cells) -> Section | None:
     """Rate over the first numeric axis, one curve per combination of the others."""
     numeric = next((a for a in varied if all(is_number(value) for value in axes[a])), None)
     if numeric is None or len(set(axes[numeric])) < 2:
         return None
     curves = curves_over(numeric, varied, cells)
-    drawn = plots.lines(
-        curves, title=f"Throughput over {WORDS[numeric]}", y_unit="samples/s", x_unit=WORDS[numeric],
+    chart = Curves(
+        curves=curves, title=f"Throughput over {WORDS[numeric]}", y_unit="samples/s", x_unit=WORDS[numeric],
         note="whiskers: 95 % intervals of the median",
     )  # fmt: skip
-    return section(f"Over {WORDS[numeric]}", drawn)
+    return section(f"Over {WORDS[numeric]}", chart)
 
 
-def curves_over(axis: str, varied: Sequence[str], cells: Cells) -> list[plots.Series]:
+def curves_over(axis: str, varied: Sequence[str], cells: Cells) -> list[Curve]:
     others = [name for name in varied if name != axis]
     groups: dict[str, dict[float, Mapping[str, Any]]] = {}
     for cell in cells:
         name = ", ".join(phrase(other, cell[other]) for other in others) or "samples/s"
         groups.setdefault(name, {})[float(cell[axis])] = cell
     return [
-        plots.Series(
+        Curve(
             name=name,
             points=[(x, members[x]["samples_per_s"]) for x in sorted(members)],
             intervals=[(members[x]["low"], members[x]["high"]) for x in sorted(members)],
@@ -108,13 +121,13 @@ def curves_over(axis: str, varied: Sequence[str], cells: Cells) -> list[plots.Se
     ]
 
 
-def heat_section(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], cells: Cells) -> Markup | None:
+def heat_section(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], cells: Cells) -> Section | None:
     """The first two axes; the best over the others."""
     if len(varied) < 2:
         return None
     rows, columns = axes[varied[0]], axes[varied[1]]
-    drawn = heat(
-        heat_values(varied[0], varied[1], rows, columns, cells),
+    chart = Heat(
+        values=heat_values(varied[0], varied[1], rows, columns, cells),
         rows=[phrase(varied[0], value) for value in rows],
         columns=[phrase(varied[1], value) for value in columns],
         title="Throughput",
@@ -122,7 +135,7 @@ def heat_section(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], cells
         column_name=WORDS[varied[1]],
         note="the best over the other axes" if len(varied) > 2 else "",
     )
-    return section("Two axes at once", drawn)
+    return section("Two axes at once", chart)
 
 
 def heat_values(

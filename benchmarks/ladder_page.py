@@ -4,20 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feedline.profiling.record import units
-from feedline.profiling.render.charts import Bar, ladder
-from feedline.profiling.render.markup import Markup, join
-from feedline.profiling.render.page import section, table
+from feedline.profiling.render.sections import Bar, Bars, Points, Section, Table, section
 
 
-def ladder_section(record: Mapping[str, Any]) -> Markup:
+def ladder_section(record: Mapping[str, Any]) -> Section | None:
     """Chart, table and what qualifies them."""
-    return section(
-        "The ladder",
-        chart(record),
-        rungs_table(record),
-        [join(note, ". ") for note in record.get("notes", [])],
-        lede=story(record),
-    )
+    notes = record.get("notes") or []
+    return section("The ladder", chart(record), rungs_table(record), Points(notes) if notes else None,
+                   lede=story(record))  # fmt: skip
 
 
 def story(record: Mapping[str, Any]) -> str:
@@ -25,10 +19,10 @@ def story(record: Mapping[str, Any]) -> str:
     rungs, ceiling = record["rungs"], record["ceiling_samples_per_s"]
     first, top = rungs[0]["samples_per_s"], rungs[-1]["samples_per_s"]
     return (
-        f"The same script and model, five ways of feeding it: from {units.rate(first)} to {units.rate(top)}, "
-        f"{units.times(top / first)} as fast, {units.percent(min(1.0, top / ceiling))} of what it would do "
-        "if data were free."
-    ).replace("five", number_word(len(rungs))) + predicted_before(rungs)
+        f"The same script and model, {number_word(len(rungs))} ways of feeding it: from {units.rate(first)} to "
+        f"{units.rate(top)}, {units.times(top / first)} as fast, {units.percent(min(1.0, top / ceiling))} of what it "
+        f"would do if data were free.{predicted_before(rungs)}"
+    )
 
 
 def predicted_before(rungs: Sequence[Mapping[str, Any]]) -> str:
@@ -44,8 +38,8 @@ def number_word(count: int) -> str:
     return words[count] if count < len(words) else str(count)
 
 
-def chart(record: Mapping[str, Any]) -> Markup:
-    rows = [
+def chart(record: Mapping[str, Any]) -> Bars:
+    rungs = [
         Bar(
             label=rung["name"],
             value=rung["samples_per_s"],
@@ -58,23 +52,23 @@ def chart(record: Mapping[str, Any]) -> Markup:
         )
         for rung in record["rungs"]
     ]
-    return ladder(rows, ceiling=record["ceiling_samples_per_s"], note=method(record))
+    ceiling = ("data is free", record["ceiling_samples_per_s"])
+    return Bars(rows=rungs, title="Throughput by rung", reference=ceiling, staircase=True, note=method(record))
 
 
 def method(record: Mapping[str, Any]) -> str:
-    rungs = record["rungs"]
-    count = rungs[0].get("n")
     return (
-        f"Median of {count} windows, each in a fresh process, all rungs interleaved in random order; "
-        "whiskers: 95 % confidence intervals. Diamonds: predictions with theirs."
+        f"Median of {record['rungs'][0].get('n')} windows, each in a fresh process, all rungs interleaved "
+        "in random order; whiskers: 95 % confidence intervals. Diamonds: predictions with theirs."
     )
 
 
 HEADERS = ("rung", "samples/s", "interval", "predicted", "off by", "step", "of ceiling", "waiting")
 
 
-def rungs_table(record: Mapping[str, Any]) -> Markup:
-    return table(HEADERS, rows(record), numeric=range(1, len(HEADERS)), emphasised=(len(record["rungs"]),))
+def rungs_table(record: Mapping[str, Any]) -> Table:
+    numeric = range(1, len(HEADERS))
+    return Table(headers=HEADERS, rows=rows(record), numeric=numeric, emphasised=(len(record["rungs"]),))
 
 
 def rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -6,20 +6,19 @@ from typing import Any
 from feedline.benchmarks.compare_page import curves_over
 from feedline.benchmarks.grid import phrase
 from feedline.profiling.record import units
-from feedline.profiling.render import plots
-from feedline.profiling.render.markup import Markup
-from feedline.profiling.render.page import page, section, table, verdict
+from feedline.profiling.render.sections import Curve, Curves, Page, Table, Verdict, section
 
 AXES = ("num_workers", "batch_size", "prefetch_factor")
 
 
-def tune_page(record: Mapping[str, Any]) -> Markup:
-    tried = record["tried"]
-    return page(
-        "Workers, prefetch and batch size for this machine",
-        verdict(record["statement"], evidence=method(record)),
-        section("Over workers", curve(record)),
-        section("Every setting tried", tried_table(tried)),
+def tune_page(record: Mapping[str, Any]) -> Page:
+    return Page(
+        title="Workers, prefetch and batch size for this machine",
+        verdict=Verdict(words=record["statement"], evidence=[method(record)]),
+        sections=[
+            section("Over workers", curve(record)),
+            section("Every setting tried", tried_table(record["tried"])),
+        ],
         kicker="feedline tune",
     )
 
@@ -31,21 +30,20 @@ def method(record: Mapping[str, Any]) -> str:
     )
 
 
-def curve(record: Mapping[str, Any]) -> Markup:
+def curve(record: Mapping[str, Any]) -> Curves:
     tried: Sequence[Mapping[str, Any]] = record["tried"]
     varied = ["num_workers", *(axis for axis in AXES[1:] if len({one[axis] for one in tried}) > 1)]
-    foretold = {int(workers): rate for workers, rate in record["predicted_by_workers"].items()}
+    points = sorted((float(workers), rate) for workers, rate in record["predicted_by_workers"].items())
     curves = curves_over("num_workers", varied, tried)
-    if foretold:
-        points = [(float(workers), foretold[workers]) for workers in sorted(foretold)]
-        curves.append(plots.Series(name="foretold from one worker's costs", points=points))
-    return plots.lines(
-        curves, title="Training throughput over workers", y_unit="samples/s", x_unit="workers",
+    if points:
+        curves.append(Curve(name="predicted from one worker's costs", points=points))
+    return Curves(
+        curves=curves, title="Training throughput over workers", y_unit="samples/s", x_unit="workers",
         note="whiskers: 95 % intervals, where a setting was measured more than once",
     )  # fmt: skip
 
 
-def tried_table(tried: Sequence[Mapping[str, Any]]) -> Markup:
+def tried_table(tried: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
         (
             ", ".join(phrase(axis, one[axis]) for axis in AXES),
@@ -55,4 +53,4 @@ def tried_table(tried: Sequence[Mapping[str, Any]]) -> Markup:
         )
         for one in tried
     ]
-    return table(("setting", "samples/s", "interval", "windows"), rows, numeric=range(1, 4))
+    return Table(headers=("setting", "samples/s", "interval", "windows"), rows=rows, numeric=range(1, 4))

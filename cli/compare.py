@@ -64,8 +64,9 @@ def compare(
     show(found)
     if html is not None:
         from feedline.benchmarks.compare_page import compare_page
+        from feedline.profiling.render.html import document
 
-        write(html, compare_page(found))
+        write(html, document(compare_page(found)))
     record.write(json_file, found)
 
 

@@ -29,13 +29,14 @@ def demo(
     from feedline.benchmarks.demo import StoryConfig, tell
     from feedline.benchmarks.demo_page import story_page
     from feedline.cli.ladder import show
+    from feedline.profiling.render.html import document
 
     record, started = Record("demo", json_file), time.monotonic()
     base = StoryConfig.quick(out=out) if quick else StoryConfig(out=out)
     config = base if images is None else replace(base, images=images)
     story = tell(config, _begin, _end)
     report = out / "report.html"
-    write(report, story_page(story))
+    write(report, document(story_page(story)))
     console.rule("[bold]The ladder", align="left")
     show(story.record("ladder"))
     console.print(f"\nall of it in {time.monotonic() - started:.0f} s")

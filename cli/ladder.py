@@ -77,6 +77,7 @@ def bar(share: float) -> str:
 
 def write_page(path: Path, record: Mapping[str, Any]) -> None:
     from feedline.benchmarks.ladder_page import ladder_section
-    from feedline.profiling.render.page import page
+    from feedline.profiling.render.html import document
+    from feedline.profiling.render.sections import Page
 
-    write(path, page("The ladder", ladder_section(record)))
+    write(path, document(Page(title="The ladder", sections=[ladder_section(record)])))

@@ -132,12 +132,14 @@ def with_trials(recording: "Recording") -> "Recording":
 def show(recording: "Recording", diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> None:
     import json
 
-    from feedline.profiling.render.report_html import report
-    from feedline.profiling.render.report_text import text
+    from feedline.profiling.render.html import document
+    from feedline.profiling.render.plain_text import text
+    from feedline.profiling.render.profile_page import report
     from feedline.profiling.render.trace import trace as timeline
 
-    console.print(text(recording, diagnosis, width=min(console.width, 120)), markup=False, soft_wrap=True)
+    page = report(recording, diagnosis)
+    console.print(text(page, width=min(console.width, 120)), markup=False, soft_wrap=True)
     if html is not None:
-        write(html, str(report(recording, diagnosis)))
+        write(html, document(page))
     if trace is not None:
         write(trace, json.dumps(timeline(recording)))

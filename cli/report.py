@@ -11,6 +11,7 @@ from feedline.cli.common import write as write_file
 if TYPE_CHECKING:
     from feedline.profiling.explain.verdict import Diagnosis
     from feedline.profiling.record.recording import Recording
+    from feedline.profiling.render.sections import Page
 
 Files = Annotated[list[Path], typer.Argument(metavar="RECORDING…", help="Records of profile, or one .lprof file.")]
 HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write it as one HTML file.")]
@@ -90,13 +91,10 @@ def report_one(
     import json
 
     from feedline.profiling.explain.verdict import record_keys
-    from feedline.profiling.render.report_html import report as page
-    from feedline.profiling.render.report_text import text
+    from feedline.profiling.render.profile_page import report
     from feedline.profiling.render.trace import trace as timeline
 
-    show(text(recording, diagnosis, width=columns()))
-    if html is not None:
-        write(html, str(page(recording, diagnosis)))
+    show(report(recording, diagnosis), html)
     if trace is not None:
         write(trace, json.dumps(timeline(recording)))
     record.write(json_file, record_keys(recording, diagnosis))
@@ -109,15 +107,12 @@ def report_several(
     from dataclasses import asdict
 
     from feedline.profiling.explain.difference import versus
-    from feedline.profiling.render.report_html import comparison
-    from feedline.profiling.render.report_text import comparison_text
+    from feedline.profiling.render.profile_page import comparison
 
     named = [(name, diagnosis) for name, (_, diagnosis) in loaded.items()]
     first, before = named[0]
     compared = [versus(before, after, (first, name)) for name, after in named[1:]]
-    show(comparison_text(named, compared, width=columns()))
-    if html is not None:
-        write(html, str(comparison(named, compared)))
+    show(comparison(named, compared), html)
     keys: dict[str, Any] = {
         "recordings": [{"name": name, "samples_per_s": one.samples_per_s, "bound": one.bound} for name, one in named],
         "comparisons": [
@@ -133,19 +128,22 @@ def report_lines(path: Path, html: Path | None, json_file: Path | None, record: 
 
     from feedline.profiling.explain.hot_lines import line_profile
     from feedline.profiling.record.lprof import read_lprof
-    from feedline.profiling.render.report_lines import lprof_report
-    from feedline.profiling.render.report_text import lprof_text
+    from feedline.profiling.render.profile_page import lprof_report
 
     profile = line_profile(read_lprof(path))
-    show(lprof_text(profile, width=columns()))
-    if html is not None:
-        write(html, str(lprof_report(path.name, profile)))
+    show(lprof_report(path.name, profile), html)
     loop = asdict(profile.loader) if profile.loader else None
     record.write(json_file, {"loader": loop, "lines": [asdict(line) for line in profile.lines]})
 
 
-def show(text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True, end="")
+def show(page: "Page", file: Path | None) -> None:
+    """On the terminal, and in a file of its own where one was asked for."""
+    from feedline.profiling.render.html import document
+    from feedline.profiling.render.plain_text import text
+
+    console.print(text(page, width=columns()), markup=False, soft_wrap=True, end="")
+    if file is not None:
+        write(file, document(page))
 
 
 def columns() -> int:

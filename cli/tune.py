@@ -51,8 +51,9 @@ def tune(
     write_config(out, found, split)
     if html is not None:
         from feedline.benchmarks.tune_page import tune_page
+        from feedline.profiling.render.html import document
 
-        write(html, tune_page(found))
+        write(html, document(tune_page(found)))
     console.print(f"settings: {out}", markup=False, soft_wrap=True)
     record.write(json_file, found)
 

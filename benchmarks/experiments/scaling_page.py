@@ -1,12 +1,11 @@
 """A study's record as a page and as a Markdown table. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feedline.profiling.record import units
-from feedline.profiling.render import plots
-from feedline.profiling.render.markup import Markup
-from feedline.profiling.render.page import facts, page, section, table, verdict
+from feedline.profiling.render.profile_page import host_facts
+from feedline.profiling.render.sections import Curve, Curves, Facts, Page, Table, Verdict, section
 
 Cells = Sequence[Mapping[str, Any]]
 HEADERS = ("on", "batch per rank", "global batch", "samples/s", "epoch", "speed-up", "top-1", "waiting")
@@ -55,12 +54,11 @@ def workers_of(record: Mapping[str, Any]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    return (
-        f"1 {noun}" if number == 1 else f"{number} {noun}{'es' * noun.endswith('s')}{'s' * (not noun.endswith('s'))}"
-    )
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
 
 
-def study_page(record: Mapping[str, Any]) -> Markup:
+def study_page(record: Mapping[str, Any]) -> Page:
     """Pure."""
     cells: list[dict[str, Any]] = record["cells"]
     best = max(cells, key=lambda cell: cell["samples_per_s"])
@@ -68,60 +66,40 @@ def study_page(record: Mapping[str, Any]) -> Markup:
     near = [one for one in cells if one is not best and one["samples_per_s"] + one["samples_per_s_deviation"] >= low]
     words = f"{layout(best).capitalize()} and a global batch of {best['batch_global']} train fastest"
     words += f"; {counted(len(near), 'other cell')} within a standard deviation of it." if near else "."
-    return page(
-        "Scaling study",
-        verdict(words, evidence=method(record)),
-        section("Time", over_batch(cells, "epoch_s", title="Time of one epoch", y_unit="s")),
-        section("Throughput", over_batch(cells, "samples_per_s", title="Throughput", y_unit="samples/s")),
-        section(
-            "Speed-up", over_batch(cells, "speed_up", title="Speed-up over the fewest processes", y_unit="times")
-        ),
-        section("Accuracy", over_batch(cells, "top1", title="Top-1 at the end", y_unit="%", scaled=percents)),
-        section("Every cell", table(HEADERS, rows(record), numeric=range(1, len(HEADERS)))),
-        section("Measured on", facts(hardware(record))),
+    measured_on = {**host_facts(record["host"]), "usable cores": record["usable_cores"]}
+    return Page(
+        title="Scaling study",
+        verdict=Verdict(words=words, evidence=[method(record)]),
+        sections=[
+            section("Time", over_batch(cells, "epoch_s", title="Time of one epoch", y_unit="s")),
+            section("Throughput", over_batch(cells, "samples_per_s", title="Throughput", y_unit="samples/s")),
+            section("Speed-up", over_batch(cells, "speed_up", title="Speed-up beside the fewest", y_unit="times")),
+            section("Accuracy", over_batch(cells, "top1", title="Top-1 at the end", y_unit="%", factor=100.0)),
+            section("Every cell", Table(headers=HEADERS, rows=rows(record), numeric=range(1, len(HEADERS)))),
+            section("Measured on", Facts(measured_on)),
+        ],
         kicker="feedline study",
-    )
+    )  # fmt: skip
 
 
-def hardware(record: Mapping[str, Any]) -> dict[str, Any]:
-    host = record["host"]
-    return {
-        "processor": host["cpu"],
-        "usable cores": record["usable_cores"],
-        "memory": units.size(host.get("memory_bytes")),
-        "GPUs": ", ".join(str(gpu) for gpu in host.get("gpus", [])) or "none",
-        "system": host.get("system"),
-        "Python": host.get("python"),
-        "torch": host.get("versions", {}).get("torch"),
-    }
-
-
-def percents(value: float) -> float:
-    return 100 * value
-
-
-def over_batch(
-    cells: Cells, name: str, *, title: str, y_unit: str, scaled: Callable[[float], float] = float
-) -> Markup:
+def over_batch(cells: Cells, name: str, *, title: str, y_unit: str, factor: float = 1.0) -> Curves:
     """One curve per layout over the global batch, with standard deviations."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for cell in cells:
         groups.setdefault(layout(cell), []).append(cell)
     curves = [
-        plots.Series(
+        Curve(
             name=group,
-            points=[(float(cell["batch_global"]), scaled(cell[name])) for cell in members],
+            points=[(float(cell["batch_global"]), factor * cell[name]) for cell in members],
             intervals=[
-                (scaled(cell[name] - cell[f"{name}_deviation"]), scaled(cell[name] + cell[f"{name}_deviation"]))
+                (factor * (cell[name] - cell[f"{name}_deviation"]), factor * (cell[name] + cell[f"{name}_deviation"]))
                 for cell in members
             ],
         )
         for group, members in groups.items()
     ]
-    return plots.lines(
-        curves, title=title, y_unit=y_unit, x_unit="samples", x_name="global batch",
-        note="whiskers: one standard deviation to each side",
-    )  # fmt: skip
+    note = "whiskers: one standard deviation to each side"
+    return Curves(curves=curves, title=f"{title} over the global batch", y_unit=y_unit, x_unit="samples", note=note)
 
 
 def layout(cell: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.format.manifest import manifest_hash, prepared_splits
 from feedline.profiling.record.host import describe_host
+from feedline.profiling.render.html import document
 
 RESULT = Path(__file__).parents[1] / "results" / "study.json"
 PORT = 29500
@@ -131,7 +132,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="feedline-study-") as scratch:
         record = study(config, Path(scratch), (said.work or Path(scratch)) / "runs.jsonl")
     write_atomically(said.json, (json.dumps(record, indent=1) + "\n").encode())
-    write_atomically(said.json.with_suffix(".html"), str(study_page(record)).encode())
+    write_atomically(said.json.with_suffix(".html"), document(study_page(record)).encode())
     write_atomically(said.json.with_suffix(".md"), markdown(record).encode())
     print(markdown(record))
 

@@ -22,9 +22,8 @@ from feedline.benchmarks.exit import end_with
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
 from feedline.profiling.record import units
-from feedline.profiling.render.charts import Bar, bars
-from feedline.profiling.render.markup import Markup
-from feedline.profiling.render.page import page, section, table, verdict
+from feedline.profiling.render.html import document
+from feedline.profiling.render.sections import Bar, Bars, Page, Section, Table, Verdict, section
 
 RESULTS = Path(__file__).parents[1] / "results"
 LIMIT = "limit: bare kernel"
@@ -53,8 +52,8 @@ def main() -> None:
     if not said.page:
         with tempfile.TemporaryDirectory(prefix="feedline-heads-") as scratch:
             measure(said.images, said.rounds, said.work or Path(scratch))
-    text = heads_page(record("loading.json"), record("prepare-peers.json"))
-    write_atomically(RESULTS / "heads.html", str(text).encode())
+    page = heads_page(record("loading.json"), record("prepare-peers.json"))
+    write_atomically(RESULTS / "heads.html", document(page).encode())
     print("results/heads.html")
 
 
@@ -81,13 +80,15 @@ def record(name: str) -> Mapping[str, Any]:
         raise UsageError(f"results/{name} is not there: run without --page first") from error
 
 
-def heads_page(loading: Mapping[str, Any], preparing: Mapping[str, Any]) -> Markup:
+def heads_page(loading: Mapping[str, Any], preparing: Mapping[str, Any]) -> Page:
     """Pure."""
-    return page(
-        "Head to head",
-        verdict(headline(loading, preparing), evidence=method(loading)),
-        *(loading_section(name, rows) for name, rows in loading["tables"].items()),
-        preparing_section(preparing),
+    return Page(
+        title="Head to head",
+        verdict=Verdict(words=headline(loading, preparing), evidence=[method(loading)]),
+        sections=[
+            *(loading_section(name, rows) for name, rows in loading["tables"].items()),
+            preparing_section(preparing),
+        ],
         kicker="feedline benchmarks",
     )
 
@@ -117,7 +118,7 @@ def method(loading: Mapping[str, Any]) -> str:
     )
 
 
-def loading_section(name: str, rows: list[Mapping[str, Any]]) -> Markup:
+def loading_section(name: str, rows: list[Mapping[str, Any]]) -> Section | None:
     title, lede = TITLES.get(name, (name, ""))
     limit = next((row["samples_per_s"] for row in rows if row["name"] == LIMIT), None)
     drawn = [
@@ -132,12 +133,11 @@ def loading_section(name: str, rows: list[Mapping[str, Any]]) -> Markup:
         for row in rows
     ]
     reference = ("a bare loop of the same kernel", limit) if limit else None
-    return section(
-        title, bars(drawn, title=title, reference=reference, note="whiskers: range of the rounds"), lede=lede
-    )
+    chart = Bars(rows=drawn, title=title, reference=reference, note="whiskers: range of the rounds")
+    return section(title, chart, lede=lede)
 
 
-def preparing_section(preparing: Mapping[str, Any]) -> Markup:
+def preparing_section(preparing: Mapping[str, Any]) -> Section | None:
     rates, ahead = preparing["samples_per_s"], preparing["feedline_is_times_faster"]
     of_rounds = {name: [one[name] for one in preparing["by_round"] if name in one] for name in rates}
     drawn = [
@@ -157,13 +157,13 @@ def preparing_section(preparing: Mapping[str, Any]) -> Markup:
     reference = ("a bare pool of the same kernel", limit) if limit else None
     return section(
         "Preparing",
-        bars(
-            drawn,
+        Bars(
+            rows=drawn,
             title="Preparing",
             reference=reference,
             note="medians of the rounds, whiskers: their range; process starts apart",
         ),
-        table(["feedline beside", "lowest", "median", "highest"], rows, numeric=(1, 2, 3)),
+        Table(headers=["feedline beside", "lowest", "median", "highest"], rows=rows, numeric=(1, 2, 3)),
         lede=preparing["what"],
     )
 

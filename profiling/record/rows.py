@@ -55,7 +55,7 @@ class LegRow(NamedTuple):
 
     leg: str
     processes: int | None
-    """loader_only: workers, None for the script's own loader; crowded: busy processes."""
+    """loader_only: workers, None for the script's own loader."""
     samples: int
     seconds: float
     worker_cpu_s: float | None

@@ -1,4 +1,4 @@
-"""Charts as pure functions to self-contained markup: `bars`, `ladder`, `stacked`, `heat`; over time see `plots`.
+"""Charts as pure functions to self-contained markup: `bars`, `stacks`, `heat`; over time see `plots`.
 
 Every chart is a `<figure>` with a caption and a unit. Lengths are percentages of the width there is, so nothing is
 scaled: the same markup is sharp and its text readable on a phone, a wide screen and paper, without JavaScript.
@@ -6,143 +6,81 @@ Labels and values are HTML beside the drawings (they wrap, and screen readers re
 of `page.css`, which knows dark, light and print. All text is escaped by `markup`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from feedline.profiling.record import units
 from feedline.profiling.render.markup import Markup, join, tag
 from feedline.profiling.render.scale import Scale, finite
+from feedline.profiling.render.sections import Bar, Bars, Heat, Stack, Stacks
 
 BAR_PX = 20
-HUES = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
+PALETTE = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 """CSS variables of the categorical palette (Okabe and Ito: safe for colour-blind eyes), in order of use."""
+HUES = {
+    "data": "c4", "copy": "c6", "trainer": "c2", "compute": "c3",
+    "waiting": "c4", "copying": "c6", "computing": "c3",
+    "read": "c5", "decode": "c1", "transform": "c3", "collate": "c2", "send": "c4", "idle": "c8", "other": "c6",
+}  # fmt: skip
+"""One colour through all charts: shares of the loop, parts of a step, a worker's stages."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """One row of `bars` or one rung of `ladder`."""
-
-    label: str
-    value: float | None = None
-    """None: not measured, and shown as a dash."""
-    low: float | None = None
-    high: float | None = None
-    """The interval of the value, drawn as a whisker."""
-    predicted: float | None = None
-    predicted_low: float | None = None
-    predicted_high: float | None = None
-    """What was said before it was measured: a diamond with its own, thinner whisker."""
-    note: str = ""
-    """One line under the bar."""
-    tone: str = "main"
-    """`main`, `muted`, `good` or `bad`."""
+def hues_of(names: Iterable[str]) -> dict[str, str]:
+    """Their own colours, and for the others what the palette has left, in order."""
+    known = list(dict.fromkeys(names))
+    left = [hue for hue in PALETTE if hue not in {HUES.get(name) for name in known}] or PALETTE
+    others = (name for name in known if name not in HUES)
+    return {name: HUES[name] for name in known if name in HUES} | {
+        name: left[index % len(left)] for index, name in enumerate(others)
+    }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stack:
-    """One row of `stacked`: named parts, in the row's unit."""
-
-    label: str
-    parts: dict[str, float]
-    note: str = ""
-
-
-def bars(
-    rows: Sequence[Bar],
-    *,
-    title: str,
-    unit: str = "samples/s",
-    reference: tuple[str, float] | None = None,
-    value_name: str = "measured",
-    note: str = "",
-) -> Markup:
-    """Horizontal bars with intervals, predictions as diamonds, and a dashed line at `reference` (name, value).
-    `value_name` is what the legend calls the bars."""
-    scale = _scale_of(rows, reference)
-    drawn = [
-        _row(row.label, _value_text(row, unit), _bar(row, scale, reference, floor=0.0), row.note or None)
-        for row in rows
-    ]
-    return figure(
-        title, drawn, _axis(scale, unit), unit=unit, legend=_bar_legend(rows, reference, value_name), note=note
-    )
-
-
-def ladder(
-    rungs: Sequence[Bar],
-    *,
-    ceiling: float | None = None,
-    title: str = "The ladder",
-    unit: str = "samples/s",
-    note: str = "",
-) -> Markup:
-    """A staircase: each rung's bar shows what it adds to the rung before it, its factor over the first rung, the
-    prediction made before the climb, and the ceiling as a dashed line."""
-    reference = ("data is free", ceiling) if ceiling is not None else None
-    scale = _scale_of(rungs, reference)
+def bars(chart: Bars) -> Markup:
+    """Predictions are diamonds."""
+    scale = _scale_of(chart)
     drawn: list[Markup] = []
     first, before = None, 0.0
-    for rung in rungs:
-        text = _value_text(rung, unit)
-        if first and rung.value:
-            text = join(text, " ", tag("b", units.times(rung.value / first), class_="factor"))
-        drawn.append(_row(rung.label, text, _bar(rung, scale, reference, floor=before), rung.note or None))
-        before, first = rung.value or before, first or rung.value
-    return figure(
-        title, drawn, _axis(scale, unit), unit=unit, legend=_bar_legend(rungs, reference, "measured"), note=note
-    )
+    for row in chart.rows:
+        words = _value_text(row, chart.unit)
+        if chart.staircase and first and row.value:
+            words = join(words, " ", tag("b", units.times(row.value / first), class_="factor"))
+        drawing = _bar(row, scale, chart.reference, floor=before if chart.staircase else 0.0)
+        drawn.append(_row(row.label, words, drawing, row.note or None))
+        before, first = row.value or before, first or row.value
+    axis = _axis(scale, chart.unit)
+    return figure(chart.title, drawn, axis, unit=chart.unit, legend=_bar_legend(chart), note=chart.note)
 
 
-def stacked(
-    rows: Sequence[Stack],
-    *,
-    title: str,
-    hues: dict[str, str] | None = None,
-    unit: str = "share of time",
-    note: str = "",
-) -> Markup:
-    """Rows of parts that add up, each row drawn to its own whole; parts keep one colour through all rows.
-
-    `hues` maps a part's name to a CSS variable; names without one take the palette in order of appearance.
-    """
-    names = list(dict.fromkeys(name for row in rows for name in row.parts))
-    colour = {name: (hues or {}).get(name, HUES[index % len(HUES)]) for index, name in enumerate(names)}
-    drawn = [_row(row.label, row.note, _segments(row, colour)) for row in rows]
-    entries = [(name, f"background: var(--{colour[name]})", "block") for name in names]
-    return figure(title, drawn, unit=unit, legend=entries, note=note)
+def stacks(chart: Stacks) -> Markup:
+    """Each row is drawn to its own whole; parts keep one colour through all rows."""
+    rows = [*([chart.total] if chart.total else []), *chart.rows]
+    hues = hues_of(name for row in rows for name in row.parts)
+    drawn = [_row(row.label, row.note, _segments(row, hues)) for row in rows]
+    entries = [(name, f"background: var(--{hue})", "block") for name, hue in hues.items()]
+    return figure(chart.title, drawn, unit=chart.unit, legend=entries, note=chart.note)
 
 
-def heat(
-    values: Sequence[Sequence[float | None]],
-    *,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    title: str,
-    row_name: str,
-    column_name: str,
-    unit: str = "samples/s",
-    note: str = "",
-) -> Markup:
-    """A grid of `values[row][column]`, darker is more, each cell with its number; None stays empty."""
-    seen = finite(value for row in values for value in row)
+def heat(chart: Heat) -> Markup:
+    """Darker is more, each cell with its number."""
+    seen = finite(value for row in chart.values for value in row)
     top, bottom = (max(seen), min(seen)) if seen else (1.0, 0.0)
     height_px, gutter = 38, 18.0
-    width = (100.0 - gutter) / max(len(columns), 1)
+    width = (100.0 - gutter) / max(len(chart.columns), 1)
     drawn: list[Markup] = []
-    for index, (name, row) in enumerate(zip(rows, values, strict=True)):
+    for index, (name, row) in enumerate(zip(chart.rows, chart.values, strict=True)):
         y = 24 + index * height_px
         drawn.append(tag("text", name, x=f"{gutter - 1.5}%", y=y + height_px / 2 + 4, text_anchor="end"))
         for column, value in enumerate(row):
             share = (value - bottom) / ((top - bottom) or 1.0) if value is not None and units.known(value) else None
             box = (gutter + column * width, y, width, height_px)
-            drawn.append(_cell(box, value, share, f"{name} × {columns[column]}", unit))
+            drawn.append(_cell(box, value, share, f"{name} × {chart.columns[column]}", chart.unit))
     heads = [
         tag("text", name, x=f"{gutter + (index + 0.5) * width:.2f}%", y=15, text_anchor="middle")
-        for index, name in enumerate(columns)
+        for index, name in enumerate(chart.columns)
     ]
-    said = f"{title}: {row_name} by {column_name}, in {unit}"
-    body = _svg(24 + len(rows) * height_px + 2, said, heads, drawn, class_="drawing heat")
-    return figure(title, [body], unit=f"{unit} · rows: {row_name}, columns: {column_name}", note=note)
+    said = f"{chart.title}: {chart.row_name} by {chart.column_name}, in {chart.unit}"
+    body = _svg(24 + len(chart.rows) * height_px + 2, said, heads, drawn, class_="drawing heat")
+    unit = f"{chart.unit} · rows: {chart.row_name}, columns: {chart.column_name}"
+    return figure(chart.title, [body], unit=unit, note=chart.note)
 
 
 def figure(
@@ -169,15 +107,15 @@ def figure(
     )
 
 
-def _scale_of(rows: Sequence[Bar], reference: tuple[str, float] | None) -> Scale:
-    values = [v for row in rows for v in (row.value, row.high, row.predicted, row.predicted_high)]
-    return Scale.covering([*values, reference[1] if reference else None])
+def _scale_of(chart: Bars) -> Scale:
+    values = [v for row in chart.rows for v in (row.value, row.high, row.predicted, row.predicted_high)]
+    return Scale.covering([*values, chart.reference[1] if chart.reference else None])
 
 
 def _value_text(row: Bar, unit: str) -> Markup:
     interval = units.spread(row.low, row.high)
-    foretold = f"predicted {units.number(row.predicted)}" if row.predicted is not None else ""
-    small = " · ".join(part for part in (interval, foretold) if part)
+    predicted = f"predicted {units.number(row.predicted)}" if row.predicted is not None else ""
+    small = " · ".join(part for part in (interval, predicted) if part)
     return join(
         tag("b", units.number(row.value)),
         tag("span", f" {unit}", class_="unit"),
@@ -199,7 +137,7 @@ def _bar(row: Bar, scale: Scale, reference: tuple[str, float] | None, *, floor: 
         parts += [_box(0.0, start, f"pale {row.tone}")] if start else []
         parts.append(_box(start, end, f"bar {row.tone}"))
     parts.append(_whisker(row.low, row.high, scale, "whisker", BAR_PX / 2))
-    parts.append(_whisker(row.predicted_low, row.predicted_high, scale, "whisker foretold", float(BAR_PX)))
+    parts.append(_whisker(row.predicted_low, row.predicted_high, scale, "whisker predicted", float(BAR_PX)))
     if reference is not None and units.known(reference[1]):
         x = f"{scale.percent(reference[1]):.3f}%"
         parts.append(tag("line", x1=x, x2=x, y1=-4, y2=BAR_PX + 4, class_="reference"))
@@ -284,12 +222,10 @@ def _svg(height_px: float, said: str, *body: object, class_: str = "drawing") ->
     return tag("svg", tag("title", said), *body, class_=class_, width="100%", height=height_px, role="img")
 
 
-def _bar_legend(
-    rows: Sequence[Bar], reference: tuple[str, float] | None, value_name: str
-) -> list[tuple[str, str, str]]:
-    entries = [(value_name, "background: var(--c1)", "block")]
-    if any(row.predicted is not None for row in rows):
+def _bar_legend(chart: Bars) -> list[tuple[str, str, str]]:
+    entries = [(chart.value_name, "background: var(--c1)", "block")]
+    if any(row.predicted is not None for row in chart.rows):
         entries.append(("predicted before", "", "diamond"))
-    if reference is not None and units.known(reference[1]):
-        entries.append((f"{reference[0]}: {units.number(reference[1])}", "", "dashed"))
+    if chart.reference is not None and units.known(chart.reference[1]):
+        entries.append((f"{chart.reference[0]}: {units.number(chart.reference[1])}", "", "dashed"))
     return entries

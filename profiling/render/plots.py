@@ -1,156 +1,103 @@
-"""Charts over time or steps, as pure functions to markup: `lines` (with shaded spans) and `columns` (stacked).
+"""Charts over time or steps, as pure functions to markup: `curves` (with shaded spans) and `columns` (stacked).
 
 The curves live in a nested viewport of 100 × 100 units that stretches to the width there is, with strokes that do
 not; axis labels stand outside it, so that text is never scaled. See `charts` for the shared frame.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from feedline.profiling.record import units
-from feedline.profiling.render.charts import HUES, figure
+from feedline.profiling.render.charts import PALETTE, figure, hues_of
 from feedline.profiling.render.markup import Markup, tag
 from feedline.profiling.render.scale import Scale, finite
+from feedline.profiling.render.sections import Columns, Curve, Curves, Shade
 
 POINTS = 600
 """More points than this are thinned (each kept point is the mean of its group): what a screen can show."""
-DASHES = ("", "7 4", "2 3", "9 3 2 3")
+MOST_COLUMNS = 150
+HEIGHT_PX = 150
+STROKES = (("solid", None), ("dashed", "7 4"), ("dotted", "2 3"), ("dashed", "9 3 2 3"))
+"""In the legend (CSS) and in the drawing (SVG)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """One curve: points (x, y) in order of x; y None is a gap, never a zero."""
-
-    name: str
-    points: Sequence[tuple[float, float | None]]
-    hue: str = ""
-    intervals: Sequence[tuple[float | None, float | None]] = ()
-    """(low, high) of each point, drawn as whiskers, and the points as marks; for few points: none is thinned."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shade:
-    """A span of x with a meaning: warm-up, evaluation, a leg."""
-
-    start: float
-    end: float
-    name: str
-
-
-def lines(
-    series: Sequence[Series],
-    *,
-    title: str,
-    y_unit: str,
-    x_unit: str = "s",
-    shades: Sequence[Shade] = (),
-    y_max: float | None = None,
-    height_px: int = 170,
-    note: str = "",
-    x_name: str = "",
-) -> Markup:
-    """Curves over a common x axis; the y axis starts at zero and holds at least `y_max`. `x_name` is said in the
-    caption, and whiskers of several curves stand beside each other."""
-    xs = [x for one in series for x, _ in one.points]
+def curves(chart: Curves) -> Markup:
+    """Whiskers of several curves stand beside each other."""
+    xs = [x for one in chart.curves for x, _ in one.points]
     low, high = min(xs, default=0.0), max(xs, default=1.0)
-    room = 0.03 * (high - low) if any(one.intervals for one in series) else 0.0  # or the outer marks would be cut
+    # With whiskers the outer marks would be cut without some room.
+    room = 0.03 * (high - low) if any(one.intervals for one in chart.curves) else 0.0
     x_scale = Scale.exactly(low - room, high + room)
-    tops = [high for one in series for _, high in one.intervals]
-    y_scale = Scale.covering([y_max, *tops, *(y for one in series for _, y in one.points)], count=4)
-    drawn = [_curve(one, index, x_scale, y_scale) for index, one in enumerate(series)]
-    drawn += [_whiskers(one, index, len(series), x_scale, y_scale) for index, one in enumerate(series)]
-    body = _frame(drawn, x_scale, y_scale, height_px, x_unit, _shades(shades, x_scale), _said(series, title))
-    dashed = ("solid", "dashed", "dotted", "dashed")
+    tops = [high for one in chart.curves for _, high in one.intervals]
+    y_scale = Scale.covering([chart.y_max, *tops, *(y for one in chart.curves for _, y in one.points)], count=4)
+    drawn = [_curve(one, index, x_scale, y_scale) for index, one in enumerate(chart.curves)]
+    drawn += [_whiskers(one, index, len(chart.curves), x_scale, y_scale) for index, one in enumerate(chart.curves)]
     legend = [
-        (one.name, f"border-top: 3px {dashed[index % 4]} var(--{_hue(one, index)})", "line")
-        for index, one in enumerate(series)
+        (one.name, f"border-top: 3px {STROKES[index % 4][0]} var(--{PALETTE[index % 8]})", "line")
+        for index, one in enumerate(chart.curves)
     ]
-    legend += [(name, f"background: var(--{hue})", "shade") for name, hue in shade_hues(shades).items()]
-    return figure(title, [body], unit=f"{y_unit} over {x_name}" if x_name else y_unit, legend=legend, note=note)
+    return _plot(chart, drawn, x_scale, y_scale, legend, _ranges(chart))
 
 
-def columns(
-    parts: Sequence[tuple[str, Sequence[float]]],
-    *,
-    starts: Sequence[float],
-    title: str,
-    y_unit: str,
-    x_unit: str = "s",
-    hues: dict[str, str] | None = None,
-    shades: Sequence[Shade] = (),
-    height_px: int = 190,
-    note: str = "",
-) -> Markup:
-    """Stacked columns, one per step: `parts` are (name, height per step) and `starts` the x of each step.
-
-    More steps than a screen can show are averaged in groups, so the areas stay true.
-    """
-    named = [(name, hues.get(name, HUES[i % 8]) if hues else HUES[i % 8]) for i, (name, _) in enumerate(parts)]
-    edges, heights = _grouped(starts, [values for _, values in parts], most=150)
+def columns(chart: Columns) -> Markup:
+    """More steps than a screen can show are averaged in groups, so the areas stay true."""
+    hues = hues_of(chart.parts)
+    edges, heights = _grouped(chart.starts, list(chart.parts.values()))
     x_scale = Scale.exactly(edges[0], edges[-1])
     y_scale = Scale.covering([_robust_top([sum(column) for column in zip(*heights, strict=True)])], count=4)
     drawn = [
-        _column(edges[index], edges[index + 1], [row[index] for row in heights], named, (x_scale, y_scale))
+        _column(edges[index], edges[index + 1], [row[index] for row in heights], hues, (x_scale, y_scale))
         for index in range(len(edges) - 1)
     ]
-    said = f"{title}: {len(starts)} steps, {', '.join(name for name, _ in named)}, in {y_unit}"
-    body = _frame(drawn, x_scale, y_scale, height_px, x_unit, _shades(shades, x_scale), said)
-    legend = [(name, f"background: var(--{hue})", "block") for name, hue in named]
-    legend += [(name, f"background: var(--{hue})", "shade") for name, hue in shade_hues(shades).items()]
-    return figure(title, [body], unit=y_unit, legend=legend, note=note)
+    said = f"{chart.title}: {len(chart.starts)} steps, {', '.join(hues)}, in {chart.y_unit}"
+    legend = [(name, f"background: var(--{hue})", "block") for name, hue in hues.items()]
+    return _plot(chart, drawn, x_scale, y_scale, legend, said)
 
 
-def _frame(
+def _plot(
+    chart: Curves | Columns,
     drawn: Sequence[Markup],
     x_scale: Scale,
     y_scale: Scale,
-    height_px: int,
-    x_unit: str,
-    shades: Sequence[Markup],
+    legend: Sequence[tuple[str, str, str]],
     said: str,
 ) -> Markup:
     """Grid, stretched drawing, and labels: y in the margin, x below."""
     plane = tag("rect", x=0, y=0, width=100, height=100, fill="none")
     inner = tag(
-        "svg", plane, shades, drawn, x=0, y=0, width="100%", height=height_px,
+        "svg", plane, _shades(chart.shades, x_scale), drawn, x=0, y=0, width="100%", height=HEIGHT_PX,
         viewBox="0 0 100 100", preserveAspectRatio="none",
     )  # fmt: skip
-    return tag(
-        "svg",
-        tag("title", said),
-        _grid(y_scale, height_px),
-        inner,
-        _y_labels(y_scale, height_px),
-        _x_labels(x_scale, height_px, x_unit),
-        class_="drawing plot",
-        width="100%",
-        height=height_px + 24,
-        role="img",
-    )
+    body = tag(
+        "svg", tag("title", said), _grid(y_scale), inner, _y_labels(y_scale), _x_labels(x_scale, chart.x_unit),
+        class_="drawing plot", width="100%", height=HEIGHT_PX + 24, role="img",
+    )  # fmt: skip
+    spans = [(name, f"background: var(--{hue})", "shade") for name, hue in shade_hues(chart.shades).items()]
+    note = chart.note if isinstance(chart, Curves) else ""
+    return figure(chart.title, [body], unit=chart.y_unit, legend=[*legend, *spans], note=note)
 
 
-def _grid(y_scale: Scale, height_px: int) -> list[Markup]:
+def _grid(y_scale: Scale) -> list[Markup]:
     marks: list[Markup] = []
     for value in y_scale.ticks:
-        y = height_px * (1 - y_scale.percent(value) / 100)
+        y = HEIGHT_PX * (1 - y_scale.percent(value) / 100)
         marks.append(tag("line", x1=0, x2="100%", y1=y, y2=y, class_="base" if value == y_scale.low else "grid"))
     return marks
 
 
-def _y_labels(y_scale: Scale, height_px: int) -> list[Markup]:
+def _y_labels(y_scale: Scale) -> list[Markup]:
     """In the margin that `page.css` leaves beside a plot."""
-    heights = [(value, height_px * (1 - y_scale.percent(value) / 100)) for value in y_scale.ticks]
+    heights = [(value, HEIGHT_PX * (1 - y_scale.percent(value) / 100)) for value in y_scale.ticks]
     return [tag("text", units.tick(value), x=-8, y=y + 4, text_anchor="end") for value, y in heights]
 
 
-def _x_labels(x_scale: Scale, height_px: int, unit: str) -> list[Markup]:
+def _x_labels(x_scale: Scale, unit: str) -> list[Markup]:
     marks: list[Markup] = []
     for index, value in enumerate(x_scale.ticks):
         x = x_scale.percent(value)
         anchor = "start" if x < 3 else "end" if x > 95 else "middle"
         text = f"{value:.6g} {unit}" if index == len(x_scale.ticks) - 1 else f"{value:.6g}"
-        marks.append(tag("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=height_px, y2=height_px + 5, class_="base"))
-        marks.append(tag("text", text, x=f"{x:.3f}%", y=height_px + 19, text_anchor=anchor))
+        marks.append(tag("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=HEIGHT_PX, y2=HEIGHT_PX + 5, class_="base"))
+        marks.append(tag("text", text, x=f"{x:.3f}%", y=HEIGHT_PX + 19, text_anchor=anchor))
     return marks
 
 
@@ -175,26 +122,26 @@ def _shades(shades: Sequence[Shade], x_scale: Scale) -> list[Markup]:
     return drawn
 
 
-def _curve(one: Series, index: int, x_scale: Scale, y_scale: Scale) -> Markup:
+def _curve(one: Curve, index: int, x_scale: Scale, y_scale: Scale) -> Markup:
     runs: list[list[str]] = [[]]
     for x, y in thinned(one.points):
         if y is None:
             runs.append([])
         else:
             runs[-1].append(f"{x_scale.percent(x):.2f},{100 - y_scale.percent(y):.2f}")
-    style = f"stroke: var(--{_hue(one, index)})"
+    style = f"stroke: var(--{PALETTE[index % 8]})"
     drawn = [
         tag("polyline", points=" ".join(run if len(run) > 1 else run * 2), style=style,
-            stroke_dasharray=DASHES[index % 4] or None)
+            stroke_dasharray=STROKES[index % 4][1])
         for run in runs if run
     ]  # fmt: skip
     return tag("g", tag("title", one.name), drawn, class_="curve")
 
 
-def _whiskers(one: Series, index: int, count: int, x_scale: Scale, y_scale: Scale) -> Markup:
+def _whiskers(one: Curve, index: int, count: int, x_scale: Scale, y_scale: Scale) -> Markup:
     """Of a series with intervals. Strokes keep their width in the stretched plane, so a mark is a stroke without
     length; curves are set apart by half a unit of width, or their whiskers would cover each other."""
-    style = f"stroke: var(--{_hue(one, index)})"
+    style = f"stroke: var(--{PALETTE[index % 8]})"
     drawn: list[Markup] = []
     for (x, y), (low, high) in zip(one.points, one.intervals, strict=False):
         if y is None:
@@ -209,18 +156,18 @@ def _whiskers(one: Series, index: int, count: int, x_scale: Scale, y_scale: Scal
 
 
 def _column(
-    start: float, end: float, heights: Sequence[float], named: Sequence[tuple[str, str]], scales: tuple[Scale, Scale]
+    start: float, end: float, heights: Sequence[float], hues: Mapping[str, str], scales: tuple[Scale, Scale]
 ) -> Markup:
     x_scale, y_scale = scales
     left, right = x_scale.percent(start), x_scale.percent(end)
     drawn: list[Markup] = []
     base = 0.0
-    for (_, hue), height in zip(named, heights, strict=True):
+    for hue, height in zip(hues.values(), heights, strict=True):
         low, high = y_scale.percent(base), y_scale.percent(base + height)
         box = {"x": left, "y": 100 - high, "width": max(0.05, (right - left) * 0.92), "height": high - low}
         drawn.append(tag("rect", **box, style=f"fill: var(--{hue})"))
         base += height
-    said = ", ".join(f"{name} {units.number(value)}" for (name, _), value in zip(named, heights, strict=True))
+    said = ", ".join(f"{name} {units.number(value)}" for name, value in zip(hues, heights, strict=True))
     return tag("g", tag("title", f"at {start:.3g}: {said}"), drawn)
 
 
@@ -233,13 +180,11 @@ def thinned(points: Sequence[tuple[float, float | None]], most: int = POINTS) ->
     return [(sum(x for x, _ in group) / len(group), _mean(finite(y for _, y in group))) for group in groups]
 
 
-def _grouped(
-    starts: Sequence[float], rows: Sequence[Sequence[float]], *, most: int
-) -> tuple[list[float], list[list[float]]]:
-    """Edges of at most `most` groups of steps (one more than groups) and each row's mean per group."""
+def _grouped(starts: Sequence[float], rows: Sequence[Sequence[float]]) -> tuple[list[float], list[list[float]]]:
+    """Edges of at most `MOST_COLUMNS` groups of steps (one more than groups) and each row's mean per group."""
     if not starts:
         return [0.0, 1.0], [[0.0] for _ in rows]
-    size = -(-len(starts) // most)
+    size = -(-len(starts) // MOST_COLUMNS)
     edges = [float(starts[at]) for at in range(0, len(starts), size)]
     last = (starts[-1] - starts[0]) / max(len(starts) - 1, 1) or 1.0
     means = [
@@ -259,11 +204,8 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _hue(one: Series, index: int) -> str:
-    return one.hue or HUES[index % len(HUES)]
-
-
-def _said(series: Sequence[Series], title: str) -> str:
-    ranges = ((one.name, finite(y for _, y in one.points)) for one in series)
+def _ranges(chart: Curves) -> str:
+    """What a screen reader says of it."""
+    ranges = ((one.name, finite(y for _, y in one.points)) for one in chart.curves)
     named = (f"{name} {units.number(min(ys))} to {units.number(max(ys))}" if ys else name for name, ys in ranges)
-    return f"{title}: {'; '.join(named)}"
+    return f"{chart.title}: {'; '.join(named)}"

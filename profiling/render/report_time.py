@@ -4,11 +4,8 @@ from collections.abc import Sequence
 
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Recording, Series, Step
-from feedline.profiling.render import page, plots
-from feedline.profiling.render.markup import Markup
-from feedline.profiling.render.plots import Shade
+from feedline.profiling.render.sections import Columns, Curve, Curves, Section, Shade, section
 
-PART_HUES = {"waiting": "c4", "copying": "c6", "computing": "c3"}
 MOST_CURVES = 6
 TITLES = {
     "cpu_cores": "Processor",
@@ -39,34 +36,31 @@ SCALED = {
 """Units of series that read better in another."""
 
 
-def timeline(recording: Recording) -> Markup | None:
+def timeline(recording: Recording) -> Section | None:
     """The training steps of the first rank as stacked columns."""
     ranks = {step.rank for step in recording.steps}
     steps = sorted((s for s in recording.steps if s.rank == min(ranks, default=0)), key=lambda step: step.start_s)
     training = [step for step in steps if step.phase == "train"] or steps
     if len(training) < 2:
         return None
-    parts = [
-        ("waiting", [1e3 * step.wait_s for step in training]),
-        ("copying", [1e3 * step.copy_s for step in training]),
-        ("computing", [1e3 * step.compute_s for step in training]),
-    ]
-    if not any(parts[1][1]):
-        parts.pop(1)
-    chart = plots.columns(
-        parts,
+    parts = {
+        "waiting": [1e3 * step.wait_s for step in training],
+        "copying": [1e3 * step.copy_s for step in training],
+        "computing": [1e3 * step.compute_s for step in training],
+    }
+    chart = Columns(
+        parts={name: heights for name, heights in parts.items() if name != "copying" or any(heights)},
         starts=[step.start_s for step in training],
         title="Every training step",
         y_unit="ms",
-        hues=PART_HUES,
-        shades=_spans(recording, steps),
+        shades=_spans(steps),
     )
     of = f" Rank 0 of {len(ranks)}." if len(ranks) > 1 else ""
     lede = f"{len(training):,} steps; where there are more than a screen can show, neighbours are averaged.{of}"
-    return page.section("Step by step", chart, lede=lede)
+    return section("Step by step", chart, lede=lede)
 
 
-def _spans(recording: Recording, steps: Sequence[Step]) -> list[Shade]:
+def _spans(steps: Sequence[Step]) -> list[Shade]:
     """Warm-up and evaluation as spans of time; neighbouring steps of a kind are one span."""
     spans: list[Shade] = []
     for step in steps:
@@ -81,25 +75,23 @@ def _spans(recording: Recording, steps: Sequence[Step]) -> list[Shade]:
     return spans
 
 
-def resources(recording: Recording) -> Markup | None:
+def resources(recording: Recording) -> Section | None:
     """One small chart per quantity, one curve per whose it is."""
     groups: dict[str, list[Series]] = {}
     for series in recording.series:
         if any(value for value in series.values):
             groups.setdefault(series.name, []).append(series)
-    if not groups:
-        return None
     ranked = sorted(groups, key=lambda name: list(TITLES).index(name) if name in TITLES else len(TITLES))
-    shades = _spans(recording, sorted(recording.steps, key=lambda step: step.start_s))
-    charts = [_resource_chart(name, groups[name], shades) for name in ranked]
-    return page.section("Resources", page.columns(*charts), lede="Over the same time as the steps above.")
+    shades = _spans(sorted(recording.steps, key=lambda step: step.start_s))
+    charts = [_resource(name, groups[name], shades) for name in ranked]
+    return section("Resources", *charts, lede="Over the same time as the steps above.", side_by_side=True)
 
 
-def _resource_chart(name: str, group: Sequence[Series], shades: Sequence[Shade]) -> Markup:
+def _resource(name: str, group: Sequence[Series], shades: Sequence[Shade]) -> Curves:
     factor, unit = SCALED.get(group[0].unit, (1.0, group[0].unit))
     shown = sorted(group, key=lambda series: -_mean(series))[:MOST_CURVES]
     curves = [
-        plots.Series(
+        Curve(
             name=series.scope,
             points=[(t, _scaled(v, factor, unit)) for t, v in zip(series.t_s, series.values, strict=False)],
         )
@@ -109,7 +101,7 @@ def _resource_chart(name: str, group: Sequence[Series], shades: Sequence[Shade])
     sources = ", ".join(dict.fromkeys(series.source for series in shown))
     title, top = TITLES.get(name, name.replace("_", " ")), 100.0 if unit == "%" else None
     note = f"{left_out}Source: {sources}"
-    return plots.lines(curves, title=title, y_unit=unit, shades=shades, y_max=top, height_px=130, note=note)
+    return Curves(curves=curves, title=title, y_unit=unit, shades=shades, y_max=top, note=note)
 
 
 def _scaled(value: float | None, factor: float, unit: str) -> float | None:

@@ -21,6 +21,8 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Recording, Script, Trial
+from feedline.profiling.render.html import document
+from feedline.profiling.render.sections import Page
 from tests.profiling.recordings import made
 
 
@@ -57,7 +59,7 @@ def test_table_and_sentence_say_what_was_measured() -> None:
     table = rows(record)
     assert len(table) == 6 and table[1][1] == "600" and table[1][4] == "+10 %" and table[1][5] == "1.5×"
     assert "from 400 samples/s to 2,800 samples/s, 7× as fast, 93 %" in story(record)
-    assert "data is free" in ladder_section(record)
+    assert "data is free" in document(Page(title="", sections=[ladder_section(record)]))
 
 
 def test_no_raw_shards_no_raw_rung() -> None:

@@ -14,6 +14,7 @@ from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.tune import TuneConfig, predicted, promising, tune, write_config
 from feedline.benchmarks.tune_page import tune_page
 from feedline.pipeline.base.errors import UsageError
+from feedline.profiling.render.html import document
 
 WORKER_S, STEP_S, CORES = 2e-3, 0.6e-3, 8.0
 BATCH_GAIN = {32: 0.85, 64: 1.0, 128: 1.08}
@@ -116,8 +117,8 @@ def test_the_budget_is_kept(tmp_path: Path) -> None:
 def test_the_page_shows_the_curve_it_saw(tmp_path: Path) -> None:
     machine = Machine(0.02, 0)
     found = tune(config(tmp_path), machine.measure, lambda: machine.now_s)
-    drawn = str(tune_page(found))
-    assert "foretold from one worker" in drawn and "raining throughput over workers" in drawn
+    drawn = document(tune_page(found))
+    assert "predicted from one worker" in drawn and "raining throughput over workers" in drawn
     assert drawn.count("<tr>") > len(found["tried"])
 
 

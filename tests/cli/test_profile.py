@@ -195,7 +195,7 @@ whatif.what_if = what_if
 """
 WHILE_WRITING = """
 import os
-import feedline.profiling.render.report_text as render
+import feedline.profiling.render.plain_text as render
 write = render.text
 def text(*args, **options):
     os.kill(os.getpid(), {number})

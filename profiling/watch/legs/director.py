@@ -2,10 +2,9 @@
 batches are directed.
 
 The loop is what it was: same process, same model, same workers. Windows differ in what it is handed (`ways`): its own
-batches, cached ones, cached ones beside busy processes, or nothing while the loader is drained; rates of cached
-batches are the ceiling. The loop stays inside its pass, for a loader that runs out is begun again underneath; where
-the script leaves the pass itself, the window starts anew in the next one. At the end `Finished` is raised in the
-loop.
+batches, cached ones, or nothing while the loader is drained; rates of cached batches are the ceiling. The loop stays
+inside its pass, for a loader that runs out is begun again underneath; where the script leaves the pass itself, the
+window starts anew in the next one. At the end `Finished` is raised in the loop.
 """
 
 import os
@@ -21,7 +20,7 @@ from feedline.profiling.watch.capture import Finished
 from feedline.profiling.watch.facts import settings
 from feedline.profiling.watch.feed import Feed
 from feedline.profiling.watch.hooks import Hooks
-from feedline.profiling.watch.legs.sequence import chosen, crowd_sizes, plan, worker_counts
+from feedline.profiling.watch.legs.sequence import chosen, plan, worker_counts
 from feedline.profiling.watch.legs.ways import LEAST_STEPS, Batches, LoaderOnly, Way
 from feedline.profiling.watch.saves import Saves
 
@@ -93,10 +92,9 @@ class Director:
             self._leave("its loader was gone")
         if capture.facts.world_size > 1:
             self._window_steps = self._agreed_steps()
-        crowds = crowd_sizes(capture.facts.device, capture.facts.world_size)
-        legs = chosen(self._options.legs, feed.adapter.kind, crowds)
+        legs = chosen(self._options.legs, feed.adapter.kind)
         counts = worker_counts(feed.adapter.workers(feed.loader))
-        self._plan = plan(legs, counts, crowds, self._options.rounds, self._lines)
+        self._plan = plan(legs, counts, self._options.rounds, self._lines)
 
     def adopts(self, feed: Feed) -> bool:
         assert self._batches is not None

@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from feedline.pipeline.base.process import usable_cores
-from feedline.profiling.watch.legs.ways import Cached, Cold, Crowded, Kept, LaidOut, LoaderOnly, Way
+from feedline.profiling.watch.legs.ways import Cached, Cold, Kept, LaidOut, LoaderOnly, Way
 
 
-def plan(
-    legs: Sequence[str], worker_counts: Sequence[int], crowds: Sequence[int], rounds: int, lines: Iterable[Way] = ()
-) -> list[Way]:
+def plan(legs: Sequence[str], worker_counts: Sequence[int], rounds: int, lines: Iterable[Way] = ()) -> list[Way]:
     """Every leg once a round, the order turned by one each time so that drift cancels; then, once, the cold one:
     whatever ran after it would read files from storage that it had in memory before. `lines` follow. Last come the
     legs that a script may not survive or that cannot be undone, on batches that are at hand: kept memory, and the
@@ -20,8 +18,6 @@ def plan(
         once.append(Cached())
     if "loader_only" in legs:
         once += [LoaderOnly(), *map(LoaderOnly, worker_counts)]
-    if "crowded" in legs:
-        once += map(Crowded, crowds)
     turned = [once[(position + turn) % len(once)] for turn in range(rounds) for position in range(len(once))]
     cold = [Cold()] if "cold" in legs else []
     kept = [Kept()] * rounds if "kept" in legs else []
@@ -40,18 +36,11 @@ def in_turn(safe: Sequence[Way], risky: Sequence[Way]) -> list[Way]:
     return mixed + rest
 
 
-def chosen(legs: Sequence[str], kind: str, crowds: Sequence[int]) -> list[str]:
-    """With what belongs to the ceiling: a model on the CPU beside busy processes, and batches as feedline's loader
-    has them."""
+def chosen(legs: Sequence[str], kind: str) -> list[str]:
+    """With what belongs to the ceiling: batches as feedline's loader has them."""
     if "cached" not in legs:
         return list(legs)
-    return [*legs, *(["crowded"] if crowds else []), *([] if kind == "feedline" else ["kept", "laid_out"])]
-
-
-def crowd_sizes(device: str, ranks: int) -> tuple[int, ...]:
-    """Numbers of busy processes: one, and as many as a rank has cores. None on a device, or with one core each."""
-    share = usable_cores() // max(1, ranks)
-    return tuple(sorted({1, share})) if device == "cpu" and share >= 2 else ()
+    return [*legs, *([] if kind == "feedline" else ["kept", "laid_out"])]
 
 
 def worker_counts(current: int | None) -> list[int]:

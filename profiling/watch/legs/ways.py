@@ -17,7 +17,6 @@ from feedline.profiling.watch.data_paths import MOST_PATHS, PathCollector, datas
 from feedline.profiling.watch.facts import settings
 from feedline.profiling.watch.feed import Feed
 from feedline.profiling.watch.legs.cached import Cache
-from feedline.profiling.watch.legs.cpu_burners import Crowd
 from feedline.profiling.watch.legs.page_cache import Dropped, drop
 
 SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds the last step's work
@@ -69,7 +68,7 @@ class Way:
 
     leg = "normal"
     count: int | None = None
-    """loader_only: workers; crowded: busy processes."""
+    """loader_only: workers."""
     steps: int | None = None
     """Its window has so many, however long they take."""
     note = ""
@@ -101,26 +100,6 @@ class Cached(Way):
     def batch(self, batches: Batches) -> Any:
         batches.restarted = False
         return batches.cache.next()
-
-
-class Crowded(Cached):
-    """Beside processes that burn CPU."""
-
-    leg = "crowded"
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._crowd: Crowd | None = None
-
-    def begin(self, batches: Batches) -> int | None:
-        skip = super().begin(batches)
-        self._crowd = Crowd(self.count or 1)
-        return skip
-
-    def end(self) -> None:
-        if self._crowd is not None:
-            self._crowd.leave()
-            self._crowd = None
 
 
 class Kept(Cached):

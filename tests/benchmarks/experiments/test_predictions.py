@@ -14,8 +14,9 @@ from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Leg, Recording, Trial
-from feedline.profiling.render.report_html import report
-from feedline.profiling.render.report_text import text
+from feedline.profiling.render.html import document
+from feedline.profiling.render.plain_text import text
+from feedline.profiling.render.profile_page import report
 from tests.profiling.recordings import made
 
 
@@ -41,8 +42,8 @@ def profiled(name: str) -> Recording:
 def test_the_scored_figures_are_those_of_the_report(name: str) -> None:
     seen = profiled(name)
     diagnosis = diagnose(seen)
-    printed = re.sub(r"\s+", " ", text(seen, diagnosis, width=200))
-    page = str(report(seen, diagnosis))
+    printed = re.sub(r"\s+", " ", text(report(seen, diagnosis), width=200))
+    page = document(report(seen, diagnosis))
     record = {one["remedy"]: one for one in record_keys(seen, diagnosis)["predictions"]}
     scored = [one for one in predicted(seen, CASES[name]).values() if one.remedy in record]
     assert len(scored) >= 3 and sum(one.helps for one in scored) >= 2

@@ -16,6 +16,7 @@ from feedline.benchmarks.experiments.scaling_study import (
     summary,
 )
 from feedline.pipeline.base.errors import UsageError
+from feedline.profiling.render.html import document
 
 
 def config(**options: Any) -> StudyConfig:
@@ -58,8 +59,12 @@ def test_the_page_and_the_table_hold_every_cell() -> None:
     record: dict[str, Any] = {"model": "small_cnn", "image_size_px": 64, "usable_cores": 2, "host": {"cpu": "x"},
                               "device": "cpu", "epochs": 2, "n": 2, "cells": cells}  # fmt: skip
     assert markdown(record).count("\n|") == 4
-    drawn = str(study_page(record))
-    assert "2 processes" in drawn and "samples/s over global batch" in drawn and drawn.count('class="interval"') == 8
+    drawn = document(study_page(record))
+    assert (
+        "2 processes" in drawn
+        and "Throughput over the global batch" in drawn
+        and drawn.count('class="interval"') == 8
+    )
 
 
 def test_nodes_are_agents_that_meet_at_the_first() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from feedline.benchmarks.peers.peers_report import headline, heads_page
+from feedline.profiling.render.html import document
 
 
 def row(name: str, rate: float | None, problem: str | None = None) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def test_the_headline_names_the_best_of_the_others() -> None:
 
 
 def test_the_page_shows_every_row_and_why_one_is_missing() -> None:
-    text = str(heads_page(LOADING, PREPARING))
+    text = document(heads_page(LOADING, PREPARING))
     for words in (
         "ffcv",
         "no wheel for &lt;this&gt; Python",

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from feedline.pipeline.base.errors import RecordingError
 from feedline.profiling.explain.hot_lines import LineProfile, is_loader_line, line_profile
 from feedline.profiling.record.lprof import read_lprof
-from feedline.profiling.render.report_lines import lprof_report
-from feedline.profiling.render.report_text import lprof_text
+from feedline.profiling.render.html import document
+from feedline.profiling.render.plain_text import text
+from feedline.profiling.render.profile_page import lprof_report
 
 SCRIPT = """
 import time
@@ -62,9 +63,9 @@ def test_the_workshops_profile_names_the_loaders_line(profiled: Path) -> None:
 
 def test_it_is_shown_as_text_and_page(profiled: Path) -> None:
     found = read_profile(profiled)
-    shown = lprof_text(found)
+    shown = text(lprof_report("run.lprof", found))
     assert "WHAT TO TRY" in shown and "feedline profile SCRIPT" in shown and "for batch in train_loader:" in shown
-    page = str(lprof_report("run.lprof", found))
+    page = document(lprof_report("run.lprof", found))
     assert "waiting for batches" in page and "<script" not in page
 
 
@@ -145,7 +146,7 @@ def test_a_profile_built_by_hand_is_read(tmp_path: Path) -> None:
     assert [(line.line, line.hits, line.seconds, line.fraction) for line in found.lines] == [
         (4, 6, 3.0, 0.75), (5, 5, 1.0, 0.25)
     ]  # fmt: skip
-    assert found.loader is None and "mark the training function" in lprof_text(found)
+    assert found.loader is None and "mark the training function" in text(lprof_report("a.lprof", found))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_a_profile_cannot_make_us_show_other_files(tmp_path: Path) -> None:
     secret.write_text("the secret\n")
     path = tmp_path / "a.lprof"
     path.write_bytes(stats({(str(secret), 1, "f"): [(1, 1, 1)]}))
-    assert "the secret" not in lprof_text(read_profile(path))
+    assert "the secret" not in text(lprof_report("a.lprof", read_profile(path)))
 
 
 @settings(deadline=None)

@@ -11,9 +11,20 @@ import pytest
 from feedline.profiling.explain.difference import versus
 from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.render import charts, page, plots
-from feedline.profiling.render.report_html import comparison, report
-from feedline.profiling.render.report_lines import lprof_report
+from feedline.profiling.render.html import document
+from feedline.profiling.render.profile_page import comparison, lprof_report, report
+from feedline.profiling.render.sections import (
+    Bar,
+    Bars,
+    Columns,
+    Curve,
+    Curves,
+    Heat,
+    Page,
+    Section,
+    Stack,
+    Stacks,
+)
 from tests.profiling.recordings import made, rich
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -46,24 +57,24 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def every_chart() -> str:
     """Every kind of chart once, in one page."""
-    rows = [charts.Bar(label="a", value=1.0, low=0.5, high=1.5, predicted=1.2), charts.Bar(label="b")]
-    return page.page(
-        "charts",
-        charts.bars(rows, title="bars", reference=("ceiling", 2.0)),
-        charts.ladder(rows, ceiling=2.0),
-        charts.stacked([charts.Stack(label="w", parts={"x": 1.0, "y": 2.0})], title="stacked"),
-        charts.heat([[1.0, None]], rows=["r"], columns=["c", "d"], title="heat", row_name="r", column_name="c"),
-        plots.lines([plots.Series(name="flat", points=[(0, 0), (1, 0)])], title="lines", y_unit="s"),
-        plots.columns([("x", [0.0, 1.0])], starts=[0, 1], title="columns", y_unit="s"),
-    )
+    rows = [Bar(label="a", value=1.0, low=0.5, high=1.5, predicted=1.2), Bar(label="b")]
+    parts = [
+        Bars(rows=rows, title="bars", reference=("ceiling", 2.0)),
+        Bars(rows=rows, title="staircase", reference=("ceiling", 2.0), staircase=True),
+        Stacks(rows=[Stack(label="w", parts={"x": 1.0, "y": 2.0})], title="stacks"),
+        Heat(values=[[1.0, None]], rows=["r"], columns=["c", "d"], title="heat", row_name="r", column_name="c"),
+        Curves(curves=[Curve(name="flat", points=[(0, 0), (1, 0)])], title="curves", y_unit="s"),
+        Columns(parts={"x": [0.0, 1.0]}, starts=[0, 1], title="columns", y_unit="s"),
+    ]
+    return document(Page(title="charts", sections=[Section(heading="All", parts=parts)]))
 
 
 def pages() -> dict[str, str]:
     slow, fast = diagnose(made(wait_s=0.08)), diagnose(made(wait_s=0.01))
     return {
-        "report": str(report(rich(), diagnose(rich()))),
-        "comparison": str(comparison([("slow", slow), ("fast", fast)], [versus(slow, fast)])),
-        "lines": str(lprof_report("run.lprof", LineProfile(lines=rich().lines, loader=None, hints={}))),
+        "report": document(report(rich(), diagnose(rich()))),
+        "comparison": document(comparison([("slow", slow), ("fast", fast)], [versus(slow, fast)])),
+        "lines": document(lprof_report("run.lprof", LineProfile(lines=rich().lines, loader=None, hints={}))),
         "charts": every_chart(),
     }
 
@@ -103,7 +114,7 @@ def test_in_a_real_browser(browser: Any, tmp_path: Path, name: str, width: int, 
 
 def test_a_script_in_a_recording_does_not_run(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    path.write_text(str(report(rich(), diagnose(rich()))))
+    path.write_text(document(report(rich(), diagnose(rich()))))
     browser.get(path.as_uri())
     assert browser.execute_script("return document.scripts.length") == 0
     assert "<script>alert('x')</script>" in browser.find_element("tag name", "body").text

@@ -9,11 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.profiling.record import units
-from feedline.profiling.render import charts, plots
-from feedline.profiling.render.charts import Bar, Stack
+from feedline.profiling.render.html import part
 from feedline.profiling.render.markup import Markup, join, tag
-from feedline.profiling.render.plots import Series, Shade
 from feedline.profiling.render.scale import Scale, round_ticks
+from feedline.profiling.render.sections import (
+    Bar,
+    Bars,
+    Columns,
+    Curve,
+    Curves,
+    Heat,
+    Shade,
+    Stack,
+    Stacks,
+)
 
 values = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True, width=32))
 texts = st.text(max_size=20)
@@ -37,41 +46,43 @@ def assert_finite(markup: Markup) -> None:
     st.lists(st.builds(Bar, label=texts, value=values, low=values, high=values, predicted=values, note=texts)), texts
 )
 def test_bars_draw_anything(rows: list[Bar], title: str) -> None:
-    assert_finite(charts.bars(rows, title=title, reference=("ceiling", 100.0)))
-    assert_finite(charts.ladder(rows, ceiling=None, title=title))
+    assert_finite(part(Bars(rows=rows, title=title, reference=("ceiling", 100.0))))
+    assert_finite(part(Bars(rows=rows, title=title, staircase=True)))
 
 
 @given(
     st.lists(st.builds(Stack, label=texts, parts=st.dictionaries(texts, st.floats(0, 1e6), max_size=9)), max_size=4)
 )
 def test_stacks_draw_anything(rows: list[Stack]) -> None:
-    assert_finite(charts.stacked(rows, title="where time goes"))
+    assert_finite(part(Stacks(rows=rows, title="where time goes")))
 
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), values), max_size=30), texts)
 def test_lines_draw_anything(points: list[tuple[float, float | None]], name: str) -> None:
     points.sort(key=lambda point: point[0])
-    series = [Series(name=name, points=[(x, y if units.known(y) else None) for x, y in points])]
-    assert_finite(plots.lines(series, title="t", y_unit="cores", shades=[Shade(start=1, end=2, name=name)]))
+    curves = [Curve(name=name, points=[(x, y if units.known(y) else None) for x, y in points])]
+    assert_finite(part(Curves(curves=curves, title="t", y_unit="cores", shades=[Shade(start=1, end=2, name=name)])))
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=0, max_size=400))
 def test_columns_draw_anything(heights: list[float]) -> None:
     starts = [float(index) for index in range(len(heights))]
-    assert_finite(plots.columns([("wait", heights), ("compute", heights)], starts=starts, title="t", y_unit="s"))
+    assert_finite(part(Columns(parts={"wait": heights, "compute": heights}, starts=starts, title="t", y_unit="s")))
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
 def test_heat_draws_anything(rows: int, columns: int, data: st.DataObject) -> None:
     grid = [[data.draw(values) for _ in range(columns)] for _ in range(rows)]
     names = [str(index) for index in range(5)]
-    chart = charts.heat(grid, rows=names[:rows], columns=names[:columns], title="t", row_name="r", column_name="c")
+    chart = part(
+        Heat(values=grid, rows=names[:rows], columns=names[:columns], title="t", row_name="r", column_name="c")
+    )
     assert_finite(chart)
 
 
 def test_nothing_gets_out_of_its_quotes() -> None:
     evil = "</svg><script>alert(1)</script>\"'&\x00\ud800"
-    chart = charts.bars([Bar(label=evil, value=1.0, note=evil)], title=evil, unit=evil, reference=(evil, 2.0))
+    chart = part(Bars(rows=[Bar(label=evil, value=1.0, note=evil)], title=evil, unit=evil, reference=(evil, 2.0)))
     assert "<script" not in chart
     parsed(chart)
     str(chart).encode()
@@ -88,27 +99,34 @@ def widths(markup: Markup, kind: str) -> list[float]:
 
 
 def test_a_rung_shows_what_it_adds() -> None:
-    chart = charts.ladder([Bar(label="a", value=100.0), Bar(label="b", value=400.0)], ceiling=500.0)
+    chart = part(
+        Bars(
+            rows=[Bar(label="a", value=100.0), Bar(label="b", value=400.0)],
+            title="t",
+            reference=("data is free", 500.0),
+            staircase=True,
+        )
+    )
     assert widths(chart, "bar") == pytest.approx([20.0, 60.0])
     assert widths(chart, "pale") == pytest.approx([20.0])
     assert "4×" in chart
 
 
 def test_unknown_is_a_dash_not_a_bar() -> None:
-    chart = charts.bars([Bar(label="a", value=None)], title="t")
+    chart = part(Bars(rows=[Bar(label="a", value=None)], title="t"))
     assert widths(chart, "bar") == []
     assert units.UNKNOWN in chart
 
 
 def test_a_gap_in_a_series_is_a_gap() -> None:
     points: Sequence[tuple[float, float | None]] = [(0, 1), (1, 2), (2, None), (3, 1), (4, 2)]
-    chart = plots.lines([Series(name="a", points=points)], title="t", y_unit="cores")
+    chart = part(Curves(curves=[Curve(name="a", points=points)], title="t", y_unit="cores"))
     assert chart.count("<polyline") == 2
 
 
 def test_one_long_pause_does_not_flatten_the_steps() -> None:
     heights = [0.1] * 99 + [60.0]
-    chart = plots.columns([("a", heights)], starts=[float(i) for i in range(100)], title="t", y_unit="s")
+    chart = part(Columns(parts={"a": heights}, starts=[float(i) for i in range(100)], title="t", y_unit="s"))
     usual = [float(e.get("height", "0")) for e in parsed(chart).iter("rect") if e.get("style")]
     assert sorted(usual)[50] > 20
 

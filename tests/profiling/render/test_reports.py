@@ -10,10 +10,11 @@ import pytest
 
 from feedline.profiling.explain.difference import versus
 from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.record.plain import to_plain
 from feedline.profiling.record.recording import Leg, Recording, Script, Step, TrainerTime
-from feedline.profiling.render import page
-from feedline.profiling.render.report_html import comparison, report
-from feedline.profiling.render.report_text import bar, comparison_text, text
+from feedline.profiling.render import html
+from feedline.profiling.render.plain_text import bar, text
+from feedline.profiling.render.profile_page import comparison, report
 from feedline.profiling.render.trace import trace
 from tests.profiling.recordings import made, rich
 
@@ -44,22 +45,30 @@ class Balanced(HTMLParser):
 EMPTY = Recording(script=Script(argv=["x.py"]))
 
 
+def document(seen: Recording) -> str:
+    return html.document(report(seen, diagnose(seen)))
+
+
+def shown_as_text(seen: Recording, width: int = 88) -> str:
+    return text(report(seen, diagnose(seen)), width=width)
+
+
 @pytest.mark.parametrize("seen", [rich(), made(), EMPTY], ids=["rich", "plain", "empty"])
 def test_the_page_is_whole_and_fetches_nothing(seen: Recording) -> None:
-    document = Balanced(str(report(seen, diagnose(seen))))
-    assert "script" not in document.tags
-    assert [address for address in document.addresses if not address.startswith("data:")] == []
-    assert "url(" not in page._style()
+    shown = Balanced(document(seen))
+    assert "script" not in shown.tags
+    assert [address for address in shown.addresses if not address.startswith("data:")] == []
+    assert "url(" not in html.style()
 
 
 def test_the_command_at_the_top_can_be_pasted() -> None:
     script = Script(argv=["my train.py", "--data", "$(touch x)"])
-    assert "'my train.py' --data '$(touch x)'" in str(report(replace(EMPTY, script=script), diagnose(EMPTY)))
+    assert "'my train.py' --data '$(touch x)'" in document(replace(EMPTY, script=script))
 
 
 def test_the_verdict_comes_first_and_says_what_the_diagnosis_says() -> None:
     found = diagnose(rich())
-    body = str(report(rich(), found)).partition("<body>")[2]
+    body = document(rich()).partition("<body>")[2]
     words = re.sub(r"<[^>]+>", " ", body).replace("\u00a0", " ")
     assert found.headline in words
     sections = ("What would help", "Where the time goes", "Step by step", "Resources", "The proof", "Line by line")
@@ -70,46 +79,48 @@ def test_the_verdict_comes_first_and_says_what_the_diagnosis_says() -> None:
 
 
 def test_markup_in_a_recording_stays_text() -> None:
-    document = str(report(rich(), diagnose(rich())))
-    assert "<script" not in document
-    assert "&lt;script&gt;alert('x')&lt;/script&gt;" in document
+    shown = document(rich())
+    assert "<script" not in shown
+    assert "&lt;script&gt;alert('x')&lt;/script&gt;" in shown
 
 
 def test_text_keeps_within_its_width_and_has_every_part() -> None:
-    shown = text(rich(), diagnose(rich()), width=88)
-    for heading in ("THE STEP", "THE WORKERS", "WHAT WOULD HELP", "WHAT WOULD NOT", "GPUS", "LINES", "NOTES"):
+    shown = shown_as_text(rich())
+    for heading in ("The step", "The workers", "WHAT WOULD HELP", "WHAT WOULD NOT", "GPU", "LINE BY LINE", "NOTES"):
         assert heading in shown
     assert max(map(len, shown.splitlines())) <= 92
-    assert text(EMPTY, diagnose(EMPTY)).startswith("No training step was seen")
+    assert shown_as_text(EMPTY).startswith("No training step was seen")
 
 
 def test_every_leg_has_its_line_and_says_what_qualifies_it() -> None:
     seen = made(ceiling=3900.0, loader_only={2: 330.0})
     note = "dropping the page cache did not work: 64 of 64 files checked are still in memory"
-    seen = replace(seen, legs=[*seen.legs, Leg(name="cold", samples_per_s=[210.0], note=note)])
-    shown = text(seen, diagnose(seen), width=100)
+    older = Leg(name="crowded", samples_per_s=[300.0], num_workers=2)  # no longer measured, still read
+    seen = replace(seen, legs=[*seen.legs, Leg(name="cold", samples_per_s=[210.0], note=note), older])
+    seen = Recording.from_dict(to_plain(seen))
+    shown = shown_as_text(seen, width=100)
     flat = " ".join(shown.split())
-    assert "cached batches 3,900 samples/s (3,861–3,939)" in flat
-    assert "the loader alone, 2 workers 330 samples/s" in flat
-    assert f"cold page cache 210 samples/s (210–210); {note}" in flat
+    assert "3,900 (3,861–3,939) cached batches" in flat
+    assert "330 (327–333) the loader alone, 2 workers" in flat
+    assert f"210 (210–210) cold page cache {note}" in flat
+    assert "300 (300–300) cached, 2 busy beside" in flat
     assert max(map(len, shown.splitlines())) <= 104
 
 
 def test_a_loop_without_a_loader_is_shown_by_its_main_thread() -> None:
     trainer = TrainerTime(seconds=10.0, parts={"forward": 6.0, "python": 4.0})
     seen = replace(EMPTY, trainers=[trainer], optimizer_steps=120)
-    found = diagnose(seen)
-    shown = " ".join(text(seen, found).split())
+    shown = " ".join(shown_as_text(seen).split())
     assert shown.startswith("120 optimiser steps seen, but no loader.")
     assert "At 12 optimiser steps/s, the main thread's time was 60 % forward, 40 % python." in shown
-    assert "THE MAIN THREAD (120 optimiser steps)" in shown
-    page_words = re.sub(r"<[^>]+>", " ", str(report(seen, found)))
-    assert "The main thread" in page_words and "120 optimiser steps seen" in page_words
+    assert "The main thread, 120 optimiser steps" in shown
+    page_words = re.sub(r"<[^>]+>", " ", document(seen))
+    assert "The main thread, 120 optimiser steps" in page_words
 
 
 def test_terminal_codes_do_not_reach_the_terminal() -> None:
     seen = replace(made(), notes=["\x1b[2Jgone"])
-    assert "\x1b" not in text(seen, diagnose(seen))
+    assert "\x1b" not in shown_as_text(seen)
 
 
 @pytest.mark.parametrize(("share", "drawn"), [(0, "    "), (1, "████"), (0.5, "██  "), (0.53, "██▏ "), (7, "████")])
@@ -197,11 +208,10 @@ def test_a_recording_without_a_rate_cannot_be_compared() -> None:
 def test_the_comparison_is_shown_as_text_and_page() -> None:
     named = [("slow", diagnose(made(wait_s=0.08))), ("fast", diagnose(made(wait_s=0.01)))]
     compared = [versus(named[0][1], named[1][1], ("slow", "fast"))]
-    assert compared[0].statement.partition(" (")[0] in comparison_text(named, compared).replace("\n", " ")
-    document = Balanced(str(comparison(named, compared)))
-    assert "svg" in document.tags
+    assert compared[0].statement.partition(" (")[0] in text(comparison(named, compared)).replace("\n", " ")
+    assert "svg" in Balanced(html.document(comparison(named, compared))).tags
 
 
 def test_two_chars_are_joined() -> None:
-    shown: Any = page.together("82 % of 3 %")
+    shown: Any = html.together("82 % of 3 %")
     assert shown == "82\u00a0% of 3\u00a0%"

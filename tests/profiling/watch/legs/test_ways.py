@@ -1,37 +1,30 @@
 """The order of the differential legs, and dropping files from the page cache."""
 
-import subprocess
-import sys
-import time
 from itertools import groupby
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.pipeline.base.process import children_cpu_seconds
 from feedline.profiling.profile_run import chosen_legs
 from feedline.profiling.watch.legs import page_cache
 from feedline.profiling.watch.legs.cached import Cache
-from feedline.profiling.watch.legs.cpu_burners import Crowd
 from feedline.profiling.watch.legs.page_cache import drop
 from feedline.profiling.watch.legs.sequence import chosen, plan
 from feedline.profiling.watch.legs.ways import Way
 
 
-@given(st.lists(st.integers(1, 8), unique=True, max_size=3), st.sampled_from([(), (1, 2)]), st.integers(1, 4))
+@given(st.lists(st.integers(1, 8), unique=True, max_size=3), st.integers(1, 4))
 def test_every_leg_once_a_round_then_the_cold_one_and_last_what_may_end_the_script(
-    counts: list[int], crowds: tuple[int, ...], rounds: int
+    counts: list[int], rounds: int
 ) -> None:
-    legs = (*chosen_legs(True), "crowded", "kept", "laid_out")
+    legs = (*chosen_legs(True), "kept", "laid_out")
     lines = Way()
-    planned = plan(legs, counts, crowds, rounds, [lines])
+    planned = plan(legs, counts, rounds, [lines])
     order = [(way.leg, way.count) for way in planned]
     warm = [("normal", None), ("cached", None), ("loader_only", None), *(("loader_only", one) for one in counts)]
-    warm += [("crowded", one) for one in crowds]
     first, behind = order[: rounds * len(warm)], order[rounds * len(warm) :]
     for turn in range(rounds):
         this = first[turn * len(warm) : (turn + 1) * len(warm)]
@@ -45,11 +38,11 @@ def test_every_leg_once_a_round_then_the_cold_one_and_last_what_may_end_the_scri
     assert longest <= max(rounds // 2, 1) + 1  # in turn, so that drift cancels
 
 
-@pytest.mark.parametrize(("kind", "more"), [("torch", {"crowded", "kept", "laid_out"}), ("feedline", {"crowded"})])
+@pytest.mark.parametrize(("kind", "more"), [("torch", {"kept", "laid_out"}), ("feedline", set[str]())])
 def test_what_belongs_to_the_ceiling_is_measured_with_it(kind: str, more: set[str]) -> None:
-    assert set(chosen(("normal", "cached"), kind, (1, 2))) == {"normal", "cached", *more}
-    assert chosen(("normal",), kind, (1,)) == ["normal"]
-    assert chosen((), kind, (1,)) == []
+    assert set(chosen(("normal", "cached"), kind)) == {"normal", "cached", *more}
+    assert chosen(("normal",), kind) == ["normal"]
+    assert chosen((), kind) == []
 
 
 def test_the_page_cache_is_left_alone_when_told() -> None:
@@ -100,35 +93,3 @@ def test_batches_without_images_are_not_laid_out() -> None:
     cache = Cache()
     cache.keep([torch.rand(8, 40), torch.rand(8, 40, 5, 5)])
     assert cache.laid_out() is None
-
-
-def test_a_crowd_takes_cores_and_goes() -> None:
-    before = children_cpu_seconds()
-    crowd = Crowd(2)
-    try:
-        until = time.monotonic() + 60
-        while children_cpu_seconds() < before + 0.2:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-    finally:
-        crowd.leave()
-    assert not psutil.Process().children()
-
-
-LEAVES_A_CROWD = """
-import os
-from feedline.profiling.watch.legs.cpu_burners import Crowd
-Crowd(1)
-print(*(one.split()[0] for one in os.popen(f"ps --ppid {os.getpid()} -o pid=,comm=") if "python" in one), flush=True)
-os._exit(9)
-"""
-
-
-def test_a_crowd_does_not_outlive_its_parent() -> None:
-    command = [sys.executable, "-c", LEAVES_A_CROWD]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
-    left = int(ended.stdout)
-    until = time.monotonic() + 60
-    while psutil.pid_exists(left) and psutil.Process(left).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until
-        time.sleep(0.01)

@@ -1,0 +1,233 @@
+"""What a page says, as plain data: a `Page` is a verdict and sections, a section is a heading and parts.
+
+`html.document` and `plain_text.text` render the same page, each a pure function: a new section or number is written
+once and shown by both. Charts over time and grids need room: they are for HTML alone.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from feedline.profiling.record.recording import Line
+
+Tone = Literal["main", "muted", "good", "bad"]
+
+
+# --- words and numbers --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prose:
+    """One paragraph."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class Points:
+    """Sentences that stand side by side."""
+
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Preformatted text."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and short values."""
+
+    items: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """Names, each with a sentence."""
+
+    items: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    headers: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    numeric: Collection[int] = ()
+    """Columns that align right."""
+    emphasised: Collection[int] = ()
+    """Rows that stand out."""
+    caption: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Lines of source with what they took; `hints` say what a hot line is, by (file, line)."""
+
+    lines: Sequence[Line]
+    hints: Mapping[tuple[str, int], str]
+
+
+# --- charts -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One row of `Bars`."""
+
+    label: str
+    value: float | None = None
+    """None: not measured, and shown as a dash."""
+    low: float | None = None
+    high: float | None = None
+    """The interval of the value, drawn as a whisker."""
+    predicted: float | None = None
+    predicted_low: float | None = None
+    predicted_high: float | None = None
+    """What was said before it was measured: a diamond with its own, thinner whisker."""
+    note: str = ""
+    """One line under the bar."""
+    tone: Tone = "main"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """Horizontal bars with intervals."""
+
+    rows: Sequence[Bar]
+    title: str
+    unit: str = "samples/s"
+    reference: tuple[str, float] | None = None
+    """(name, value) of a dashed line through all of them."""
+    value_name: str = "measured"
+    """What the legend calls the bars."""
+    staircase: bool = False
+    """Each bar shows what it adds to the one before, and its factor over the first."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Named parts of one whole, all in one unit."""
+
+    label: str
+    parts: Mapping[str, float]
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stacks:
+    """Rows of parts that add up, each drawn to its own whole. `total` is the sum or mean of the `rows`, and first."""
+
+    total: Stack | None = None
+    rows: Sequence[Stack] = ()
+    title: str
+    unit: str = "share of time"
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heat:
+    """A grid of `values[row][column]`; None stays empty."""
+
+    values: Sequence[Sequence[float | None]]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    title: str
+    row_name: str
+    column_name: str
+    unit: str = "samples/s"
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Points (x, y) in order of x; y None is a gap, never a zero."""
+
+    name: str
+    points: Sequence[tuple[float, float | None]]
+    intervals: Sequence[tuple[float | None, float | None]] = ()
+    """(low, high) of each point, drawn as whiskers, and the points as marks; for few points: none is thinned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shade:
+    """A span of x with a meaning: warm-up, evaluation."""
+
+    start: float
+    end: float
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """Curves over a common x axis; the y axis starts at zero and holds at least `y_max`."""
+
+    curves: Sequence[Curve]
+    title: str
+    y_unit: str
+    x_unit: str = "s"
+    shades: Sequence[Shade] = ()
+    y_max: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Stacked columns, one per step: the height of each part at each of `starts`."""
+
+    parts: Mapping[str, Sequence[float]]
+    starts: Sequence[float]
+    title: str
+    y_unit: str
+    x_unit: str = "s"
+    shades: Sequence[Shade] = ()
+
+
+Chart: TypeAlias = Bars | Stacks | Heat | Curves | Columns
+Part: TypeAlias = Prose | Points | Code | Facts | Reasons | Table | Listing | Chart
+
+
+# --- the page -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The first thing seen: big words, the sentences that carry them, and the few numbers they rest on."""
+
+    words: str
+    evidence: Sequence[str] = ()
+    figures: Sequence[tuple[str, str]] = ()
+    tone: Tone = "main"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    heading: str
+    parts: Sequence[Part]
+    lede: str = ""
+    """How to read what HTML draws."""
+    side_by_side: bool = False
+    """Parts may stand beside each other where there is room."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    title: str
+    sections: Sequence[Section | None]
+    """None: there is nothing to say of it in this run."""
+    verdict: Verdict | None = None
+    kicker: str = "feedline"
+    """The small line above the title."""
+    command: str = ""
+    """What was run, below the title; `subtitle` follows it."""
+    subtitle: str = ""
+    footer: str = ""
+
+
+def section(heading: str, *parts: Part | None, lede: str = "", side_by_side: bool = False) -> Section | None:
+    """Of the parts that there are; None without any."""
+    there = [part for part in parts if part is not None]
+    return Section(heading=heading, parts=there, lede=lede, side_by_side=side_by_side) if there else None
