@@ -16,8 +16,8 @@ programs on the cores), and data is a candidate only if it is half of the time o
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from feedline.profiling.explain.measure.main_thread import own_places, parts_of
 from feedline.profiling.explain.measure.situation import Measured, measure
-from feedline.profiling.explain.measure.trainer import own_places, parts_of
 from feedline.profiling.explain.predict import Prediction, all_predictions
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Line, Recording

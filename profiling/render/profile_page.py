@@ -9,7 +9,7 @@ from typing import Any
 
 from feedline.profiling.explain.difference import Versus
 from feedline.profiling.explain.hot_lines import LOADER_SHARE, LineProfile
-from feedline.profiling.explain.measure.trainer import parts_of
+from feedline.profiling.explain.measure.main_thread import parts_of
 from feedline.profiling.explain.predict import NOTABLE, Prediction
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, field, replace
 
 from feedline.profiling.explain.measure.machine import Machine, measure_machine, recorded_cores
+from feedline.profiling.explain.measure.main_thread import Trainer, measure_trainer
 from feedline.profiling.explain.measure.rates import Rate, Rates, measure_rates, measured_steps
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.explain.measure.trainer import Trainer, measure_trainer
 from feedline.profiling.explain.measure.workers import Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording
 

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from feedline.profiling.explain.measure.main_thread import own_places
 from feedline.profiling.explain.measure.situation import Situation
-from feedline.profiling.explain.measure.trainer import own_places
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Helps, Remedy, Vain
 from feedline.profiling.record import units
 
