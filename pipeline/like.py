@@ -7,9 +7,11 @@ its v2 spellings, Normalize; what comes between crop and ToTensor and works on P
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -26,6 +28,7 @@ from feedline.pipeline.format.manifest import Manifest
 
 _TO_FLOAT = {"ToTensor", "ToDtype", "ConvertImageDtype", "ConvertDtype"}
 _SAME_PIXELS = {"ToImage", "PILToTensor", "ToPureTensor", "ToImageTensor", "Identity", "ToImagePIL", "RGB"}
+LOOKS = 10_000
 _OURS: dict[str, tuple[Any, ...]] = {
     "interpolation": ("bilinear", 2),
     "antialias": (True, None, "warn"),
@@ -66,24 +69,53 @@ def options_like(dataloader: Any) -> dict[str, Any]:
     return options | _Recipe(list(_flatten(dataset.transform))).options()
 
 
-def check_same_data(dataset: Any, manifest: Manifest) -> None:
-    """Labels must mean the same in the shards: raises UsageError for other classes or another numbering of them."""
+def check_same_data(dataset: Any, manifest: Manifest, labels_N: npt.NDArray[np.int32]) -> None:
+    """Raises UsageError where the shards cannot hold the dataset's samples with the dataset's labels.
+
+    `labels_N` are the shards' own. Compared are the number of samples, the class names, how many samples each class
+    has, and in a folder dataset the label of a path with its class folder (of LOOKS paths at most).
+    """
     if len(dataset) not in (manifest.samples, sum(shard.planned_samples for shard in manifest.shards)):
-        what = f"the DataLoader's dataset has {len(dataset):,} samples, the shards {manifest.samples:,}"
-        warnings.warn(what, stacklevel=3)
-    theirs = getattr(dataset, "wnids", None) or getattr(dataset, "classes", None)
-    if theirs is None:
+        raise UsageError(
+            f"the DataLoader's dataset has {len(dataset):,} samples, the shards {manifest.samples:,}: were they made "
+            "from it? Else use Loader(split, ...)"
+        )
+    names = getattr(dataset, "wnids", None) or getattr(dataset, "classes", None)
+    if names is None:
+        warnings.warn(f"a {_name(dataset)} names no classes: nothing shows that the shards hold its samples",
+                      stacklevel=3)  # fmt: skip
         return
-    theirs = [name if isinstance(name, str) else ", ".join(name) for name in theirs]
+    _check_folders(dataset)
+    names = [name if isinstance(name, str) else ", ".join(name) for name in names]
     numbers: dict[str, int] = getattr(dataset, "class_to_idx", {})
-    in_order = all(numbers.get(name, label) == label for label, name in enumerate(theirs))
+    in_order = all(numbers.get(name, label) == label for label, name in enumerate(names))
     known = [[str(entry.get(key)) for entry in manifest.classes] for key in ("wnid", "name")]
-    if theirs in known and in_order:
-        return
-    if sorted(theirs) in map(sorted, known):
+    if names in known and in_order:
+        targets = getattr(dataset, "targets", None)
+        if targets is not None and len(targets) == len(dataset):
+            theirs = np.bincount(np.asarray(targets), minlength=len(names))
+            if (np.bincount(labels_N, minlength=len(theirs)) > theirs).any():
+                raise UsageError("the DataLoader's dataset has fewer samples of a class than the shards: were its "
+                                 "labels changed? Change them on the batches in your loop")  # fmt: skip
+    elif sorted(names) in map(sorted, known):
         raise UsageError("the DataLoader's dataset numbers its classes in another order than the shards do")
-    if known[1] != [str(label) for label in range(len(known[1]))]:  # numbers are no names to compare
+    elif known[1] != [str(label) for label in range(len(known[1]))]:  # numbers are no names to compare
         raise UsageError("the DataLoader's dataset has other classes than the shards: were they made from it?")
+
+
+def _check_folders(dataset: Any) -> None:
+    """A path's label is that of its class folder, unless the list of samples was edited or made by other code."""
+    samples, root, numbers = (getattr(dataset, name, None) for name in ("samples", "root", "class_to_idx"))
+    if not isinstance(samples, list) or not isinstance(numbers, dict) or root is None:
+        return
+    for path, label in samples[:: max(1, len(samples) // LOOKS)]:
+        try:
+            folder = Path(path).relative_to(root).parts[0]
+        except (ValueError, TypeError):
+            continue
+        if numbers.get(folder, label) != label:
+            raise UsageError(f"the DataLoader's dataset has the label {label} for {path}, whose class {folder!r} is "
+                             f"{numbers[folder]}: labels of its own cannot be carried over")  # fmt: skip
 
 
 def _order(sampler: Any, samples: int, generator: torch.Generator | None) -> dict[str, Any]:

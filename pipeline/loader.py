@@ -114,7 +114,7 @@ class Loader:
         from feedline.pipeline.like import check_same_data, options_like  # torch.utils.data: nobody else needs it
 
         loader = cls(split, **(options_like(dataloader) | options))
-        check_same_data(dataloader.dataset, loader.manifest)
+        check_same_data(dataloader.dataset, loader.manifest, loader.split.labels_N)
         return loader
 
     def __reduce__(self) -> NoReturn:

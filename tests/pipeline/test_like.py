@@ -1,5 +1,6 @@
 """A user's DataLoader, with one line changed, gives batches of the same kind from the shards."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +170,37 @@ def test_a_dataset_s_own_code_is_refused_by_name(folder: Path, split: Path) -> N
             Loader.like(theirs, split)
 
 
-def test_another_dataset_s_classes_are_refused_and_another_count_is_said(folder: Path, make_split: Any) -> None:
+def test_labels_that_the_dataset_changed_are_refused(folder: Path, make_split: Any) -> None:
+    """They would come out as the shards have them."""
+    (folder / "c1").mkdir()
+    for number, picture in enumerate(sorted((folder / "c0").iterdir())):
+        if number % 2:
+            picture.rename(folder / "c1" / picture.name)
+    edited = datasets.ImageFolder(folder, transforms.Compose(STEPS))
+    split = make_split(samples=60, name="named")
+    path = split / "manifest.json"
+    manifest = json.loads(path.read_text())
+    classes = [{"name": "c0"}, {"name": "c1"}, *manifest["classes"][2:]]
+    path.write_text(json.dumps(manifest | {"classes": classes}))
+    edited.samples = [(name, 1 - label) for name, label in edited.samples]
+    with pytest.raises(UsageError, match=r"has the label 1 for .*c0.*, whose class 'c0' is 0"):
+        Loader.like(DataLoader(edited, batch_size=10), split)
+    fewer = datasets.FakeData(60, (3, 32, 32), 3, transforms.Compose(STEPS))
+    with pytest.warns(UserWarning, match="names no classes"):
+        Loader.like(DataLoader(fewer, batch_size=10), split)
+
+
+def test_fewer_samples_of_a_class_than_the_shards_have_are_refused(folder: Path, split: Path) -> None:
+    dataset = datasets.ImageFolder(folder, transforms.Compose(STEPS))
+    dataset.classes = [str(label) for label in range(60)]
+    dataset.class_to_idx = {}
+    with pytest.raises(UsageError, match="fewer samples of a class"):
+        Loader.like(DataLoader(dataset, batch_size=10), split)
+
+
+def test_another_dataset_s_classes_and_another_count_are_refused(folder: Path, make_split: Any) -> None:
     theirs = dataloader(folder, list(STEPS))
-    with pytest.warns(UserWarning, match="has 60 samples, the shards 20"):
+    with pytest.raises(UsageError, match="has 60 samples, the shards 20"):
         Loader.like(theirs, make_split(samples=20, shard_count=2))
     split = make_split(samples=60, name="named")
     path = split / "manifest.json"
