@@ -45,6 +45,8 @@ from feedline.preprocess.sources.tar_headers import Member, Read, reader, walk
 
 BASE_AND_EXTENSION = re.compile(r"((?:.*/|)[^./][^./]*)[.]([^/]*)")
 LABEL_EXTENSIONS = ("cls", "label", "json")
+LABELS_COMPARED = 100
+"""Samples of each tar in which a second label is read too and must be the same."""
 JSON_LABELS = ("label", "cls", "class", "target", "class_id")
 LABEL_MAX_BYTES = 1 << 20
 CONTROL = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -130,8 +132,16 @@ class Rows:
             return
         image = members[images[0]]
         labels = LABEL_EXTENSIONS if self.walk.label is None else (self.walk.label,)
-        label = next((name for name in labels if name in members), None)
-        word = "" if label is None else label_word(label, members[label], read)
+        labels = [name for name in labels if name in members]
+        words = [
+            label_word(name, members[name], read) for name in labels[: 2 if len(self.names) < LABELS_COMPARED else 1]
+        ]
+        word = words[0] if words else ""
+        if len(words) == 2 and word and words[1] and words[1] != word:
+            raise SourceError(
+                f"{self.walk.path}: sample {key!r} has two labels, {word!r} in {labels[0]} and {words[1]!r} in "
+                f"{labels[1]}: say which is meant, like --source-option label_column={labels[0]}"
+            )
         if trouble := image.trouble or ("label cannot be read" if word is None else ""):
             self.troubles[len(self.names)] = trouble
         self.names.append(f"{key}.{images[0]}")

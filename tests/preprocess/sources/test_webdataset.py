@@ -147,6 +147,18 @@ def test_two_images_in_a_sample_are_refused_until_told_which(tmp_path: Path) -> 
     assert samples(indexed(path, image_column=".JPG", label_column="txt")) == {("train", "a"): (3, b"photo")}
 
 
+def test_two_labels_that_differ_are_refused_until_told_which(tmp_path: Path) -> None:
+    rows = [("a.jpg", b"x"), ("a.cls", b"0"), ("a.json", b'{"label": 0}'), ("b.jpg", b"y"), ("b.cls", b"1")]
+    path = write_tar(tmp_path / "x.tar", [*rows, ("b.json", b'{"label": 4}')])
+    with pytest.raises(
+        SourceError, match=r"sample 'b' has two labels, '1' in cls and '4' in json: .*label_column=cls"
+    ):
+        indexed(path)
+    assert samples(indexed(path, label_column="json"))["train", "b"] == (4, b"y")
+    same = write_tar(tmp_path / "y.tar", [*rows, ("b.json", b'{"caption": "no label"}')])
+    assert samples(indexed(same))["train", "b"] == (1, b"y")
+
+
 def test_what_has_no_bytes_in_a_tar_is_a_trouble(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as tar:
