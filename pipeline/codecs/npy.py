@@ -3,6 +3,7 @@
 import io
 import math
 from functools import lru_cache
+from tokenize import TokenError
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ def npy_view(data: bytes) -> npt.NDArray[np.uint8]:
     try:
         shape, start = _layout(data[:length])
         return np.frombuffer(data, np.uint8, math.prod(shape), start).reshape(shape)
-    except ValueError as error:
+    except (ValueError, SyntaxError, TokenError) as error:  # NumPy reads the header as Python's own text
         raise DatasetError(f"it is a damaged .npy member ({str(error).splitlines()[0]})") from error
 
 

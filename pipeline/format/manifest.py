@@ -84,6 +84,8 @@ class Manifest:
         """Raises DatasetError for anything that is not a manifest of a version we read."""
         try:
             fields = json.loads(text)
+            if not isinstance(fields, dict):
+                raise ValueError("it is no JSON object")
             version = fields["format_version"]
             if version not in (1, FORMAT_VERSION):
                 raise DatasetError(f"{where}: format version {version!r}, this feedline reads 1 to {FORMAT_VERSION}")
@@ -92,7 +94,8 @@ class Manifest:
             manifest = cls(**fields)
             _check_types(manifest)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            what = f"{where} is not a feedline manifest ({error}): prepare the dataset again"
+            why = "nested too deep" if isinstance(error, RecursionError) else error
+            what = f"{where} is not a feedline manifest ({why}): prepare the dataset again"
             raise DatasetError(what) from error
         for shard in manifest.shards:
             if Path(shard.name).name != shard.name or "\0" in shard.name or shard.name == "..":
@@ -122,6 +125,8 @@ def _check_types(manifest: Manifest) -> None:
     texts: list[Any] = [manifest.split, manifest.plan_hash, manifest.index_sha256]
     texts += [text for one in shards for text in (one.name, one.sha256, one.fingerprint)]
     texts += [text for pair in manifest.formats.items() for text in pair]
+    if not isinstance(manifest.classes, list) or not all(isinstance(entry, dict) for entry in manifest.classes):
+        raise ValueError("classes is no list of objects")
     for entry in manifest.classes:
         texts += [entry["name"], entry.get("wnid", ""), *(entry.get("names") or [])]
     if not all(isinstance(text, str) and is_printable(text) for text in texts):
@@ -316,7 +321,7 @@ def _check_index(index: Index, manifest: Manifest) -> None:
     if not inside.all():
         raise DatasetError(f"{index.path}: row {int(np.argmin(inside))} points outside its shard: prepare it again")
     known = (index.labels_N >= 0) & (index.labels_N < len(manifest.classes))
-    if manifest.classes and not known.all():
+    if not known.all():
         row = int(np.argmin(known))
         raise DatasetError(f"{index.path}: row {row} has label {index.labels_N[row]}, {MANIFEST} has "
                            f"{len(manifest.classes)} classes: prepare it again")  # fmt: skip

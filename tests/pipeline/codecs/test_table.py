@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.base import Codec, Pixels
+from feedline.pipeline.codecs.npy import npy_view
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.draw.regions import Region
 
@@ -120,3 +121,12 @@ def test_the_command_line_names_every_codec() -> None:
     for verb in ("prepare", "compare"):
         shown = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "200"}).output
         assert not [name for name in CODECS if name not in shown]
+
+
+@pytest.mark.parametrize("shape", ["(3", "(3,, 2)", "3 3", "(3, 2"])
+def test_a_header_that_is_no_python_is_a_damaged_member(shape: str) -> None:
+    """NumPy tokenises what it cannot parse, and then raises what its tokeniser raises."""
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}".ljust(117).encode() + b"\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    with pytest.raises(DatasetError, match=r"damaged \.npy member"):
+        npy_view(data)
