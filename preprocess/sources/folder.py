@@ -269,7 +269,9 @@ def has_packed(folder: Path) -> bool:
     """Whether tars or Parquet files lie there, as hubs have them: then images beside them are no dataset."""
     folders = [folder, *(folder / name for name in class_folders(folder) if name.lower() in (*SPLIT_NAMES, "data"))]
     return any(
-        entry.name.endswith((".tar", ".parquet", ".tar.gz", ".tgz")) for one in folders for entry in os.scandir(one)
+        entry.name.endswith((".tar", ".parquet", ".tar.gz", ".tgz")) and not entry.is_dir()
+        for one in folders
+        for entry in os.scandir(one)
     )
 
 

@@ -273,7 +273,7 @@ def tars_of_folder(path: str, options: dict[str, Any]) -> list[ClassTar]:
     tars = [
         ClassTar(name=entry.name.removesuffix(".tar"), label=-1, path=entry.path, offset=0, length=-1)
         for entry in os.scandir(path)
-        if entry.name.endswith(".tar") and not entry.name.startswith(".")
+        if entry.name.endswith(".tar") and not entry.name.startswith(".") and not entry.is_dir()
     ]
     return checked_once(tars, path)
 

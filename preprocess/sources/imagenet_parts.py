@@ -90,8 +90,8 @@ def place_of(entry: Path, split: str) -> Place | None:
         raise UsageError(f"{entry} is a broken link: mend or remove it")
     if entry.is_file():
         return archive_of(entry, split) if entry.suffix == ".tar" else None
-    if split == "train" and any(child.suffix == ".tar" for child in entry.iterdir()):
-        inner = [child for child in entry.iterdir() if child.suffix == ".tar"]
+    inner = [child for child in entry.iterdir() if child.suffix == ".tar" and not child.is_dir()]
+    if split == "train" and inner:
         return (
             Place(form="class tars", path=str(entry)) if all(WNID_TAR.fullmatch(tar.name) for tar in inner) else None
         )

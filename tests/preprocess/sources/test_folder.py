@@ -175,6 +175,13 @@ def test_a_class_called_val(tmp_path: Path) -> None:
     assert [entry["name"] for entry in indexed(tmp_path, layout="classes").classes] == ["car", "val"]
 
 
+def test_a_class_folder_called_like_a_tar(tmp_path: Path) -> None:
+    images(tmp_path, "a/1.jpg", "z.tar/2.jpg")
+    assert [entry["name"] for entry in indexed(tmp_path).classes] == ["a", "z.tar"]
+    images(tmp_path / "split", "train/a/1.jpg", "train/z.tar/2.jpg")
+    assert [entry["name"] for entry in indexed(tmp_path / "split").classes] == ["a", "z.tar"]
+
+
 def test_a_split_alone_keeps_the_labels_it_has_beside_the_others(tmp_path: Path) -> None:
     images(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "val/b/2.jpg", "test/b/3.jpg")
     assert samples(indexed(tmp_path, splits="val")) == {("val", "b/2"): (1, b"val/b/2.jpg")}
