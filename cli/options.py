@@ -192,7 +192,7 @@ class Source(dict[str, Any]):
     def __init__(self, module: str) -> None:
         super().__init__()
         path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-        self._body = ast.parse(path.read_text()).body
+        self._body = ast.parse(path.read_text(encoding="utf-8")).body
 
     def __missing__(self, name: str) -> Any:
         for statement in self._body:

@@ -135,7 +135,7 @@ def test_a_file_name_stands_for_one_idea() -> None:
 def test_what_is_installed_needs_nothing_of_the_checkout(module: str) -> None:
     path = modules()[module]
     if not path.relative_to(ROOT).as_posix().startswith(OUTSIDE_THE_WHEEL):
-        assert not [name for name in imports(path) if name.startswith(("tests", "feedline.tests"))]
+        assert not [name for name in imports(path) if name.startswith("tests")]
         strings = [node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant)]
         assert not [text for text in strings if isinstance(text, str) and "tests/" in text]
 

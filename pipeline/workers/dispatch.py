@@ -173,6 +173,8 @@ class Run:
         self._batches = len(plan)
         self._sent = self._received = self._shown = 0
         self._ready: dict[int, int] = {}
+        self._failed: dict[int, SampleError | TransformError] = {}
+        """By batch; raised when its turn comes, whichever worker was first."""
         self._trim = trim
         self._lacked_slot_since: float | None = None
         self._send_tasks()
@@ -187,6 +189,8 @@ class Run:
         self._send_tasks()
         started_s = time.perf_counter()
         while self._shown not in self._ready:
+            if self._shown in self._failed:
+                raise self._failed.pop(self._shown)
             reply = self._engine.receive()
             if reply is not None:
                 self._take_reply(reply)
@@ -231,7 +235,9 @@ class Run:
         self._received += 1
         if reply.kind != DONE:
             self._engine.ledger.give_back(reply.slot)
-            raise (SampleError if reply.kind == BAD_SAMPLE else TransformError)(reply.text, reply.sample)
+            error = SampleError if reply.kind == BAD_SAMPLE else TransformError
+            self._failed[reply.batch] = error(reply.text, reply.sample)
+            return
         self._ready[reply.batch] = reply.slot
         for line in reply.text.splitlines():
             sample, _, reason = line.partition(" ")

@@ -1,7 +1,7 @@
 """Faults on purpose, over everything but Spark: what was written, delivered and left behind is checked after each.
 
-    python -m feedline.tests.lab.chaos                 all kinds, every step once or a random choice of them
-    python -m feedline.tests.lab.chaos steps loader --faults 40 --more
+    python -m tests.lab.chaos                 all kinds, every step once or a random choice of them
+    python -m tests.lab.chaos steps loader --faults 40 --more
 
 Kinds: `steps` (kill -9, SIGSTOP, a full and a broken disk before and behind every write, fsync, rename, removal and
 new folder of prepare, index, the shard cache, recordings and training), `loader` (workers and trainers killed and
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from feedline.profiling.record.host import describe_host
-from feedline.tests.lab.chaos_files import SUBJECTS
-from feedline.tests.lab.chaos_steps import BROKEN, CRASHED, FULL, KILL, STOP, TORN, Blow, Ended, Steps, in_child
+from tests.lab.chaos_files import SUBJECTS
+from tests.lab.chaos_steps import BROKEN, CRASHED, FULL, KILL, STOP, TORN, Blow, Ended, Steps, in_child
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "chaos.json"
 KINDS = ("steps", "loader", "storage", "machine", "commands")
@@ -38,7 +38,7 @@ Outcome = tuple[str, list[str]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m feedline.tests.lab.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.chaos", description=__doc__)
     parser.add_argument("kinds", nargs="*", default=list(KINDS), help=", ".join(KINDS))
     parser.add_argument(
         "--faults", type=int, default=0, help="at most, of each kind and subject; 0: as many as there are"
@@ -77,7 +77,7 @@ def summed(record: dict[str, Any]) -> dict[str, Any]:
     for what, one in record["faults"].items():
         by_kind[what.partition(":")[0]] += one["injected"]
     return {
-        "command": "python -m feedline.tests.lab.chaos",
+        "command": "python -m tests.lab.chaos",
         "host": describe_host(),
         "injected": sum(one["injected"] for one in record["faults"].values()),
         "survived": sum(one["survived"] for one in record["faults"].values()),
@@ -96,7 +96,7 @@ def run(kind: str, folder: Path, said: argparse.Namespace) -> Iterator[Outcome]:
             yield from strike_steps(subject(work), work, faults, rng)
             shutil.rmtree(work)
         return
-    from feedline.tests.lab import chaos_live
+    from tests.lab import chaos_live
 
     work = folder / kind
     work.mkdir()

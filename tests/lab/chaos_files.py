@@ -17,7 +17,7 @@ import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.format import manifest as shards
-from feedline.tests.lab import tiny_split
+from tests.lab import tiny_split
 
 MANIFEST, INDEX = shards.MANIFEST, shards.INDEX
 

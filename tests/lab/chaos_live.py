@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from feedline.tests.lab import tiny_split
-from feedline.tests.lab.chaos_files import SUBJECTS, Cached, Index, Prepare, Train
-from feedline.tests.lab.chaos_steps import Ended, in_child
+from tests.lab import tiny_split
+from tests.lab.chaos_files import SUBJECTS, Cached, Index, Prepare, Train
+from tests.lab.chaos_steps import Ended, in_child
 
 SAMPLES, BATCH, PX = 48, 4, 24
 GONE_S = 10.0
@@ -322,7 +322,7 @@ def clock(subject: Any, work: Path, number: int) -> list[str]:
 
 
 def kinds() -> dict[str, Callable[[Path, int, random.Random], Iterator[Outcome]]]:
-    from feedline.tests.lab import chaos_storage
+    from tests.lab import chaos_storage
 
     return {
         "loader": loader,

@@ -1,7 +1,7 @@
 """Kills a running prepare at random moments and checks that a rerun gives the very bytes of an undisturbed one.
 
-    python -m feedline.tests.lab.chaos_prepare SOURCE --kills 10
-    python -m feedline.tests.lab.chaos_prepare SOURCE --kills 3 --cluster --more
+    python -m tests.lab.chaos_prepare SOURCE --kills 10
+    python -m tests.lab.chaos_prepare SOURCE --kills 3 --cluster --more
 
 The driver, an executor's JVM and a Python worker are each killed (SIGKILL), and a Python worker stopped for some
 seconds (SIGSTOP), that many times, at a moment drawn between their first appearance and the job's end; then the same
@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 
 from feedline.profiling.record.host import describe_host
-from feedline.tests.lab.spark_cluster import SPECULATION, WORKERS, Cluster, alive, family_of, wait_until
+from tests.lab.spark_cluster import SPECULATION, WORKERS, Cluster, alive, family_of, wait_until
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "chaos-prepare.json"
 VICTIMS = ("driver", "jvm", "worker", "stopped worker")
@@ -42,7 +42,7 @@ TRIES = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m feedline.tests.lab.chaos_prepare", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.chaos_prepare", description=__doc__)
     parser.add_argument("source", help="raw images, as for feedline prepare")
     parser.add_argument("--kills", type=int, default=10, help="of each victim in this place")
     parser.add_argument("--victims", nargs="*", choices=VICTIMS, default=VICTIMS)
@@ -270,7 +270,7 @@ def write(out: Path, kills: Sequence[Mapping[str, Any]], chaos: Chaos) -> None:
     names = sorted({(kill["where"], kill["victim"]) for kill in kills})
     fine = [kill for kill in kills if not kill["problems"]]
     figures = {
-        "command": "python -m feedline.tests.lab.chaos_prepare SOURCE --more, without and with --cluster",
+        "command": "python -m tests.lab.chaos_prepare SOURCE --more, without and with --cluster",
         "host": describe_host(),
         "source": {"files_out": len(chaos.calm), "shards_per_split": chaos.shards},
         "n": len(kills),

@@ -21,9 +21,9 @@ from typing import Any
 
 import psutil
 
-from feedline.tests.lab import tiny_split
-from feedline.tests.lab.chaos_live import SAMPLES, Epochs, Outcome, gone, problems_of
-from feedline.tests.lab.chaos_steps import in_child
+from tests.lab import tiny_split
+from tests.lab.chaos_live import SAMPLES, Epochs, Outcome, gone, problems_of
+from tests.lab.chaos_steps import in_child
 
 WRONGS = ("error", "timeout", "short", "flipped", "empty", "slow")
 HTTP_WRONGS = ("status 503", "reset", "cut off", "flipped", "no ranges", "slow", "not found")

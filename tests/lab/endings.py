@@ -1,6 +1,6 @@
 """A loader that is ended at random moments: what is left of it?
 
-    python -m feedline.tests.lab.endings SPLIT [--starts 30] [--seed 0]        two minutes
+    python -m tests.lab.endings SPLIT [--starts 30] [--seed 0]        two minutes
 
 Each start is a fresh script with two workers in a session of its own. Somewhere between its first instruction and its
 second second, drawn at random, the whole session gets Ctrl-C as in a terminal, or the trainer alone SIGTERM or
@@ -52,7 +52,7 @@ def main() -> None:
     ended = [one(said.split, kind, draw.uniform(0.05, LATEST_S)) for kind in kinds[: said.starts]]
     left = sorted(_shared_memory() - shared_before)
     figures = {
-        "command": "python -m feedline.tests.lab.endings SPLIT",
+        "command": "python -m tests.lab.endings SPLIT",
         "host": describe_host(),
         "starts": len(ended),
         "ended_while_delivering": sum(start["batches"] > 0 for start in ended),

@@ -1,6 +1,6 @@
 """Datasets at the edge of what is sensible: each must work, or be refused in one line.
 
-    python -m feedline.tests.lab.extremes --work DIR        DIR: some hundred MB for a minute, removed again
+    python -m tests.lab.extremes --work DIR        DIR: some hundred MB for a minute, removed again
 
     shards    100,000 shards of one sample each (hard links to 200 files)
     large     one shard of 20 GiB, sparse: samples behind the fourth gigabyte, walked and loaded
@@ -29,8 +29,8 @@ import pyarrow as pa
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
 from feedline.profiling.record.host import describe_host
-from feedline.tests.lab import tiny_split
-from feedline.tests.lab.chaos_steps import in_child
+from tests.lab import tiny_split
+from tests.lab.chaos_steps import in_child
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "extremes.json"
 MANY_SHARDS, IMAGENET, MANY_CLASSES = 100_000, 1_281_167, 10_000
@@ -41,14 +41,14 @@ STUCK_S = 420.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m feedline.tests.lab.extremes", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.extremes", description=__doc__)
     parser.add_argument("cases", nargs="*", default=list(CASES), help=", ".join(CASES))
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--scale", type=float, default=1, help="of the sizes, for a try")
     parser.add_argument("--out", type=Path, default=RESULT)
     said = parser.parse_args()
     record: dict[str, Any] = json.loads(said.out.read_text()) if said.out.exists() else {"cases": {}}
-    record |= {"command": "python -m feedline.tests.lab.extremes --work DIR", "scale": said.scale}
+    record |= {"command": "python -m tests.lab.extremes --work DIR", "scale": said.scale}
     record |= {"host": describe_host()}
     for name in said.cases:
         folder = said.work / name

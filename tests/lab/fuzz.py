@@ -1,7 +1,7 @@
 """A million hostile inputs for each reader, found by coverage; none may crash, hang, swell or deceive.
 
-    python -m feedline.tests.lab.fuzz --work DIR                     100,000 more inputs for each target
-    python -m feedline.tests.lab.fuzz jpeg tar --runs 1000000 --work DIR
+    python -m tests.lab.fuzz --work DIR                     100,000 more inputs for each target
+    python -m tests.lab.fuzz jpeg tar --runs 1000000 --work DIR
 
 Needs atheris (libFuzzer for Python; not among feedline's own dependencies), beside feedline in one environment. Each
 target runs in a process of its own: at most 10 s an input, 2 GiB of memory. The corpus stays in DIR, so stretches add
@@ -29,7 +29,7 @@ MOST_FINDINGS = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m feedline.tests.lab.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", default=list(TARGET_NAMES), help=", ".join(TARGET_NAMES))
     parser.add_argument("--runs", type=int, default=100_000, help="inputs per target in this stretch")
     parser.add_argument("--work", type=Path, required=True, help="corpora and findings are kept here")
@@ -51,7 +51,7 @@ def main() -> None:
 def describe(record: dict[str, Any]) -> dict[str, Any]:
     from feedline.profiling.record.host import describe_host
 
-    command = "python -m feedline.tests.lab.fuzz --work DIR --runs N"
+    command = "python -m tests.lab.fuzz --work DIR --runs N"
     return {"command": command, "host": describe_host(), "targets": record["targets"]}
 
 
@@ -103,7 +103,7 @@ def _process(name: str, runs: int, seconds: int, corpus: Path, found: Path) -> d
         "artifact_prefix": f"{found}/",
         "seed": int.from_bytes(os.urandom(3), "big") + 1,
     }
-    command = [sys.executable, "-m", "feedline.tests.lab.fuzz", name, "--work", str(corpus.parent), "--inside"]
+    command = [sys.executable, "-m", "tests.lab.fuzz", name, "--work", str(corpus.parent), "--inside"]
     command += [f"-{key}={value}" for key, value in options.items()] + [str(corpus)]
     started_s = time.monotonic()
     ran = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace")
@@ -140,7 +140,7 @@ def inside(name: str, arguments: list[str]) -> None:
     atheris: Any = found
 
     with atheris.instrument_imports(include=["feedline"], enable_loader_override=False):
-        from feedline.tests.lab.fuzz_targets import TARGETS
+        from tests.lab.fuzz_targets import TARGETS
     target = TARGETS[name]
     corpus = Path(arguments[-1])
     for seed in target.seeds():

@@ -1,6 +1,6 @@
 """An hour of epochs with four workers: memory, file handles and shared memory as flat at its end as at its start.
 
-    python -m feedline.tests.lab.soak --minutes 60
+    python -m tests.lab.soak --minutes 60
 
 A trainer in a process of its own reads a tiny prepared split and sleeps between batches, so that the hour costs a few
 per cent of one core. Every 20th epoch is left in its middle, every 50th resumes from a state in a new position, and
@@ -29,7 +29,7 @@ import numpy.typing as npt
 import psutil
 
 from feedline.profiling.record.host import describe_host
-from feedline.tests.lab import tiny_split
+from tests.lab import tiny_split
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "soak.json"
 CURVES = RESULT.with_suffix(".png")
@@ -243,7 +243,7 @@ def draw(rows: list[dict[str, float]], settle_s: float, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m feedline.tests.lab.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--every", type=float, default=10, help="seconds between samples")
     parser.add_argument("--settle", type=float, default=5, help="minutes left out of the fit")
@@ -265,7 +265,7 @@ def main() -> None:
 def soak(folder: Path, said: argparse.Namespace) -> dict[str, Any]:
     """Runs the trainer under the sampler and judges what was seen."""
     tiny_split.write(folder / "train", SAMPLES, 4)
-    command = [sys.executable, "-m", "feedline.tests.lab.soak", "--trainer", str(folder / "train")]
+    command = [sys.executable, "-m", "tests.lab.soak", "--trainer", str(folder / "train")]
     command += ["--minutes", str(said.minutes), "--sleep", str(said.sleep), "--reopen", str(said.reopen)]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=one_thread) as trainer:
@@ -278,7 +278,7 @@ def soak(folder: Path, said: argparse.Namespace) -> dict[str, Any]:
     used_s = sum(last[name] - first[name] for name in ("trainer_cpu_s", "workers_cpu_s"))
     options = [f"--{name} {getattr(said, name):g}" for name in ("minutes", "every", "settle", "sleep", "reopen")]
     return {
-        "command": " ".join(["python -m feedline.tests.lab.soak", *options]),
+        "command": " ".join(["python -m tests.lab.soak", *options]),
         "host": describe_host(),
         "workers": WORKERS,
         "batch_size": BATCH,

@@ -8,8 +8,8 @@ from pathlib import Path
 CARELESS = """
 import random, sys, time
 from pathlib import Path
-from feedline.tests.lab import chaos, chaos_files, chaos_live
-from feedline.tests.lab.chaos_steps import in_child
+from tests.lab import chaos, chaos_files, chaos_live
+from tests.lab.chaos_steps import in_child
 
 class Careless(chaos_files.Saved):
     def act(self, folder):
@@ -25,9 +25,12 @@ print("hung:", chaos_live.problems_of(in_child(lambda: time.sleep(60), stuck_s=0
 """
 
 
+ROOT = Path(__file__).resolve().parents[2]
+
+
 def chaos(out: Path, *arguments: str) -> dict[str, object]:
-    command = [sys.executable, "-m", "feedline.tests.lab.chaos", *arguments, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.lab.chaos", *arguments, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(out.read_text())
 
@@ -44,7 +47,8 @@ def test_loaders_deliver_what_was_planned_whatever_dies_or_lies(tmp_path: Path) 
 
 
 def test_careless_writers_crashes_and_hangs_are_noticed(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", CARELESS, str(tmp_path)], capture_output=True, text=True)
+    command = [sys.executable, "-c", CARELESS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     careless, crashed, hung = done.stdout.splitlines()
     assert "JSONDecodeError" in careless

@@ -4,8 +4,8 @@ import subprocess
 
 import psutil
 
-from feedline.tests.lab.chaos_prepare import missing, strike
-from feedline.tests.lab.spark_cluster import alive
+from tests.lab.chaos_prepare import missing, strike
+from tests.lab.spark_cluster import alive
 
 
 def test_only_the_kills_of_this_place_that_are_missing_are_made() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs import crop_jpeg, jpeg
 from feedline.pipeline.format import manifest as shards
-from feedline.tests.lab.fuzz_targets import TARGETS, Finding
+from tests.lab.fuzz_targets import TARGETS, Finding
 
 FINDINGS = sorted((Path(__file__).parent / "findings").glob("*.bin"))
 EDITS = st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=6), st.integers(0, 6)), min_size=1, max_size=4)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from feedline.tests.lab.spark_cluster import SPECULATION, WORKERS, Cluster
+from tests.lab.spark_cluster import SPECULATION, WORKERS, Cluster
 from tests.preprocess.test_spark import calm, digests, run, source
 
 __all__ = ["calm", "source"]  # fixtures

@@ -239,7 +239,7 @@ def test_webdataset(work: Path) -> None:
 
 def test_feedlines_own_loader(work: Path) -> None:
     pytest.importorskip("simplejpeg")
-    from feedline.tests.lab import tiny_split
+    from tests.lab import tiny_split
 
     tiny_split.write(work / "train", 120, 3, classes=3)
     argv = script(

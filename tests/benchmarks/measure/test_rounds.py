@@ -9,7 +9,7 @@ import pytest
 
 from feedline.benchmarks.measure.rounds import TRIES, Bench, MeasureError, shuffled
 from feedline.benchmarks.measure.window import Meter, Subject, Window, WindowDone
-from feedline.tests.lab import tiny_split
+from tests.lab import tiny_split
 
 SCRIPT = """
 import sys, torch
