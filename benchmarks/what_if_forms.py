@@ -1,6 +1,6 @@
 """Forms of a few hundred samples: found, prepared with the real kernel, written as small real datasets.
 
-See `whatif` for what is then measured on them.
+See `what_if` for what is then measured on them.
 """
 
 import io
