@@ -13,7 +13,7 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.preprocess.sources.base import SourceOptions, is_image
 from feedline.preprocess.sources.folder import class_folders, has_images
 from feedline.preprocess.sources.listing import expand
-from feedline.preprocess.sources.tar_headers import Member, TarError, local_reader, walk
+from feedline.preprocess.sources.tar_headers import Member, TarError, reader, walk
 
 WNID_TAR = re.compile(r"n\d{8}\.tar")
 TRAIN, VAL, DEVKIT = OFFICIAL = (
@@ -114,7 +114,7 @@ def archive_of(path: Path, split: str) -> Place | None:
 
 def first_member(path: Path) -> Member | None:
     try:
-        with local_reader(str(path)) as (read, _):
+        with reader(str(path), {}) as (read, _):
             return next(walk(read, 0, 1 << 62, str(path)), None)
     except TarError:
         return None

@@ -177,7 +177,7 @@ def fetch(group: Sequence[Where], options: Mapping[str, Any]) -> list[bytes]:
 def cut(sample: Where, spans: Sequence[tuple[str, int, bytes]]) -> bytes:
     for path, start, data in spans:
         first, last = sample.offset - start, sample.offset - start + sample.length
-        if path == sample.path and 0 <= first and last <= len(data):
+        if path == sample.path and first >= 0 and last <= len(data):
             return data[first:last]
     raise SourceChanged(f"{sample.path} is shorter than when it was listed")
 
