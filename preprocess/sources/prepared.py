@@ -1,13 +1,16 @@
 """A dataset that feedline prepared, as a source: descriptors from its index, classes from its manifest."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, read_index
+from feedline.pipeline.format.cache import CacheSpec
+from feedline.pipeline.format.manifest import MANIFEST, Manifest, read_index, read_manifest
+from feedline.pipeline.format.remote import Remote, fetch_metadata
 from feedline.preprocess.sources.base import (
     Classes,
     Found,
@@ -27,13 +30,16 @@ class PreparedTask:
 
     split: str
     path: str
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    options: dict[str, Any]
+    """For fsspec."""
 
     def run(self) -> Part:
-        manifest = open_manifest(self.path, self.options)
-        with scratch_folder("index") as folder:
-            (folder / INDEX).write_bytes(fetch(f"{self.path}/{INDEX}", self.options))
+        with scratch_folder("index") as scratch:
+            folder = Path(self.path)
+            if "://" in self.path:
+                folder = fetch_metadata(self.path, self.options, CacheSpec(folder=scratch, most_bytes=0))
             try:
+                manifest = read_manifest(folder)
                 index = read_index(folder, manifest)
                 keys = index.keys
             except DatasetError as error:
@@ -51,39 +57,14 @@ class PreparedTask:
         )
 
 
-def open_manifest(folder: str, options: dict[str, Any]) -> Manifest:
-    where = f"{folder}/{MANIFEST}"
-    return Manifest.from_json(fetch(where, options).decode("utf-8", "replace"), where)
-
-
-def fetch(address: str, options: dict[str, Any]) -> bytes:
-    import fsspec
-
-    try:
-        opened: Any = fsspec.open(address, "rb", **(options if "://" in address else {}))
-        with opened as file:
-            return file.read()
-    except (OSError, ValueError, ImportError) as error:
-        raise UsageError(f"{address} cannot be read: {str(error).strip() or type(error).__name__}") from error
-
-
-def classes_of(manifests: Sequence[Manifest], where: str) -> Classes:
-    if any(manifest.classes != manifests[0].classes for manifest in manifests):
-        raise SourceError(f"{where}: its splits have different classes")
-    return list(manifests[0].classes)
-
-
 @dataclass(kw_only=True)
 class PreparedSource(Source):
-    where: str
-    splits: list[Listed]
-    """Folders or addresses with a manifest."""
+    splits: list[PreparedTask]
     classes: Classes
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
     kind = "prepared"
 
     def tasks(self) -> Sequence[IndexTask]:
-        return [PreparedTask(split=split.split, path=split.path, options=self.options) for split in self.splits]
+        return self.splits
 
     def finish(self, parts: Sequence[Part]) -> Found:
         return Found(columns=joined(parts), classes=self.classes)
@@ -97,15 +78,25 @@ def recognise_prepared(path: str, manifests: Sequence[Listed], options: SourceOp
         raise UsageError(
             f"{path} holds several prepared datasets: give one of them, like {folders[0].rpartition('/')[0]}"
         )
-    opened = [open_manifest(folder, storage) for folder in folders]
-    for folder, manifest in zip(folders, opened, strict=True):
+    opened = {folder: open_manifest(folder, storage) for folder in folders}
+    classes = opened[folders[0]].classes
+    for folder, manifest in opened.items():
         if not CODECS[manifest.codec].image_file:
             raise UsageError(
                 f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
             )
+        if manifest.classes != classes:
+            raise SourceError(f"{path}: its splits have different classes")
     splits = [
-        Listed(path=folder, under="", split=manifest.split)
-        for folder, manifest in zip(folders, opened, strict=True)
+        PreparedTask(split=manifest.split, path=folder, options=storage)
+        for folder, manifest in opened.items()
         if options.wants(manifest.split)
     ]
-    return PreparedSource(where=path, splits=splits, classes=classes_of(opened, path), options=storage)
+    return PreparedSource(splits=splits, classes=classes)
+
+
+def open_manifest(folder: str, options: dict[str, Any]) -> Manifest:
+    if "://" not in folder:
+        return read_manifest(Path(folder))
+    text = Remote(folder, options).read(MANIFEST).decode("utf-8", "replace")
+    return Manifest.from_json(text, f"{folder}/{MANIFEST}")

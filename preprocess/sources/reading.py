@@ -7,9 +7,8 @@ one before is being worked on.
 
 import errno
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,15 +181,13 @@ def cut(sample: Where, spans: Sequence[tuple[str, int, bytes]]) -> bytes:
     raise SourceChanged(f"{sample.path} is shorter than when it was listed")
 
 
-@contextmanager
-def open_remote(address: str, options: Mapping[str, Any], **how: Any) -> Generator[Any]:
-    """A file of a store to read from, at its start. Raises UsageError for whatever goes wrong with it."""
+def open_remote(address: str, options: Mapping[str, Any], **how: Any) -> Any:
+    """A file of a store to read from, to be closed by whoever asks. Raises UsageError."""
     import fsspec
 
     try:
         filesystem, path = fsspec.core.url_to_fs(address, **options)
-        with filesystem.open(path, "rb", **how) as file:
-            yield file
+        return filesystem.open(path, "rb", **how)
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(f"{address} cannot be read: {what_happened(error)}") from error
 
@@ -200,5 +197,5 @@ def what_happened(error: BaseException) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED:
         return "connection refused"
-    lines = str(cause).strip().splitlines()
+    lines = str(getattr(cause, "strerror", None) or cause).strip().splitlines()
     return lines[0] if lines else type(error).__name__

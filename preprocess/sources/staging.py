@@ -1,89 +1,122 @@
 """Staging tars: where samples go whose bytes cannot be addressed in their source. Deterministic, atomic, reused.
 
 One WebDataset tar after another with `KEY.jpg` (or `.png`) and `KEY.cls`. A finished set is stamped with what it was
-made from, so that a resumed job does not unpack again.
+made from, so that a resumed job does not unpack again. Also the writer of plain tars, and of tars inside tars whose
+size is known only afterwards.
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from feedline.pipeline.base.files import write_atomically, write_error
-from feedline.preprocess.sources.plain_tar import TarWriter, tar_file
+from feedline.pipeline.format.shard_tar import BLOCK_BYTES, RECORD_BYTES, member_header, padding_bytes
+from feedline.preprocess.sources.base import Classes
+from feedline.preprocess.sources.listing import Listed
 
 STAMP = "staged.json"
 TAR_BYTES = 1 << 30
 PNG_START = b"\x89PNG"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unpacked:
+class Unpacked(NamedTuple):
     """One sample on its way into a staging tar."""
 
-    split: str
     key: str
     data: bytes
     label: str
     """A number or a word; "" for none."""
 
 
-class StagingWriter:
-    """Rolls from tar to tar, one series per split."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._series: dict[str, int] = {}
-        self.tars: list[tuple[str, str]] = []
-        """(split, file name)."""
-
-    def write(self, split: str, samples: Iterable[Unpacked]) -> None:
-        """All of one split's samples, in order. Raises FeedlineError when they cannot be written."""
-        arriving = iter(samples)
-        first = next(arriving, None)
-        try:
-            while first is not None:
-                first = self._tar(split, first, arriving)
-        except OSError as error:
-            raise write_error(error, f"unpacking into {self._folder}") from error
-
-    def _tar(self, split: str, first: Unpacked, arriving: Iterable[Unpacked]) -> Unpacked | None:
-        """Writes one tar; returns the sample that begins the next."""
-        number = self._series.get(split, 0)
-        self._series[split] = number + 1
-        name = f"{split}-{number:06d}.tar"
-        partial = self._folder / f".{name}.partial"
-        following: Unpacked | None = None
-        with tar_file(partial) as tar:
-            add(tar, first)
-            for sample in arriving:
-                if tar.size_bytes >= TAR_BYTES:
-                    following = sample
-                    break
-                add(tar, sample)
-        partial.replace(self._folder / name)
-        self.tars.append((split, name))
-        return following
+Unpack = Callable[[], tuple[Classes | None, Iterable[tuple[str, Iterable[Unpacked]]]]]
+"""Opens what is to be unpacked: (classes by label if known, (split, its samples in order) …)."""
 
 
-def add(tar: TarWriter, sample: Unpacked) -> None:
-    extension = "png" if sample.data.startswith(PNG_START) else "jpg"
-    tar.add(f"{sample.key}.{extension}", sample.data)
-    if sample.label:
-        tar.add(f"{sample.key}.cls", sample.label.encode())
+def staged(folder: Path, made_from: dict[str, Any], unpack: Unpack) -> tuple[list[Listed], Classes | None]:
+    """The tars in `folder` and the classes: those of an earlier run on the very same source, or unpacked now.
 
-
-def stamp(folder: Path, made_from: dict[str, Any], tars: list[tuple[str, str]], **more: Any) -> None:
-    said = {"made_from": made_from, "tars": tars, **more}
-    write_atomically(folder / STAMP, (json.dumps(said, sort_keys=True) + "\n").encode())
-
-
-def stamped(folder: Path, made_from: dict[str, Any]) -> dict[str, Any] | None:
-    """What an earlier run staged from the very same source, if it is all there."""
+    Raises FeedlineError when they cannot be written.
+    """
+    made_from = json.loads(json.dumps(made_from))
     try:
-        said = json.loads((folder / STAMP).read_text())
-        same = said["made_from"] == json.loads(json.dumps(made_from))
-        return said if same and all((folder / name).exists() for _, name in said["tars"]) else None
+        stamp = json.loads((folder / STAMP).read_text())
+        if stamp["made_from"] == made_from and all((folder / name).exists() for _, name in stamp["tars"]):
+            return listed(folder, stamp["tars"]), stamp.get("classes")
     except (OSError, ValueError, KeyError):
-        return None
+        pass
+    classes, splits = unpack()
+    tars: list[tuple[str, str]] = []
+    try:
+        for split, samples in splits:
+            tars += write_tars(folder, split, samples)
+        stamp = {"made_from": made_from, "tars": tars, "classes": classes}
+        write_atomically(folder / STAMP, (json.dumps(stamp, sort_keys=True) + "\n").encode())
+    except OSError as error:
+        raise write_error(error, f"unpacking into {folder}") from error
+    return listed(folder, tars), classes
+
+
+def listed(folder: Path, tars: Iterable[tuple[str, str]]) -> list[Listed]:
+    return [Listed(path=str(folder / name), under=split, split=split) for split, name in tars]
+
+
+def write_tars(folder: Path, split: str, samples: Iterable[Unpacked]) -> Generator[tuple[str, str]]:
+    """Rolls from tar to tar; yields (split, file name) of each."""
+    arriving = iter(samples)
+    sample = next(arriving, None)
+    number = 0
+    while sample is not None:
+        name = f"{split}-{number:06d}.tar"
+        partial = folder / f".{name}.partial"
+        with tar_file(partial) as tar:
+            while sample is not None and tar.size_bytes < TAR_BYTES:
+                tar.add(f"{sample.key}.{'png' if sample.data.startswith(PNG_START) else 'jpg'}", sample.data)
+                if sample.label:
+                    tar.add(f"{sample.key}.cls", sample.label.encode())
+                sample = next(arriving, None)
+        partial.replace(folder / name)
+        yield split, name
+        number += 1
+
+
+class TarWriter:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    @property
+    def size_bytes(self) -> int:
+        return self._file.tell()
+
+    def add(self, name: str, data: bytes) -> None:
+        self._file.write(member_header(name, len(data)))
+        self._file.write(data)
+        self._file.write(bytes(padding_bytes(len(data))))
+
+    @contextmanager
+    def inner(self, name: str) -> Generator[None]:
+        """What is added meanwhile becomes a tar of that name; its header is patched when its size is known."""
+        header_at = self._file.tell()
+        self._file.write(member_header(name, 0))
+        start = self._file.tell()
+        yield
+        self.end(start)
+        end = self._file.tell()
+        self._file.seek(header_at)
+        self._file.write(member_header(name, end - start))
+        self._file.seek(end)
+
+    def end(self, start: int = 0) -> None:
+        marks = 2 * BLOCK_BYTES
+        length = self._file.tell() - start + marks
+        self._file.write(bytes(marks + padding_bytes(length, RECORD_BYTES)))
+
+
+@contextmanager
+def tar_file(path: Path) -> Generator[TarWriter]:
+    """Ends the archive when left without an error."""
+    with path.open("wb", buffering=1 << 20) as file:
+        tar = TarWriter(file)
+        yield tar
+        tar.end()

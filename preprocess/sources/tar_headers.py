@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.format.shard_tar import BLOCK_BYTES, padding_bytes
-from feedline.preprocess.sources.reading import open_remote
+from feedline.preprocess.sources.reading import open_remote, what_happened
 
 ZERO_BLOCK = bytes(BLOCK_BYTES)
 AHEAD_BYTES = 8 << 20
@@ -175,5 +175,5 @@ def reader(
                 return file.read(length)
 
             yield read, size
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {what_happened(error)}") from error

@@ -7,13 +7,12 @@ together for a request each.
 """
 
 import gzip
-import itertools
 import json
 import re
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,22 +23,21 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_error
 from feedline.pipeline.format.manifest import MANIFEST
 from feedline.preprocess.sources.base import (
-    IMAGE_EXTENSIONS,
     Classes,
     Found,
     IndexTask,
     OnProgress,
     Part,
+    Sample,
     Source,
     SourceError,
     SourceOptions,
     joined,
-    notes_of,
+    passed_over,
 )
-from feedline.preprocess.sources.devkit import class_entry
-from feedline.preprocess.sources.imagenet_parts import TRAIN, WNID_TAR
-from feedline.preprocess.sources.labels import class_names, kind_of, note_on, number_in, odd_label
-from feedline.preprocess.sources.listing import Listed, expand, is_pattern, split_of
+from feedline.preprocess.sources.imagenet_places import TRAIN, WNID_TAR
+from feedline.preprocess.sources.labels import class_entry, class_names, kind_of, number_in, odd_label
+from feedline.preprocess.sources.listing import IMAGE_EXTENSIONS, Listed, expand, is_pattern
 from feedline.preprocess.sources.prepared import recognise_prepared
 from feedline.preprocess.sources.tar_headers import Member, Read, reader, walk
 
@@ -68,117 +66,87 @@ class ShardWalk:
     """Extensions, when there is a choice."""
 
     def run(self) -> Part:
-        rows = Rows(self)
+        rows: list[Sample] = []
+        imageless = 0
         with reader(self.path, self.options, WINDOW_BYTES) as (read, size):
-            members = walk(read, 0, size, self.path)
-            for key, group in samples(named(not_nested(members, self.path))):
-                rows.add(key, group, read)
-        return rows.part()
+            for key, members in samples(walk(read, 0, size, self.path), self.path):
+                image = self._image(key, members)
+                if image is None:
+                    imageless += 1
+                    continue
+                member = members[image]
+                label = self._label(key, members, read, both=len(rows) < LABELS_COMPARED)
+                trouble = member.trouble or ("label cannot be read" if label is None else "")
+                rows.append(
+                    Sample(f"{key}.{image}", self.path, member.offset, member.length, -1, trouble, label or "")
+                )
+        missing = {"samples without an image": imageless} if imageless else {}
+        return Part.of(self.split, rows, [self.path], passed_over=missing)
+
+    def _image(self, key: str, members: Mapping[str, Member]) -> str | None:
+        """Its extension. Raises SourceError for a sample with two images."""
+        if self.image is not None:
+            return self.image if self.image in members else None
+        images = [name for name in members if f".{name}" in IMAGE_EXTENSIONS]
+        if len(images) > 1:
+            raise SourceError(
+                f"{self.path}: sample {key!r} has two images, {images[0]} and {images[1]}: say which is meant, "
+                f"like --source-option image_column={images[0]}"
+            )
+        return images[0] if images else None
+
+    def _label(self, key: str, members: Mapping[str, Member], read: Read, both: bool) -> str | None:
+        """As it is written; "" when there is none, None when it cannot be read. `both`: a second one is compared."""
+        names = [name for name in ((self.label,) if self.label else LABEL_EXTENSIONS) if name in members]
+        words = [label_word(name, members[name], read) for name in names[: 2 if both else 1]]
+        if len(words) == 2 and words[0] and words[1] and words[0] != words[1]:
+            raise SourceError(
+                f"{self.path}: sample {key!r} has two labels, {words[0]!r} in {names[0]} and {words[1]!r} in "
+                f"{names[1]}: say which is meant, like --source-option label_column={names[0]}"
+            )
+        return words[0] if words else ""
 
 
-def not_nested(members: Iterator[Member], where: str) -> Iterator[Member]:
-    """Raises SourceError at the first class tar: no image will come, and all of the train tar would stream by."""
+def samples(members: Iterable[Member], where: str) -> Iterator[tuple[str, dict[str, Member]]]:
+    """(key, its members by extension in lower case); hidden files and files without an extension belong to none.
+
+    An extension that comes again begins the same key's next sample. Raises SourceError at the first class tar: no
+    image will come, and all of the train tar would stream by.
+    """
+    key, sample = "", dict[str, Member]()
     for member in members:
         if WNID_TAR.fullmatch(member.name.rpartition("/")[2]):
             raise SourceError(
                 f"{where} holds class tars ({member.name}): name it {TRAIN}, as downloaded, or unpack it one level"
             )
-        yield member
-
-
-def named(members: Iterator[Member]) -> Iterator[tuple[str, str, Member]]:
-    """(key, extension in lower case, member); hidden files and files without an extension are none."""
-    for member in members:
-        found = BASE_AND_EXTENSION.fullmatch(member.name)
-        if found is not None:
-            yield found[1], found[2].lower(), member
-
-
-def samples(members: Iterator[tuple[str, str, Member]]) -> Iterator[tuple[str, dict[str, Member]]]:
-    """(key, its members by extension). An extension that comes again begins the same key's next sample."""
-    for key, group in itertools.groupby(members, key=lambda item: item[0]):
-        sample: dict[str, Member] = {}
-        for _, extension, member in group:
-            if extension in sample:
+        if found := BASE_AND_EXTENSION.fullmatch(member.name):
+            extension = found[2].lower()
+            if sample and (found[1] != key or extension in sample):
                 yield key, sample
                 sample = {}
+            key = found[1]
             sample[extension] = member
+    if sample:
         yield key, sample
 
 
-class Rows:
-    """The columns of a tar's samples, row by row."""
-
-    def __init__(self, walk: ShardWalk) -> None:
-        self.walk = walk
-        self.names: list[str] = []
-        self.places: list[tuple[int, int]] = []
-        self.words: list[str] = []
-        self.troubles: dict[int, str] = {}
-        self.imageless = 0
-
-    def add(self, key: str, members: dict[str, Member], read: Read) -> None:
-        """Raises SourceError for a sample with two images."""
-        images = [name for name in members if f".{name}" in IMAGE_EXTENSIONS]
-        if self.walk.image is not None:
-            images = [self.walk.image] if self.walk.image in members else []
-        if len(images) > 1:
-            raise SourceError(
-                f"{self.walk.path}: sample {key!r} has two images, {images[0]} and {images[1]}: say which is meant, "
-                f"like --source-option image_column={images[0]}"
-            )
-        if not images:
-            self.imageless += 1
-            return
-        image = members[images[0]]
-        labels = LABEL_EXTENSIONS if self.walk.label is None else (self.walk.label,)
-        labels = [name for name in labels if name in members]
-        words = [
-            label_word(name, members[name], read) for name in labels[: 2 if len(self.names) < LABELS_COMPARED else 1]
-        ]
-        word = words[0] if words else ""
-        if len(words) == 2 and word and words[1] and words[1] != word:
-            raise SourceError(
-                f"{self.walk.path}: sample {key!r} has two labels, {word!r} in {labels[0]} and {words[1]!r} in "
-                f"{labels[1]}: say which is meant, like --source-option label_column={labels[0]}"
-            )
-        if trouble := image.trouble or ("label cannot be read" if word is None else ""):
-            self.troubles[len(self.names)] = trouble
-        self.names.append(f"{key}.{images[0]}")
-        self.places.append((image.offset, image.length))
-        self.words.append(word or "")
-
-    def part(self) -> Part:
-        places = np.array(self.places, np.int64).reshape(-1, 2)
-        return Part(
-            split=self.walk.split,
-            names=self.names,
-            labels_N=np.full(len(self.names), -1, np.int32),
-            paths=[self.walk.path],
-            path_N=np.zeros(len(self.names), np.int32),
-            offsets_N=places[:, 0].copy(),
-            lengths_N=places[:, 1].copy(),
-            troubles=self.troubles,
-            said_labels=self.words,
-            passed_over={"samples without an image": self.imageless} if self.imageless else {},
-        )
-
-
 def label_word(extension: str, member: Member, read: Read) -> str | None:
-    """A label as it is written; "" when there is none, None when it cannot be read."""
     if member.trouble or member.length > LABEL_MAX_BYTES:
         return None
     try:
-        found: Any = read(member.offset, member.length).decode("utf-8-sig")
+        label: Any = read(member.offset, member.length).decode("utf-8-sig")
         if extension.rpartition(".")[2] == "json":
-            said = json.loads(found)
-            found = next((said[name] for name in JSON_LABELS if name in said), None) if isinstance(said, dict) else ""
+            values = json.loads(label)
+            names = [name for name in JSON_LABELS if name in values] if isinstance(values, dict) else []
+            label = values[names[0]] if names else None
     except (ValueError, RecursionError):
         return None
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int | float | str)):
-        return None
-    word = "" if found is None else str(found).strip()
-    return None if CONTROL.search(word) else word
+    if label is None:
+        return ""
+    word = str(label).strip()
+    return (
+        None if isinstance(label, bool) or not isinstance(label, int | float | str) or CONTROL.search(word) else word
+    )
 
 
 @dataclass(kw_only=True)
@@ -186,6 +154,7 @@ class ShardsSource(Source):
     where: str
     tars: list[Listed]
     options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """For fsspec."""
     classes: Classes | None = None
     """By label, when known beforehand."""
     if_empty: str = "its tars hold no images with an extension like .jpg"
@@ -200,7 +169,7 @@ class ShardsSource(Source):
     def __post_init__(self) -> None:
         self.needs_staging = any(tar.path.endswith(COMPRESSED) for tar in self.tars)
 
-    def stage(self, folder: Path, on_progress: OnProgress | None = None) -> Source:
+    def stage(self, folder: Path, on_progress: OnProgress = lambda _: None) -> Source:
         """Unpacks what is compressed; the rest stays where it is."""
         tars = [
             replace(tar, path=unpacked(tar.path, folder / f"{number:05d}-{tar.split}.tar", self.options))
@@ -217,79 +186,70 @@ class ShardsSource(Source):
         ]
 
     def finish(self, parts: Sequence[Part]) -> Found:
+        """A split none of whose samples has a label (a published test split) is left out, and that is said."""
         if not any(len(part) for part in parts):
             raise SourceError(f"{self.where}: {self.if_empty}")
         classes, label_of, notes = self._classes(parts)
-        kept, left_out = with_labels([labelled(part, label_of) for part in parts], self.where)
-        notes = [*self.notes, *notes, *left_out, *notes_of(parts)]
-        return Found(columns=joined(with_tars_in_names(kept)), classes=classes, notes=notes)
+        parts = [labelled(part, label_of) for part in parts]
+        kept = {part.split for part in parts if bool(np.any(part.labels_N >= 0))}
+        if not kept:
+            raise SourceError(
+                f"{self.where}: no image in its tars has a label (KEY.cls, or a label in KEY.json): add them, say "
+                "--source-option label_column=EXTENSION, or extract the tars into class folders and give those"
+            )
+        left_out = Counter[str]()
+        for part in parts:
+            left_out.update({part.split: len(part)} if part.split not in kept else {})
+        notes = [
+            *self.notes,
+            *notes,
+            *(f"left out: {split}, none of whose {n:,} samples has a label" for split, n in sorted(left_out.items())),
+            *passed_over(parts),
+        ]
+        columns = joined(with_tars_in_names([part for part in parts if part.split in kept]))
+        return Found(columns=columns, classes=classes, notes=notes)
 
     def _classes(self, parts: Sequence[Part]) -> tuple[Classes, Mapping[str, int | str], list[str]]:
         """(classes, label as written -> label or why it is none, notes). Raises SourceError for an odd label."""
-        counts = Counter(word for part in parts for word in part.said_labels or () if word)
+        counts = Counter(word for part in parts for word in part.written_labels if word)
         if self.labels is None and (odd := odd_label(counts)):
             raise SourceError(
                 f"{self._place(odd[0], parts)} has the label {odd[0]!r}, others have {odd[1]!r}: mend it, or say "
                 "--source-option labels=numbers (what is none goes to quarantine) or labels=words (each is a class)"
             )
-        numbers = (
-            all(kind_of(word) == "number" for word in counts) if self.labels is None else self.labels == "numbers"
+        numbers = self.labels == "numbers" or (
+            self.labels is None and all(kind_of(word) == "number" for word in counts)
         )
         classes, notes = self.classes, list[str]()
         if classes is None:
-            names = class_names(counts, numbers, lambda word: self._place(word, parts))
+            names, notes = class_names(counts, numbers, lambda word: self._place(word, parts))
             classes = [{"name": name} if numbers else class_entry(name) for name in names]
-            notes = note_on(counts, names, numbers)
         if numbers:
             return classes, {word: number_in(word, len(classes)) for word in counts}, notes
-        known = {str(entry["name"]): label for label, entry in enumerate(classes)}
-        known |= {str(entry["wnid"]): label for label, entry in enumerate(classes) if "wnid" in entry}
+        known = {
+            str(entry[key]): label for key in ("name", "wnid") for label, entry in enumerate(classes) if key in entry
+        }
         return classes, {word: known.get(word, "label names no class") for word in counts}, notes
 
     def _place(self, word: str, parts: Sequence[Part]) -> str:
         """Of the first sample with this label."""
-        tar, words, names = next(
-            (tar, part.said_labels, part.names)
-            for tar, part in zip(self.tars, parts, strict=True)
-            if part.said_labels is not None and word in part.said_labels
-        )
-        return f"{self.where}: sample {names[words.index(word)]!r} of {tar.under}"
+        tar, part = next(pair for pair in zip(self.tars, parts, strict=True) if word in pair[1].written_labels)
+        return f"{self.where}: sample {part.names[part.written_labels.index(word)]!r} of {tar.under}"
 
 
 def labelled(part: Part, label_of: Mapping[str, int | str]) -> Part:
     """A sample without a label keeps -1; one whose label is none gets a trouble."""
-    found = [label_of[word] if word else -1 for word in part.said_labels or ()]
-    troubles = {row: label for row, label in enumerate(found) if isinstance(label, str)}
-    labels_N = np.array([-1 if isinstance(label, str) else label for label in found], np.int32)
+    labels = [label_of[word] if word else -1 for word in part.written_labels]
+    troubles = {row: label for row, label in enumerate(labels) if isinstance(label, str)}
+    labels_N = np.array([-1 if isinstance(label, str) else label for label in labels], np.int32)
     return replace(part, labels_N=labels_N, troubles=troubles | part.troubles)
 
 
-def with_labels(parts: Sequence[Part], where: str) -> tuple[list[Part], list[str]]:
-    """A split none of whose samples has a label (a published test split) is left out, and that is said.
-
-    Raises SourceError when none has.
-    """
-    unlabelled = {part.split for part in parts} - {part.split for part in parts if bool(np.any(part.labels_N >= 0))}
-    if unlabelled == {part.split for part in parts}:
-        raise SourceError(
-            f"{where}: no image in its tars has a label (KEY.cls, or a label in KEY.json): add them, say "
-            "--source-option label_column=EXTENSION, or extract the tars into class folders and give those"
-        )
-    lost = {split: sum(len(part) for part in parts if part.split == split) for split in sorted(unlabelled)}
-    notes = [f"left out: {split}, none of whose {count:,} samples has a label" for split, count in lost.items()]
-    return [part for part in parts if part.split not in unlabelled], notes
-
-
-def with_tars_in_names(parts: Sequence[Part]) -> list[Part]:
+def with_tars_in_names(parts: Sequence[Part]) -> Sequence[Part]:
     """Where two tars of a split use one key, all names get their tar's in front: many tars count from zero."""
-    seen: set[tuple[str, str]] = set()
-    for part in parts:
-        names = {(part.split, name.rpartition(".")[0]) for name in part.names}
-        if not names.isdisjoint(seen):
-            break
-        seen |= names
-    else:
-        return list(parts)
+    keys = [{(part.split, name.rpartition(".")[0]) for name in part.names} for part in parts]
+    if len(set[tuple[str, str]]().union(*keys)) == sum(len(of_part) for of_part in keys):
+        return parts
     stems = [PurePosixPath(part.paths[0]).stem for part in parts]
     if len(set(zip(stems, (part.split for part in parts), strict=True))) < len(parts):
         stems = [f"{number:05d}-{stem}" for number, stem in enumerate(stems)]
@@ -323,8 +283,6 @@ def unpacked(path: str, target: Path, options: dict[str, Any]) -> str:
 
 
 def recognise(path: str, options: SourceOptions) -> Source | None:
-    if path.startswith("torchvision:"):
-        return None
     if not is_pattern(path) and not path.endswith((".tar", *COMPRESSED)):
         prepared = expand(path, (MANIFEST,), options.storage_options)
         if prepared:
@@ -335,10 +293,7 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
 def recognise_tars(path: str, options: SourceOptions) -> Source | None:
     """The tars alone, whatever a manifest beside them says."""
     storage = options.storage_options
-    tars = [
-        replace(tar, split=split_of(tar))
-        for tar in expand(path, (".tar", *COMPRESSED), storage)
-    ]  # fmt: skip
+    tars = expand(path, (".tar", *COMPRESSED), storage)
     wanted = [tar for tar in tars if options.wants(tar.split)]
     if tars and not wanted:
         raise UsageError(f"{path} has no tar of split {options.splits}: it has {tars[0].split}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from feedline.preprocess.sources.plain_tar import TarWriter
+from feedline.preprocess.sources.staging import TarWriter
 from feedline.preprocess.synth.inventory import Synset, SynthPlan, identifiers_by_name
 
 FOLDER = "ILSVRC2012_devkit_t12"

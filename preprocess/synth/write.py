@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.preprocess.sources.plain_tar import tar_file
+from feedline.preprocess.sources.staging import tar_file
 from feedline.preprocess.synth.devkit_files import devkit_bytes
 from feedline.preprocess.synth.drawing import pictures
 from feedline.preprocess.synth.inventory import SynthConfig, SynthPlan
