@@ -59,7 +59,7 @@ class ParquetSource(Source):
             tars=tars,
             classes=None if self.names is None else [{"name": name} for name in self.names],
             if_empty="it has no rows",
-            labels=self.options.labels,
+            options=SourceOptions(labels=self.options.labels),
             notes=[f"columns: image {self.image!r}, label {self.label!r}"],
         )
 

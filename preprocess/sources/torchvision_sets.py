@@ -65,7 +65,7 @@ class TorchvisionSource(Source):
             return classes, [(split, samples_of(dataset, self.where, on_progress)) for split, dataset in datasets]
 
         tars, classes = staged(folder, made_from, unpack)
-        return ShardsSource(where=self.where, tars=tars, classes=classes)
+        return ShardsSource(where=self.where, tars=tars, options=SourceOptions(), classes=classes)
 
 
 def datasets_of(name: str, root: str, options: SourceOptions) -> list[tuple[str, Any]]:
