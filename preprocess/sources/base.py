@@ -1,8 +1,8 @@
 """Raw datasets, whatever their form, as columns of descriptors: where every sample's bytes are, and its label.
 
-One seam. A source lists *tasks*, small picklable objects that each walk a piece of it (some inner tars, some folders)
-and give a `Part`; they may run anywhere, in any order. `finish` puts the parts together in the tasks' order: labels,
-classes, keys. A source whose bytes cannot be addressed unpacks itself into staging tars, and goes on as those.
+A source lists *tasks*, small picklable objects that each walk a piece of it (some inner tars, some folders) and give
+a `Part`; they may run anywhere, in any order. `finish` puts the parts together in the tasks' order: labels, classes,
+keys. A source whose bytes cannot be addressed unpacks itself into staging tars, and goes on as those.
 
     source = open_source("/data/imagenet")
     if source.needs_staging:
@@ -13,7 +13,9 @@ Adding a source is one file with a function `recognise(path, options) -> Source 
 Every mistake in a source is one line: UsageError for what cannot be meant, SourceError for what is damaged.
 """
 
+import errno
 import hashlib
+import os
 from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +44,7 @@ SPLITS = ("train", "val", "test")
 TORCHVISION = "torchvision:"
 
 OnProgress = Callable[[int], None]
-"""Of the number of samples done."""
+"""Called with the number of samples done."""
 Classes = list[dict[str, Any]]
 """By label: {"name": …} and, for ImageNet, {"wnid": …, "names": […]}."""
 
@@ -94,13 +96,9 @@ class SourceOptions:
 
 CHOICES = {"missing_classes": ("refuse", "allow"), "layout": ("classes", "splits"), "labels": ("numbers", "words")}
 USED_BY = {
+    **dict.fromkeys(("devkit", "ground_truth", "missing_classes"), ("ilsvrc",)),
+    **dict.fromkeys(("image_column", "label_column", "labels"), ("parquet", "shards")),
     "layout": ("folder",),
-    "devkit": ("ilsvrc",),
-    "ground_truth": ("ilsvrc",),
-    "missing_classes": ("ilsvrc",),
-    "image_column": ("parquet", "shards"),
-    "label_column": ("parquet", "shards"),
-    "labels": ("parquet", "shards"),
 }
 """Option -> the kinds of source that look at it; the others are of use for all."""
 
@@ -186,12 +184,6 @@ class Part:
         )
 
 
-class IndexTask(Protocol):
-    """A picklable piece of the walk."""
-
-    def run(self) -> Part: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """All of a source: what the plan is made of."""
@@ -200,6 +192,12 @@ class Found:
     classes: Classes
     notes: list[str] = field(default_factory=list[str])
     """Lines that a user may want to read."""
+
+
+class IndexTask(Protocol):
+    """A picklable piece of the walk."""
+
+    def run(self) -> Part: ...
 
 
 class Source(ABC):
@@ -234,7 +232,13 @@ def open_source(path: str, **options: Any) -> Source:
     if path.startswith(TORCHVISION):
         kinds = [kind for kind in kinds if kind == "torchvision"]
     elif is_local and not is_pattern(path):
-        check_exists(Path(path))
+        place = Path(path)
+        if not place.exists():
+            raise UsageError(f"{path} does not exist: give the folder or archive of the raw images")
+        if not os.access(place, os.R_OK):
+            raise UsageError(f"{path} cannot be read: {os.strerror(errno.EACCES)}")
+        if place.is_dir() and next(place.iterdir(), None) is None:
+            raise UsageError(f"{path} is an empty folder: give the folder or archive of the raw images")
     for kind in kinds:
         try:
             source = import_module(f"feedline.preprocess.sources.{KINDS[kind]}").recognise(path, parsed)
@@ -267,17 +271,6 @@ def check_used(options: SourceOptions, kind: str, path: str) -> None:
     for option, kinds in USED_BY.items():
         if getattr(options, option) != getattr(SourceOptions, option) and kind not in kinds:
             raise UsageError(f"source option {option} is of no use for {path}, which is of kind {kind}")
-
-
-def check_exists(path: Path) -> None:
-    if not path.exists():
-        raise UsageError(f"{path} does not exist: give the folder or archive of the raw images")
-    try:
-        empty = path.is_dir() and next(path.iterdir(), None) is None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    if empty:
-        raise UsageError(f"{path} is an empty folder: give the folder or archive of the raw images")
 
 
 # --- putting parts together ---------------------------------------------------------------------------

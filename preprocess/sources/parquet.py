@@ -6,7 +6,7 @@ brought together by name. Labels stored as floats are `1.0`, of which `preproces
 """
 
 import json
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.sources.base import Classes, OnProgress, Source, SourceError, SourceOptions
+from feedline.preprocess.sources.base import OnProgress, Source, SourceError, SourceOptions
 from feedline.preprocess.sources.listing import Listed, expand, is_pattern
 from feedline.preprocess.sources.reading import open_remote, what_happened
 from feedline.preprocess.sources.staging import Unpacked, staged
@@ -46,14 +46,12 @@ class ParquetSource(Source):
         self.names = hub_names(schema, self.label) if self.options.labels is None else None
 
     def stage(self, folder: Path, on_progress: OnProgress = lambda _: None) -> Source:
-        def unpack() -> tuple[Classes | None, Iterable[tuple[str, Iterable[Unpacked]]]]:
-            label_of = {file.path: self._label_of(file) for file in self.files}
-            splits = dict.fromkeys(file.split for file in self.files)
-            return None, ((split, self._samples(split, label_of, on_progress)) for split in splits)
-
-        files = [identity(file.path) for file in self.files]
-        columns = {"image": self.image, "label": self.label}
-        tars, _ = staged(folder, {"files": files, "columns": columns, "names": self.names}, unpack)
+        made_from = {
+            "files": [identity(file.path) for file in self.files],
+            "columns": {"image": self.image, "label": self.label},
+            "names": self.names,
+        }
+        tars, _ = staged(folder, made_from, self._samples(on_progress), [])
         return ShardsSource(
             where=self.where,
             tars=tars,
@@ -110,19 +108,18 @@ class ParquetSource(Source):
             )
         return [self.names.index(name) for name in names]
 
-    def _samples(self, split: str, label_of: dict[str, list[int]], on_progress: OnProgress) -> Iterator[Unpacked]:
-        row = 0
-        for file in self.files:
-            if file.split != split:
-                continue
-            mapped = label_of[file.path]
-            with opened(file.path, self.options) as parquet:
-                for image, label in rows_of(parquet, self.image, self.label):
-                    known = isinstance(label, int) and 0 <= label < len(mapped)
-                    text = "" if label is None else str(mapped[label] if known else label)
-                    yield Unpacked(key=f"{row:08d}", data=image, label=text)
-                    row += 1
-                    on_progress(row)
+    def _samples(self, on_progress: OnProgress) -> Iterator[Unpacked]:
+        label_of = {file.path: self._label_of(file) for file in self.files}
+        for split in dict.fromkeys(file.split for file in self.files):
+            row = 0
+            for path in [file.path for file in self.files if file.split == split]:
+                with opened(path, self.options) as parquet:
+                    for image, label in rows_of(parquet, self.image, self.label):
+                        known = isinstance(label, int) and 0 <= label < len(label_of[path])
+                        text = "" if label is None else str(label_of[path][label] if known else label)
+                        yield Unpacked(split, f"{row:08d}", image, text)
+                        row += 1
+                        on_progress(row)
 
 
 def identity(path: str) -> list[Any]:

@@ -7,7 +7,7 @@ one before is being worked on.
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -54,71 +54,56 @@ def read_all(samples: Sequence[Where], stats: Mapping[str, Stat], options: Mappi
 
 
 def read_local(samples: Sequence[Where], stats: Mapping[str, Stat]) -> Iterator[bytes]:
-    files = OpenFiles(stats)
+    open_files: dict[str, int] = {}
     try:
         for position, sample in enumerate(samples):
             if position % AHEAD == 0:
-                for coming in samples[position + AHEAD : position + 2 * AHEAD]:
-                    files.announce(coming)
-            yield files.read(sample)
-        files.check()
+                announce(samples[position + AHEAD : position + 2 * AHEAD], open_files)
+            if not sample.length and sample.path not in stats:  # a link without bytes
+                yield b""
+                continue
+            if sample.path not in open_files:
+                if len(open_files) >= OPEN_FILES:
+                    oldest = next(iter(open_files))
+                    check_unchanged(oldest, open_files[oldest], stats)
+                    os.close(open_files.pop(oldest))
+                try:
+                    open_files[sample.path] = os.open(sample.path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    raise SourceChanged(f"{sample.path} cannot be read any more: {error.strerror}") from error
+                check_unchanged(sample.path, open_files[sample.path], stats)
+            yield read_range(sample, open_files[sample.path])
+        for path, descriptor in open_files.items():
+            check_unchanged(path, descriptor, stats)
     finally:
-        files.close()
+        for descriptor in open_files.values():
+            os.close(descriptor)
 
 
-class OpenFiles:
-    """Descriptors of the files read last."""
+def announce(samples: Sequence[Where], open_files: Mapping[str, int]) -> None:
+    """Tells the system what will be read soon. Only where a file is open already: opening may fail."""
+    for sample in samples:
+        if sample.path in open_files and sample.length and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(open_files[sample.path], sample.offset, sample.length, os.POSIX_FADV_WILLNEED)
 
-    def __init__(self, stats: Mapping[str, Stat]) -> None:
-        self._stats = stats
-        self._open: dict[str, int] = {}
 
-    def read(self, sample: Where) -> bytes:
-        if not sample.length and sample.path not in self._stats:  # a link without bytes
-            return b""
-        descriptor = self._descriptor(sample.path)
-        data = b""
-        try:
-            while len(data) < sample.length:  # a read may be cut short by a signal, or at 2 GiB
-                more = os.pread(descriptor, sample.length - len(data), sample.offset + len(data))
-                if not more:
-                    raise SourceChanged(f"{sample.path} became shorter while it was read")
-                data += more
-        except OSError as error:
-            raise FeedlineError(f"{sample.path} cannot be read: {error.strerror}") from error
-        return data
+def check_unchanged(path: str, descriptor: int, stats: Mapping[str, Stat]) -> None:
+    planned, now = stats.get(path), os.fstat(descriptor)
+    if planned is not None and (now.st_size, now.st_mtime_ns) != (planned.size, planned.mtime_ns):
+        raise SourceChanged(f"{path} changed while it was read: run again when it stays still")
 
-    def announce(self, sample: Where) -> None:
-        """Tells the system that this will be read soon. Only where a file is open already: opening may fail."""
-        descriptor = self._open.get(sample.path)
-        if descriptor is not None and sample.length > 0 and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(descriptor, sample.offset, sample.length, os.POSIX_FADV_WILLNEED)
 
-    def check(self) -> None:
-        """Raises SourceChanged when an open file is not what it was when the plan was made."""
-        for path, descriptor in self._open.items():
-            self._check(path, descriptor)
-
-    def _check(self, path: str, descriptor: int) -> None:
-        planned, now = self._stats.get(path), os.fstat(descriptor)
-        if planned is not None and (now.st_size, now.st_mtime_ns) != (planned.size, planned.mtime_ns):
-            raise SourceChanged(f"{path} changed while it was read: run again when it stays still")
-
-    def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
-
-    def _descriptor(self, path: str) -> int:
-        if path not in self._open:
-            if len(self._open) >= OPEN_FILES:
-                self.check()
-                self.close()
-            try:
-                self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise SourceChanged(f"{path} cannot be read any more: {error.strerror}") from error
-            self._check(path, self._open[path])
-        return self._open[path]
+def read_range(sample: Where, descriptor: int) -> bytes:
+    data = b""
+    try:
+        while len(data) < sample.length:  # a read may be cut short by a signal, or at 2 GiB
+            more = os.pread(descriptor, sample.length - len(data), sample.offset + len(data))
+            if not more:
+                raise SourceChanged(f"{sample.path} became shorter while it was read")
+            data += more
+    except OSError as error:
+        raise FeedlineError(f"{sample.path} cannot be read: {error.strerror}") from error
+    return data
 
 
 # --- remote -------------------------------------------------------------------------------------------
@@ -169,15 +154,14 @@ def fetch(group: Sequence[Where], options: Mapping[str, Any]) -> list[bytes]:
                 f"{path}: its server sends more than the range asked for (whole files, it seems): take one that "
                 "answers range requests, like nginx, or download the files first"
             )
-    spans = list(zip(paths, starts, parts, strict=True))
-    return [cut(sample, spans) if sample.length else b"" for sample in group]
+    return [cut(sample, zip(paths, starts, parts, strict=True)) if sample.length else b"" for sample in group]
 
 
-def cut(sample: Where, spans: Sequence[tuple[str, int, bytes]]) -> bytes:
+def cut(sample: Where, spans: Iterable[tuple[str, int, bytes]]) -> bytes:
     for path, start, data in spans:
-        first, last = sample.offset - start, sample.offset - start + sample.length
-        if path == sample.path and first >= 0 and last <= len(data):
-            return data[first:last]
+        first = sample.offset - start
+        if path == sample.path and first >= 0 and first + sample.length <= len(data):
+            return data[first : first + sample.length]
     raise SourceChanged(f"{sample.path} is shorter than when it was listed")
 
 

@@ -6,8 +6,9 @@ size is known only afterwards.
 """
 
 import json
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -24,61 +25,55 @@ PNG_START = b"\x89PNG"
 class Unpacked(NamedTuple):
     """One sample on its way into a staging tar."""
 
+    split: str
     key: str
     data: bytes
     label: str
     """A number or a word; "" for none."""
 
 
-Unpack = Callable[[], tuple[Classes | None, Iterable[tuple[str, Iterable[Unpacked]]]]]
-"""Opens what is to be unpacked: (classes by label if known, (split, its samples in order) …)."""
+def staged(
+    folder: Path, made_from: dict[str, Any], samples: Iterable[Unpacked], classes: Classes
+) -> tuple[list[Listed], Classes]:
+    """The tars in `folder`, and their classes: those of an earlier run on the very same source, or written now.
 
-
-def staged(folder: Path, made_from: dict[str, Any], unpack: Unpack) -> tuple[list[Listed], Classes | None]:
-    """The tars in `folder` and the classes: those of an earlier run on the very same source, or unpacked now.
-
+    `samples` come split by split, and are only asked for if they are needed; `classes` may be filled until their end.
     Raises FeedlineError when they cannot be written.
     """
+    stamp: dict[str, Any] = {}
     made_from = json.loads(json.dumps(made_from))
-    try:
+    with suppress(OSError, ValueError):
         stamp = json.loads((folder / STAMP).read_text())
-        if stamp["made_from"] == made_from and all((folder / name).exists() for _, name in stamp["tars"]):
-            return listed(folder, stamp["tars"]), stamp.get("classes")
-    except (OSError, ValueError, KeyError):
-        pass
-    classes, splits = unpack()
-    tars: list[tuple[str, str]] = []
-    try:
-        for split, samples in splits:
-            tars += write_tars(folder, split, samples)
-        stamp = {"made_from": made_from, "tars": tars, "classes": classes}
-        write_atomically(folder / STAMP, (json.dumps(stamp, sort_keys=True) + "\n").encode())
-    except OSError as error:
-        raise write_error(error, f"unpacking into {folder}") from error
-    return listed(folder, tars), classes
+    tars = stamp.get("tars", [])
+    if stamp.get("made_from") != made_from or not all((folder / name).exists() for _, name in tars):
+        try:
+            tars = list(write_tars(folder, samples))
+            stamp = {"made_from": made_from, "tars": tars, "classes": classes}
+            write_atomically(folder / STAMP, (json.dumps(stamp, sort_keys=True) + "\n").encode())
+        except OSError as error:
+            raise write_error(error, f"unpacking into {folder}") from error
+    listed = [Listed(path=str(folder / name), under=split, split=split) for split, name in tars]
+    return listed, stamp.get("classes") or []
 
 
-def listed(folder: Path, tars: Iterable[tuple[str, str]]) -> list[Listed]:
-    return [Listed(path=str(folder / name), under=split, split=split) for split, name in tars]
-
-
-def write_tars(folder: Path, split: str, samples: Iterable[Unpacked]) -> Generator[tuple[str, str]]:
-    """Rolls from tar to tar; yields (split, file name) of each."""
+def write_tars(folder: Path, samples: Iterable[Unpacked]) -> Iterator[tuple[str, str]]:
+    """Rolls from tar to tar; (split, file name) of each."""
     arriving = iter(samples)
     sample = next(arriving, None)
-    number = 0
+    numbers = Counter[str]()
     while sample is not None:
-        name = f"{split}-{number:06d}.tar"
+        split = sample.split
+        name = f"{split}-{numbers[split]:06d}.tar"
+        numbers[split] += 1
         partial = folder / f".{name}.partial"
         with tar_file(partial) as tar:
-            while sample is not None and tar.size_bytes < TAR_BYTES:
+            while sample is not None and sample.split == split and tar.size_bytes < TAR_BYTES:
                 tar.add(f"{sample.key}.{'png' if sample.data.startswith(PNG_START) else 'jpg'}", sample.data)
                 if sample.label:
                     tar.add(f"{sample.key}.cls", sample.label.encode())
                 sample = next(arriving, None)
         partial.replace(folder / name)
         yield split, name
-        number += 1
 
 
 class TarWriter:

@@ -6,7 +6,7 @@ torchvision is imported here, in the driver, and only while unpacking: every pic
 import difflib
 import inspect
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -52,20 +52,33 @@ class TorchvisionSource(Source):
             "torchvision": installed,
         }
 
-        def unpack() -> tuple[Classes | None, Iterable[tuple[str, Iterable[Unpacked]]]]:
-            datasets = datasets_of(self.name, self.root, self.options)
-            named = [
-                dataset.classes
-                for _, dataset in datasets
-                if isinstance(getattr(dataset, "classes", None), list | tuple)
-            ]
-            classes = (
-                [{"name": name if isinstance(name, str) else ", ".join(name)} for name in named[0]] if named else None
-            )
-            return classes, [(split, samples_of(dataset, self.where, on_progress)) for split, dataset in datasets]
+        classes: Classes = []
+        tars, classes = staged(folder, made_from, self._samples(classes, on_progress), classes)
+        return ShardsSource(where=self.where, tars=tars, options=SourceOptions(), classes=classes or None)
 
-        tars, classes = staged(folder, made_from, unpack)
-        return ShardsSource(where=self.where, tars=tars, options=SourceOptions(), classes=classes)
+    def _samples(self, classes: Classes, on_progress: OnProgress) -> Iterator[Unpacked]:
+        """Every picture as a PNG; fills `classes`. Raises SourceError for an item that is not (image, label)."""
+        from PIL import Image
+        from torchvision.transforms.functional import to_pil_image
+
+        for split, dataset in datasets_of(self.name, self.root, self.options):
+            names = getattr(dataset, "classes", None)
+            if isinstance(names, list | tuple) and not classes:
+                classes += [{"name": name if isinstance(name, str) else ", ".join(name)} for name in names]
+            for row in range(len(dataset)):
+                item = dataset[row]
+                if not isinstance(item, tuple) or len(item) != 2 or not hasattr(item[1], "__index__"):
+                    raise SourceError(
+                        f"{self.where} does not give (image, integer label): it is no classification dataset"
+                    )
+                try:
+                    image = item[0] if isinstance(item[0], Image.Image) else to_pil_image(item[0])
+                except (TypeError, ValueError) as error:
+                    raise SourceError(f"{self.where} gives {type(item[0]).__name__}, not pictures") from error
+                buffer = io.BytesIO()
+                image.save(buffer, "PNG", compress_level=1)
+                yield Unpacked(split, f"{row:08d}", buffer.getvalue(), str(int(item[1])))
+                on_progress(row + 1)
 
 
 def datasets_of(name: str, root: str, options: SourceOptions) -> list[tuple[str, Any]]:
@@ -78,53 +91,33 @@ def datasets_of(name: str, root: str, options: SourceOptions) -> list[tuple[str,
         raise UsageError(f"torchvision has no dataset {name!r}{f': did you mean {near[0]}?' if near else ''}")
     if name in REFUSED:
         raise UsageError(f"torchvision's {name} {REFUSED[name]}: export it to an image folder first")
-    known = inspect.signature(kind).parameters
+    known = {*inspect.signature(kind).parameters}
     common = {key: value for key, value in {"root": root, "download": False}.items() if key in known}
+    if not known & {"train", "split"}:
+        return [("train", opened(kind, common))]
     wanted = [split for split in SPLIT_WORDS if options.wants(split)]
     if "train" in known:
-        return [(split, opened(kind, common | {"train": split == "train"}, root)) for split in wanted]
-    if "split" in known:
-        return [(split, opened_split(kind, common, split, root)) for split in wanted]
-    return [("train", opened(kind, common, root))]
+        return [(split, opened(kind, common | {"train": split == "train"})) for split in wanted]
+    return [(split, opened_split(kind, common, split)) for split in wanted]
 
 
-def opened_split(kind: Any, common: dict[str, Any], split: str, root: str) -> Any:
+def opened_split(kind: Any, common: dict[str, Any], split: str) -> Any:
     for word in SPLIT_WORDS[split]:
         with suppress(ValueError):  # how torchvision says that it has no such split
-            return opened(kind, common | {"split": word}, root)
+            return opened(kind, common | {"split": word})
     raise UsageError(f"torchvision's {kind.__name__} has no {split} split: say --source-option splits=…")
 
 
-def opened(kind: Any, arguments: dict[str, Any], root: str) -> Any:
+def opened(kind: Any, arguments: dict[str, Any]) -> Any:
     try:
         return kind(**arguments)
     except (RuntimeError, TypeError, OSError, ModuleNotFoundError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        root = arguments.get("root", "")
         raise UsageError(
             f"torchvision's {kind.__name__} cannot be opened in {root} ({first}): download it there first, with "
             f"torchvision.datasets.{kind.__name__}({root!r}, download=True)"
         ) from error
-
-
-def samples_of(dataset: Any, where: str, on_progress: OnProgress) -> Iterator[Unpacked]:
-    """Every picture as a PNG. Raises SourceError for an item that is not (image, label)."""
-    from PIL import Image
-    from torchvision.transforms.functional import to_pil_image
-
-    for row in range(len(dataset)):
-        item = dataset[row]
-        if not isinstance(item, tuple) or len(item) != 2 or not hasattr(item[1], "__index__"):
-            raise SourceError(f"{where} does not give (image, integer label): it is no classification dataset")
-        image = item[0]
-        if not isinstance(image, Image.Image):
-            try:
-                image = to_pil_image(image)
-            except (TypeError, ValueError) as error:
-                raise SourceError(f"{where} gives {type(image).__name__}, not pictures") from error
-        buffer = io.BytesIO()
-        image.save(buffer, "PNG", compress_level=1)
-        yield Unpacked(key=f"{row:08d}", data=buffer.getvalue(), label=str(int(item[1])))
-        on_progress(row + 1)
 
 
 def recognise(path: str, options: SourceOptions) -> Source | None:
