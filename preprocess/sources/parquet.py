@@ -1,8 +1,8 @@
 """Parquet as dataset hubs publish it: a struct (or binary) column with the image file, an integer or string label.
 
 Column chunks are compressed, so nothing in them can be addressed: samples are unpacked into staging tars, in row
-order. Class names come from the hub's own metadata where there is some; files that number them differently are
-brought together by name. Labels stored as floats are `1.0`, of which `preprocess.sources.labels` says what they are.
+order. Class names come from the hub's own metadata where there is some, and must be the same in all files. Labels
+stored as floats are `1.0`, of which `preprocess.sources.labels` says what they are.
 """
 
 import json
@@ -38,12 +38,12 @@ class ParquetSource(Source):
     def __post_init__(self) -> None:
         self.first = next((file for file in self.files if file.split == "train"), self.files[0])
         schema = self._schema(self.first)
-        labels = fitting(schema, "label", self.options)
-        named = [name for name in labels if hub_names(schema, name)]
         images = fitting(schema, "image", self.options)
-        self.image = self._chosen("image", schema, IMAGE_NAMES if len(images) > 1 else images)
-        self.label = self._chosen("label", schema, (*LABEL_NAMES, *(named if len(named) == 1 else ())))
-        self.names = hub_names(schema, self.label) if self.options.labels is None else None
+        self.image = self._chosen("image", images, IMAGE_NAMES if len(images) > 1 else images, schema)
+        labels = fitting(schema, "label", self.options)
+        named = [name for name in labels if self._class_names(schema, name)]
+        self.label = self._chosen("label", labels, (*LABEL_NAMES, *(named if len(named) == 1 else ())), schema)
+        self.names = self._class_names(schema, self.label)
 
     def stage(self, folder: Path, on_progress: OnProgress = lambda _: None) -> Source:
         made_from = {
@@ -65,19 +65,31 @@ class ParquetSource(Source):
         with opened(file.path, self.options) as parquet:
             return parquet.schema_arrow
 
-    def _chosen(self, what: str, schema: pa.Schema, usual: Sequence[str]) -> str:
+    def _class_names(self, schema: pa.Schema, label: str) -> list[str] | None:
+        """Class names that a dataset hub keeps in the schema's metadata, unless the user says what labels are."""
+        try:
+            names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]["names"]
+        except (KeyError, ValueError, TypeError, RecursionError):
+            return None
+        good = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+        return names if good and self.options.labels is None else None
+
+    def _chosen(self, what: str, columns: Sequence[str], usual: Sequence[str], schema: pa.Schema) -> str:
         """Raises UsageError when it cannot be told which column is meant."""
         asked = self.options.image_column if what == "image" else self.options.label_column
-        columns, names = fitting(schema, what, self.options), ", ".join(schema.names)
+        names = ", ".join(schema.names)
         if asked is not None and asked not in columns:
             reason = "cannot be one" if asked in schema.names else "does not exist"
             raise UsageError(f"{self.where}: {what} column {asked!r} {reason}; the columns are {names}")
         column = asked or next((name for name in usual if name in columns), None)
-        if column is None and (unfit := next((name for name in usual if name in schema.names), None)):
-            raise self._unfit(what, unfit, schema)
         if column is None:
-            raise UsageError(
-                f"{self.where}: which column is the {what}? Say --source-option {what}_column=NAME; there are {names}"
+            unfit = next((name for name in usual if name in schema.names), None)
+            raise (
+                self._unfit(what, unfit, schema)
+                if unfit
+                else UsageError(
+                    f"{self.where}: which column is the {what}? Say --source-option {what}_column=NAME; there are {names}"
+                )
             )
         return column
 
@@ -87,37 +99,26 @@ class ParquetSource(Source):
             remedy += ", or say --source-option labels=numbers if whole ones are the classes' numbers"
         return UsageError(f"{self.where}: {what} column {column!r} is of {schema.field(column).type}: {remedy}")
 
-    def _label_of(self, file: Listed) -> list[int]:
-        """Label by the file's own class number, where it numbers the classes differently; empty where it does not.
-
-        Raises SourceError or UsageError for a file that does not fit the others.
-        """
-        schema = self._schema(file)
-        for what, column in (("image", self.image), ("label", self.label)):
-            if column not in schema.names:
-                raise SourceError(f"{file.path} has no column {column!r}, which other files have")
-            if column not in fitting(schema, what, self.options):
-                raise self._unfit(what, column, schema)
-        names = hub_names(schema, self.label) if self.options.labels is None else None
-        if names == self.names:
-            return []
-        if not names or not self.names or sorted(names) != sorted(self.names) or len(set(names)) < len(names):
-            raise SourceError(
-                f"{file.path} names other classes than {self.first.path}, or none: prepare them apart, or say "
-                "--source-option labels=numbers to take the numbers for labels whatever their names"
-            )
-        return [self.names.index(name) for name in names]
-
     def _samples(self, on_progress: OnProgress) -> Iterator[Unpacked]:
-        label_of = {file.path: self._label_of(file) for file in self.files}
+        """Raises SourceError or UsageError, before the first, for a file that does not fit the others."""
+        for file in self.files:
+            schema = self._schema(file)
+            for what, column in (("image", self.image), ("label", self.label)):
+                if column not in schema.names:
+                    raise SourceError(f"{file.path} has no column {column!r}, which other files have")
+                if column not in fitting(schema, what, self.options):
+                    raise self._unfit(what, column, schema)
+            if self._class_names(schema, self.label) != self.names:
+                raise SourceError(
+                    f"{file.path} names other classes than {self.first.path}, or in another order: prepare them apart, "
+                    "or say --source-option labels=numbers to take the numbers for labels whatever their names"
+                )
         for split in dict.fromkeys(file.split for file in self.files):
             row = 0
             for path in [file.path for file in self.files if file.split == split]:
                 with opened(path, self.options) as parquet:
                     for image, label in rows_of(parquet, self.image, self.label):
-                        known = isinstance(label, int) and 0 <= label < len(label_of[path])
-                        text = "" if label is None else str(label_of[path][label] if known else label)
-                        yield Unpacked(split, f"{row:08d}", image, text)
+                        yield Unpacked(split, f"{row:08d}", image, "" if label is None else str(label))
                         row += 1
                         on_progress(row)
 
@@ -173,16 +174,6 @@ def fitting(schema: pa.Schema, what: str, options: SourceOptions) -> list[str]:
         return types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
 
     return [column.name for column in schema if fits(column.type)]
-
-
-def hub_names(schema: pa.Schema, label: str) -> list[str] | None:
-    """Class names that a dataset hub keeps in the schema's metadata."""
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        names = features[label]["names"]
-    except (KeyError, ValueError, TypeError, RecursionError):
-        return None
-    return names if isinstance(names, list) and names and all(isinstance(name, str) for name in names) else None
 
 
 def recognise(path: str, options: SourceOptions) -> Source | None:
