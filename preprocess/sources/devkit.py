@@ -6,11 +6,13 @@ which is the rank of the wnid among the sorted wnids of the leaf synsets. The gr
 """
 
 import io
+import itertools
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ import numpy.typing as npt
 from feedline.pipeline.base.errors import UsageError
 from feedline.preprocess.sources.base import Classes, SourceError, without_extension
 from feedline.preprocess.sources.labels import class_entry
+from feedline.preprocess.sources.reading import open_remote
 
 META = "meta.mat"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
@@ -34,14 +37,19 @@ class Devkit:
     """The ground-truth file, when the devkit has it."""
 
 
-def read_devkit(path: Path, where: str) -> Devkit:
-    """From the archive as downloaded, or its folder. Raises SourceError."""
-    files: dict[str, bytes] = {}
+def read_devkit(where: str, options: Mapping[str, Any]) -> Devkit:
+    """From the archive as downloaded, here or at an address, or its folder. Raises UsageError or SourceError."""
+    path, files = Path(where), dict[str, bytes]()
+    if "://" not in where and not path.exists():
+        raise UsageError(f"devkit {where} does not exist")
     if path.is_dir():
         files = {file.name: file.read_bytes() for name in (META, TRUTH) for file in sorted(path.rglob(name))[:1]}
     else:
         try:
-            with tarfile.open(path) as archive:
+            with (
+                open_remote(where, options) if "://" in where else path.open("rb") as opened,
+                tarfile.open(fileobj=opened) as archive,
+            ):
                 for member in archive:
                     name = member.name.rpartition("/")[2]
                     if name in (META, TRUTH) and member.isfile() and (file := archive.extractfile(member)):
@@ -88,9 +96,8 @@ class Truth:
     """What each val image shows, in the words of the truth file."""
 
     where: str
-    by_name: dict[str, str] | None
-    """Image name without extension -> label word; None when the file is by alphabetical order."""
-    in_order: list[str]
+    rows: list[tuple[str, str]]
+    """(image name without extension, label word); names are "" when the file is by alphabetical order."""
 
     @classmethod
     def read(cls, path: str) -> "Truth":
@@ -106,11 +113,18 @@ class Truth:
             lines = [line.strip() for line in data.decode("utf-8-sig").splitlines()]
         except UnicodeDecodeError as error:
             raise SourceError(f"{where} is not a text file ({error.reason} at byte {error.start})") from error
-        rows = [split_row(line) for line in lines if line and not line.startswith(KAGGLE_HEADER)]
-        named = {without_extension(name.rpartition("/")[2]): label for name, label in rows if name}
-        if named and not all(name for name, _ in rows):
+        rows: list[tuple[str, str]] = []
+        for line in lines:
+            if line and not line.startswith(KAGGLE_HEADER):
+                name, comma, label = line.partition(",")
+                if comma:
+                    label = (label.split() or [""])[0]
+                else:
+                    name, label = line.rsplit(None, 1) if len(line.split()) > 1 else ("", line)
+                rows.append((bare(name), label))
+        if len({bool(name) for name, _ in rows}) > 1:
             raise SourceError(f"{where}: some lines name their image and some do not")
-        return cls(where=where, by_name=named or None, in_order=[label for _, label in rows])
+        return cls(where=where, rows=rows)
 
     def labels(
         self, names: Sequence[str], classes: Classes, label_of_id: Mapping[int, int] | None
@@ -119,55 +133,45 @@ class Truth:
 
         Raises SourceError when an image has none.
         """
-        words = self._words([without_extension(name.rpartition("/")[2]) for name in names])
-        numbers = label_of_id if self.by_name is None else {label: label for label in range(len(classes))}
+        names = [bare(name) for name in names]
+        by_name = any(name for name, _ in self.rows)
+        word_of = dict(self.rows) if by_name else self._by_rank(names)
+        without = next((name for name in sorted(names) if name not in word_of), None)
+        if without is not None:
+            raise SourceError(f"val image {without!r} has no truth in {self.where}: add its line or remove it")
         known: dict[str, int] = {}
         for label, entry in enumerate(classes):
             for word in (entry.get("wnid"), entry["name"]):
                 known.setdefault(str(word), label)
+        numbers = {label: label for label in range(len(classes))} if by_name else label_of_id or {}
         labels: list[int] = []
-        for word in words:
+        for word in (word_of[name] for name in names):
             is_number = word.isascii() and word.isdigit()
-            label = known.get(word, (numbers or {}).get(int(word)) if is_number else None)
+            label = known.get(word, numbers.get(int(word)) if is_number else None)
+            if label is None and is_number and not numbers:
+                raise SourceError(f"{self.where} has numbers only: give the devkit that says which classes they are")
             if label is None:
-                if numbers is None and is_number:
-                    raise SourceError(
-                        f"{self.where} has numbers only: give the devkit that says which classes they are"
-                    )
                 span = f"; numbers go from {min(numbers)} to {max(numbers)}" if numbers else ""
                 raise SourceError(f"{self.where} says {word!r}, which is none of the {len(classes)} classes{span}")
             labels.append(label)
         return np.array(labels, np.int32)
 
-    def _words(self, names: Sequence[str]) -> list[str]:
-        """The label word of each image."""
-        if self.by_name is not None:
-            without = sorted(name for name in names if name not in self.by_name)
-            if without:
-                raise SourceError(f"val image {without[0]!r} has no truth in {self.where}: add its line or remove it")
-            return [self.by_name[name] for name in names]
-        rank = {name: place for place, name in enumerate(sorted(names))}
-        if len(rank) < len(names):
-            twice = next(name for place, name in enumerate(names) if name in names[:place])
+    def _by_rank(self, names: Sequence[str]) -> dict[str, str]:
+        ordered = sorted(names)
+        twice = next((one for one, other in itertools.pairwise(ordered) if one == other), None)
+        if twice is not None:
             raise SourceError(f"val image {twice!r} is there twice, so that its truth cannot be told")
-        if len(names) != len(self.in_order):
-            count = len(names) - len(self.in_order)
+        count = len(names) - len(self.rows)
+        if count:
             more = "val images without truth" if count > 0 else "val images are missing"
-            official = {f"ILSVRC2012_val_{number:08d}" for number in range(1, len(self.in_order) + 1)}
-            odd = sorted(rank.keys() - official if count > 0 else official - rank.keys())
+            official = {f"ILSVRC2012_val_{number:08d}" for number in range(1, len(self.rows) + 1)}
+            odd = sorted({*names} - official if count > 0 else official - {*names})
             first = f" (first: {odd[0]})" if len(odd) == abs(count) else ""
             raise SourceError(
-                f"{len(names)} val images, but {self.where} has {len(self.in_order)} lines: "
-                f"{abs(count)} {more}{first}"
+                f"{len(names)} val images, but {self.where} has {len(self.rows)} lines: {abs(count)} {more}{first}"
             )
-        return [self.in_order[rank[name]] for name in names]
+        return {name: word for name, (_, word) in zip(ordered, self.rows, strict=True)}
 
 
-def split_row(line: str) -> tuple[str, str]:
-    """(image name or "", label word)."""
-    if "," in line:
-        name, _, rest = line.partition(",")
-        words = rest.split()
-        return name.strip(), words[0] if words else ""
-    words = line.rsplit(None, 1)
-    return (words[0], words[1]) if len(words) == 2 else ("", line)
+def bare(name: str) -> str:
+    return without_extension(name.rpartition("/")[2])

@@ -24,7 +24,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.scratch import scratch_folder
 from feedline.preprocess.sources.base import (
     Found,
     IndexTask,
@@ -40,7 +39,6 @@ from feedline.preprocess.sources.devkit import Devkit, Truth, read_devkit
 from feedline.preprocess.sources.folder import FolderTask, class_folders, has_images
 from feedline.preprocess.sources.labels import class_entry, class_names, kind_of, odd_label
 from feedline.preprocess.sources.listing import expand, is_image, is_pattern
-from feedline.preprocess.sources.reading import open_remote
 from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, TarError, reader, walk
 
 CLASS_TARS_PER_TASK = 16
@@ -119,8 +117,8 @@ class IlsvrcSource(Source):
         if self.devkit is not None and self.train is not None:
             strange = sorted(set(train) - self.label_of.keys())
             if strange:
-                raise SourceError(f"{self.train.path}: class {strange[0]} is none of the {len(self.classes)} of "
-                                  f"{self.devkit.where}")  # fmt: skip
+                known = f"{len(self.classes)} of {self.devkit.where}"
+                raise SourceError(f"{self.train.path}: class {strange[0]} is none of the {known}")
             missing = sorted(self.label_of.keys() - set(train))
             if missing and self.options.missing_classes != "allow":
                 form = "class folders" if self.train.form == "class folders" else "class tars"
@@ -156,12 +154,12 @@ class IlsvrcSource(Source):
         if self.val is not None and not any(len(part) for part in parts if part.split == "val"):
             raise SourceError(f"{self.val.path} holds no image")
         if self.truth is not None and self.val is not None and self.val.form != "class folders":
-            label_of_id = self.devkit.label_of_id if self.devkit is not None else None
+            ids = self.devkit.label_of_id if self.devkit is not None else None
+            rest = [part for part in parts if part.split != "val"]
+            vals = [part for part in parts if part.split == "val"]
             parts = [
-                replace(part, labels_N=self.truth.labels(part.names, self.classes, label_of_id))
-                if part.split == "val"
-                else part
-                for part in parts
+                *rest,
+                *(replace(part, labels_N=self.truth.labels(part.names, self.classes, ids)) for part in vals),
             ]
         return Found(columns=joined(parts), classes=self.classes, notes=passed_over(parts))
 
@@ -169,10 +167,10 @@ class IlsvrcSource(Source):
         """Of the classes that the ground truth alone tells."""
         if self.truth is None:
             return []
-        counts = Counter(self.truth.in_order)
+        counts = Counter(word for _, word in self.truth.rows)
         if odd := odd_label(counts):
             raise SourceError(f"{self.truth.where} says {odd[0]!r} beside {odd[1]!r}: numbers or words? Mend it")
-        return class_names(counts, kind_of(self.truth.in_order[0]) == "number", lambda _: self.where)[0]
+        return class_names(counts, kind_of(self.truth.rows[0][1]) == "number", lambda _: self.where)[0]
 
 
 def folders_of(place: Place | None) -> list[str]:
@@ -215,30 +213,24 @@ def tar_files(folder: str, options: dict[str, Any]) -> list[str]:
 
 def recognise(path: str, options: SourceOptions) -> Source | None:
     """An ILSVRC archive, a folder with some, or a flat folder of images with a devkit or ground truth."""
-    where = Path(path)
     if is_pattern(path):
         return None
     if "://" in path:
-        train, val, beside = remote_places(path, options.storage_options)
-        kit = find_devkit(None, options)
-        if train is None and val is None:
-            return None
+        train, val, kit = remote_places(path, options.storage_options)
+        is_ours = train is not None or val is not None
     else:
-        train, val = places(where)
-        beside = None
+        where = Path(path)
+        train, val = local_places(where)
         alone = val is not None and where.is_file() and options.ground_truth is None
-        kit = find_devkit(
-            where.parent if alone else where, options
-        )  # train's labels need none: they are its tars' ranks
-        is_packed = any(place is not None and place.form in ("archive", "class tars") for place in (train, val))
-        is_flat = val is not None and val.form == "flat" and options.ground_truth is not None
-        if (train is None and val is None) or not (is_packed or is_flat or kit is not None):
-            return None
-    devkit = None
-    if kit is not None:
-        devkit = read_devkit(kit, str(kit))
-    elif beside is not None:
-        devkit = remote_devkit(beside, options.storage_options)
+        kit = devkit_beside(where.parent if alone else where)  # train's labels need none: they are its tars' ranks
+        forms = {place.form for place in (train, val) if place is not None}
+        told = kit is not None or options.devkit is not None
+        is_ours = bool(forms & {"archive", "class tars"} or (forms and told))
+        is_ours = is_ours or ("flat" in forms and options.ground_truth is not None)
+    if not is_ours:
+        return None
+    kit = options.devkit or kit
+    devkit = read_devkit(kit, options.storage_options) if kit is not None else None
     train, val = (place if options.wants(split) else None for split, place in (("train", train), ("val", val)))
     truth = None
     if options.ground_truth is not None:
@@ -253,19 +245,11 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
     return IlsvrcSource(where=path, train=train, val=val, devkit=devkit, truth=truth, options=options)
 
 
-def remote_devkit(address: str, options: dict[str, Any]) -> Devkit:
-    with scratch_folder("devkit") as folder, open_remote(address, options) as file:
-        (folder / DEVKIT).write_bytes(file.read())
-        return read_devkit(folder / DEVKIT, address)
-
-
-# --- where the parts are ------------------------------------------------------------------------------
-
-
-def places(where: Path) -> tuple[Place | None, Place | None]:
+def local_places(where: Path) -> tuple[Place | None, Place | None]:
     """(train, val), as far as they are recognised."""
     if where.is_file():
-        return archive_of(where, "train"), archive_of(where, "val")
+        train, val = (Place("archive", str(where)) if is_archive(where, name) else None for name in ("train", "val"))
+        return train, val
     if any(WNID_TAR.fullmatch(entry.name) for entry in where.iterdir()):
         return Place("class tars", str(where)), None
     train, val = split_place(where, "train"), split_place(where, "val")
@@ -275,54 +259,50 @@ def places(where: Path) -> tuple[Place | None, Place | None]:
 
 
 def split_place(where: Path, split: str) -> Place | None:
-    """The tar or folder of a split; the official name first, an unpacked folder before nothing."""
-    named = sorted(
-        (entry for entry in where.iterdir() if re.search(rf"(^|_){split}(\.tar)?$", entry.name.lower())),
-        key=lambda entry: (not entry.name.startswith("ILSVRC2012_img_"), entry.is_dir(), entry.name),
-    )
-    found = [archive_of(entry, split) if entry.is_file() else folder_of(entry, split) for entry in named]
-    return next((place for place in found if place is not None), None)
+    """The archive, or else the folder of a split; one under the official name first."""
+    named = [entry for entry in where.iterdir() if re.search(rf"(^|_){split}(\.tar)?$", entry.name.lower())]
+    named.sort(key=lambda entry: (not entry.name.startswith("ILSVRC2012_img_"), entry.is_dir(), entry.name))
+    for entry in named:
+        if not entry.exists():
+            raise UsageError(f"{entry} is a broken link: mend or remove it")
+        if entry.is_file():
+            if is_archive(entry, split):
+                return Place("archive", str(entry))
+            continue
+        tars = [tar.name for tar in entry.iterdir() if tar.suffix == ".tar" and not tar.is_dir()]
+        if split == "train" and tars:
+            if all(WNID_TAR.fullmatch(name) for name in tars):
+                return Place("class tars", str(entry))
+        elif class_folders(entry):
+            return Place("class folders", str(entry))
+        elif split == "val" and has_images(entry):
+            return Place("flat", str(entry))
+    return None
 
 
-def archive_of(path: Path, split: str) -> Place | None:
+def is_archive(path: Path, split: str) -> bool:
     """A train tar begins with a tar, a val tar with an image; anything else is not ours."""
     if path.suffix != ".tar":
-        return None
+        return False
     try:
         with reader(str(path), {}) as (read, _):
             first = next(walk(read, 0, 1 << 62, str(path)), None)
     except TarError:
-        return None
+        return False
     name = first.name.rpartition("/")[2] if first is not None else ""
     if split == "train":
-        return Place("archive", str(path)) if name.endswith(".tar") else None
-    is_val = is_image(name) and (name.startswith("ILSVRC2012_val_") or path.name.lower().startswith("ilsvrc"))
-    return Place("archive", str(path)) if is_val else None
+        return name.endswith(".tar")
+    return is_image(name) and (name.startswith("ILSVRC2012_val_") or path.name.lower().startswith("ilsvrc"))
 
 
-def folder_of(path: Path, split: str) -> Place | None:
-    if not path.exists():
-        raise UsageError(f"{path} is a broken link: mend or remove it")
-    tars = [entry.name for entry in path.iterdir() if entry.suffix == ".tar" and not entry.is_dir()]
-    if split == "train" and tars:
-        return Place("class tars", str(path)) if all(WNID_TAR.fullmatch(name) for name in tars) else None
-    if class_folders(path):
-        return Place("class folders", str(path))
-    return Place("flat", str(path)) if split == "val" and has_images(path) else None
-
-
-def find_devkit(where: Path | None, options: SourceOptions) -> Path | None:
-    """The one that was given, or one that lies in the folder."""
-    if options.devkit is not None:
-        if not Path(options.devkit).exists():
-            raise UsageError(f"devkit {options.devkit} does not exist")
-        return Path(options.devkit)
+def devkit_beside(folder: Path) -> str | None:
     named = [
         entry
-        for entry in (where.iterdir() if where is not None and where.is_dir() else ())
+        for entry in (folder.iterdir() if folder.is_dir() else ())
         if "devkit" in entry.name.lower() and (entry.is_dir() or entry.name.endswith((".tar.gz", ".tgz", ".tar")))
     ]
-    return min(named, key=lambda entry: ("t12" not in entry.name, entry.is_dir(), entry.name), default=None)
+    ranked = sorted(named, key=lambda entry: ("t12" not in entry.name, entry.is_dir(), entry.name))
+    return str(ranked[0]) if ranked else None
 
 
 def remote_places(address: str, options: dict[str, Any]) -> tuple[Place | None, Place | None, str | None]:

@@ -46,8 +46,12 @@ class ParquetSource(Source):
         self.names = self._class_names(schema, self.label)
 
     def stage(self, folder: Path, on_progress: OnProgress = lambda _: None) -> Source:
+        stats = {file.path: Path(file.path).stat() for file in self.files if "://" not in file.path}
         made_from = {
-            "files": [identity(file.path) for file in self.files],
+            "files": [
+                [file.path, *([stat.st_size, stat.st_mtime_ns] if (stat := stats.get(file.path)) else [])]
+                for file in self.files
+            ],
             "columns": {"image": self.image, "label": self.label},
             "names": self.names,
         }
@@ -82,15 +86,12 @@ class ParquetSource(Source):
             reason = "cannot be one" if asked in schema.names else "does not exist"
             raise UsageError(f"{self.where}: {what} column {asked!r} {reason}; the columns are {names}")
         column = asked or next((name for name in usual if name in columns), None)
+        unfit = next((name for name in usual if name in schema.names), None)
+        if column is None and unfit is not None:
+            raise self._unfit(what, unfit, schema)
         if column is None:
-            unfit = next((name for name in usual if name in schema.names), None)
-            raise (
-                self._unfit(what, unfit, schema)
-                if unfit
-                else UsageError(
-                    f"{self.where}: which column is the {what}? Say --source-option {what}_column=NAME; there are {names}"
-                )
-            )
+            option = f"--source-option {what}_column=NAME"
+            raise UsageError(f"{self.where}: which column is the {what}? Say {option}; there are {names}")
         return column
 
     def _unfit(self, what: str, column: str, schema: pa.Schema) -> UsageError:
@@ -110,8 +111,8 @@ class ParquetSource(Source):
                     raise self._unfit(what, column, schema)
             if self._class_names(schema, self.label) != self.names:
                 raise SourceError(
-                    f"{file.path} names other classes than {self.first.path}, or in another order: prepare them apart, "
-                    "or say --source-option labels=numbers to take the numbers for labels whatever their names"
+                    f"{file.path} names other classes than {self.first.path}, or in another order: prepare them "
+                    "apart, or say --source-option labels=numbers to take the numbers whatever their names"
                 )
         for split in dict.fromkeys(file.split for file in self.files):
             row = 0
@@ -121,13 +122,6 @@ class ParquetSource(Source):
                         yield Unpacked(split, f"{row:08d}", image, "" if label is None else str(label))
                         row += 1
                         on_progress(row)
-
-
-def identity(path: str) -> list[Any]:
-    if "://" in path:
-        return [path]
-    stat = Path(path).stat()
-    return [path, stat.st_size, stat.st_mtime_ns]
 
 
 @contextmanager
