@@ -88,7 +88,7 @@ def gather(
     if source.needs_staging:
         staging.mkdir(parents=True, exist_ok=True)
         news = News(on_note)
-        source = source.stage(staging, lambda done, _: news(f"unpacking: {done:,} samples"))
+        source = source.stage(staging, lambda done: news(f"unpacking: {done:,} samples"))
     found = source.finish(indexed(source.tasks(), INDEX_THREADS, on_note))
     for note in found.notes:
         on_note(note)

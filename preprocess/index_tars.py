@@ -87,8 +87,6 @@ def index_folder(folder: Path, options: SourceOptions, on_progress: OnProgress) 
     source = recognise_tars(str(folder), options)
     if source is None:
         raise UsageError(f"{folder} holds no tar")
-    if source.needs_staging:
-        raise UsageError(f"{folder} holds compressed tars, which cannot be read at random: unpack or prepare them")
     found = source.finish([task.run() for task in source.tasks()])
     columns = with_checked_labels(with_safe_keys(found.columns), len(found.classes))
     splits = [columns.split_names[number] for number in np.unique(columns.splits_N).tolist()]

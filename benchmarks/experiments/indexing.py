@@ -1,19 +1,17 @@
-"""How fast a tar of tars is indexed in place, beside Python's own `tarfile`; and what all of ImageNet's index costs.
+"""How fast a tar of tars is indexed in place, and what all of ImageNet's index costs.
 
     python -m feedline.benchmarks.experiments.indexing [--classes 100 --images 1300 --rounds 7]
 
 The archive is ILSVRC's train tar in structure and distances (115 KB a member), with holes for pictures: 4 KiB of disk
-per member, all of it in the page cache after the first pass. Both walkers read the same members in every round, in an
-order drawn anew; rates are per second of CPU, for other work may be running here.
+per member, all of it in the page cache after the first pass. Rates are per second of CPU, for other work may be
+running here.
 """
 
 import argparse
 import json
 import resource
-import tarfile
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,16 +19,13 @@ from typing import Any
 import numpy as np
 
 from feedline.benchmarks.commands import this_command
-from feedline.benchmarks.measure.rounds import rounds
 from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header
 from feedline.preprocess.sources.base import Part, joined, open_source
-from feedline.preprocess.sources.imagenet import ClassTar, IlsvrcSource, TarTask
+from feedline.preprocess.sources.imagenet import IlsvrcSource, TarTask
 from feedline.profiling.record.host import describe_host
 
 RESULT = Path(__file__).parents[1] / "results" / "index.json"
 MEMBER_BYTES = 115_000
-TARFILE_CLASSES = 10
-"""tarfile walks this many class tars in a round; all of them would take a minute."""
 IMAGENET = (1000, 1_281_167)
 
 
@@ -69,40 +64,22 @@ def write_archive(path: Path, classes: int, images: int) -> None:
 def walks(archive: Path, count: int) -> dict[str, Any]:
     source = open_source(str(archive))
     assert isinstance(source, IlsvrcSource)
-    tars = source.class_tars
-
-    def ours() -> int:
-        return len(TarTask(split="train", tars=tars).run())
-
-    def theirs() -> int:
-        return sum(len(tarfile_members(tar)) for tar in tars[:TARFILE_CLASSES])
-
-    run: dict[str, Callable[[], int]] = {"feedline": ours, "tarfile": theirs}
-    for walker in run.values():  # warm-up, and the page cache
-        walker()
-    by_round: list[dict[str, float]] = [{} for _ in range(count)]
-    for number, name in rounds(list(run), count):
+    task = TarTask(split="train", tars=source.class_tars)
+    members = len(task.run())  # warm-up, and the page cache
+    rates: list[float] = []
+    for _ in range(count):
         started = time.process_time()
-        members = run[name]()
-        by_round[number][name] = members / (time.process_time() - started)
-    ratios = [one["feedline"] / one["tarfile"] for one in by_round]
+        task.run()
+        rates.append(members / (time.process_time() - started))
     return {
-        "members": ours(),
+        "members": members,
         "rounds": count,
         "warm_up_rounds": 1,
-        "members_per_cpu_s": {name: round(median(one[name] for one in by_round)) for name in run},
-        "low": {name: round(min(one[name] for one in by_round)) for name in run},
-        "high": {name: round(max(one[name] for one in by_round)) for name in run},
-        "times_tarfile": round(median(ratios), 2),
-        "by_round": by_round,
+        "members_per_cpu_s": round(median(rates)),
+        "low": round(min(rates)),
+        "high": round(max(rates)),
+        "by_round": rates,
     }
-
-
-def tarfile_members(tar: ClassTar) -> list[tuple[str, int, int]]:
-    with Path(tar.path).open("rb") as file:
-        file.seek(tar.offset)
-        with tarfile.open(fileobj=file, mode="r:") as archive:
-            return [(member.name, member.offset_data, member.size) for member in archive]
 
 
 def whole_imagenet() -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Raw datasets, whatever their form, as columns of descriptors: where every sample's bytes are, and its label.
 
-One seam. A source lists *tasks*, small picklable objects that each walk a piece of it (some inner tars, some folders)
-and give a `Part`; they may run anywhere, in any order. `finish` puts the parts together in the tasks' order: labels,
-classes, keys. A source whose bytes cannot be addressed unpacks itself into staging tars, and goes on as those.
+A source lists *tasks*, small picklable objects that each walk a piece of it (some inner tars, some folders) and give
+a `Part`; they may run anywhere, in any order. `finish` puts the parts together in the tasks' order: labels, classes,
+keys. A source whose bytes cannot be addressed unpacks itself into staging tars, and goes on as those.
 
     source = open_source("/data/imagenet")
     if source.needs_staging:
@@ -13,14 +13,16 @@ Adding a source is one file with a function `recognise(path, options) -> Source 
 Every mistake in a source is one line: UsageError for what cannot be meant, SourceError for what is damaged.
 """
 
+import errno
 import hashlib
-import re
-from abc import ABC, abstractmethod
+import os
+from abc import ABC
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,18 +41,10 @@ KINDS = {
 }
 """Kind of source -> its module beside this one; asked in this order."""
 SPLITS = ("train", "val", "test")
-IMAGE_EXTENSIONS = frozenset(
-    {".jpeg", ".jpg", ".jpe", ".jfif", ".jp2", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-)
-"""Which files are taken for images; what they really are is found from their bytes."""
-IMAGE_START = re.compile(
-    rb"\xff\xd8\xff|\x89PNG|GIF8[79]a|BM.{4}\0{4}|RIFF.{4}WEBP|II\*\0|MM\0\*|P[1-6]\s"
-    rb"|\0\0\0\x0cjP  |\xff\x4f\xff\x51",  # JPEG 2000
-    re.DOTALL,
-)
+TORCHVISION = "torchvision:"
 
-OnProgress = Callable[[int, int | None], None]
-"""(samples done, samples in all if known)."""
+OnProgress = Callable[[int], None]
+"""Called with the number of samples done."""
 Classes = list[dict[str, Any]]
 """By label: {"name": …} and, for ImageNet, {"wnid": …, "names": […]}."""
 
@@ -102,16 +96,11 @@ class SourceOptions:
 
 CHOICES = {"missing_classes": ("refuse", "allow"), "layout": ("classes", "splits"), "labels": ("numbers", "words")}
 USED_BY = {
+    **dict.fromkeys(("devkit", "ground_truth", "missing_classes"), ("ilsvrc",)),
+    **dict.fromkeys(("image_column", "label_column", "labels"), ("parquet", "shards")),
     "layout": ("folder",),
-    "devkit": ("ilsvrc",),
-    "ground_truth": ("ilsvrc",),
-    "missing_classes": ("ilsvrc",),
-    "image_column": ("parquet", "shards"),
-    "label_column": ("parquet", "shards"),
-    "labels": ("parquet", "shards"),
 }
 """Option -> the kinds of source that look at it; the others are of use for all."""
-NOTHING_SAID = {one.name: one.default for one in fields(SourceOptions)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,27 +125,39 @@ class Columns:
         return len(self.keys)
 
 
+class Sample(NamedTuple):
+    """One sample as a task finds it."""
+
+    name: str
+    """As in the source, with extension; keys are made of it. Different images have different names."""
+    path: str
+    offset: int
+    """Absolute, in the file or object at the path."""
+    length: int
+    label: int = -1
+    """-1 where only `finish` can know."""
+    trouble: str = ""
+    """Why it cannot be used whatever its bytes are."""
+    written_label: str = ""
+    """As the source writes it, where only `finish` can number it; "" is none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one task found: samples of one split, in a stable order."""
+    """What one task found: samples of one split, in a stable order; columns as those of `Columns` and `Sample`."""
 
     split: str
     names: list[str]
-    """As in the source, with extension; keys are made of them. Different images have different names."""
     labels_N: npt.NDArray[np.int32]
-    """-1 where only `finish` can know."""
     paths: list[str]
     path_N: npt.NDArray[np.int32]
     """Number in `paths`."""
     offsets_N: npt.NDArray[np.int64]
-    """Absolute, in the file or object at the path."""
     lengths_N: npt.NDArray[np.int64]
     troubles: dict[int, str] = field(default_factory=dict[int, str])
-    """Row -> why it cannot be used whatever its bytes are."""
-    said_labels: list[str] | None = None
-    """Labels as the source writes them, where only `finish` can number them; "" is none."""
+    written_labels: list[str] = field(default_factory=list[str])
     crc32_N: npt.NDArray[np.uint32] | None = None
-    """Of the samples' bytes, where an index says them."""
+    """Of the samples' bytes, where an index has them."""
     passed_over: dict[str, int] = field(default_factory=dict[str, int])
     """What was there and is no sample: what, how many."""
     in_classes: bool = False
@@ -165,11 +166,22 @@ class Part:
     def __len__(self) -> int:
         return len(self.names)
 
-
-class IndexTask(Protocol):
-    """A picklable piece of the walk."""
-
-    def run(self) -> Part: ...
+    @classmethod
+    def of(cls, split: str, rows: Sequence[Sample], walked: Iterable[str] = (), **more: Any) -> "Part":
+        """`walked` are paths that count even where nothing was found."""
+        paths = {path: place for place, path in enumerate(dict.fromkeys([*walked, *(row.path for row in rows)]))}
+        return cls(
+            split=split,
+            names=[row.name for row in rows],
+            labels_N=np.array([row.label for row in rows], np.int32),
+            paths=list(paths),
+            path_N=np.array([paths[row.path] for row in rows], np.int32),
+            offsets_N=np.array([row.offset for row in rows], np.int64),
+            lengths_N=np.array([row.length for row in rows], np.int64),
+            troubles={place: row.trouble for place, row in enumerate(rows) if row.trouble},
+            written_labels=[row.written_label for row in rows],
+            **more,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +194,12 @@ class Found:
     """Lines that a user may want to read."""
 
 
+class IndexTask(Protocol):
+    """A picklable piece of the walk."""
+
+    def run(self) -> Part: ...
+
+
 class Source(ABC):
     """A raw dataset."""
 
@@ -189,17 +207,16 @@ class Source(ABC):
     needs_staging: bool = False
     """Whether `stage` must come first; the folder it writes must stay, and be seen by all tasks, until the end."""
 
-    def stage(self, folder: Path, on_progress: OnProgress | None = None) -> "Source":
+    def stage(self, folder: Path, on_progress: OnProgress = lambda _: None) -> "Source":
         """Unpacks into tars in `folder`, sequentially, the same bytes each time; returns the source to go on with."""
         return self
 
-    @abstractmethod
-    def tasks(self) -> Sequence[IndexTask]: ...
+    def tasks(self) -> Sequence[IndexTask]:
+        raise RuntimeError("stage() comes first")
 
-    @abstractmethod
     def finish(self, parts: Sequence[Part]) -> Found:
         """The whole, from the tasks' parts in the tasks' order. Raises SourceError when they do not fit."""
-        ...
+        raise RuntimeError("stage() comes first")
 
 
 def open_source(path: str, **options: Any) -> Source:
@@ -208,34 +225,37 @@ def open_source(path: str, **options: Any) -> Source:
     Only looks around: names, first bytes, an outer tar's headers. Raises UsageError for a path that does not exist or
     is none of the known kinds.
     """
-    said = parse_options(options)
+    parsed = parse_options(options)
     path = path.removeprefix("file://")
-    if not is_address(path) and not is_pattern(path):
-        check_exists(path)
-    for kind in KINDS if said.kind is None else (said.kind,):
+    is_local = "://" not in path
+    kinds = [*KINDS] if parsed.kind is None else [parsed.kind]
+    if path.startswith(TORCHVISION):
+        kinds = [kind for kind in kinds if kind == "torchvision"]
+    elif is_local and not is_pattern(path):
+        place = Path(path)
+        if not place.exists():
+            raise UsageError(f"{path} does not exist: give the folder or archive of the raw images")
+        if not os.access(place, os.R_OK):
+            raise UsageError(f"{path} cannot be read: {os.strerror(errno.EACCES)}")
+        if place.is_dir() and next(place.iterdir(), None) is None:
+            raise UsageError(f"{path} is an empty folder: give the folder or archive of the raw images")
+    for kind in kinds:
         try:
-            source = import_module(f"feedline.preprocess.sources.{KINDS[kind]}").recognise(path, said)
+            source = import_module(f"feedline.preprocess.sources.{KINDS[kind]}").recognise(path, parsed)
         except FeedlineError:
             raise
         except Exception as error:
-            if "://" not in path:
+            if is_local:
                 raise
             # every store's own library has its own errors
             raise UsageError(f"{path} cannot be read: {what_happened(error)}") from error
         if source is not None:
-            check_used(said, source.kind, path)
+            check_used(parsed, source.kind, path)
             return source
     raise UsageError(
-        f"{path} is not {f'a {said.kind} source' if said.kind else 'a source of a known kind'}: give a folder "
+        f"{path} is not {f'a {parsed.kind} source' if parsed.kind else 'a source of a known kind'}: give a folder "
         "with the ILSVRC archives, class folders, WebDataset tars or Parquet files, or torchvision:NAME:ROOT"
     )
-
-
-def check_used(said: SourceOptions, kind: str, path: str) -> None:
-    """Raises UsageError for an option that this kind of source would pass over in silence."""
-    for option, kinds in USED_BY.items():
-        if getattr(said, option) != NOTHING_SAID[option] and kind not in kinds:
-            raise UsageError(f"source option {option} is of no use for {path}, which is of kind {kind}")
 
 
 def parse_options(options: dict[str, Any]) -> SourceOptions:
@@ -246,46 +266,40 @@ def parse_options(options: dict[str, Any]) -> SourceOptions:
     return SourceOptions(**options)
 
 
-def is_address(path: str) -> bool:
-    """Whether it is not a local path."""
-    return "://" in path or path.startswith("torchvision:")
-
-
-def check_exists(path: str) -> None:
-    where = Path(path)
-    if not where.exists():
-        raise UsageError(f"{path} does not exist: give the folder or archive of the raw images")
-    try:
-        empty = where.is_dir() and next(where.iterdir(), None) is None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    if empty:
-        raise UsageError(f"{path} is an empty folder: give the folder or archive of the raw images")
+def check_used(options: SourceOptions, kind: str, path: str) -> None:
+    """Raises UsageError for an option that this kind of source would pass over in silence."""
+    for option, kinds in USED_BY.items():
+        if getattr(options, option) != getattr(SourceOptions, option) and kind not in kinds:
+            raise UsageError(f"source option {option} is of no use for {path}, which is of kind {kind}")
 
 
 # --- putting parts together ---------------------------------------------------------------------------
 
 
-def notes_of(parts: Sequence[Part]) -> list[str]:
-    counts: dict[str, int] = {}
+def passed_over(parts: Sequence[Part]) -> list[str]:
+    """Notes."""
+    counts = Counter[str]()
     for part in parts:
-        for what, count in part.passed_over.items():
-            counts[what] = counts.get(what, 0) + count
+        counts.update(part.passed_over)
     return [f"passed over: {count} {what}" for what, count in sorted(counts.items())]
 
 
-def joined(parts: Sequence[Part], labels: Sequence[npt.NDArray[np.int32]] | None = None) -> Columns:
-    """One table from all parts, in order; `labels` replaces theirs."""
+def joined(parts: Sequence[Part]) -> Columns:
+    """One table from all parts, in order."""
     split_names = sorted({part.split for part in parts}, key=lambda name: (name != "train", name))
-    paths, path_numbers = numbered(part.paths for part in parts)
-    starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).tolist()
+    paths: dict[str, int] = {}
+    path_numbers = [
+        np.array([paths.setdefault(path, len(paths)) for path in part.paths], np.int32)[part.path_N] for part in parts
+    ]
+    starts = np.cumsum([0, *(len(part) for part in parts)]).tolist()
+    checksums = [part.crc32_N for part in parts if part.crc32_N is not None]
     return Columns(
         keys=unique_keys(parts),
-        labels_N=stacked(labels if labels is not None else [part.labels_N for part in parts], np.int32),
+        labels_N=stacked([part.labels_N for part in parts], np.int32),
         splits_N=stacked([np.full(len(part), split_names.index(part.split)) for part in parts], np.int8),
         split_names=split_names,
-        paths=paths,
-        path_N=stacked([numbers[part.path_N] for part, numbers in zip(parts, path_numbers, strict=True)], np.int32),
+        paths=list(paths),
+        path_N=stacked(path_numbers, np.int32),
         offsets_N=stacked([part.offsets_N for part in parts], np.int64),
         lengths_N=stacked([part.lengths_N for part in parts], np.int64),
         troubles={
@@ -293,24 +307,12 @@ def joined(parts: Sequence[Part], labels: Sequence[npt.NDArray[np.int32]] | None
             for start, part in zip(starts[:-1], parts, strict=True)
             for row, why in part.troubles.items()
         },
-        crc32_N=stacked_if_all([part.crc32_N for part in parts]),
+        crc32_N=stacked(checksums, np.uint32) if checksums and len(checksums) == len(parts) else None,
     )
 
 
-def stacked_if_all(columns: Sequence[npt.NDArray[np.uint32] | None]) -> npt.NDArray[np.uint32] | None:
-    known = [column for column in columns if column is not None]
-    return stacked(known, np.uint32) if known and len(known) == len(columns) else None
-
-
 def stacked(columns: Sequence[npt.NDArray[Any]], kind: type) -> npt.NDArray[Any]:
-    return np.concatenate([np.asarray(column, kind) for column in columns]) if columns else np.empty(0, kind)
-
-
-def numbered(of_parts: Iterable[list[str]]) -> tuple[list[str], list[npt.NDArray[np.int32]]]:
-    """All paths once, and for each part where its paths are among them."""
-    number: dict[str, int] = {}
-    maps = [np.array([number.setdefault(path, len(number)) for path in paths], np.int32) for paths in of_parts]
-    return list(number), maps
+    return np.concatenate([np.empty(0, kind), *columns], dtype=kind, casting="unsafe")
 
 
 def unique_keys(parts: Sequence[Part]) -> list[str]:
@@ -322,42 +324,19 @@ def unique_keys(parts: Sequence[Part]) -> list[str]:
     taken: dict[tuple[str, str], str] = {}
     for part in parts:
         for name in part.names:
-            short = without_class(name) if part.in_classes else name
-            key = safe_key(valid_text(without_extension(short)))
+            short = name
+            if part.in_classes:  # ImageNet's own file names carry their class or are unique
+                class_name, _, file_name = name.partition("/")
+                short = file_name if file_name.startswith((f"{class_name}_", "ILSVRC2012_val_")) else name
+            if not short.isascii():  # bytes that are no UTF-8 become U+FFFD: an index cannot hold them
+                short = short.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            key = safe_key(without_extension(short))
             while taken.setdefault((part.split, key), name) != name:
                 key += f"-{hashlib.blake2b(name.encode('utf-8', 'surrogateescape'), digest_size=4).hexdigest()}"
             keys.append(key)
     return keys
 
 
-def valid_text(name: str) -> str:
-    """Bytes of a file name that are no UTF-8 become U+FFFD: an index cannot hold them."""
-    return name if name.isascii() else name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
 def without_extension(name: str) -> str:
     stem, dot, extension = name.rpartition(".")
     return stem if dot and "/" not in extension and stem.rpartition("/")[2] else name
-
-
-def without_class(name: str) -> str:
-    """ImageNet's own file names carry their class or are unique, and are known without the folder."""
-    class_name, _, file_name = name.partition("/")
-    return file_name if file_name.startswith((f"{class_name}_", "ILSVRC2012_val_")) else name
-
-
-def is_image(name: str) -> bool:
-    """By its extension."""
-    stem, _, extension = name.rpartition("/")[2].rpartition(".")
-    return f".{extension.lower()}" in IMAGE_EXTENSIONS and not stem.startswith(".") and stem != ""
-
-
-def is_image_file(path: str) -> bool:
-    """By its extension, or by its first bytes: many image files have another extension or none."""
-    if is_image(path):
-        return True
-    try:
-        with Path(path).open("rb") as file:
-            return IMAGE_START.match(file.read(16)) is not None
-    except OSError:
-        return False

@@ -14,46 +14,46 @@ images by range.
 """
 
 import itertools
-import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.scratch import scratch_folder
 from feedline.preprocess.sources.base import (
-    Classes,
     Found,
     IndexTask,
     Part,
+    Sample,
     Source,
     SourceError,
     SourceOptions,
-    is_address,
     joined,
-    notes_of,
+    passed_over,
 )
-from feedline.preprocess.sources.devkit import (
-    Devkit,
-    Truth,
-    class_entry,
-    class_id,
-    labels_of_words,
-    read_devkit,
-    read_truth,
-)
-from feedline.preprocess.sources.folder import FolderTask, class_folders
-from feedline.preprocess.sources.imagenet_parts import DEVKIT, WNID_TAR, Place, find_devkit, places, remote_places
-from feedline.preprocess.sources.labels import class_names, kind_of, odd_label
-from feedline.preprocess.sources.listing import expand, is_pattern
-from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, Member, TarError, reader, walk
+from feedline.preprocess.sources.devkit import Devkit, Truth, read_devkit
+from feedline.preprocess.sources.folder import FolderTask, class_folders, has_images
+from feedline.preprocess.sources.labels import class_entry, class_names, kind_of, odd_label
+from feedline.preprocess.sources.listing import expand, is_image, is_pattern
+from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, TarError, reader, walk
 
 CLASS_TARS_PER_TASK = 16
+WNID_TAR = re.compile(r"n\d{8}\.tar")
+TRAIN = "ILSVRC2012_img_train.tar"
+VAL = "ILSVRC2012_img_val.tar"
+DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+PACKED = (".tar", ".tar.gz", ".tgz", ".parquet")
+
+
+class Place(NamedTuple):
+    """One split of the dataset, in the form it is in."""
+
+    form: Literal["archive", "class tars", "class folders", "flat"]
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +61,17 @@ class ClassTar:
     """A range of a file that is a tar of one class's images."""
 
     name: str
-    label: int
+    """"" is a tar without a class."""
     path: str
-    offset: int
-    length: int
+    label: int = -1
+    offset: int = 0
+    length: int = -1
     """-1: to the file's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TarTask:
-    """Walks tars' headers. `ClassTar.name` "" is a tar without a class."""
+    """Walks tars' headers."""
 
     split: str
     tars: list[ClassTar]
@@ -78,39 +79,20 @@ class TarTask:
     """For fsspec."""
 
     def run(self) -> Part:
-        names: list[str] = []
-        columns: list[tuple[int, int, int, int]] = []
-        troubles: dict[int, str] = {}
-        paths = list(dict.fromkeys(tar.path for tar in self.tars))
+        """Every file but hidden ones: a name is not trusted to say what is an image."""
+        rows: list[Sample] = []
         for tar in self.tars:
-            for member in images_in(tar, self.options):
-                if member.trouble:
-                    troubles[len(names)] = member.trouble
-                names.append(f"{tar.name}/{member.name}" if tar.name else member.name)
-                columns.append((tar.label, paths.index(tar.path), member.offset, member.length))
-        table = np.array(columns, np.int64).reshape(-1, 4)
-        return Part(
-            split=self.split,
-            names=names,
-            labels_N=table[:, 0].astype(np.int32),
-            paths=paths,
-            path_N=table[:, 1].astype(np.int32),
-            offsets_N=table[:, 2].copy(),
-            lengths_N=table[:, 3].copy(),
-            troubles=troubles,
-            in_classes=bool(self.tars[0].name),
-        )
-
-
-def images_in(tar: ClassTar, options: dict[str, Any]) -> list[Member]:
-    """Every file but hidden ones: a name is not trusted to say what is an image."""
-    where = f"{tar.path}: {tar.name}.tar" if tar.name and not tar.path.endswith(f"/{tar.name}.tar") else tar.path
-    with reader(tar.path, options) as (read, size):
-        end = tar.offset + tar.length if tar.length >= 0 else size
-        if end > size:
-            raise TarError(f"{where} is cut short: the file ends at byte {size}: copy or download it again")
-        found = walk(read, tar.offset, end, where)
-        return [member for member in found if not member.name.rpartition("/")[2].startswith(".")]
+            is_inside = tar.name and not tar.path.endswith(f"/{tar.name}.tar")
+            where = f"{tar.path}: {tar.name}.tar" if is_inside else tar.path
+            with reader(tar.path, self.options) as (read, size):
+                end = tar.offset + tar.length if tar.length >= 0 else size
+                if end > size:
+                    raise TarError(f"{where} is cut short: the file ends at byte {size}: copy or download it again")
+                for name, offset, length, trouble in walk(read, tar.offset, end, where):
+                    if not name.rpartition("/")[2].startswith("."):
+                        full_name = f"{tar.name}/{name}" if tar.name else name
+                        rows.append(Sample(full_name, tar.path, offset, length, tar.label, trouble))
+        return Part.of(self.split, rows, [tar.path for tar in self.tars], in_classes=bool(self.tars[0].name))
 
 
 @dataclass(kw_only=True)
@@ -120,170 +102,110 @@ class IlsvrcSource(Source):
     val: Place | None
     devkit: Devkit | None
     truth: Truth | None
-    allow_missing: bool = False
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """For fsspec."""
-    class_tars: list[ClassTar] = field(default_factory=list[ClassTar])
-    classes: Classes = field(default_factory=list[dict[str, object]])
+    options: SourceOptions
     kind = "ilsvrc"
 
     def __post_init__(self) -> None:
-        names = self._train_names()
+        self.class_tars = class_tars(self.train, self.options.storage_options) if self.train else []
+        train = [tar.name for tar in self.class_tars] or folders_of(self.train)
         if self.devkit is not None:
             self.classes = self.devkit.classes
-            self._check_classes(names)
         else:
-            self.classes = [class_entry(name) for name in names or self._val_names()]
+            self.classes = [class_entry(name) for name in train or folders_of(self.val) or self._truth_names()]
+        # what the source's folders and archives call the class
+        self.label_of = {str(entry.get("wnid", entry["name"])): label for label, entry in enumerate(self.classes)}
+        if self.devkit is not None and self.train is not None:
+            strange = sorted(set(train) - self.label_of.keys())
+            if strange:
+                known = f"{len(self.classes)} of {self.devkit.where}"
+                raise SourceError(f"{self.train.path}: class {strange[0]} is none of the {known}")
+            missing = sorted(self.label_of.keys() - set(train))
+            if missing and self.options.missing_classes != "allow":
+                form = "class folders" if self.train.form == "class folders" else "class tars"
+                raise SourceError(
+                    f"{self.train.path} lacks {len(missing)} of {len(self.classes)} {form} (first: {missing[0]}): "
+                    "complete it, or allow it with --source-option missing_classes=allow"
+                )
 
     def tasks(self) -> Sequence[IndexTask]:
-        return [*self._train_tasks(), *self._val_tasks()]
-
-    def finish(self, parts: Sequence[Part]) -> Found:
-        self._check_images(parts)
-        labels = [self._val_labels(part) if self._wants_truth(part) else part.labels_N for part in parts]
-        return Found(columns=joined(parts, labels), classes=self.classes, notes=notes_of(parts))
-
-    # --- classes --------------------------------------------------------------------------------------
-
-    def _train_names(self) -> list[str]:
-        """Sorted names of train's classes; also finds the class tars."""
-        if self.train is None:
-            return []
-        if self.train.form == "class folders":
-            return class_folders(Path(self.train.path))
-        archive = self.train.form == "archive"
-        self.class_tars = (
-            tars_of_archive(self.train.path, self.options)
-            if archive
-            else tars_of_folder(self.train.path, self.options)
-        )
-        return [tar.name for tar in self.class_tars]
-
-    def _val_names(self) -> list[str]:
-        if self.val is not None and self.val.form == "class folders":
-            return class_folders(Path(self.val.path))
-        if self.truth is None:
-            return []
-        counts = Counter(self.truth.in_order)
-        if found := odd_label(counts):
-            raise SourceError(f"{self.truth.where} says {found[0]!r} beside {found[1]!r}: numbers or words? Mend it")
-        return class_names(counts, kind_of(self.truth.in_order[0]) == "number", lambda _: self.where)
-
-    def _check_classes(self, train: Sequence[str]) -> None:
-        known = [class_id(entry) for entry in self.classes]
-        strange = sorted(set(train) - set(known))
-        where = self.devkit.where if self.devkit is not None else ""
-        if strange:
-            raise SourceError(f"{self._train_path}: class {strange[0]} is none of the {len(known)} of {where}")
-        missing = sorted(set(known) - set(train))
-        if missing and self.train is not None and not self.allow_missing:
-            tars = "class tars" if self.train.form != "class folders" else "class folders"
-            raise SourceError(
-                f"{self._train_path} lacks {len(missing)} of {len(known)} {tars} (first: {missing[0]}): "
-                "complete it, or allow it with --source-option missing_classes=allow"
-            )
-
-    @property
-    def _train_path(self) -> str:
-        return self.train.path if self.train is not None else self.where
-
-    @property
-    def _label_of_name(self) -> dict[str, int]:
-        return {class_id(entry): label for label, entry in enumerate(self.classes)}
-
-    # --- tasks ----------------------------------------------------------------------------------------
-
-    def _train_tasks(self) -> list[IndexTask]:
-        if self.train is None:
-            return []
-        labels = self._label_of_name
-        if self.train.form == "class folders":
-            return list(FolderTask.of_classes("train", Path(self.train.path), labels))
-        tars = [replace(tar, label=labels[tar.name]) for tar in self.class_tars]
-        return [
-            TarTask(split="train", tars=tars[start : start + CLASS_TARS_PER_TASK], options=self.options)
+        storage = self.options.storage_options
+        tars = [replace(tar, label=self.label_of[tar.name]) for tar in self.class_tars]
+        tasks: list[IndexTask] = [
+            TarTask(split="train", tars=tars[start : start + CLASS_TARS_PER_TASK], options=storage)
             for start in range(0, len(tars), CLASS_TARS_PER_TASK)
         ]
+        for split, place in (("train", self.train), ("val", self.val)):
+            if place is not None and place.form == "class folders":
+                tasks += FolderTask.of_classes(split, Path(place.path), self.label_of)
+        if self.val is not None and self.val.form == "flat":
+            tasks.append(FolderTask.flat("val", Path(self.val.path)))
+        if self.val is not None and self.val.form == "archive":
+            tasks.append(TarTask(split="val", tars=[ClassTar(name="", path=self.val.path)], options=storage))
+        return tasks
 
-    def _val_tasks(self) -> list[IndexTask]:
-        if self.val is None:
-            return []
-        if self.val.form == "class folders":
-            return list(FolderTask.of_classes("val", Path(self.val.path), self._label_of_name))
-        if self.val.form == "flat":
-            return [FolderTask.flat("val", Path(self.val.path))]
-        whole = ClassTar(name="", label=-1, path=self.val.path, offset=0, length=-1)
-        return [TarTask(split="val", tars=[whole], options=self.options)]
-
-    # --- finishing ------------------------------------------------------------------------------------
-
-    def _check_images(self, parts: Sequence[Part]) -> None:
-        held = np.zeros(len(self.classes), np.int64)
-        for part in parts:
-            if part.split == "train":
-                np.add.at(held, part.labels_N[part.labels_N >= 0], 1)
-        empty = np.flatnonzero(held == 0)
-        if self.train is not None and len(empty) and not self.allow_missing:
+    def finish(self, parts: Sequence[Part]) -> Found:
+        held = {label for part in parts if part.split == "train" for label in np.unique(part.labels_N).tolist()}
+        empty = next((name for name, label in self.label_of.items() if label not in held), None)
+        if self.train is not None and empty is not None and self.options.missing_classes != "allow":
             raise SourceError(
-                f"{self._train_path}: class {class_id(self.classes[int(empty[0])])} has no image: "
+                f"{self.train.path}: class {empty} has no image: "
                 "complete it, or allow it with --source-option missing_classes=allow"
             )
         if self.val is not None and not any(len(part) for part in parts if part.split == "val"):
             raise SourceError(f"{self.val.path} holds no image")
+        if self.truth is not None and self.val is not None and self.val.form != "class folders":
+            ids = self.devkit.label_of_id if self.devkit is not None else None
+            rest = [part for part in parts if part.split != "val"]
+            vals = [part for part in parts if part.split == "val"]
+            parts = [
+                *rest,
+                *(replace(part, labels_N=self.truth.labels(part.names, self.classes, ids)) for part in vals),
+            ]
+        return Found(columns=joined(parts), classes=self.classes, notes=passed_over(parts))
 
-    def _wants_truth(self, part: Part) -> bool:
-        return part.split == "val" and self.val is not None and self.val.form != "class folders"
-
-    def _val_labels(self, part: Part) -> npt.NDArray[np.int32]:
+    def _truth_names(self) -> list[str]:
+        """Of the classes that the ground truth alone tells."""
         if self.truth is None:
-            raise SourceError(f"{self.where}: val has no ground truth")
-        ids = self.devkit.label_of_id if self.devkit is not None else None
-        return labels_of_words(self.truth.words(part.names), self.truth, self.classes, ids)
+            return []
+        counts = Counter(word for _, word in self.truth.rows)
+        if odd := odd_label(counts):
+            raise SourceError(f"{self.truth.where} says {odd[0]!r} beside {odd[1]!r}: numbers or words? Mend it")
+        return class_names(counts, kind_of(self.truth.rows[0][1]) == "number", lambda _: self.where)[0]
 
 
-def tars_of_archive(path: str, options: dict[str, Any]) -> list[ClassTar]:
-    """The class tars in the outer tar, sorted by name, from its headers alone. Raises TarError."""
-    with reader(path, options, ahead_bytes=BLOCK_BYTES) as (read, size):
-        members = [member for member in walk(read, 0, size, path) if member.name.endswith(".tar")]
-    if link := next((member for member in members if member.trouble), None):
-        raise TarError(f"{path}: {link.name!r} is a {link.trouble}: pack the files themselves")
-    if not members:
-        raise SourceError(f"{path} holds no class tars: give ILSVRC2012_img_train.tar as downloaded")
-    tars = [
-        ClassTar(
-            name=member.name.rpartition("/")[2].removesuffix(".tar"),
-            label=-1,
-            path=path,
-            offset=member.offset,
-            length=member.length,
-        )
-        for member in members
-    ]
-    return checked_once(tars, path)
+def folders_of(place: Place | None) -> list[str]:
+    return class_folders(Path(place.path)) if place is not None and place.form == "class folders" else []
 
 
-def tars_of_folder(path: str, options: dict[str, Any]) -> list[ClassTar]:
-    if is_address(path):
-        found = [file.path for file in expand(path, (".tar",), options)]
-        named = [(one.rpartition("/")[2], one) for one in found]
-        return checked_once(
-            [ClassTar(name=name.removesuffix(".tar"), label=-1, path=one, offset=0, length=-1)
-             for name, one in named if WNID_TAR.fullmatch(name)], path,
-        )  # fmt: skip
-    tars = [
-        ClassTar(name=entry.name.removesuffix(".tar"), label=-1, path=entry.path, offset=0, length=-1)
-        for entry in os.scandir(path)
-        if entry.name.endswith(".tar") and not entry.name.startswith(".") and not entry.is_dir()
-    ]
-    return checked_once(tars, path)
+def class_tars(train: Place, options: dict[str, Any]) -> list[ClassTar]:
+    """Train's class tars, sorted by name: the outer tar's members, or the folder's files. Raises TarError."""
+    path = train.path
+    tars: list[ClassTar] = []
+    if train.form == "archive":
+        with reader(path, options, ahead_bytes=BLOCK_BYTES) as (read, size):
+            for member in walk(read, 0, size, path):
+                if member.name.endswith(".tar"):
+                    if member.trouble:
+                        raise TarError(f"{path}: {member.name!r} is a {member.trouble}: pack the files themselves")
+                    name = member.name.rpartition("/")[2].removesuffix(".tar")
+                    tars.append(ClassTar(name=name, path=path, offset=member.offset, length=member.length))
+        if not tars:
+            raise SourceError(f"{path} holds no class tars: give ILSVRC2012_img_train.tar as downloaded")
+    elif train.form == "class tars":
+        files = tar_files(path, options)
+        tars = [ClassTar(name=file.rpartition("/")[2].removesuffix(".tar"), path=file) for file in files]
+    tars.sort(key=lambda tar: tar.name)
+    for one, other in itertools.pairwise(tars):
+        if one.name == other.name:
+            raise SourceError(f"{path} holds class tar {one.name}.tar twice")
+    return tars
 
 
-def checked_once(tars: list[ClassTar], path: str) -> list[ClassTar]:
-    ordered = sorted(tars, key=lambda tar: tar.name)
-    twice = next((a.name for a, b in itertools.pairwise(ordered) if a.name == b.name), None)
-    if twice is not None:
-        raise SourceError(f"{path} holds class tar {twice}.tar twice")
-    return ordered
+def tar_files(folder: str, options: dict[str, Any]) -> list[str]:
+    if "://" in folder:
+        files = [file.path for file in expand(folder, (".tar",), options)]
+        return [file for file in files if WNID_TAR.fullmatch(file.rpartition("/")[2])]
+    return [str(file) for file in Path(folder).glob("[!.]*.tar") if not file.is_dir()]
 
 
 # --- recognising --------------------------------------------------------------------------------------
@@ -291,68 +213,123 @@ def checked_once(tars: list[ClassTar], path: str) -> list[ClassTar]:
 
 def recognise(path: str, options: SourceOptions) -> Source | None:
     """An ILSVRC archive, a folder with some, or a flat folder of images with a devkit or ground truth."""
-    where = Path(path)
-    if "://" in path and not is_pattern(path):
-        return recognise_remote(path, options)
-    if is_address(path) or not where.exists():  # a pattern is no path
+    if is_pattern(path):
         return None
-    train, val = places(where)
-    alone = val is not None and where.is_file() and options.ground_truth is None
-    kit = find_devkit(where.parent if alone else where, options)  # train's labels need none: they are its tars' ranks
-    archives = any(place is not None and place.form in ("archive", "class tars") for place in (train, val))
-    flat = val is not None and val.form == "flat"
-    told = kit is not None or options.ground_truth is not None
-    if (train is None and val is None) or not (archives or (flat and told) or (kit is not None)):
+    if "://" in path:
+        train, val, kit = remote_places(path, options.storage_options)
+        is_ours = train is not None or val is not None
+    else:
+        where = Path(path)
+        train, val = local_places(where)
+        alone = val is not None and where.is_file() and options.ground_truth is None
+        kit = devkit_beside(where.parent if alone else where)  # train's labels need none: they are its tars' ranks
+        forms = {place.form for place in (train, val) if place is not None}
+        told = kit is not None or options.devkit is not None
+        is_ours = bool(forms & {"archive", "class tars"} or (forms and told))
+        is_ours = is_ours or ("flat" in forms and options.ground_truth is not None)
+    if not is_ours:
         return None
-    return source_of(path, train, val, read_devkit(kit) if kit is not None else None, options)
-
-
-def recognise_remote(address: str, options: SourceOptions) -> Source | None:
-    train, val, kit = remote_places(address, options.storage_options)
-    if train is None and val is None:
-        return None
-    given = find_devkit(Path(), options) if options.devkit is not None else None
-    if given is not None:
-        return source_of(address, train, val, read_devkit(given), options)
-    devkit = remote_devkit(kit, options.storage_options) if kit is not None else None
-    return source_of(address, train, val, devkit, options)
-
-
-def remote_devkit(address: str, options: dict[str, Any]) -> Devkit:
-    import fsspec
-
-    with scratch_folder("devkit") as folder:
-        opened: Any = fsspec.open(address, "rb", **options)
-        with opened as file:
-            (folder / DEVKIT).write_bytes(file.read())
-        return replace(read_devkit(folder / DEVKIT), where=address)
-
-
-def source_of(
-    path: str, train: Place | None, val: Place | None, devkit: Devkit | None, options: SourceOptions
-) -> Source:
-    """Of the splits that are wanted. Raises UsageError when val needs a ground truth and there is none."""
-    val = val if options.wants("val") else None
-    return IlsvrcSource(
-        where=path,
-        train=train if options.wants("train") else None,
-        val=val,
-        devkit=devkit,
-        truth=find_truth(val, devkit, options),
-        allow_missing=options.missing_classes == "allow",
-        options=options.storage_options,
-    )
-
-
-def find_truth(val: Place | None, devkit: Devkit | None, options: SourceOptions) -> Truth | None:
-    """Raises UsageError when val needs one and there is none."""
+    kit = options.devkit or kit
+    devkit = read_devkit(kit, options.storage_options) if kit is not None else None
+    train, val = (place if options.wants(split) else None for split, place in (("train", train), ("val", val)))
+    truth = None
     if options.ground_truth is not None:
-        return Truth.parse(read_truth(options.ground_truth), options.ground_truth)
-    if devkit is not None and devkit.truth is not None:
-        return Truth.parse(devkit.truth, devkit.where)
-    if val is not None and val.form != "class folders":
+        truth = Truth.read(options.ground_truth)
+    elif devkit is not None and devkit.truth is not None:
+        truth = Truth.parse(devkit.truth, devkit.where)
+    elif val is not None and val.form != "class folders":
         raise UsageError(
-            f"{val.path} has no ground truth: put ILSVRC2012_devkit_t12.tar.gz beside it, give --source-option "
+            f"{val.path} has no ground truth: put {DEVKIT} beside it, give --source-option "
             "devkit=… or ground_truth=…, or take --source-option splits=train"
         )
+    return IlsvrcSource(where=path, train=train, val=val, devkit=devkit, truth=truth, options=options)
+
+
+def local_places(where: Path) -> tuple[Place | None, Place | None]:
+    """(train, val), as far as they are recognised."""
+    if where.is_file():
+        train, val = (Place("archive", str(where)) if is_archive(where, name) else None for name in ("train", "val"))
+        return train, val
+    if any(WNID_TAR.fullmatch(entry.name) for entry in where.iterdir()):
+        return Place("class tars", str(where)), None
+    train, val = split_place(where, "train"), split_place(where, "val")
+    if train is None and val is None and has_images(where):
+        val = Place("flat", str(where))
+    return train, val
+
+
+def split_place(where: Path, split: str) -> Place | None:
+    """The archive, or else the folder of a split; one under the official name first."""
+    named = [entry for entry in where.iterdir() if re.search(rf"(^|_){split}(\.tar)?$", entry.name.lower())]
+    named.sort(key=lambda entry: (not entry.name.startswith("ILSVRC2012_img_"), entry.is_dir(), entry.name))
+    for entry in named:
+        if not entry.exists():
+            raise UsageError(f"{entry} is a broken link: mend or remove it")
+        if entry.is_file():
+            if is_archive(entry, split):
+                return Place("archive", str(entry))
+            continue
+        tars = [tar.name for tar in entry.iterdir() if tar.suffix == ".tar" and not tar.is_dir()]
+        if split == "train" and tars:
+            if all(WNID_TAR.fullmatch(name) for name in tars):
+                return Place("class tars", str(entry))
+        elif class_folders(entry):
+            return Place("class folders", str(entry))
+        elif split == "val" and has_images(entry):
+            return Place("flat", str(entry))
     return None
+
+
+def is_archive(path: Path, split: str) -> bool:
+    """A train tar begins with a tar, a val tar with an image; anything else is not ours."""
+    if path.suffix != ".tar":
+        return False
+    try:
+        with reader(str(path), {}) as (read, _):
+            first = next(walk(read, 0, 1 << 62, str(path)), None)
+    except TarError:
+        return False
+    name = first.name.rpartition("/")[2] if first is not None else ""
+    if split == "train":
+        return name.endswith(".tar")
+    return is_image(name) and (name.startswith("ILSVRC2012_val_") or path.name.lower().startswith("ilsvrc"))
+
+
+def devkit_beside(folder: Path) -> str | None:
+    named = [
+        entry
+        for entry in (folder.iterdir() if folder.is_dir() else ())
+        if "devkit" in entry.name.lower() and (entry.is_dir() or entry.name.endswith((".tar.gz", ".tgz", ".tar")))
+    ]
+    ranked = sorted(named, key=lambda entry: ("t12" not in entry.name, entry.is_dir(), entry.name))
+    return str(ranked[0]) if ranked else None
+
+
+def remote_places(address: str, options: dict[str, Any]) -> tuple[Place | None, Place | None, str | None]:
+    """(train, val, devkit's address) at or under `address`; for the val tar alone also the devkit beside it."""
+    if address.endswith(PACKED) and not address.endswith((TRAIN, VAL, DEVKIT)):
+        return None, None, None
+    files = {file.path: file.path.rpartition("/")[2] for file in expand(address, (".tar", DEVKIT), options)}
+    official = {name: path for path, name in files.items() if name in (TRAIN, VAL, DEVKIT)}
+    train, val = (Place("archive", official[name]) if name in official else None for name in (TRAIN, VAL))
+    folders = sorted({path.rpartition("/")[0] for path, name in files.items() if WNID_TAR.fullmatch(name)})
+    if train is None and folders:
+        train = Place("class tars", train_folder(address, folders))
+    if list(official) == [VAL] and address.endswith(VAL):
+        import fsspec
+
+        kit = f"{address.removesuffix(VAL)}{DEVKIT}"
+        filesystem, path = fsspec.core.url_to_fs(kit, **options)
+        official |= {DEVKIT: kit} if filesystem.exists(path) else {}
+    return train, val, official.get(DEVKIT)
+
+
+def train_folder(address: str, folders: list[str]) -> str:
+    """The one of the folders with class tars that holds train's. Raises UsageError where that cannot be told."""
+    named = [folder for folder in folders if re.search(r"(^|_)train$", folder.rpartition("/")[2].lower())]
+    found = named or [folder for folder in folders if folder == address.rstrip("/")]
+    if len(found) != 1:
+        others = found or folders
+        more = f" and {others[1]}" if len(others) > 1 else ""
+        raise UsageError(f"class tars are in {others[0]}{more}: give the folder that holds train's as SOURCE")
+    return found[0]

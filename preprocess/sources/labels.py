@@ -1,4 +1,4 @@
-"""Labels as people write them, and the classes they mean: one rule for every source that has labels as text.
+"""Labels as people write them, and the classes they mean: one rule for every source that has labels of its own.
 
 Labels in digits are the labels themselves; leading zeros are allowed (`00` to `99`). Labels in words are classes in
 text order. A source has either. One odd label among them (`unknown` among numbers, `1.0`, `07` beside `7`) must not
@@ -9,15 +9,39 @@ renumber the others, nor become one of them: it is refused, until the user says 
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from feedline.preprocess.sources.base import SourceError
 
 NUMBER = re.compile(r"-?[0-9]{1,18}")
 LIKE_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+WNID = re.compile(r"n\d{8}")
 CLASSES_MAX = 100_000
 """A larger label number is taken for something else than a class."""
+
+
+def class_entry(name: str, words: str = "") -> dict[str, Any]:
+    """One of `Classes`; `words` are ImageNet's, comma-separated."""
+    names = [word.strip() for word in words.split(",") if word.strip()]
+    entry: dict[str, Any] = {"name": names[0] if names else name}
+    if WNID.fullmatch(name):
+        entry["wnid"] = name
+    return entry | ({"names": names} if names else {})
+
+
+def kind_of(label: str) -> str:
+    if NUMBER.fullmatch(label):
+        return "number"
+    return "unclear" if LIKE_NUMBER.fullmatch(label) else "word"
+
+
+def whole_number(label: str) -> int | None:
+    """Also of `1.0`; None for what is none."""
+    if NUMBER.fullmatch(label):
+        return int(label)
+    number = float(label) if LIKE_NUMBER.fullmatch(label) else 0.5
+    return int(number) if number.is_integer() and abs(number) < 1e18 else None
 
 
 def odd_label(counts: Mapping[str, int]) -> tuple[str, str] | None:
@@ -35,32 +59,30 @@ def odd_label(counts: Mapping[str, int]) -> tuple[str, str] | None:
     return odd, max(counts, key=lambda label: (label != odd, counts[label], label))
 
 
-def kind_of(label: str) -> str:
-    if NUMBER.fullmatch(label):
-        return "number"
-    return "unclear" if LIKE_NUMBER.fullmatch(label) else "word"
+def class_names(counts: Mapping[str, int], numbers: bool, place: Callable[[str], str]) -> tuple[list[str], list[str]]:
+    """(names by label, notes on what a user may not expect of classes that the labels alone tell).
 
-
-def whole_number(label: str) -> int | None:
-    """Also of `1.0`; None for what is none."""
-    if NUMBER.fullmatch(label):
-        return int(label)
-    number = float(label) if LIKE_NUMBER.fullmatch(label) else 0.5
-    return int(number) if number.is_integer() and abs(number) < 1e18 else None
-
-
-def class_names(labels: Collection[str], numbers: bool, place: Callable[[str], str]) -> list[str]:
-    """By label. Raises SourceError for a number too large to be a class; `place` says where a label stands."""
+    Raises SourceError for a number too large to be a class; `place` says where a label stands.
+    """
     if not numbers:
-        return sorted(labels)
-    largest = max(labels, key=lambda label: whole_number(label) or 0, default="-1")
+        names = sorted(counts)
+        span = f"{names[0]!r} to {names[-1]!r}" if names else "none"
+        return names, [f"labels are words: {len(names)} classes in text order, {span}"]
+    largest = max(counts, key=lambda label: whole_number(label) or 0, default="-1")
     most = whole_number(largest) or 0
     if most >= CLASSES_MAX:
         raise SourceError(
             f"{place(largest)}: a label of {most} is no class number (under {CLASSES_MAX:,}): mend it, or say "
             "--source-option labels=words if each is a class of its own"
         )
-    return [str(label) for label in range(most + 1)]
+    names = [str(label) for label in range(most + 1)]
+    used = {str(whole_number(label)) for label in counts}
+    empty = [name for name in names if name not in used]
+    if not empty:
+        return names, []
+    return names, [
+        f"labels are numbers: {len(names)} classes, {len(empty)} of them without a sample (first: {empty[0]})"
+    ]
 
 
 def number_in(label: str, classes: int) -> int | str:
@@ -69,15 +91,3 @@ def number_in(label: str, classes: int) -> int | str:
     if number is None:
         return "label is no number"
     return number if -1 <= number < classes else "label out of range"
-
-
-def note_on(counts: Counter[str], names: list[str], numbers: bool) -> list[str]:
-    """What a user may not expect of classes that the labels alone tell."""
-    if not names:
-        return []
-    if not numbers:
-        return [f"labels are words: {len(names)} classes in text order, {names[0]!r} to {names[-1]!r}"]
-    used = {str(whole_number(label)) for label in counts}
-    empty = [name for name in names if name not in used]
-    more = f"{len(empty)} of them without a sample (first: {empty[0]})" if empty else ""
-    return [f"labels are numbers: {len(names)} classes, {more}"] if empty else []

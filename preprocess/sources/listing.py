@@ -1,4 +1,6 @@
-"""Which files a source's path means: one file, a folder, a pattern, or any of these at an address fsspec speaks."""
+"""Which files a source's path means (a file, a folder, a pattern, here or at an address fsspec speaks), of which
+split they are, and which of them are images.
+"""
 
 import glob
 import os
@@ -22,14 +24,22 @@ SPLIT_NAMES = {
 }
 """Folder name or beginning of a file name, in lower case -> split."""
 FOLDER_DEPTH = 3
-RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-CHOICE = re.compile(r"\{([^{}]*)\}")
+RANGE_OR_CHOICE = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*)\}")
 EXPANDED_MAX = 1_000_000
+IMAGE_EXTENSIONS = frozenset(
+    {".jpeg", ".jpg", ".jpe", ".jfif", ".jp2", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+)
+"""Which files are taken for images; what they really are is found from their bytes."""
+IMAGE_START = re.compile(
+    rb"\xff\xd8\xff|\x89PNG|GIF8[79]a|BM.{4}\0{4}|RIFF.{4}WEBP|II\*\0|MM\0\*|P[1-6]\s"
+    rb"|\0\0\0\x0cjP  |\xff\x4f\xff\x51",  # JPEG 2000
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """One file, and its name under the place that was asked for."""
+    """One file, its name under the place that was asked for, and its split."""
 
     path: str
     under: str
@@ -40,49 +50,43 @@ def is_pattern(path: str) -> bool:
     return any(sign in path for sign in "{*")
 
 
-def split_of(file: Listed) -> str:
-    """By a folder on the way, or by how the file name begins; train if nothing says otherwise."""
-    path = PurePosixPath(file.under)
-    for word in (*reversed(path.parent.parts), re.split(r"[^a-z]", path.name.lower())[0]):
-        if word.lower() in SPLIT_NAMES:
-            return SPLIT_NAMES[word.lower()]
-    return "train"
-
-
 def expand(path: str, endings: tuple[str, ...], options: dict[str, Any]) -> list[Listed]:
-    """The files that end so: the path itself, or those in the folder (three levels deep), sorted."""
-    found = [file for one in braces(path) for file in listed(one, endings, options)]
-    return sorted(found, key=lambda file: file.path)
+    """The files that end so: the path itself, or those in the folder (three levels deep), sorted; hidden ones are
+    none. Raises UsageError for what is not there or cannot be listed.
+    """
+    files: list[Listed] = []
+    for place in braces(path):
+        base = place.rstrip("/") + "/"
+        for name in (remote_files if "://" in place else local_files)(place, endings, options):
+            if name.endswith(endings) and not PurePosixPath(name).name.startswith("."):
+                under = name.removeprefix(base) if name.startswith(base) else PurePosixPath(name).name
+                files.append(Listed(path=name, under=under, split=split_of(under)))
+    return sorted(files, key=lambda file: file.path)
 
 
-def listed(path: str, endings: tuple[str, ...], options: dict[str, Any]) -> Iterator[Listed]:
-    remote = "://" in path
-    names = remote_files(path, endings, options) if remote else local_files(path, endings)
-    base = path.rstrip("/") + "/"
-    for name in names:
-        if not PurePosixPath(name).name.startswith("."):
-            under = name.removeprefix(base) if name.startswith(base) else PurePosixPath(name).name
-            yield Listed(path=name, under=under)
+def split_of(under: str) -> str:
+    """By a folder on the way, or by how the file name begins; train if nothing says otherwise."""
+    path = PurePosixPath(under)
+    words = [*reversed(path.parent.parts), re.split(r"[^a-z]", path.name.lower())[0]]
+    return next((SPLIT_NAMES[word.lower()] for word in words if word.lower() in SPLIT_NAMES), "train")
 
 
-def local_files(path: str, endings: tuple[str, ...]) -> list[str]:
+def local_files(path: str, endings: tuple[str, ...], options: dict[str, Any]) -> list[str]:
     if "*" in path:
-        found = glob.glob(path)  # noqa: PTH207 - Path.glob takes no absolute pattern
-        return [name for name in found if name.endswith(endings)]
+        return glob.glob(path)  # noqa: PTH207 - Path.glob takes no absolute pattern
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist")
     if not Path(path).is_dir():
-        return [path] if path.endswith(endings) else []
+        return [path]
     found: list[str] = []
     for folder, folders, files in os.walk(path, followlinks=True):
         depth = len(Path(folder).relative_to(path).parts)
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and depth + 1 < FOLDER_DEPTH)
+        folders[:] = [name for name in folders if not name.startswith(".") and depth + 1 < FOLDER_DEPTH]
         found += [str(Path(folder) / name) for name in files if name.endswith(endings)]
     return found
 
 
 def remote_files(address: str, endings: tuple[str, ...], options: dict[str, Any]) -> list[str]:
-    """Full addresses. Raises UsageError for an address that cannot be opened or listed."""
     if "*" not in address and address.endswith(endings):
         return [address]
     import fsspec
@@ -95,21 +99,37 @@ def remote_files(address: str, endings: tuple[str, ...], options: dict[str, Any]
                 filesystem.ls(root)
     except (OSError, ValueError, ImportError, NotImplementedError) as error:
         raise UsageError(f"{address} cannot be listed: {what_happened(error)}") from error
-    return [filesystem.unstrip_protocol(name) for name in names if name.endswith(endings)]
+    return [filesystem.unstrip_protocol(name) for name in names]
 
 
 def braces(path: str) -> Iterator[str]:
     """`x-{000000..000146}.tar` and `{a,b}.tar`, as webdataset writes them. Raises UsageError."""
-    found = RANGE.search(path) or CHOICE.search(path)
+    found = RANGE_OR_CHOICE.search(path)
     if found is None:
         yield path
         return
-    if found.re is RANGE:
-        low, high = int(found[1]), int(found[2])
-        if not 0 <= high - low < EXPANDED_MAX:
+    low, high, choice = found.groups()
+    choices = choice.split(",") if low is None else []
+    if low is not None:
+        if not 0 <= int(high) - int(low) < EXPANDED_MAX:
             raise UsageError(f"{path}: {found[0]} is not a range of file numbers")
-        choices = [f"{number:0{len(found[1])}d}" for number in range(low, high + 1)]
-    else:
-        choices = found[1].split(",")
-    for choice in choices:
-        yield from braces(path[: found.start()] + choice + path[found.end() :])
+        choices = [f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)]
+    for word in choices:
+        yield from braces(path[: found.start()] + word + path[found.end() :])
+
+
+def is_image(name: str) -> bool:
+    """By its extension."""
+    stem, _, extension = name.rpartition("/")[2].rpartition(".")
+    return f".{extension.lower()}" in IMAGE_EXTENSIONS and not stem.startswith(".") and stem != ""
+
+
+def is_image_file(path: str) -> bool:
+    """By its extension, or by its first bytes: many image files have another extension or none."""
+    if is_image(path):
+        return True
+    try:
+        with Path(path).open("rb") as file:
+            return IMAGE_START.match(file.read(16)) is not None
+    except OSError:
+        return False

@@ -7,13 +7,12 @@ one before is being worked on.
 
 import errno
 import os
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 
 OPEN_FILES = 32
 AHEAD = 16
@@ -36,7 +35,7 @@ class Stat:
 
 @dataclass(frozen=True)
 class Where:
-    """One sample's bytes. `length` -1 is the whole file."""
+    """One sample's bytes."""
 
     path: str
     offset: int
@@ -46,7 +45,7 @@ class Where:
 def read_all(samples: Sequence[Where], stats: Mapping[str, Stat], options: Mapping[str, Any]) -> Iterator[bytes]:
     """The samples' bytes, in order. Raises SourceChanged when a file is gone, shorter, or has another time."""
     if any("://" in sample.path for sample in samples):
-        yield from read_remote(samples, stats, options)
+        yield from read_remote(samples, options)
     else:
         yield from read_local(samples, stats)
 
@@ -55,93 +54,72 @@ def read_all(samples: Sequence[Where], stats: Mapping[str, Stat], options: Mappi
 
 
 def read_local(samples: Sequence[Where], stats: Mapping[str, Stat]) -> Iterator[bytes]:
-    files = OpenFiles(stats)
+    open_files: dict[str, int] = {}
     try:
         for position, sample in enumerate(samples):
             if position % AHEAD == 0:
-                for coming in samples[position + AHEAD : position + 2 * AHEAD]:
-                    files.announce(coming)
-            yield files.read(sample)
-        files.check_unchanged()
+                announce(samples[position + AHEAD : position + 2 * AHEAD], open_files)
+            if not sample.length and sample.path not in stats:  # a link without bytes
+                yield b""
+                continue
+            if sample.path not in open_files:
+                if len(open_files) >= OPEN_FILES:
+                    oldest = next(iter(open_files))
+                    check_unchanged(oldest, open_files[oldest], stats)
+                    os.close(open_files.pop(oldest))
+                try:
+                    open_files[sample.path] = os.open(sample.path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    raise SourceChanged(f"{sample.path} cannot be read any more: {error.strerror}") from error
+                check_unchanged(sample.path, open_files[sample.path], stats)
+            yield read_range(sample, open_files[sample.path])
+        for path, descriptor in open_files.items():
+            check_unchanged(path, descriptor, stats)
     finally:
-        files.close()
+        for descriptor in open_files.values():
+            os.close(descriptor)
 
 
-class OpenFiles:
-    """Descriptors of the files read last."""
+def announce(samples: Sequence[Where], open_files: Mapping[str, int]) -> None:
+    """Tells the system what will be read soon. Only where a file is open already: opening may fail."""
+    for sample in samples:
+        if sample.path in open_files and sample.length and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(open_files[sample.path], sample.offset, sample.length, os.POSIX_FADV_WILLNEED)
 
-    def __init__(self, stats: Mapping[str, Stat]) -> None:
-        self._stats = stats
-        self._open: OrderedDict[str, int] = OrderedDict()
 
-    def read(self, sample: Where) -> bytes:
-        if not sample.length and sample.path not in self._stats:  # a link without bytes
-            return b""
-        descriptor = self._descriptor(sample.path)
-        length = sample.length if sample.length >= 0 else os.fstat(descriptor).st_size - sample.offset
-        try:
-            data = os.pread(descriptor, length, sample.offset)
-            while len(data) < length:  # a read may be cut short by a signal, or at 2 GiB
-                more = os.pread(descriptor, length - len(data), sample.offset + len(data))
-                if not more:
-                    raise SourceChanged(f"{sample.path} became shorter while it was read")
-                data += more
-        except OSError as error:
-            raise FeedlineError(f"{sample.path} cannot be read: {error.strerror}") from error
-        return data
+def check_unchanged(path: str, descriptor: int, stats: Mapping[str, Stat]) -> None:
+    planned, now = stats.get(path), os.fstat(descriptor)
+    if planned is not None and (now.st_size, now.st_mtime_ns) != (planned.size, planned.mtime_ns):
+        raise SourceChanged(f"{path} changed while it was read: run again when it stays still")
 
-    def announce(self, sample: Where) -> None:
-        """Tells the system that this will be read soon. Only where a file is open already: opening may fail."""
-        descriptor = self._open.get(sample.path)
-        if descriptor is not None and sample.length > 0 and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(descriptor, sample.offset, sample.length, os.POSIX_FADV_WILLNEED)
 
-    def check_unchanged(self) -> None:
-        for path, descriptor in self._open.items():
-            self._check(path, descriptor)
-
-    def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
-
-    def _descriptor(self, path: str) -> int:
-        if path in self._open:
-            self._open.move_to_end(path)
-            return self._open[path]
-        if len(self._open) >= OPEN_FILES:
-            oldest, descriptor = self._open.popitem(last=False)
-            try:
-                self._check(oldest, descriptor)
-            finally:
-                os.close(descriptor)
-        try:
-            self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise SourceChanged(f"{path} cannot be read any more: {error.strerror}") from error
-        self._check(path, self._open[path])
-        return self._open[path]
-
-    def _check(self, path: str, descriptor: int) -> None:
-        planned = self._stats.get(path)
-        if planned is not None:
-            now = os.fstat(descriptor)
-            if (now.st_size, now.st_mtime_ns) != (planned.size, planned.mtime_ns):
-                raise SourceChanged(f"{path} changed while it was read: run again when it stays still")
+def read_range(sample: Where, descriptor: int) -> bytes:
+    data = b""
+    try:
+        while len(data) < sample.length:  # a read may be cut short by a signal, or at 2 GiB
+            more = os.pread(descriptor, sample.length - len(data), sample.offset + len(data))
+            if not more:
+                raise SourceChanged(f"{sample.path} became shorter while it was read")
+            data += more
+    except OSError as error:
+        raise FeedlineError(f"{sample.path} cannot be read: {error.strerror}") from error
+    return data
 
 
 # --- remote -------------------------------------------------------------------------------------------
 
 
-def read_remote(samples: Sequence[Where], stats: Mapping[str, Stat], options: Mapping[str, Any]) -> Iterator[bytes]:
+def read_remote(samples: Sequence[Where], options: Mapping[str, Any]) -> Iterator[bytes]:
     """One group is fetched while the one before is worked on."""
-    groups = list(grouped(samples))
     with ThreadPoolExecutor(1, "feedline-read") as ahead:
-        coming = ahead.submit(fetch, groups[0], stats, options) if groups else None
-        for following in [*groups[1:], None]:
-            assert coming is not None
-            arrived = coming.result()
-            coming = ahead.submit(fetch, following, stats, options) if following is not None else None
-            yield from arrived
+        coming = None
+        for group in grouped(samples):
+            following = ahead.submit(fetch, group, options)
+            if coming is not None:
+                yield from coming.result()
+            coming = following
+        if coming is not None:
+            yield from coming.result()
 
 
 def grouped(samples: Sequence[Where]) -> Iterator[list[Where]]:
@@ -152,35 +130,50 @@ def grouped(samples: Sequence[Where]) -> Iterator[list[Where]]:
             yield group
             group, size = [], 0
         group.append(sample)
-        size += max(sample.length, 0)
+        size += sample.length
     if group:
         yield group
 
 
-def fetch(group: Sequence[Where], stats: Mapping[str, Stat], options: Mapping[str, Any]) -> list[bytes]:
+def fetch(group: Sequence[Where], options: Mapping[str, Any]) -> list[bytes]:
     """The group's bytes, in order; ranges closer than a gap are one request."""
     import fsspec
+    from fsspec.utils import merge_offset_ranges
 
-    scheme = group[0].path.partition("://")[0]
-    filesystem = fsspec.filesystem(scheme, **options)
-    spans = [span for span in coalesced(group) if span.length]  # none is no range: HTTP counts to the last byte
+    filesystem = fsspec.filesystem(group[0].path.partition("://")[0], **options)
+    ranges = {(one.path, one.offset, one.offset + one.length) for one in group if one.length}
+    columns = [list(column) for column in zip(*sorted(ranges), strict=True)] or [[], [], []]
+    paths, starts, ends = merge_offset_ranges(*columns, max_gap=COALESCE_GAP_BYTES)
     try:
-        parts = filesystem.cat_ranges(
-            [span.path for span in spans],
-            [span.offset for span in spans],
-            [None if span.length < 0 else span.offset + span.length for span in spans],
-            on_error="raise",
-        )
+        parts = filesystem.cat_ranges(paths, starts, ends, on_error="raise")
     except (OSError, ValueError) as error:
         raise SourceChanged(f"{group[0].path} cannot be read: {what_happened(error)}") from error
-    for span, data in zip(spans, parts, strict=True):
-        if len(data) > span.length >= 0:
+    for path, start, end, data in zip(paths, starts, ends, parts, strict=True):
+        if end is not None and len(data) > end - start:
             raise FeedlineError(
-                f"{span.path}: its server sends more than the range asked for (whole files, it seems): take one that "
+                f"{path}: its server sends more than the range asked for (whole files, it seems): take one that "
                 "answers range requests, like nginx, or download the files first"
             )
-    held = {(span.path, span.offset, span.length): data for span, data in zip(spans, parts, strict=True)}
-    return [cut(sample, spans, held) if sample.length else b"" for sample in group]
+    return [cut(sample, zip(paths, starts, parts, strict=True)) if sample.length else b"" for sample in group]
+
+
+def cut(sample: Where, spans: Iterable[tuple[str, int, bytes]]) -> bytes:
+    for path, start, data in spans:
+        first = sample.offset - start
+        if path == sample.path and first >= 0 and first + sample.length <= len(data):
+            return data[first : first + sample.length]
+    raise SourceChanged(f"{sample.path} is shorter than when it was listed")
+
+
+def open_remote(address: str, options: Mapping[str, Any], **how: Any) -> Any:
+    """A file of a store to read from, to be closed by whoever asks. Raises UsageError."""
+    import fsspec
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(address, **options)
+        return filesystem.open(path, "rb", **how)
+    except (OSError, ValueError, ImportError) as error:
+        raise UsageError(f"{address} cannot be read: {what_happened(error)}") from error
 
 
 def what_happened(error: BaseException) -> str:
@@ -188,39 +181,5 @@ def what_happened(error: BaseException) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED:
         return "connection refused"
-    said = str(cause).strip().splitlines()
-    return said[0] if said else type(error).__name__
-
-
-def coalesced(group: Sequence[Where]) -> list[Where]:
-    spans: list[Where] = []
-    for sample in sorted(set(group), key=lambda sample: (sample.path, sample.offset, sample.length)):
-        last = spans[-1] if spans else None
-        joins = (
-            last is not None
-            and last.path == sample.path
-            and min(last.length, sample.length) >= 0
-            and sample.offset <= last.offset + last.length + COALESCE_GAP_BYTES
-        )
-        if joins and last is not None:
-            end = max(last.offset + last.length, sample.offset + sample.length)
-            spans[-1] = Where(last.path, last.offset, end - last.offset)
-        else:
-            spans.append(sample)
-    return spans
-
-
-def cut(sample: Where, spans: Sequence[Where], held: Mapping[tuple[str, int, int], bytes]) -> bytes:
-    for span in spans:
-        inside = span.path == sample.path and span.offset <= sample.offset
-        if inside and (
-            span.length == sample.length or 0 <= sample.length <= span.offset + span.length - sample.offset
-        ):
-            data = held[span.path, span.offset, span.length]
-            if sample.length < 0:
-                return data
-            start = sample.offset - span.offset
-            found = data[start : start + sample.length]
-            if len(found) == sample.length:
-                return found
-    raise SourceChanged(f"{sample.path} is shorter than when it was listed")
+    lines = str(getattr(cause, "strerror", None) or cause).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

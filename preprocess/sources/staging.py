@@ -1,25 +1,28 @@
 """Staging tars: where samples go whose bytes cannot be addressed in their source. Deterministic, atomic, reused.
 
 One WebDataset tar after another with `KEY.jpg` (or `.png`) and `KEY.cls`. A finished set is stamped with what it was
-made from, so that a resumed job does not unpack again.
+made from, so that a resumed job does not unpack again. Also the writer of plain tars, and of tars inside tars whose
+size is known only afterwards.
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from feedline.pipeline.base.files import write_atomically, write_error
-from feedline.preprocess.sources.plain_tar import TarWriter, tar_file
+from feedline.pipeline.format.shard_tar import BLOCK_BYTES, RECORD_BYTES, member_header, padding_bytes
+from feedline.preprocess.sources.base import Classes
+from feedline.preprocess.sources.listing import Listed
 
 STAMP = "staged.json"
 TAR_BYTES = 1 << 30
 PNG_START = b"\x89PNG"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unpacked:
+class Unpacked(NamedTuple):
     """One sample on its way into a staging tar."""
 
     split: str
@@ -29,61 +32,86 @@ class Unpacked:
     """A number or a word; "" for none."""
 
 
-class StagingWriter:
-    """Rolls from tar to tar, one series per split."""
+def staged(
+    folder: Path, made_from: dict[str, Any], samples: Iterable[Unpacked], classes: Classes
+) -> tuple[list[Listed], Classes]:
+    """The tars in `folder`, and their classes: those of an earlier run on the very same source, or written now.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._series: dict[str, int] = {}
-        self.tars: list[tuple[str, str]] = []
-        """(split, file name)."""
-
-    def write(self, split: str, samples: Iterable[Unpacked]) -> None:
-        """All of one split's samples, in order. Raises FeedlineError when they cannot be written."""
-        arriving = iter(samples)
-        first = next(arriving, None)
+    `samples` come split by split, and are only asked for if they are needed; `classes` may be filled until their end.
+    Raises FeedlineError when they cannot be written.
+    """
+    stamp: dict[str, Any] = {}
+    made_from = json.loads(json.dumps(made_from))
+    with suppress(OSError, ValueError):
+        stamp = json.loads((folder / STAMP).read_text())
+    tars = stamp.get("tars", [])
+    if stamp.get("made_from") != made_from or not all((folder / name).exists() for _, name in tars):
         try:
-            while first is not None:
-                first = self._tar(split, first, arriving)
+            tars = list(write_tars(folder, samples))
+            stamp = {"made_from": made_from, "tars": tars, "classes": classes}
+            write_atomically(folder / STAMP, (json.dumps(stamp, sort_keys=True) + "\n").encode())
         except OSError as error:
-            raise write_error(error, f"unpacking into {self._folder}") from error
+            raise write_error(error, f"unpacking into {folder}") from error
+    listed = [Listed(path=str(folder / name), under=split, split=split) for split, name in tars]
+    return listed, stamp.get("classes") or []
 
-    def _tar(self, split: str, first: Unpacked, arriving: Iterable[Unpacked]) -> Unpacked | None:
-        """Writes one tar; returns the sample that begins the next."""
-        number = self._series.get(split, 0)
-        self._series[split] = number + 1
-        name = f"{split}-{number:06d}.tar"
-        partial = self._folder / f".{name}.partial"
-        following: Unpacked | None = None
+
+def write_tars(folder: Path, samples: Iterable[Unpacked]) -> Iterator[tuple[str, str]]:
+    """Rolls from tar to tar; (split, file name) of each."""
+    arriving = iter(samples)
+    sample = next(arriving, None)
+    numbers = Counter[str]()
+    while sample is not None:
+        split = sample.split
+        name = f"{split}-{numbers[split]:06d}.tar"
+        numbers[split] += 1
+        partial = folder / f".{name}.partial"
         with tar_file(partial) as tar:
-            add(tar, first)
-            for sample in arriving:
-                if tar.size_bytes >= TAR_BYTES:
-                    following = sample
-                    break
-                add(tar, sample)
-        partial.replace(self._folder / name)
-        self.tars.append((split, name))
-        return following
+            while sample is not None and sample.split == split and tar.size_bytes < TAR_BYTES:
+                tar.add(f"{sample.key}.{'png' if sample.data.startswith(PNG_START) else 'jpg'}", sample.data)
+                if sample.label:
+                    tar.add(f"{sample.key}.cls", sample.label.encode())
+                sample = next(arriving, None)
+        partial.replace(folder / name)
+        yield split, name
 
 
-def add(tar: TarWriter, sample: Unpacked) -> None:
-    extension = "png" if sample.data.startswith(PNG_START) else "jpg"
-    tar.add(f"{sample.key}.{extension}", sample.data)
-    if sample.label:
-        tar.add(f"{sample.key}.cls", sample.label.encode())
+class TarWriter:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    @property
+    def size_bytes(self) -> int:
+        return self._file.tell()
+
+    def add(self, name: str, data: bytes) -> None:
+        self._file.write(member_header(name, len(data)))
+        self._file.write(data)
+        self._file.write(bytes(padding_bytes(len(data))))
+
+    @contextmanager
+    def inner(self, name: str) -> Generator[None]:
+        """What is added meanwhile becomes a tar of that name; its header is patched when its size is known."""
+        header_at = self._file.tell()
+        self._file.write(member_header(name, 0))
+        start = self._file.tell()
+        yield
+        self.end(start)
+        end = self._file.tell()
+        self._file.seek(header_at)
+        self._file.write(member_header(name, end - start))
+        self._file.seek(end)
+
+    def end(self, start: int = 0) -> None:
+        marks = 2 * BLOCK_BYTES
+        length = self._file.tell() - start + marks
+        self._file.write(bytes(marks + padding_bytes(length, RECORD_BYTES)))
 
 
-def stamp(folder: Path, made_from: dict[str, Any], tars: list[tuple[str, str]], **more: Any) -> None:
-    said = {"made_from": made_from, "tars": tars, **more}
-    write_atomically(folder / STAMP, (json.dumps(said, sort_keys=True) + "\n").encode())
-
-
-def stamped(folder: Path, made_from: dict[str, Any]) -> dict[str, Any] | None:
-    """What an earlier run staged from the very same source, if it is all there."""
-    try:
-        said = json.loads((folder / STAMP).read_text())
-        same = said["made_from"] == json.loads(json.dumps(made_from))
-        return said if same and all((folder / name).exists() for _, name in said["tars"]) else None
-    except (OSError, ValueError, KeyError):
-        return None
+@contextmanager
+def tar_file(path: Path) -> Generator[TarWriter]:
+    """Ends the archive when left without an error."""
+    with path.open("wb", buffering=1 << 20) as file:
+        tar = TarWriter(file)
+        yield tar
+        tar.end()

@@ -1,38 +1,43 @@
-"""What a synthetic ImageNet consists of: classes, files, sizes and oddities. Pure; the same seed, the same set.
+"""What a synthetic ImageNet consists of: classes, files, sizes, oddities, devkit. Pure; the same seed, the same set.
 
-As in ILSVRC 2012: labels are ranks of sorted wnids; the devkit's IDs are in another order; classes differ in size; a
-file's number within its class is neither consecutive nor of fixed width; tars are not in alphabetical order.
+As in ILSVRC 2012: labels are ranks of sorted wnids; the devkit's IDs are in another order, and synsets with children
+follow the leaves; classes differ in size; a file's number within its class is neither consecutive nor of fixed width;
+tars are not in alphabetical order.
 """
 
-from collections.abc import Iterator, Sequence
+import gzip
+import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, cycle, islice
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.synth.pictures import CLASSES_MAX, TYPICAL_LONG_SIDE_PX, Picture
+from feedline.preprocess.sources.staging import TarWriter
+from feedline.preprocess.synth.pictures import CLASSES_MAX, ODDITIES, TYPICAL_LONG_SIDE_PX, Picture
 
 Layout = Literal["ilsvrc", "folder"]
 VERSION = 1
-MOST_IMAGES = 10**9
 """Of the pictures and their arrangement: another one makes another set from the same seed."""
-ODDITIES = ("cmyk", "png", "grey", "orientation", "bad exif", "truncated", "empty")
+MOST_IMAGES = 10**9
 SAMPLES_PER_ODDITY = 10_000
 WNID_RANGE = (1_440_764, 15_075_142)
-QUALITY_WORDS = (
+QUALITIES = (
     "common great spotted red-backed striped crested horned golden northern lesser ringed banded grey mountain river "
     "giant dwarf desert speckled black-footed silver arctic pied marbled tufted"
 )
-THING_WORDS = (
+THINGS = (
     "tench finch terrapin gecko newt owl heron plover setter terrier spaniel lynx weevil beetle mantis urchin conch "
     "crane kite hornbill cricket wallaby otter badger marmot gibbon tapir ibex gazelle bagel teapot lantern trolley "
     "barrow spindle loom anvil bellows churn dulcimer sextant thimble abacus gondola"
 )
-QUALITIES = QUALITY_WORDS.split()
-THINGS = THING_WORDS.split()
+LEAVES_PER_PARENT = 4
+SYNSET_FIELDS = "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images"
+MAT_TEXT_BYTES = 116
+DEVKIT_FOLDER = "ILSVRC2012_devkit_t12"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +64,19 @@ class SynthConfig:
     """Processes that draw (one per core); never changes the result."""
 
     def __post_init__(self) -> None:
-        check(self.layout in ("ilsvrc", "folder"), f"layout {self.layout!r} is neither ilsvrc nor folder")
-        check(1 <= self.classes <= CLASSES_MAX, f"{self.classes} classes: 1 to {CLASSES_MAX} can be told apart")
-        check(0 < self.val_fraction < 1, f"val fraction {self.val_fraction} is not between 0 and 1")
-        check(16 <= self.long_side_px <= 4096, f"long side of {self.long_side_px} px is not within 16 to 4096")
-        check(self.seed >= 0, f"seed {self.seed} is negative")
-        check(self.num_workers is None or self.num_workers >= 0, f"{self.num_workers} workers: give 0 or more")
         least = max(2 * self.classes, self.classes + len(ODDITIES) if self.oddities else 0)
-        check(self.images >= least, f"{self.images} images: {self.classes} classes need at least {least}")
-        check(self.images <= MOST_IMAGES, f"{self.images} images: at most {MOST_IMAGES:,}")
+        for holds, complaint in (
+            (self.layout in ("ilsvrc", "folder"), f"layout {self.layout!r} is neither ilsvrc nor folder"),
+            (1 <= self.classes <= CLASSES_MAX, f"{self.classes} classes: 1 to {CLASSES_MAX} can be told apart"),
+            (0 < self.val_fraction < 1, f"val fraction {self.val_fraction} is not between 0 and 1"),
+            (16 <= self.long_side_px <= 4096, f"long side of {self.long_side_px} px is not within 16 to 4096"),
+            (self.seed >= 0, f"seed {self.seed} is negative"),
+            (self.num_workers is None or self.num_workers >= 0, f"{self.num_workers} workers: give 0 or more"),
+            (self.images >= least, f"{self.images} images: {self.classes} classes need at least {least}"),
+            (self.images <= MOST_IMAGES, f"{self.images} images: at most {MOST_IMAGES:,}"),
+        ):
+            if not holds:
+                raise UsageError(complaint)
 
     def settings(self) -> dict[str, Any]:
         """What decides the bytes, for the stamp."""
@@ -75,21 +84,14 @@ class SynthConfig:
         return {"version": VERSION} | {name: getattr(self, name) for name in names}
 
 
-def check(holds: bool, complaint: str) -> None:
-    if not holds:
-        raise UsageError(complaint)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Synset:
+class Synset(NamedTuple):
     wnid: str
     words: str
     ident: int
     """The devkit's ILSVRC2012_ID."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SynthFile:
+class SynthFile(NamedTuple):
     name: str
     picture: Picture
 
@@ -102,19 +104,30 @@ class SynthPlan:
         rng = np.random.default_rng([config.seed, 7])
         self.synsets = draw_synsets(rng, config.classes)
         """By label."""
-        self.val_per_class = max(1, round(config.images * config.val_fraction / config.classes))
-        self.val_per_class = min(self.val_per_class, config.images // config.classes - 1)
+        wanted = max(1, round(config.images * config.val_fraction / config.classes))
+        self.val_per_class = min(wanted, config.images // config.classes - 1)
         self.train_sizes = class_sizes(rng, config.images - self.val_per_class * config.classes, config.classes)
         self.class_order: list[int] = rng.permutation(config.classes).tolist()
         """Of the train tar."""
-        self._odd = self._draw_oddities(rng)
-
-    def __len__(self) -> int:
-        return self.config.images
+        self._odd: dict[tuple[str, int], str] = {}
+        if config.oddities:
+            train = sum(self.train_sizes)
+            count = len(ODDITIES) * -(-train // SAMPLES_PER_ODDITY)
+            places = rng.choice(train, min(count, train), replace=False).tolist()
+            self._odd = {("train", place): ODDITIES[n % len(ODDITIES)] for n, place in enumerate(places)}
+            self._odd["val", int(rng.integers(self.val_per_class * config.classes))] = "cmyk"
 
     def train(self) -> Iterator[tuple[int, list[SynthFile]]]:
         """(label, its files), in the order of the tar; made as they are asked for."""
-        return ((label, self._train_class(label)) for label in self.class_order)
+        for label in self.class_order:
+            rng = np.random.default_rng([self.config.seed, 9, label])
+            count, before = self.train_sizes[label], sum(self.train_sizes[:label])
+            numbers = sorted(rng.choice(20 * count + 10, count, replace=False).tolist())
+            files = [
+                self._file(f"{self.synsets[label].wnid}_{number}.JPEG", "train", label, place, before + place)
+                for place, number in enumerate(numbers)
+            ]
+            yield label, [files[place] for place in rng.permutation(count).tolist()]
 
     @cached_property
     def val(self) -> list[SynthFile]:
@@ -124,10 +137,7 @@ class SynthPlan:
         rng.shuffle(labels)
         places = {label: iter(range(self.val_per_class)) for label in range(self.config.classes)}
         files = [
-            SynthFile(
-                name=f"ILSVRC2012_val_{rank + 1:08d}.JPEG",
-                picture=self._picture("val", label, next(places[label]), rank),
-            )
+            self._file(f"ILSVRC2012_val_{rank + 1:08d}.JPEG", "val", label, next(places[label]), rank)
             for rank, label in enumerate(labels.tolist())
         ]
         return [files[place] for place in rng.permutation(len(files)).tolist()]
@@ -136,49 +146,58 @@ class SynthPlan:
         """Train, then val."""
         return chain((file for _, files in self.train() for file in files), self.val)
 
-    def _train_class(self, label: int) -> list[SynthFile]:
-        rng = np.random.default_rng([self.config.seed, 9, label])
-        count = self.train_sizes[label]
-        start = sum(self.train_sizes[:label])
-        numbers = sorted(rng.choice(20 * count + 10, count, replace=False).tolist())
-        files = [
-            SynthFile(
-                name=f"{self.synsets[label].wnid}_{number}.JPEG",
-                picture=self._picture("train", label, place, start + place),
-            )
-            for place, number in enumerate(numbers)
+    def _file(self, name: str, split: str, label: int, number: int, place: int) -> SynthFile:
+        odd = self._odd.get((split, place), "")
+        return SynthFile(name, Picture(seed=self.config.seed, split=split, label=label, number=number, oddity=odd))
+
+    def devkit(self) -> bytes:
+        """ILSVRC2012_devkit_t12.tar.gz, the same bytes each time."""
+        truth = [self.synsets[file.picture.label].ident for file in sorted(self.val, key=lambda file: file.name)]
+        packed = io.BytesIO()
+        tar = TarWriter(packed)
+        for name, data in (
+            ("readme.txt", b"A synthetic ImageNet made by `feedline synth`, in the layout of ILSVRC 2012.\n"),
+            ("data/meta.mat", self._meta_mat()),
+            ("data/ILSVRC2012_validation_ground_truth.txt", "".join(f"{ident}\n" for ident in truth).encode()),
+        ):
+            tar.add(f"{DEVKIT_FOLDER}/{name}", data)
+        tar.end()
+        return gzip.compress(packed.getvalue(), mtime=0)
+
+    def _meta_mat(self) -> bytes:
+        from scipy.io import savemat
+
+        leaves = sorted(zip(self.synsets, self.train_sizes, strict=True), key=lambda pair: pair[0].ident)
+        rows: list[tuple[Any, ...]] = [
+            (s.ident, s.wnid, s.words, f"a synthetic {s.words.partition(',')[0]}", 0, np.empty(0), 0, size)
+            for s, size in leaves
         ]
-        return [files[place] for place in rng.permutation(count).tolist()]
-
-    def _picture(self, split: str, label: int, number: int, place: int) -> Picture:
-        return Picture(
-            seed=self.config.seed, split=split, label=label, number=number, oddity=self._odd.get((split, place), "")
-        )
-
-    def _draw_oddities(self, rng: np.random.Generator) -> dict[tuple[str, int], str]:
-        if not self.config.oddities:
-            return {}
-        train = sum(self.train_sizes)
-        count = len(ODDITIES) * -(-train // SAMPLES_PER_ODDITY)
-        places = rng.choice(train, min(count, train), replace=False).tolist()
-        odd = {("train", place): kind for place, kind in zip(places, islice(cycle(ODDITIES), count), strict=False)}
-        return odd | {("val", int(rng.integers(self.val_per_class * self.config.classes))): "cmyk"}
+        for number, start in enumerate(range(0, len(leaves), LEAVES_PER_PARENT)):
+            children = np.array([synset.ident for synset, _ in leaves[start : start + LEAVES_PER_PARENT]])
+            # A wnid below and between those of the leaves: whoever forgets `num_children` gets other labels.
+            wnid = f"n{int(self.synsets[number % len(self.synsets)].wnid[1:]) - 1 - number:08d}"
+            ident, kind = len(leaves) + 1 + number, f"kind {number + 1}"
+            rows.append((ident, wnid, kind, "a synset above others", len(children), children, 1, 0))
+        table = np.array(rows, dtype=[(name, object) for name in SYNSET_FIELDS.split()])
+        buffer = io.BytesIO()
+        savemat(buffer, {"synsets": table.reshape(-1, 1)})
+        # MATLAB's header says when it was written: that would be another file each time.
+        text = b"MATLAB 5.0 MAT-file, Platform: feedline synth, Created on: Thu Jan  1 00:00:00 1970"
+        return text.ljust(MAT_TEXT_BYTES) + buffer.getvalue()[MAT_TEXT_BYTES:]
 
 
 def draw_synsets(rng: np.random.Generator, classes: int) -> list[Synset]:
+    """Words are like WordNet's: a name, then another for the same thing."""
     numbers = sorted(rng.choice(WNID_RANGE[1] - WNID_RANGE[0], classes, replace=False).tolist())
     idents = (rng.permutation(classes) + 1).tolist()
-    names = rng.choice(len(QUALITIES) * len(THINGS), classes, replace=classes > len(QUALITIES) * len(THINGS)).tolist()
-    return [
-        Synset(wnid=f"n{number + WNID_RANGE[0]:08d}", words=words(name), ident=ident)
-        for number, ident, name in zip(numbers, idents, names, strict=True)
-    ]
-
-
-def words(name: int) -> str:
-    """Like WordNet's: a name, then another for the same thing."""
-    quality, thing = divmod(name, len(THINGS))
-    return f"{QUALITIES[quality]} {THINGS[thing]}, {THINGS[thing].title()} {QUALITIES[quality].replace('-', '')}us"
+    pairs = [(quality, thing) for quality in QUALITIES.split() for thing in THINGS.split()]
+    synsets: list[Synset] = []
+    names = rng.choice(len(pairs), classes, replace=classes > len(pairs)).tolist()
+    for number, ident, name in zip(numbers, idents, names, strict=True):
+        quality, thing = pairs[name]
+        words = f"{quality} {thing}, {thing.title()} {quality.replace('-', '')}us"
+        synsets.append(Synset(f"n{number + WNID_RANGE[0]:08d}", words, ident))
+    return synsets
 
 
 def class_sizes(rng: np.random.Generator, images: int, classes: int) -> list[int]:
@@ -189,9 +208,3 @@ def class_sizes(rng: np.random.Generator, images: int, classes: int) -> list[int
     short = images - int(sizes.sum())
     sizes[np.argsort(-(exact - np.floor(exact)), kind="stable")[:short]] += 1
     return sizes.tolist()
-
-
-def identifiers_by_name(plan: SynthPlan) -> Sequence[int]:
-    """The ground truth's lines: the ID of each val image, by alphabetical file name."""
-    ordered = sorted(plan.val, key=lambda file: file.name)
-    return [plan.synsets[file.picture.label].ident for file in ordered]

@@ -1,34 +1,41 @@
 """A synthetic ImageNet: `synth(SynthConfig(...))`.
 
-Pictures are drawn in parallel and stream straight into their place: into tars of tars whose outer header is patched
-when the inner tar is done, or into class folders. Everything is made in a hidden folder beside the result and appears
-with one rename; the same settings give the same bytes for any number of processes.
+Pictures are drawn in parallel, a bounded number ahead, and stream straight into their place: into tars of tars, or
+into class folders. Everything is made in a hidden folder beside the result and appears with one rename; the same
+settings give the same bytes for any number of processes.
 """
 
 import fcntl
 import json
 import os
 import shutil
+import signal
+from collections import deque
 from collections.abc import Callable, Generator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.preprocess.sources.plain_tar import tar_file
-from feedline.preprocess.synth.devkit_files import devkit_bytes
-from feedline.preprocess.synth.drawing import pictures
+from feedline.pipeline.base.process import die_with_parent, usable_cores
+from feedline.preprocess.sources.imagenet import DEVKIT, TRAIN, VAL
+from feedline.preprocess.sources.staging import tar_file
 from feedline.preprocess.synth.inventory import SynthConfig, SynthPlan
+from feedline.preprocess.synth.pictures import picture_bytes
 
 STAMP = "synth.json"
-TRAIN_TAR = "ILSVRC2012_img_train.tar"
-VAL_TAR = "ILSVRC2012_img_val.tar"
-DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+FEW_IMAGES = 64
+"""Fewer are drawn sooner than processes start."""
+AHEAD = 8
+"""Pictures drawn or waiting for each process."""
 
 OnProgress = Callable[[int, int], None]
 
 
-def synth(config: SynthConfig, on_progress: OnProgress | None = None) -> dict[str, Any]:
+def synth(config: SynthConfig, on_progress: OnProgress = lambda done, of: None) -> dict[str, Any]:
     """Makes the dataset at `config.out`, or finds that it is there already; returns what it is (as in synth.json).
 
     Raises UsageError when something else is there.
@@ -38,51 +45,50 @@ def synth(config: SynthConfig, on_progress: OnProgress | None = None) -> dict[st
     if already is not None:
         return already | {"already_complete": True}
     plan = SynthPlan(config)
-    with hidden_folder(out) as folder:
-        written = Writing(plan, folder, on_progress or (lambda *_: None))
-        written.run()
-        said = describe(plan, written.bytes) | {"files": written.files}
-        (folder / STAMP).write_text(json.dumps(said, indent=1) + "\n")
-        publish(folder, out)
-    return said
-
-
-def describe(plan: SynthPlan, size_bytes: int) -> dict[str, Any]:
-    return {
-        "settings": plan.config.settings(),
+    result: dict[str, Any] = {
+        "settings": config.settings(),
         "train_samples": sum(plan.train_sizes),
         "val_samples": len(plan.val),
-        "bytes": size_bytes,
+        "bytes": 0,
         "wnids": [synset.wnid for synset in plan.synsets],
         "oddities": {file.name: file.picture.oddity for file in plan.files() if file.picture.oddity},
     }
 
+    def counted(stream: Generator[bytes]) -> Generator[bytes]:
+        for done, data in enumerate(stream, 1):
+            result["bytes"] += len(data)
+            on_progress(done, config.images)
+            yield data
+
+    with hidden_folder(out) as folder:
+        with closing(pictures(plan)) as stream:
+            write = write_archives if config.layout == "ilsvrc" else write_folders
+            result["files"] = write(plan, folder, counted(stream))
+        (folder / STAMP).write_text(json.dumps(result, indent=1) + "\n")
+        try:
+            folder.rename(out)  # over nothing, or an empty folder
+        except OSError as error:
+            raise UsageError(f"{out} cannot become the dataset ({error.strerror}): choose another folder") from error
+    return result
+
 
 def present(out: Path, config: SynthConfig) -> dict[str, Any] | None:
     """The stamp, if this very dataset is there; None if nothing is. Raises UsageError otherwise."""
-    if out.is_dir():
-        if not any(out.iterdir()):
-            return None
-        with suppress(OSError, ValueError):
-            said = json.loads((out / STAMP).read_text())
-            if said.get("settings") != config.settings():
-                raise UsageError(f"{out} holds another synthetic dataset: choose another folder, or remove it")
-            if not whole(out, said["files"]):
-                raise UsageError(f"{out} holds this dataset, but some of its files are gone: remove it")
-            return said
-    elif not out.exists():
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
-    raise UsageError(f"{out} holds something else: choose another folder")
-
-
-def whole(out: Path, files: dict[str, int]) -> bool:
-    """Whether its archives have their sizes, its folders their numbers of files."""
-    for name, size in files.items():
+    stamp: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        stamp = json.loads((out / STAMP).read_text())
+    if not stamp:
+        raise UsageError(f"{out} holds something else: choose another folder")
+    if stamp.get("settings") != config.settings():
+        raise UsageError(f"{out} holds another synthetic dataset: choose another folder, or remove it")
+    for name, size in stamp["files"].items():
         path = out / name
         held = sum(1 for _ in path.glob("*/*")) if path.is_dir() else path.stat().st_size if path.exists() else -1
         if held != size:
-            return False
-    return True
+            raise UsageError(f"{out} holds this dataset, but some of its files are gone: remove it")
+    return stamp
 
 
 @contextmanager
@@ -90,8 +96,7 @@ def hidden_folder(out: Path) -> Generator[Path]:
     """A fresh folder beside `out`, gone on the way out unless it was published; one process at a time."""
     folder = out.absolute().with_name(f".{out.name}.synth")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
     except OSError as error:
         raise UsageError(f"{folder.parent} cannot be written: {error.strerror}") from error
@@ -100,8 +105,12 @@ def hidden_folder(out: Path) -> Generator[Path]:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise UsageError(f"another `feedline synth` is writing {out}: wait for it") from error
-        clear(folder)  # what a killed run left
         try:
+            for entry in folder.iterdir():  # what a killed run left
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -111,67 +120,59 @@ def hidden_folder(out: Path) -> Generator[Path]:
         os.close(held)
 
 
-def clear(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+def write_archives(plan: SynthPlan, folder: Path, stream: Generator[bytes]) -> dict[str, int]:
+    """Archive -> bytes."""
+    with tar_file(folder / TRAIN) as tar:
+        for label, files in plan.train():
+            with tar.inner(f"{plan.synsets[label].wnid}.tar"):
+                for file in files:
+                    tar.add(file.name, next(stream))
+    with tar_file(folder / VAL) as tar:
+        for file in plan.val:
+            tar.add(file.name, next(stream))
+    (folder / DEVKIT).write_bytes(plan.devkit())
+    return {name: (folder / name).stat().st_size for name in (TRAIN, VAL, DEVKIT)}
 
 
-def publish(folder: Path, out: Path) -> None:
+def write_folders(plan: SynthPlan, folder: Path, stream: Generator[bytes]) -> dict[str, int]:
+    """Split's folder -> number of files."""
+    for name, picture in plan.files():
+        class_folder = folder / picture.split / plan.synsets[picture.label].wnid
+        class_folder.mkdir(parents=True, exist_ok=True)
+        (class_folder / name).write_bytes(next(stream))
+    return {"train": sum(plan.train_sizes), "val": len(plan.val)}
+
+
+# --- drawing ------------------------------------------------------------------------------------------
+
+
+def pictures(plan: SynthPlan) -> Generator[bytes]:
+    """The bytes of `plan.files`, in order. Close it to end the processes early. Raises FeedlineError."""
+    workers, px = plan.config.num_workers, plan.config.long_side_px
+    if workers is None:
+        workers = 0 if plan.config.images <= FEW_IMAGES else usable_cores()
+    if not workers:
+        yield from (picture_bytes(file.picture, px) for file in plan.files())
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), start_worker)
+    coming: deque[Future[bytes]] = deque()
     try:
-        folder.rename(out)  # over nothing, or an empty folder
-    except OSError as error:
-        raise UsageError(f"{out} cannot become the dataset ({error.strerror}): choose another folder") from error
+        for file in plan.files():
+            coming.append(pool.submit(picture_bytes, file.picture, px))
+            if len(coming) == AHEAD * workers:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+    except BrokenProcessPool as error:
+        raise FeedlineError("a process that draws pictures was killed (out of memory?): run again") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-class Writing:
-    """The stream of pictures into files."""
+def start_worker() -> None:
+    """It ends with its parent, however that ends; and the parent decides what Ctrl-C ends."""
+    import cv2
 
-    def __init__(self, plan: SynthPlan, folder: Path, on_progress: OnProgress) -> None:
-        self.bytes = 0
-        self.files: dict[str, int] = {}
-        """Archive -> bytes, or folder -> number of files."""
-        self._plan, self._folder, self._on_progress = plan, folder, on_progress
-        self._done = 0
-
-    def run(self) -> None:
-        with closing(pictures(self._plan)) as stream:
-            self._stream = stream
-            if self._plan.config.layout == "ilsvrc":
-                self._archives()
-            else:
-                self._folders()
-
-    def _next(self) -> bytes:
-        data = next(self._stream)
-        self._done += 1
-        self.bytes += len(data)
-        self._on_progress(self._done, len(self._plan))
-        return data
-
-    def _archives(self) -> None:
-        with tar_file(self._folder / TRAIN_TAR) as tar:
-            for label, files in self._plan.train():
-                with tar.inner(f"{self._plan.synsets[label].wnid}.tar"):
-                    for file in files:
-                        tar.add(file.name, self._next())
-        with tar_file(self._folder / VAL_TAR) as tar:
-            for file in self._plan.val:
-                tar.add(file.name, self._next())
-        (self._folder / DEVKIT).write_bytes(devkit_bytes(self._plan))
-        self.files = {name: (self._folder / name).stat().st_size for name in (TRAIN_TAR, VAL_TAR, DEVKIT)}
-
-    def _folders(self) -> None:
-        for _, files in self._plan.train():
-            for file in files:
-                self._write("train", file.picture.label, file.name)
-        for file in self._plan.val:
-            self._write("val", file.picture.label, file.name)
-        self.files = {"train": sum(self._plan.train_sizes), "val": len(self._plan.val)}
-
-    def _write(self, split: str, label: int, name: str) -> None:
-        folder = self._folder / split / self._plan.synsets[label].wnid
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(self._next())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    cv2.setNumThreads(1)

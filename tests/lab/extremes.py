@@ -122,7 +122,7 @@ def shards_case(folder: Path, scale: float) -> dict[str, Any]:
 
 def large_case(folder: Path, scale: float) -> dict[str, Any]:
     """Members of a GiB of nothing between the samples: sizes and offsets are real, the blocks on disk are not."""
-    from feedline.preprocess.sources.tar_headers import local_reader, walk
+    from feedline.preprocess.sources.tar_headers import reader, walk
 
     gibibytes = max(1, round(LARGE_GIB * scale))
     split = folder / "train"
@@ -143,7 +143,7 @@ def large_case(folder: Path, scale: float) -> dict[str, Any]:
     )
     (split / shards.MANIFEST).write_text(tiny_split.describe([info], samples, samples, PX).to_json())
     started_s = time.perf_counter()
-    with local_reader(str(split / name)) as (read, size_bytes):
+    with reader(str(split / name), {}) as (read, size_bytes):
         walked = [member.offset for member in walk(read, 0, size_bytes, name) if member.name.endswith(".jpg")]
     if walked != [row.offset for row in writer.rows]:
         raise AssertionError("walking the tar gives other offsets than writing it")

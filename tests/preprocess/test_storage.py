@@ -23,7 +23,7 @@ from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.format.manifest import read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
-from feedline.preprocess.sources.reading import Where, coalesced, grouped, read_all
+from feedline.preprocess.sources.reading import Where, fetch, grouped, read_all
 from feedline.preprocess.store import ObjectStore
 from feedline.preprocess.verify import verify
 from tests.preprocess.making import Here, photo, saved
@@ -285,9 +285,15 @@ def test_coalesced_reads_give_the_same_bytes(wanted: list[tuple[int, int, int]])
     places = [Where(f"memory:///ranges/{n}", offset, length) for n, offset, length in wanted]
     found = list(read_all(places, {}, {}))
     assert found == [contents[n][offset : offset + length] for n, offset, length in wanted]
-    for group in grouped(places):
-        spans = coalesced(group)
-        assert len(spans) <= len(set(group))
+    whole, asked = memory.cat_ranges, list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            memory, "cat_ranges", lambda paths, *given, **how: asked.append(len(paths)) or whole(paths, *given, **how)
+        )
+        for group in grouped(places):
+            asked.clear()
+            fetch(group, {})
+            assert sum(asked) <= len(set(group))
 
 
 def test_a_remote_file_that_is_too_short_is_noticed() -> None:

@@ -82,18 +82,7 @@ def test_binary_column_words_and_nulls(tmp_path: Path) -> None:
     assert list(samples(found).values()) == [(1, b"1"), (0, b""), (-1, b"3")]
 
 
-def test_class_names_in_another_order_are_mapped_by_name(tmp_path: Path) -> None:
-    write(tmp_path / "set/test-0.parquet", hub_table(2, 0, ["emu", "dog", "cat"]))  # 0, 1: emu, dog
-    write(tmp_path / "set/train-0.parquet", hub_table(4, 0, ["cat", "dog", "emu"]))
-    write(tmp_path / "set/train-1.parquet", hub_table(4, 4, ["dog", "emu", "cat"]))
-    found = indexed(tmp_path / "set", tmp_path / "staging")
-    assert [entry["name"] for entry in found.classes] == ["cat", "dog", "emu"]
-    read = samples(found)
-    assert [read["train", f"{n:08d}"][0] for n in range(8)] == [0, 1, 0, 1, 1, 2, 1, 2]
-    assert [read["test", f"{n:08d}"][0] for n in range(2)] == [2, 1]
-
-
-@pytest.mark.parametrize("names", [["cat", "emu"], ["cat"], ["cat", "dog", "dog"], None])
+@pytest.mark.parametrize("names", [["cat", "emu"], ["dog", "cat"], ["cat"], ["cat", "dog", "dog"], None])
 def test_files_that_name_different_classes_are_refused(tmp_path: Path, names: list[str] | None) -> None:
     write(tmp_path / "set/a.parquet", hub_table(4, 0, NAMES))
     write(tmp_path / "set/b.parquet", hub_table(4, 4, names))
@@ -129,6 +118,19 @@ def test_a_label_column_of_floats_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "x.parquet", pa.table({"image": images, "label": [1.0, None], "id": [5, 6]}))
     with pytest.raises(UsageError, match=r"label column 'label' is of double: store integers or text"):
         open_source(str(tmp_path / "x.parquet"))
+
+
+@pytest.mark.parametrize("labels", [([1, 2], [1.0, 2.0]), ([1.0, 2.0], [1, 2])])
+def test_whole_and_float_labels_together_mean_the_same_in_any_order(tmp_path: Path, labels: Any) -> None:
+    images = [{"bytes": b"x", "path": ""}] * 2
+    for name, column in zip("ab", labels, strict=True):
+        write(tmp_path / f"set/{name}.parquet", pa.table({"image": images, "label": column}))
+    with pytest.raises(UsageError, match=r"set: label column 'label' is of double: .*labels=numbers"):
+        indexed(tmp_path / "set", tmp_path / "staging")
+    found = indexed(tmp_path / "set", tmp_path / "numbers", labels="numbers")
+    assert found.columns.labels_N.tolist() == [1, 2, 1, 2]
+    found = indexed(tmp_path / "set", tmp_path / "words", labels="words")
+    assert [entry["name"] for entry in found.classes] == ["1", "1.0", "2", "2.0"]
 
 
 def test_image_columns_of_two_kinds(tmp_path: Path) -> None:
@@ -244,6 +246,8 @@ def test_torchvision_mistakes(tmp_path: Path) -> None:
         indexed(f"torchvision:CIFAR11:{tmp_path}", tmp_path / "staging")
     with pytest.raises(UsageError, match="unpickles whatever lies in its cache"):
         indexed(f"torchvision:LSUN:{tmp_path}", tmp_path / "staging")
+    with pytest.raises(UsageError, match="EMNIST is six datasets in one: export it to an image folder"):
+        indexed(f"torchvision:EMNIST:{tmp_path}", tmp_path / "staging")
     with pytest.raises(UsageError, match=r"CIFAR10 cannot be opened in .*download it there first"):
         indexed(f"torchvision:CIFAR10:{tmp_path}", tmp_path / "staging")
 
@@ -289,26 +293,6 @@ def test_pets_have_a_trainval_split(tmp_path: Path) -> None:
     found = indexed(f"torchvision:OxfordIIITPet:{tmp_path}/root", tmp_path / "staging")
     assert found.columns.split_names == ["train", "val"]
     assert found.columns.labels_N.tolist() == [0, 1] * 2
-
-
-def test_a_dataset_in_several_forms_is_named_with_one(tmp_path: Path) -> None:
-    raw = tmp_path / "EMNIST" / "raw"
-    raw.mkdir(parents=True)
-    for split in ("train", "test"):
-        for what, head, data in (
-            ("images-idx3", (0x803, 2, 28, 28), bytes(2 * 784)),
-            ("labels-idx1", (0x801, 2), b"\0\1"),
-        ):
-            start = b"".join(number.to_bytes(4, "big") for number in head)
-            (raw / f"emnist-digits-{split}-{what}-ubyte").write_bytes(start + data)
-    found = indexed(f"torchvision:EMNIST/digits:{tmp_path}", tmp_path / "staging")
-    assert found.columns.split_names == ["train", "val"]
-    assert found.columns.labels_N.tolist() == [0, 1] * 2
-    for name in ("EMNIST", "EMNIST/none"):
-        with pytest.raises(UsageError, match=r"has the forms byclass, .*like torchvision:EMNIST/byclass:ROOT"):
-            indexed(f"torchvision:{name}:{tmp_path}", tmp_path / "other")
-    with pytest.raises(UsageError, match="CIFAR10 has no forms"):
-        indexed(f"torchvision:CIFAR10/x:{tmp_path}", tmp_path / "other")
 
 
 def test_no_thread_of_arrow_waits_for_python_s_lock(tmp_path: Path, gil_watch: dict[str, str]) -> None:

@@ -21,8 +21,8 @@ from scipy.io import loadmat
 from sklearn.linear_model import LogisticRegression
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.preprocess.synth.inventory import ODDITIES, SynthConfig, SynthPlan
-from feedline.preprocess.synth.pictures import Picture, draw, jpeg
+from feedline.preprocess.synth.inventory import SynthConfig, SynthPlan
+from feedline.preprocess.synth.pictures import ODDITIES, Picture, draw, picture_bytes
 from feedline.preprocess.synth.write import synth
 from tests.preprocess.raw import DEVKIT, TRAIN, VAL, indexed, samples
 
@@ -92,9 +92,9 @@ def test_sizes_and_names_are_like_imagenet_s() -> None:
 
 
 def test_files_are_of_imagenet_s_size_and_cost() -> None:
-    sizes = [len(jpeg(Picture(seed=1, split="train", label=n % 8, number=n))) for n in range(40)]
+    sizes = [len(picture_bytes(Picture(seed=1, split="train", label=n % 8, number=n))) for n in range(40)]
     assert 80_000 < np.mean(sizes) < 115_000
-    with Image.open(io.BytesIO(jpeg(Picture(seed=1, split="train", label=0, number=0)))) as image:
+    with Image.open(io.BytesIO(picture_bytes(Picture(seed=1, split="train", label=0, number=0)))) as image:
         assert (image.mode, max(image.size) in range(495, 645)) == ("RGB", True)
 
 
@@ -146,11 +146,9 @@ def test_every_oddity_is_what_it_says(odd_ilsvrc: Path) -> None:
 
 
 def test_a_cmyk_picture_looks_like_its_rgb(odd_ilsvrc: Path) -> None:
-    picture = Picture(seed=5, split="train", label=0, number=0)
-    from feedline.preprocess.synth.oddities import cmyk
-
+    picture = Picture(seed=5, split="train", label=0, number=0, oddity="cmyk")
     image, _ = draw(picture, 96)
-    again = np.asarray(Image.open(io.BytesIO(cmyk(image, 95))).convert("RGB")).astype(int)
+    again = np.asarray(Image.open(io.BytesIO(picture_bytes(picture, 96))).convert("RGB")).astype(int)
     assert np.abs(again - image).mean() < 12
 
 
@@ -221,7 +219,7 @@ def test_an_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def fail(plan: SynthPlan) -> bytes:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("feedline.preprocess.synth.write.devkit_bytes", fail)
+    monkeypatch.setattr(SynthPlan, "devkit", fail)
     with pytest.raises(FeedlineError, match="x cannot be written: No space left on device"):
         synth(small(tmp_path / "x"))
     assert list(tmp_path.iterdir()) == []
