@@ -81,7 +81,7 @@ def images_under(folder: str, others: Counter[str], deep: bool = True) -> Iterat
     """(name relative to the folder, path, size) of every image; -1 is the size of a link that leads nowhere.
 
     Links are followed, but no folder is listed twice by them, nor one that the folder lies in. `others` counts what
-    is passed over; hidden files are not counted.
+    is passed over; of hidden files, the images.
     """
 
     def identity(path: str | Path) -> tuple[int, int]:
@@ -102,6 +102,8 @@ def images_under(folder: str, others: Counter[str], deep: bool = True) -> Iterat
             for entry in sorted(os.scandir(path), key=lambda entry: entry.name, reverse=True):
                 name = f"{beneath}{entry.name}"
                 if entry.name.startswith("."):
+                    if is_image(entry.name.lstrip(".")):
+                        others["hidden images"] += 1
                     continue
                 if is_folder(entry):
                     if deep:
@@ -198,6 +200,11 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
     wanted = {split: folder for split, folder in splits.items() if options.wants(split)}
     if not wanted:
         raise UsageError(f"{path} has no folder for {options.splits}")
+    hidden = [
+        str(place) for folder in wanted.values() for place in sorted(folder.glob(".*/")) if has_images(place, True)
+    ]
+    if hidden:
+        notes.append(f"passed over: hidden folders with images ({', '.join(hidden)}): rename those that are classes")
     return FolderSource(where=path, splits=wanted, classes=classes, notes=notes)
 
 

@@ -61,6 +61,7 @@ class ParquetSource(Source):
             tars=tars,
             classes=None if self.names is None else [{"name": name} for name in self.names],
             if_empty="it has no rows",
+            if_unlabelled=f"its column {self.label!r} holds no label: say --source-option label_column=NAME",
             options=SourceOptions(labels=self.options.labels),
             notes=[f"columns: image {self.image!r}, label {self.label!r}"],
         )

@@ -126,7 +126,7 @@ def label_word(extension: str, member: Member, read: Read) -> str | None:
     try:
         label: Any = read(member.offset, member.length).decode("utf-8-sig")
         if extension.rpartition(".")[2] == "json":
-            values = json.loads(label)
+            values = json.loads(label, parse_constant=lambda _: None)  # NaN: how a missing label is often written
             names = [name for name in JSON_LABELS if name in values] if isinstance(values, dict) else []
             label = values[names[0]] if names else None
     except (ValueError, RecursionError):
@@ -143,7 +143,14 @@ class ShardsSource(Source):
     options: SourceOptions
     classes: Classes | None = None
     """By label, when known beforehand."""
-    if_empty: str = "its tars hold no images with an extension like .jpg"
+    if_empty: str = (
+        "its tars hold no images with an extension like .jpg, all that follows a name's first dot (else say "
+        "--source-option image_column=EXTENSION)"
+    )
+    if_unlabelled: str = (
+        "no image in its tars has a label (KEY.cls, or a label in KEY.json): add them, say "
+        "--source-option label_column=EXTENSION, or extract the tars into class folders and give those"
+    )
     notes: list[str] = field(default_factory=list[str])
     kind = "shards"
 
@@ -162,10 +169,7 @@ class ShardsSource(Source):
             count = sum(len(part) for part in parts if part.split == split)
             notes.append(f"left out: {split}, none of whose {count:,} samples has a label")
         if not kept:
-            raise SourceError(
-                f"{self.where}: no image in its tars has a label (KEY.cls, or a label in KEY.json): add them, say "
-                "--source-option label_column=EXTENSION, or extract the tars into class folders and give those"
-            )
+            raise SourceError(f"{self.where}: {self.if_unlabelled}")
         columns = joined(with_tars_in_names([part for part in parts if part.split in kept]))
         return Found(columns=columns, classes=classes, notes=[*notes, *passed_over(parts)])
 

@@ -83,8 +83,13 @@ def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
     assert len(found.columns) == 1
     assert found.notes == [
         "no train image: 1 classes (first: b)",
+        "passed over: 1 hidden images",
         "passed over: 3 things that are no image files",
     ]
+    images(tmp_path, ".kept/1.jpg", ".git/objects")  # ImageFolder takes the first for a class
+    assert indexed(tmp_path).notes[0] == (
+        f"passed over: hidden folders with images ({tmp_path}/.kept): rename those that are classes"
+    )
 
 
 def test_links(tmp_path: Path) -> None:

@@ -152,6 +152,9 @@ def test_no_rows_are_said_to_be_none(tmp_path: Path) -> None:
     write(tmp_path / "set/train.parquet", hub_table(4).slice(0, 0))
     with pytest.raises(SourceError, match="set: it has no rows"):
         indexed(tmp_path / "set", tmp_path / "staging")
+    nulls = pa.table({"image": [b"1"], "label": pa.array([None], pa.int64())})
+    with pytest.raises(SourceError, match=r"nulls\.parquet: its column 'label' holds no label: say .*label_column="):
+        indexed(write(tmp_path / "nulls.parquet", nulls), tmp_path / "staging")
 
 
 def test_columns_in_doubt(tmp_path: Path) -> None:

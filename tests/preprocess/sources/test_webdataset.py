@@ -50,10 +50,12 @@ def test_json_labels_and_other_members(tmp_path: Path) -> None:
         ("d.json", b"{not json"),
         ("e.jfif", b"E"),
         ("e.json", b'{"label": 2}'),
+        ("f.png", b"F"),
+        ("f.json", json.dumps({"label": float("nan")}).encode()),  # as pandas writes a missing one
     ]
     found = indexed(write_tar(tmp_path / "x.tar", rows))
     assert samples(found) == {("train", "a"): (2, b"A"), ("train", "b"): (-1, b"B"), ("train", "d"): (-1, b"D"),
-                              ("train", "e"): (2, b"E")}  # fmt: skip
+                              ("train", "e"): (2, b"E"), ("train", "f"): (-1, b"F")}  # fmt: skip
     assert found.notes[1:] == ["passed over: 1 samples without an image"]
 
 
@@ -259,8 +261,10 @@ def test_patterns(tmp_path: Path) -> None:
 
 
 def test_tars_without_images(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"its tars hold no images with an extension like \.jpg"):
-        indexed(write_tar(tmp_path / "x.tar", [("a.npy", b"1"), ("a.cls", b"1")]))
+    members = [("a.v1.jpg", b"1"), ("a.cls", b"1")]
+    with pytest.raises(SourceError, match=r"its tars hold no images with an extension like \.jpg.* image_column="):
+        indexed(write_tar(tmp_path / "x.tar", members))
+    assert len(indexed(tmp_path / "x.tar", image_column="v1.jpg").columns) == 1
 
 
 def test_a_tar_cut_short(tmp_path: Path) -> None:
