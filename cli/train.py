@@ -12,8 +12,8 @@ from rich.console import Console
 from feedline.cli.common import JsonFile, Record, console, stderr
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.files import read_bounded
 from feedline.pipeline.base.text import printable
-from feedline.pipeline.format.local import read_bounded
 from feedline.train.config import TrainConfig
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from feedline.pipeline.device import (
 )
 from feedline.pipeline.draw.order import EpochPlan, Policy, class_balanced, subset
 from feedline.pipeline.draw.regions import Augment as Augment
-from feedline.pipeline.format.cache import Prefetcher
+from feedline.pipeline.format.remote import Prefetcher
 from feedline.pipeline.loader_config import MOST_PX, STATE_VERSION, checked_epoch, checked_state, whole
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
 from feedline.pipeline.rank import from_environment, place

@@ -40,7 +40,7 @@ class Shards(Dataset[tuple[Any, int]]):
 
     def _open(self) -> None:
         self._index = read_index(self.folder, self.manifest)
-        self._files = LocalFiles(self.folder, [shard.name for shard in self.manifest.shards])
+        self._files = LocalFiles(self.folder, self.manifest.shard_names)
         self._process = os.getpid()
 
     @property
@@ -59,11 +59,10 @@ class Shards(Dataset[tuple[Any, int]]):
         if not -len(self) <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
         if os.getpid() != self._process:  # forked: file positions are not used, but closing must not be shared
-            self._files = LocalFiles(self.folder, [shard.name for shard in self.manifest.shards])
+            self._files = LocalFiles(self.folder, self.manifest.shard_names)
             self._process = os.getpid()
         index = self._index
-        shard, offset, length = (int(c[sample]) for c in (index.shards_N, index.offsets_N, index.lengths_N))
-        image = self._decoded(self._files.read(shard, offset, length))
+        image = self._decoded(self._files.read(*index.place(sample)))
         return self.transform(image) if self.transform else image, int(index.labels_N[sample])
 
     def _decoded(self, data: bytes) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import SampleError, TransformError, WorkerError
-from feedline.pipeline.base.memory import Columns, SharedMemory
+from feedline.pipeline.base.memory import SharedMemory, shared_columns
 from feedline.pipeline.draw.order import PADDING, EpochPlan
 from feedline.pipeline.workers import counters
 from feedline.pipeline.workers.entry import make_filler, perform
@@ -100,7 +100,7 @@ class Engine:
             self.crew = WorkerCrew(workers, equipment, self._doing)
         else:
             clock = counters.Clock(self._rows[0])
-            filler = make_filler(spec, Columns.unpack(index.view, index_layout), clock)
+            filler = make_filler(spec, shared_columns(index.view, index_layout), clock)
             self.crew = InlineCrew(lambda task: self._inline(task, filler, clock))
 
     def _inline(self, task: Task, filler: Filler, clock: counters.Clock) -> Reply:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import FeedlineError, SampleError, TransformError
-from feedline.pipeline.base.memory import Columns, attach
+from feedline.pipeline.base.memory import attach, shared_columns
 from feedline.pipeline.base.process import die_with_parent, keep_freed_memory
 from feedline.pipeline.workers.counters import FIELD, NOTHING, Clock, rows_of
 from feedline.pipeline.workers.fill import Filler, FillSpec, PixelFiller, where_raised
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
 
 class Worker:
     def __init__(self, number: int, connection: socket.socket, slots: int, index: int, counters: int, orders: int):
-        told = json.loads(bytes(attach(orders, writable=False)).rstrip(b"\0"))
+        told = json.loads(bytes(attach(orders)).rstrip(b"\0"))
         self._number = number
         self._connection = connection
         self._slots = attach(slots)
@@ -66,7 +66,7 @@ class Worker:
         self._current_run = rows[-1].data
         self._clock = Clock(rows[number])
         self._clock.set(FIELD["pid"], os.getpid())
-        columns = Columns.unpack(attach(index), told["index_layout"])
+        columns = shared_columns(attach(index), told["index_layout"])
         self._filler = make_filler(FillSpec(**told["fill"]), columns, self._clock)
 
     def run(self, parent: int) -> None:

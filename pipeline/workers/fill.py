@@ -18,8 +18,7 @@ from feedline.pipeline.base.errors import DatasetError, SampleError, TransformEr
 from feedline.pipeline.codecs.decode import make_kernel
 from feedline.pipeline.draw.order import PADDING
 from feedline.pipeline.draw.regions import Augment
-from feedline.pipeline.format.local import Files, LocalFiles
-from feedline.pipeline.format.raw_batches import Gather
+from feedline.pipeline.format.local import LocalFiles, RawBatches
 from feedline.pipeline.workers import ship
 from feedline.pipeline.workers.counters import FIELD, Clock
 from feedline.pipeline.workers.slots import CHANNELS, Images
@@ -135,7 +134,7 @@ class PixelFiller(Filler):
         self._kernel = make_kernel(spec.codec, self.augment, spec.seed)
         self._transform = _SampleTransform(spec.transform, spec.seed) if spec.transform else None
         self._batch_transform = ship.unpack(spec.batch_transform) if spec.batch_transform else None
-        self._gather = Gather(Path(spec.folder), spec.shards, columns, spec.gather_px) if spec.gather_px else None
+        self._gather = RawBatches(Path(spec.folder), spec.shards, columns, spec.gather_px) if spec.gather_px else None
 
     def fill(self, samples_N: npt.NDArray[np.int64], epoch: int, px: int, images: Images,
              labels_N: npt.NDArray[np.int64]) -> tuple[int, int, list[BadSample]]:  # fmt: skip
@@ -161,7 +160,7 @@ class PixelFiller(Filler):
         self.clock.mark(_COLLATE)
         return position
 
-    def _copy(self, gather: Gather, samples_N: npt.NDArray[np.int64], images_NHWC: Images,
+    def _copy(self, gather: RawBatches, samples_N: npt.NDArray[np.int64], images_NHWC: Images,
               labels_N: npt.NDArray[np.int64]) -> int:  # fmt: skip
         try:
             gather.into(images_NHWC, samples_N)
@@ -209,7 +208,7 @@ class PixelFiller(Filler):
         self.clock.mark(_TRANSFORM)
 
 
-def open_files(spec: FillSpec) -> Files:
+def open_files(spec: FillSpec) -> LocalFiles:
     if not spec.address:
         return LocalFiles(Path(spec.folder), spec.shards)
     from feedline.pipeline.format.remote import RemoteFiles

@@ -22,7 +22,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.functional import InterpolationMode
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.format.manifest import ShardReader, read_index, read_manifest
+from feedline.pipeline.format.local import LocalFiles
+from feedline.pipeline.format.manifest import read_index, read_manifest
 from feedline.pipeline.loader import Loader
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
@@ -31,12 +32,12 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 @pytest.fixture
 def folder(split: Path, tmp_path: Path) -> Path:
     """The split's images as an image folder of one class."""
-    index, manifest = read_index(split), read_manifest(split)
-    reader = ShardReader(split, manifest, index)
+    index = read_index(split)
+    files = LocalFiles(split, read_manifest(split).shard_names)
     (tmp_path / "c0").mkdir()
     for sample in range(len(index)):
-        (tmp_path / "c0" / f"{index.key(sample)}.jpg").write_bytes(reader.read(sample))
-    reader.close()
+        (tmp_path / "c0" / f"{index.key(sample)}.jpg").write_bytes(files.read(*index.place(sample)))
+    files.close()
     return tmp_path
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.pipeline.base.memory import Columns, SharedMemory
+from feedline.pipeline.base.memory import SharedMemory, share_columns, shared_columns
 from feedline.pipeline.workers import counters
 from feedline.pipeline.workers.messages import MAX_BYTES, Reply, Task
 from feedline.pipeline.workers.slots import Ledger, SlotLayout
@@ -100,8 +100,8 @@ def test_replies_travel_unchanged(
 
 def test_columns_are_shared_and_not_copied() -> None:
     arrays: dict[str, Any] = {"a": np.arange(5, dtype=np.int64), "b": np.arange(3, dtype=np.uint8)}
-    memory, layout = Columns.pack(arrays)
-    one, two = Columns.unpack(memory.view, layout), Columns.unpack(memory.view, layout)
+    memory, layout = share_columns(arrays)
+    one, two = shared_columns(memory.view, layout), shared_columns(memory.view, layout)
     one["b"][1] = 77
     assert two["b"].tolist() == [0, 77, 2]
     assert two["a"].tolist() == [0, 1, 2, 3, 4]
