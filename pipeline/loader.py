@@ -14,35 +14,16 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from feedline.pipeline import gpu_decode
-from feedline.pipeline.base.errors import (
-    DatasetError,
-    FeedlineError,
-    SampleError,
-    TransformError,
-    UsageError,
-    WorkerError,
-)
+from feedline.pipeline import device, gpu_decode
+from feedline.pipeline.base.errors import DatasetError, FeedlineError, SampleError, TransformError, UsageError
+from feedline.pipeline.base.errors import WorkerError as WorkerError
 from feedline.pipeline.base.process import keep_freed_memory, usable_cores
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.device import (
-    Batch,
-    Delivery,
-    OnCuda,
-    OnDevice,
-    copy_pixels,
-    cuda_in_use,
-    make_fence,
-    on_device,
-    page_lock,
-    show_on_host,
-)
+from feedline.pipeline.device import Batch as Batch
 from feedline.pipeline.draw.order import EpochPlan, Policy, class_balanced, subset
 from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.remote import Prefetcher
@@ -73,7 +54,7 @@ class Loader:
 
     def __init__(self, split: str | Path, config: LoaderConfig | None = None, **options: Any) -> None:
         """`options` are the fields of LoaderConfig. Raises UsageError or DatasetError, before any process starts."""
-        unknown = sorted(set(options) - {one.name for one in fields(LoaderConfig)})
+        unknown = sorted(set(options) - {option.name for option in fields(LoaderConfig)})
         if unknown:
             raise UsageError(f"Loader has no option {unknown[0]!r}; see LoaderConfig")
         self.config = config = replace(config or LoaderConfig(), **options)
@@ -82,6 +63,7 @@ class Loader:
         self.rank, self.world_size = place(config.rank, config.world_size)
         self.num_workers = default_workers() if config.num_workers is None else config.num_workers
         self.device = None if config.device is None else torch.device(config.device)
+        self._policy: Policy = config.policy or ("drop" if config.train else "pad")
         window = REMOTE_WINDOW_SHARDS if self.split.address else 0
         self._window_shards = window if config.window_shards is None else config.window_shards
         if config.keep_freed_memory and not torch.cuda.is_available():
@@ -90,11 +72,13 @@ class Loader:
         self._image_size = config.image_size
         self._waits = Waits()
         self._epoch = self._delivered = 0
-        self._resumed = self._begun = self._named = False
+        self._begins: Literal["here", "here if anything is left", "at the next epoch"] = "here"
+        """Where the next `iter()` begins, seen from epoch and samples delivered; an epoch of which nothing was taken
+        begins again."""
         self._run: Run | None = None
         self._engines: list[Engine] = []  # none or one; a list, so that the finaliser can share it
-        self._retired: list[dict[str, Any]] = []
-        self._on_device: OnDevice | None = None
+        self._rows: counters.Rows | None = None
+        self._delivery: device.Deliver | None = None
         self._prefetcher: Prefetcher | None = None
         weakref.finalize(self, _close, self._engines)
         live_loaders.add(self)
@@ -129,9 +113,9 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next `iter()` begins. Keeps the position if it is the one resumed within."""
         epoch = checked_epoch(epoch)
-        if epoch != self._epoch:
-            self._delivered, self._resumed = 0, False
-        self._epoch, self._begun, self._named = epoch, False, True
+        if epoch != self._epoch or self._begins == "at the next epoch":
+            self._delivered = 0
+        self._epoch, self._begins = epoch, "here"
 
     def set_image_size(self, px: int) -> None:
         """From the next epoch on (progressive resizing)."""
@@ -157,21 +141,30 @@ class Loader:
             raise UsageError(f"the state is of another dataset than {self.split.folder}: it was prepared anew since")
         if state["seed"] != self.config.seed:
             raise UsageError(f"the state was made with seed {state['seed']}, this loader has {self.config.seed}")
-        self._epoch, self._delivered = state["epoch"], state["samples"]
-        self._resumed, self._begun, self._named = True, False, False
+        self._epoch, self._delivered, self._begins = state["epoch"], state["samples"], "here if anything is left"
 
     def __iter__(self) -> Iterator[Batch]:
         if self._run is not None:
             self._run.close()
-        self._choose_epoch()
-        delivery = self._ready_device()
-        engine = self._ready_engine()
+        begins, self._begins = self._begins, "at the next epoch"
+        over = begins == "at the next epoch" and self._delivered > 0
+        if begins == "here if anything is left":
+            over = 0 < self._plan(self._epoch, 0).size <= self._delivered
+        if over:
+            self._epoch, self._delivered = self._epoch + 1, 0
+        if self._delivery is None:  # made with the first engine, when CUDA is surely up
+            self._delivery = self._new_delivery()
+        if self._engines and self._engines[0].layout.px < self._image_size:
+            _close(self._engines)  # the images have outgrown the slots
+        if not self._engines:
+            self._engines.append(self._new_engine(self._delivery))
         plan = self._plan(self._epoch, self._delivered)
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._prefetcher = self.split.prefetch(plan, self._window_shards or REMOTE_WINDOW_SHARDS)
-        self._run = Run(engine, plan, self._epoch, self._image_size, self._waits, trim=self.config.short_last_batch)
-        return _Batches(self, self._run, delivery.begin() if delivery else show_on_host)
+        self._run = Run(self._engines[0], plan, self._epoch, self._image_size, self._waits,
+                        trim=self.config.short_last_batch)  # fmt: skip
+        return _Batches(self, self._run, self._delivery)
 
     def stats(self) -> dict[str, Any]:
         """Where the time went since the loader was made, in plain JSON:
@@ -181,7 +174,8 @@ class Loader:
         collate, send, idle, other}}], `stages`: the same over all workers as fractions (sum 1), `bad` [{key,
         reason}], and epoch, samples and batches delivered, num_workers, rank, world_size.
         """
-        workers = counters.merge(self._retired, self._engines[0].worker_stats() if self._engines else [])
+        rows = () if self._rows is None else self._rows[:-1]
+        workers = [counters.describe(row) for row in rows if row[counters.FIELD["started_ns"]]]
         waits = self._waits
         return {
             "split": str(self.split.folder),
@@ -205,26 +199,20 @@ class Loader:
     def close(self) -> None:
         """Ends the workers; so do the loader's own end and the interpreter's. Iterating again starts new ones."""
         self._run = None
-        self._retire_engine()
+        _close(self._engines)
         if self._prefetcher is not None:
             self._prefetcher.close()
 
-    def _choose_epoch(self) -> None:
-        """Which epoch this iteration is of, and where in it it begins."""
-        if not self._resumed:
-            # one that was left in the middle is over, one of which nothing was taken is not
-            self._epoch += self._begun and self._delivered > 0
-            self._delivered = 0
-        elif not self._named and 0 < self._plan(self._epoch, 0).size <= self._delivered:
-            self._epoch, self._delivered = self._epoch + 1, 0  # the state was taken behind an epoch's last sample
-        self._resumed, self._begun = False, True
-
     @property
     def worker_pids(self) -> list[int]:
-        return self._engines[0].pids if self._engines else []
+        return self._engines[0].crew.pids if self._engines else []
 
     def _plan(self, epoch: int, delivered: int) -> EpochPlan:
-        config = self.config
+        config, chosen = self.config, None
+        if config.class_balanced:
+            chosen = class_balanced(self.split.labels_N, config.seed, epoch)
+        elif config.subset is not None:
+            chosen = subset(self.manifest.samples, config.subset, config.seed)
         return EpochPlan(
             samples=self.manifest.samples,
             seed=config.seed,
@@ -235,33 +223,20 @@ class Loader:
             policy=self._policy,
             shuffle=config.train if config.shuffle is None else config.shuffle,
             start=delivered,
-            chosen=self._chosen(epoch),
+            chosen=chosen,
             shards_N=self.split.shards_N if self._window_shards else None,
             window_shards=self._window_shards,
         )
 
-    def _chosen(self, epoch: int) -> npt.NDArray[np.int64] | None:
+    def _new_delivery(self) -> device.Deliver:
         config = self.config
-        if config.class_balanced:
-            return class_balanced(self.split.labels_N, config.seed, epoch)
-        return subset(self.manifest.samples, config.subset, config.seed) if config.subset is not None else None
+        if self.device is None:
+            return device.show_on_host
+        upload = gpu_decode.decode if self._gpu_decodes else device.copy_pixels
+        return device.on_device(self.device, config.dtype, config.mean, config.std, upload)
 
-    def _ready_engine(self) -> Engine:
-        """The workers that are there, or new ones if there are none or the images have outgrown the slots."""
-        if self._engines and self._engines[0].layout.px < self._image_size:
-            self._retire_engine()
-        if not self._engines:
-            self._engines.append(self._new_engine())
-        return self._engines[0]
-
-    def _retire_engine(self) -> None:
-        for engine in self._engines:
-            self._retired = counters.merge(self._retired, engine.worker_stats())
-        _close(self._engines)
-
-    def _new_engine(self) -> Engine:
+    def _new_engine(self, delivery: device.Deliver) -> Engine:
         config = self.config
-        on_gpu = self._on_device if isinstance(self._on_device, OnCuda) else None
         engine = Engine(
             self._fill_spec(),
             self.split.memory,
@@ -269,22 +244,24 @@ class Loader:
             SlotLayout(batch_size=config.batch_size, px=max(self._image_size, SLOT_PX if self._gpu_decodes else 0)),
             workers=self.num_workers,
             depth=max(1, self.num_workers * config.prefetch_factor),
-            fence=lambda: make_fence(on_gpu),
+            fence=lambda: device.fence(delivery),
             where=self.split.where,
+            before=self._rows,
         )
-        pinned = config.pin_memory
-        if pinned or (pinned is None and (on_gpu or cuda_in_use())):
-            engine.on_close(page_lock(engine.memory))
+        self._rows = engine.rows
+        on_gpu = isinstance(delivery, device.OnCuda) or torch.cuda.is_initialized()
+        if on_gpu if config.pin_memory is None else config.pin_memory:
+            engine.on_close(device.page_lock(engine.memory))
         return engine
 
     def _fill_spec(self) -> FillSpec:
         config = self.config
         return FillSpec(
             folder=str(self.split.folder.absolute()),
-            shards=[shard.name for shard in self.manifest.shards],
+            shards=self.manifest.shard_names,
             codec=self.manifest.codec,
             seed=config.seed,
-            augment=asdict(config.augment or Augment(train=config.train)),
+            augment=asdict(config.drawing),
             on_bad=config.on_bad,
             decode="gpu" if self._gpu_decodes else "cpu",
             gather_px=self.split.stored_px if self._wants_stored() else 0,
@@ -295,10 +272,6 @@ class Loader:
             batch_transform=ship.pack(config.batch_transform) if config.batch_transform else "",
         )
 
-    @property
-    def _policy(self) -> Policy:
-        return self.config.policy or ("drop" if self.config.train else "pad")
-
     def _can_cut(self) -> bool:
         if not CODECS[self.manifest.codec].image_file:
             raise UsageError(f"decode='gpu' needs JPEG shards; {self.split.folder} has codec {self.manifest.codec}")
@@ -308,70 +281,49 @@ class Loader:
 
     def _wants_stored(self) -> bool:
         """Raw images are wanted exactly as they are stored, so that batches can be copied whole."""
-        config = self.config
-        augment = config.augment or Augment(train=config.train)
-        still = not augment.train and augment.crop_fraction == 1
+        still = not self.config.drawing.train and self.config.drawing.crop_fraction == 1
         # not in the trainer's own process: a mapped shard that becomes shorter would end it
-        return still and config.transform is None and not self.split.address and self.num_workers > 0
+        return still and self.config.transform is None and not self.split.address and self.num_workers > 0
 
-    def _ready_device(self) -> OnDevice | None:
-        """What turns host batches into the device's; made with the first engine, when CUDA is surely up."""
-        if self.device is not None and self._on_device is None:
-            config = self.config
-            upload = gpu_decode.decode if self._gpu_decodes else copy_pixels
-            self._on_device = on_device(self.device, config.dtype, config.mean, config.std, upload)
-        return self._on_device
-
-    def _hand_over(self, run: Run, deliver: Delivery) -> Batch:
+    def _next_batch(self, run: Run, deliver: device.Deliver) -> Batch:
         """One batch to the user, counted; the epoch's end and a dead worker change what the next `iter()` does."""
         if self._run is not run:
             raise UsageError("this iterator has ended: its epoch failed, or the loader has begun another since")
         try:
             number, images, labels_N = deliver(run)
         except StopIteration:
-            self._end_epoch()
+            self._run = None
+            self._epoch, self._delivered, self._begins = self._epoch + 1, 0, "here"
+            if not self.config.persistent_workers:
+                _close(self._engines)
             raise
-        except (WorkerError, SampleError, TransformError) as error:
-            self._give_up(error)
-            raise self._told(error) from error
+        except WorkerError as error:
+            self._run = None
+            _close(self._engines)
+            raise WorkerError(str(error)) from error
+        except (SampleError, TransformError) as error:  # this epoch cannot go on
+            run.close()
+            self._run = None
+            where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
+            kind = DatasetError if isinstance(error, SampleError) else FeedlineError
+            raise kind(f"{where}{error.reason}") from error
         self._delivered = run.plan.delivered(number + 1)
         if self._prefetcher is not None:
             self._prefetcher.reached(self._delivered)
         return images, labels_N
 
-    def _give_up(self, error: FeedlineError) -> None:
-        """This epoch cannot go on; with a dead worker nor can the others."""
-        if self._run is not None:
-            self._run.close()
-        self._run = None
-        if isinstance(error, WorkerError):
-            self._retire_engine()
-
-    def _told(self, error: WorkerError | SampleError | TransformError) -> FeedlineError:
-        """The error with the sample's key and shard instead of its number."""
-        if isinstance(error, WorkerError):
-            return WorkerError(str(error))
-        where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
-        return (DatasetError if isinstance(error, SampleError) else FeedlineError)(f"{where}{error.reason}")
-
-    def _end_epoch(self) -> None:
-        self._run = None
-        self._epoch, self._delivered, self._begun = self._epoch + 1, 0, False
-        if not self.config.persistent_workers:
-            self._retire_engine()
-
 
 class _Batches:
     """The iterator of one epoch. Holds on to no batch it has handed over: slots must come back."""
 
-    def __init__(self, loader: Loader, run: Run, deliver: Delivery) -> None:
+    def __init__(self, loader: Loader, run: Run, deliver: device.Deliver) -> None:
         self._loader, self._run, self._deliver = loader, run, deliver
 
     def __iter__(self) -> "_Batches":
         return self
 
     def __next__(self) -> Batch:
-        return self._loader._hand_over(self._run, self._deliver)
+        return self._loader._next_batch(self._run, self._deliver)
 
 
 def default_workers() -> int:

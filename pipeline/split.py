@@ -36,7 +36,8 @@ class Split:
             self.stored_px = 0
         # what workers need; and a byte per sample that says its CRC was checked
         columns = {"label": index.labels_N, "shard": index.shards_N, "offset": index.offsets_N,
-                   "length": index.lengths_N, "crc32": index.crc32_N, "checked": np.zeros(len(index), np.uint8)}  # fmt: skip
+                   "length": index.lengths_N, "crc32": index.crc32_N,
+                   "checked": np.zeros(len(index), np.uint8)}  # fmt: skip
         self.memory, self.layout = share_columns(columns)
         shared = shared_columns(self.memory.view, self.layout)
         self.labels_N: npt.NDArray[np.int32] = shared["label"]

@@ -17,7 +17,7 @@ import numpy as np
 import simplejpeg
 
 from feedline.pipeline.base.process import keep_freed_memory
-from feedline.pipeline.codecs.decode import make_kernel
+from feedline.pipeline.codecs.table import make_kernel
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import read_index, read_manifest

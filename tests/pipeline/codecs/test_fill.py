@@ -13,8 +13,8 @@ from PIL import Image
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs import crop_jpeg, jpeg
 from feedline.pipeline.codecs.crop_jpeg import parse
-from feedline.pipeline.codecs.decode import make_kernel
 from feedline.pipeline.codecs.planes import planes
+from feedline.pipeline.codecs.table import make_kernel
 from feedline.pipeline.draw.regions import Augment, Region, choose
 from feedline.pipeline.draw.resample import halved, needs_pillow
 from feedline.pipeline.workers.counters import FIELD, ROW_BYTES, Clock
