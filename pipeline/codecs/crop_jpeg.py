@@ -65,13 +65,11 @@ def restart_interval(width_px: int, subsampling: Subsampling = "420") -> int:
     return next(n for n in _TILE_MCUS if per_row % n == 0)
 
 
-# --- reading headers ----------------------------------------------------------------------------------
-
-
-def size(data: bytes) -> tuple[int, int]:
-    """(width, height) in pixels. Raises JpegError when the bytes are not a JPEG."""
-    frame = parse(data)
-    return frame.width_px, frame.height_px
+_SIZE = struct.Struct(">HH")
+_KNOWN_HEADERS: dict[bytes, tuple[int, int, int, int]] = {}
+"""Headers without their four bytes of size -> where those stand, MCU width and height, restart interval."""
+_usual_places = (0, 0)
+"""`size_at` and `scan_at` of the header walked last."""
 
 
 def parse(data: bytes) -> Frame:
@@ -79,6 +77,7 @@ def parse(data: bytes) -> Frame:
 
     Files of one encoder differ in their size only, so a header that was walked once is recognised: 8 to 1 µs.
     """
+    global _usual_places
     size_at, scan_at = _usual_places
     known = _KNOWN_HEADERS.get(data[:size_at] + data[size_at + 4 : scan_at])
     if known is not None and known[0] == size_at:
@@ -87,24 +86,12 @@ def parse(data: bytes) -> Frame:
             return Frame(width, height, *known[1:3], size_at, scan_at, known[3])
     frame = _walk(data)
     if frame.scan_at:
-        _remember(data, frame)
+        if len(_KNOWN_HEADERS) >= 64:  # files with tables of their own: remembering does not pay, so it must not grow
+            _KNOWN_HEADERS.clear()
+        key = data[: frame.size_at] + data[frame.size_at + 4 : frame.scan_at]
+        _KNOWN_HEADERS[key] = (frame.size_at, frame.mcu_width_px, frame.mcu_height_px, frame.interval_mcus)
+        _usual_places = (frame.size_at, frame.scan_at)
     return frame
-
-
-_SIZE = struct.Struct(">HH")
-_KNOWN_HEADERS: dict[bytes, tuple[int, int, int, int]] = {}
-"""Headers without their four bytes of size -> where those stand, MCU width and height, restart interval."""
-_usual_places = (0, 0)
-"""`size_at` and `scan_at` of the header walked last."""
-
-
-def _remember(data: bytes, frame: Frame) -> None:
-    global _usual_places
-    if len(_KNOWN_HEADERS) >= 64:  # files with tables of their own: remembering does not pay, so it must not grow
-        _KNOWN_HEADERS.clear()
-    key = data[: frame.size_at] + data[frame.size_at + 4 : frame.scan_at]
-    _KNOWN_HEADERS[key] = (frame.size_at, frame.mcu_width_px, frame.mcu_height_px, frame.interval_mcus)
-    _usual_places = (frame.size_at, frame.scan_at)
 
 
 def _walk(data: bytes) -> Frame:
@@ -149,8 +136,7 @@ def _frame(data: bytes, at: int, length: int, marker: int) -> Frame:
 
 def is_crop_addressable(data: bytes) -> bool:
     """Whether `cut` can leave anything out."""
-    frame = parse(data)
-    return _tiles(data, frame) is not None
+    return _tiles(data, parse(data)) is not None
 
 
 def _tiles(data: bytes, frame: Frame) -> npt.NDArray[np.int64] | None:
@@ -178,22 +164,11 @@ _NUMBERS = np.tile(np.arange(0xD0, 0xD8, dtype=np.uint8), 512)
 
 def restart_numbers(count: int) -> Pixels:
     """The second bytes of the first `count` restart markers: D0 … D7, D0 …"""
-    return _NUMBERS[:count] if count <= len(_NUMBERS) else np.tile(_NUMBERS, -(-count // len(_NUMBERS)))[:count]
+    return _NUMBERS[:count] if count <= len(_NUMBERS) else np.resize(_NUMBERS, count)
 
 
-# --- cutting ------------------------------------------------------------------------------------------
-
-
-def cut(
-    data: bytes,
-    left_px: int,
-    top_px: int,
-    width_px: int,
-    height_px: int,
-    *,
-    border_px: int = 0,
-    frame: Frame | None = None,
-) -> Cut:
+def cut(data: bytes, left_px: int, top_px: int, width_px: int, height_px: int, *, border_px: int = 0,
+        frame: Frame | None = None) -> Cut:  # fmt: skip
     """The smallest run of tiles that holds the region, as a JPEG of its own.
 
     Its pixels equal a full decode's but for the cut's outermost column and row, where the decoder has no neighbour

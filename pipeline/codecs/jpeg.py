@@ -14,17 +14,9 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from feedline.pipeline.codecs import crop_jpeg
 from feedline.pipeline.codecs.base import Choose, Clock, Codec, Pixels, Subsampling, size_trouble
-from feedline.pipeline.codecs.crop_jpeg import (
-    Frame,
-    JpegError,
-    cut,
-    is_crop_addressable,
-    parse,
-    restart_interval,
-    shorten,
-    size,
-)
+from feedline.pipeline.codecs.crop_jpeg import Frame, JpegError, cut, parse
 from feedline.pipeline.draw.regions import Region
 from feedline.pipeline.draw.resample import bilinear_into, needs_pillow, shrink_into
 
@@ -33,28 +25,14 @@ SOI = b"\xff\xd8"
 """What every JPEG begins with."""
 
 
-# --- encoding -----------------------------------------------------------------------------------------
-
-
-def encode(image_HWC: Pixels, quality: int = 90, subsampling: Subsampling = "420") -> bytes:
-    """RGB uint8 to a crop-addressable JPEG."""
-    return encode_image(Image.fromarray(image_HWC), quality, subsampling)
-
-
-def encode_image(image: Image.Image, quality: int = 90, subsampling: Subsampling = "420") -> bytes:
-    """A Pillow RGB image to a crop-addressable JPEG; spares the copy through an array."""
+def encode(image: Image.Image | Pixels, quality: int = 90, subsampling: Subsampling = "420") -> bytes:
+    """RGB to a crop-addressable JPEG; a Pillow image spares the copy through an array."""
+    image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    tiles = crop_jpeg.restart_interval(image.size[0], subsampling)
     file = io.BytesIO()
-    image.save(
-        file,
-        "JPEG",
-        quality=quality,
-        subsampling=2 if subsampling == "420" else 0,
-        restart_marker_blocks=restart_interval(image.size[0], subsampling),
-    )
+    image.save(file, "JPEG", quality=quality, subsampling={"420": 2, "444": 0}[subsampling],
+               restart_marker_blocks=tiles)  # fmt: skip
     return file.getvalue()
-
-
-# --- decoding -----------------------------------------------------------------------------------------
 
 
 def decode(data: bytes, colours: Colours = "RGB", *, factor: int = 1, fast_chroma: bool = False) -> Pixels:
@@ -81,7 +59,11 @@ def decode(data: bytes, colours: Colours = "RGB", *, factor: int = 1, fast_chrom
         data = mended
     if _DAMAGE.match(complaint):
         raise JpegError(f"damaged JPEG: {complaint}")
-    return _decode_with_pillow(data, colours, complaint)
+    try:
+        with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+            return np.array(image.convert("RGB").convert(colours), np.uint8)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise JpegError(f"JPEG cannot be decoded ({complaint})") from error
 
 
 def decode_shortened(data: bytes, colours: Colours, width_px: int, height_px: int, fast_chroma: bool) -> Pixels:
@@ -123,17 +105,6 @@ def _mended(data: bytes, complaint: str) -> bytes:
     return data
 
 
-def _decode_with_pillow(data: bytes, colours: Colours, complaint: str) -> Pixels:
-    try:
-        with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
-            return np.array(image.convert("RGB").convert(colours), np.uint8)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise JpegError(f"JPEG cannot be decoded ({complaint})") from error
-
-
-# --- filling a slot -----------------------------------------------------------------------------------
-
-
 def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, fast_chroma: bool) -> None:
     frame = parse(data)
     region = choose(frame.width_px, frame.height_px)
@@ -153,12 +124,12 @@ def _decode_region(data: bytes, frame: Frame, region: Region, factor: int,
     """RGBX pixels, where the region lies in them (in pixels of full size), and by which factor they are smaller."""
     part = cut(data, *region[:4], frame=frame)
     if part.data is data and factor == 1:
-        shortened, height_px = shorten(data, region.top_px + region.height_px, frame)
+        shortened, height_px = crop_jpeg.shorten(data, region.top_px + region.height_px, frame)
         if shortened is not data:
             with suppress(JpegError):  # a full decode knows more ways, and says what is wrong with it
                 return decode_shortened(shortened, "RGBX", frame.width_px, height_px, fast_chroma), region, 1
     pixels = decode(part.data, "RGBX", factor=factor, fast_chroma=fast_chroma)
-    if factor > 1 and pixels.shape[0] == size(part.data)[1]:  # a rarity that only Pillow reads
+    if factor > 1 and pixels.shape[0] == parse(part.data).height_px:  # a rarity that only Pillow reads
         factor = 1
     return pixels, Region(part.left_px, part.top_px, *region[2:]), factor
 
@@ -170,39 +141,27 @@ def dct_factor(region: Region, out_HWC: Pixels) -> int:
     return 8 if room >= 8 else 4 if room >= 4 else 2 if room >= 2 else 1
 
 
-# --- checking -----------------------------------------------------------------------------------------
-
-
 def check(data: bytes, width: int, height: int, settings: Mapping[str, Any]) -> str:
-    pixels_HWC = _strictly(data)
-    trouble = size_trouble((pixels_HWC.shape[1], pixels_HWC.shape[0]), width, height)
+    """Strict: raises ValueError for any complaint. With plain upsampling: chroma then takes nothing from the tile
+    beside it, so that a right cut has the very pixels of the whole, where a tolerance would let a wrong cut of a
+    smooth picture pass."""
+    pixels_HWC = simplejpeg.decode_jpeg(data, "RGB", fastupsample=True)
+    trouble = size_trouble(pixels_HWC, width, height)
     if trouble or not settings.get("crop_addressable", False):
         return trouble
-    if not is_crop_addressable(data):
+    if not crop_jpeg.is_crop_addressable(data):
         return "is not crop-addressable: it has no restart tiles"
-    return _cut_trouble(data, pixels_HWC)
-
-
-def _cut_trouble(data: bytes, pixels_HWC: Pixels) -> str:
-    """Whether a cut of the middle has the very pixels of the whole."""
-    height, width = pixels_HWC.shape[:2]
     left, top, across, down = width // 3, height // 3, max(width // 3, 1), max(height // 3, 1)
-    small, left_px, top_px = cut(data, left, top, across, down)
-    part_HWC = _strictly(small)[top_px : top_px + down, left_px : left_px + across]
+    part = cut(data, left, top, across, down)
+    cut_HWC = simplejpeg.decode_jpeg(part.data, "RGB", fastupsample=True)
+    cut_HWC = cut_HWC[part.top_px : part.top_px + down, part.left_px : part.left_px + across]
     whole_HWC = pixels_HWC[top : top + down, left : left + across]
-    if part_HWC.shape != whole_HWC.shape:
-        return f"is not crop-addressable: a cut of {across}x{down} gave {part_HWC.shape[1]}x{part_HWC.shape[0]}"
-    if np.array_equal(part_HWC, whole_HWC):
+    if cut_HWC.shape != whole_HWC.shape:
+        return f"is not crop-addressable: a cut of {across}x{down} gave {cut_HWC.shape[1]}x{cut_HWC.shape[0]}"
+    if np.array_equal(cut_HWC, whole_HWC):
         return ""
-    difference = float(np.abs(part_HWC.astype(np.int16) - whole_HWC).mean())
+    difference = float(np.abs(cut_HWC.astype(np.int16) - whole_HWC).mean())
     return f"is not crop-addressable: a cut differs by {difference:.2g} of 255 in the mean"
-
-
-def _strictly(data: bytes) -> Pixels:
-    """Raises ValueError for any complaint. With plain upsampling: chroma then takes nothing from the tile beside it,
-    so that a right cut has the very pixels of the whole, where a tolerance would let a wrong cut of a smooth picture
-    pass."""
-    return simplejpeg.decode_jpeg(data, "RGB", fastupsample=True)
 
 
 JPEG = Codec(
@@ -212,12 +171,8 @@ JPEG = Codec(
     lossy=True,
     has_quality=True,
     estimate_bytes=lambda pixels, quality, source_bytes: pixels * 0.31 * (quality / 90) ** 3,
-    encode=encode_image,
-    settings=lambda quality, subsampling: {
-        "quality": quality,
-        "subsampling": subsampling,
-        "crop_addressable": True,
-    },
+    encode=encode,
+    settings=lambda quality, subsampling: {"quality": quality, "subsampling": subsampling, "crop_addressable": True},
     fill=fill,
     pixels=decode,
     check=check,

@@ -108,6 +108,34 @@ def test_what_cannot_be_carried_over_is_said(folder: Path, split: Path, steps: l
         Loader.like(dataloader(folder, steps), split)
 
 
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [
+        ([transforms.Grayscale(1)], "Grayscale"),
+        ([transforms.Pad(4)], "Pad"),
+        ([v2.ToImage(), transforms.ColorJitter(0.1), v2.Pad(4)], "Pad"),
+        ([transforms.FiveCrop(8)], "FiveCrop"),
+        ([transforms.FiveCrop(8), transforms.PILToTensor()], "FiveCrop"),
+        ([transforms.Pad(4), transforms.RandomCrop(16), transforms.Grayscale(1)], "Grayscale"),
+    ],
+)
+def test_a_step_that_changes_the_picture_s_kind_or_size_is_refused_by_name(
+    folder: Path, split: Path, steps: list[Any], name: str
+) -> None:
+    theirs = dataloader(folder, [transforms.RandomResizedCrop(16), *steps, transforms.ToTensor()])
+    with pytest.raises(UsageError, match=f"^{name}, which leaves no RGB picture of 16 px, cannot be carried over"):
+        Loader.like(theirs, split)
+
+
+def test_a_step_whose_size_a_later_one_takes_back_is_carried_over(folder: Path, split: Path) -> None:
+    steps = [transforms.RandomResizedCrop(16), transforms.Pad(4), transforms.RandomCrop(16), transforms.ToTensor()]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    loader = Loader.like(dataloader(folder, steps), split, num_workers=0, rank=0, world_size=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert next(iter(loader))[0].shape == (10, 3, 16, 16)
+
+
 def double(batch: list[Any]) -> Any:
     return batch
 

@@ -14,6 +14,7 @@ from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs import crop_jpeg, jpeg
 from feedline.pipeline.codecs.crop_jpeg import parse
 from feedline.pipeline.codecs.planes import planes
+from feedline.pipeline.codecs.table import CODECS as TABLE
 from feedline.pipeline.codecs.table import make_kernel
 from feedline.pipeline.draw.regions import Augment, Region, choose
 from feedline.pipeline.draw.resample import halved, needs_pillow
@@ -165,6 +166,18 @@ def test_kept_originals_may_be_anything_pillow_reads() -> None:
         for px in (64, 224):
             expected = fill("raw", npy(np.asarray(image.convert("RGB"))), px, EVAL)
             assert difference(fill("keep", file.getvalue(), px, EVAL), expected) < 3
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_kept_originals_of_sixteen_bits_keep_their_upper_eight(kind: str) -> None:
+    """As `prepare` reads them; Pillow itself would clip them to white."""
+    grey = (np.arange(64 * 64).reshape(64, 64) * 16).astype(np.uint16)
+    file = io.BytesIO()
+    Image.fromarray(grey).save(file, kind)
+    expected = np.repeat((grey >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+    assert np.array_equal(TABLE["keep"].pixels(file.getvalue()), expected)
+    whole = Augment(train=False, crop_fraction=1.0)
+    assert np.array_equal(fill("keep", file.getvalue(), 64, whole), expected)
 
 
 @pytest.mark.parametrize("make", [jpeg.encode, plain_jpeg], ids=["tiles", "no tiles"])
