@@ -104,7 +104,7 @@ def train(config: Annotated[Settings, OPTIONS], json_file: JsonFile = None, conf
 
       kernprof -l -v -m feedline.train.main OUT --epochs 1 --run runs/lines
     """
-    from feedline.pipeline.rank import from_environment
+    from feedline.pipeline.base.process import from_environment
     from feedline.train.loop import train as run
 
     record = Record("train", json_file)

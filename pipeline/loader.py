@@ -21,15 +21,14 @@ import torch
 from feedline.pipeline import device, gpu_decode
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, SampleError, TransformError, UsageError
 from feedline.pipeline.base.errors import WorkerError as WorkerError
-from feedline.pipeline.base.process import keep_freed_memory, usable_cores
+from feedline.pipeline.base.process import from_environment, keep_freed_memory, usable_cores
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.device import Batch as Batch
 from feedline.pipeline.draw.order import EpochPlan, Policy, class_balanced, subset
 from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.remote import Prefetcher
-from feedline.pipeline.loader_config import MOST_PX, STATE_VERSION, checked_epoch, checked_state, whole
+from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, STATE_VERSION, checked_state, whole
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
-from feedline.pipeline.rank import from_environment, place
 from feedline.pipeline.split import Split
 from feedline.pipeline.workers import counters, ship
 from feedline.pipeline.workers.dispatch import Engine, Run, Waits
@@ -60,7 +59,7 @@ class Loader:
         self.config = config = replace(config or LoaderConfig(), **options)
         self.split = Split(split, config.storage_options, config.cache_dir, config.cache_bytes)
         self.manifest = self.split.manifest
-        self.rank, self.world_size = place(config.rank, config.world_size)
+        self.rank, self.world_size = which_rank(config.rank, config.world_size)
         self.num_workers = default_workers() if config.num_workers is None else config.num_workers
         self.device = None if config.device is None else torch.device(config.device)
         self._policy: Policy = config.policy or ("drop" if config.train else "pad")
@@ -112,7 +111,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next `iter()` begins. Keeps the position if it is the one resumed within."""
-        epoch = checked_epoch(epoch)
+        epoch = whole("epoch", epoch, 0, MOST_EPOCH)
         if epoch != self._epoch or self._begins == "at the next epoch":
             self._delivered = 0
         self._epoch, self._begins = epoch, "here"
@@ -324,6 +323,21 @@ class _Batches:
 
     def __next__(self) -> Batch:
         return self._loader._next_batch(self._run, self._deliver)
+
+
+def which_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """(rank, world size): as given, else the process group's, else torchrun's environment, else (0, 1)."""
+    if rank is None and world_size is None:
+        group = torch.distributed
+        if group.is_available() and group.is_initialized():
+            rank, world_size = group.get_rank(), group.get_world_size()
+        else:
+            rank, world_size = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
+    elif rank is None or world_size is None:
+        raise UsageError("give rank and world_size together, or neither")
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} is not one of the {world_size} ranks 0 to {world_size - 1}")
+    return rank, world_size
 
 
 def default_workers() -> int:

@@ -7,7 +7,7 @@ from functools import cache
 from numbers import Integral
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -148,20 +148,14 @@ def whole(name: str, value: Any, least: int, most: int) -> int:
     return int(value)
 
 
-def checked_epoch(epoch: Any) -> int:
-    """Raises UsageError."""
-    return whole("epoch", epoch, 0, MOST_EPOCH)
-
-
 def checked_state(state: Any) -> dict[str, Any]:
     """What `Loader.state_dict` gave, before anything of it is taken. Raises UsageError for anything else."""
-    if not isinstance(state, Mapping) or cast("Mapping[str, Any]", state).get("version") != STATE_VERSION:
+    checked: dict[str, Any] = dict(state) if isinstance(state, Mapping) else {}
+    if checked.get("version") != STATE_VERSION:
         raise UsageError(f"this is not a loader's state of version {STATE_VERSION}: {state!r:.80}")
-    checked = dict(cast("Mapping[str, Any]", state))
-    missing = sorted({"seed", "epoch", "samples", "manifest"} - set(checked))
-    if missing:
-        raise UsageError(f"this loader's state lacks {missing[0]!r}: {checked!r:.80}")
-    return checked | {
-        "epoch": checked_epoch(checked["epoch"]),
-        "samples": whole("samples", checked["samples"], 0, MANY),
-    }
+    for name in ("epoch", "manifest", "samples", "seed"):
+        if name not in checked:
+            raise UsageError(f"this loader's state lacks {name!r}: {state!r:.80}")
+    checked["epoch"] = whole("epoch", checked["epoch"], 0, MOST_EPOCH)
+    checked["samples"] = whole("samples", checked["samples"], 0, MANY)
+    return checked

@@ -35,23 +35,19 @@ Bad = list[tuple[int, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class FillSpec:
-    """Everything that decides what a slot will hold, in plain JSON."""
+    """Everything that decides what a slot will hold, in plain JSON; mostly as LoaderConfig has it."""
 
     folder: str
     shards: list[str]
-    codec: Any
-    """The manifest's."""
+    codec: str
     seed: int
     augment: dict[str, Any]
     """The fields of `regions.Augment`."""
     on_bad: str
-    """raise, skip or replace."""
     checksums: bool
-    """Check each sample's CRC the first time it is read."""
     transform: str = ""
-    """`ship.pack` of the user's function on one sample: (image_HWC[, rng]) -> image_HWC."""
     batch_transform: str = ""
-    """The same on a whole batch: (images_NHWC, labels_N) -> None or a new pair; it may write in place."""
+    """`ship.pack` of the user's functions."""
     decode: str = "cpu"
     """cpu: `PixelFiller`; gpu: `RegionFiller`, whose slots hold JPEG regions that the device decodes."""
     gather_px: int = 0
@@ -59,7 +55,6 @@ class FillSpec:
     address: str = ""
     """Where the shards come from when they are not in `folder`."""
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What fsspec needs to know for it."""
 
 
 class Filler:

@@ -17,7 +17,7 @@ from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageErro
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
-from feedline.pipeline.loader import Loader, live_loaders
+from feedline.pipeline.loader import Loader, live_loaders, which_rank
 from feedline.pipeline.shards_dataset import Shards
 
 MakeSplit = Callable[..., Path]
@@ -412,3 +412,25 @@ def test_a_loader_is_not_pickled_and_says_what_is(split: Path) -> None:
         with pytest.raises(UsageError, match="make a Loader in each process"):
             copy_it(loader)
     assert pickle.loads(pickle.dumps(loader.config)) == loader.config
+
+
+def test_the_rank_is_given_or_from_the_environment_or_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert which_rank(None, None) == (0, 1) and which_rank(2, 3) == (2, 3)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert which_rank(None, None) == (1, 4) and which_rank(2, 3) == (2, 3)
+
+
+@pytest.mark.parametrize("text", ["one", "1.0", "%h"])
+def test_an_environment_that_is_no_number_is_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", text)
+    with pytest.raises(UsageError, match=f"WORLD_SIZE={text} in the environment is no number"):
+        which_rank(None, None)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(3, 3), (-1, 2), (0, 0), (1, None), (None, 1)])
+def test_a_rank_that_cannot_be_is_refused(rank: int | None, world_size: int | None) -> None:
+    with pytest.raises(UsageError):
+        which_rank(rank, world_size)
