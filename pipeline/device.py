@@ -91,9 +91,11 @@ class OnCuda:
             return run, sent, self.stream.record_event()
 
 
-def on_device(device: torch.device, dtype: torch.dtype, mean: tuple[float, ...], std: tuple[float, ...],
-              upload: Upload) -> Deliver:  # fmt: skip
+def deliver_to(device: torch.device | None, dtype: torch.dtype, mean: tuple[float, ...], std: tuple[float, ...],
+               upload: Upload) -> Deliver:  # fmt: skip
     """Raises UsageError for a device that is not there."""
+    if device is None:
+        return show_on_host
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device={str(device)!r}: torch sees no CUDA device here; use device='cpu' or None")
     if device.type not in ("cpu", "cuda"):

@@ -143,6 +143,7 @@ class Loader:
         self._epoch, self._delivered, self._begins = state["epoch"], state["samples"], "here if anything is left"
 
     def __iter__(self) -> Iterator[Batch]:
+        config = self.config
         if self._run is not None:
             self._run.close()
         begins, self._begins = self._begins, "at the next epoch"
@@ -152,7 +153,8 @@ class Loader:
         if over:
             self._epoch, self._delivered = self._epoch + 1, 0
         if self._delivery is None:  # made with the first engine, when CUDA is surely up
-            self._delivery = self._new_delivery()
+            upload = gpu_decode.decode if self._gpu_decodes else device.copy_pixels
+            self._delivery = device.deliver_to(self.device, config.dtype, config.mean, config.std, upload)
         if self._engines and self._engines[0].layout.px < self._image_size:
             _close(self._engines)  # the images have outgrown the slots
         if not self._engines:
@@ -162,7 +164,7 @@ class Loader:
             self._prefetcher.close()
         self._prefetcher = self.split.prefetch(plan, self._window_shards or REMOTE_WINDOW_SHARDS)
         self._run = Run(self._engines[0], plan, self._epoch, self._image_size, self._waits,
-                        trim=self.config.short_last_batch)  # fmt: skip
+                        trim=config.short_last_batch)  # fmt: skip
         return _Batches(self, self._run, self._delivery)
 
     def stats(self) -> dict[str, Any]:
@@ -175,24 +177,20 @@ class Loader:
         """
         rows = () if self._rows is None else self._rows[:-1]
         workers = [counters.describe(row) for row in rows if row[counters.FIELD["started_ns"]]]
-        waits = self._waits
+        trainer = asdict(self._waits)
+        bad = [{"key": self.split.key(sample), "reason": reason} for sample, reason in trainer.pop("bad")]
         return {
             "split": str(self.split.folder),
             "epoch": self._epoch,
-            "samples": waits.samples,
-            "batches": waits.batches,
+            "samples": trainer.pop("samples"),
+            "batches": trainer.pop("batches"),
             "num_workers": self.num_workers,
             "rank": self.rank,
             "world_size": self.world_size,
-            "trainer": {
-                "wait_s": waits.trainer_wait_s,
-                "slot_wait_s": waits.slot_wait_s,
-                "copy_s": waits.copy_s,
-                "copied_batches": waits.copied_batches,
-            },
+            "trainer": trainer,
             "workers": workers,
             "stages": counters.fractions(workers),
-            "bad": [{"key": self.split.key(sample), "reason": reason} for sample, reason in waits.bad],
+            "bad": bad,
         }
 
     def close(self) -> None:
@@ -227,13 +225,6 @@ class Loader:
             window_shards=self._window_shards,
         )
 
-    def _new_delivery(self) -> device.Deliver:
-        config = self.config
-        if self.device is None:
-            return device.show_on_host
-        upload = gpu_decode.decode if self._gpu_decodes else device.copy_pixels
-        return device.on_device(self.device, config.dtype, config.mean, config.std, upload)
-
     def _new_engine(self, delivery: device.Deliver) -> Engine:
         config = self.config
         engine = Engine(
@@ -254,16 +245,20 @@ class Loader:
         return engine
 
     def _fill_spec(self) -> FillSpec:
-        config = self.config
+        config, drawing = self.config, self.config.drawing
+        # raw images are wanted exactly as they are stored, so batches are copied whole; not in the trainer's own
+        # process: a mapped shard that becomes shorter would end it
+        stored = not drawing.train and drawing.crop_fraction == 1 and config.transform is None
+        stored = stored and not self.split.address and self.num_workers > 0
         return FillSpec(
             folder=str(self.split.folder.absolute()),
             shards=self.manifest.shard_names,
             codec=self.manifest.codec,
             seed=config.seed,
-            augment=asdict(config.drawing),
+            augment=asdict(drawing),
             on_bad=config.on_bad,
             decode="gpu" if self._gpu_decodes else "cpu",
-            gather_px=self.split.stored_px if self._wants_stored() else 0,
+            gather_px=self.split.stored_px if stored else 0,
             address=self.split.address,
             storage_options=config.storage_options,
             checksums=config.checksums,
@@ -278,12 +273,6 @@ class Loader:
             raise UsageError("decode='gpu' leaves no pixels in the workers for transforms, nor padding: drop or wrap")
         return True
 
-    def _wants_stored(self) -> bool:
-        """Raw images are wanted exactly as they are stored, so that batches can be copied whole."""
-        still = not self.config.drawing.train and self.config.drawing.crop_fraction == 1
-        # not in the trainer's own process: a mapped shard that becomes shorter would end it
-        return still and self.config.transform is None and not self.split.address and self.num_workers > 0
-
     def _next_batch(self, run: Run, deliver: device.Deliver) -> Batch:
         """One batch to the user, counted; the epoch's end and a dead worker change what the next `iter()` does."""
         if self._run is not run:
@@ -296,10 +285,10 @@ class Loader:
             if not self.config.persistent_workers:
                 _close(self._engines)
             raise
-        except WorkerError as error:
+        except WorkerError:
             self._run = None
             _close(self._engines)
-            raise WorkerError(str(error)) from error
+            raise
         except (SampleError, TransformError) as error:  # this epoch cannot go on
             run.close()
             self._run = None

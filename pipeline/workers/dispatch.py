@@ -28,9 +28,9 @@ _MOST_IN_FLIGHT = 128  # tasks in the socket's buffer; more would only wait ther
 
 @dataclass(kw_only=True)
 class Waits:
-    """The trainer's side of the account, in seconds and counts since the loader was made."""
+    """The trainer's side of the account since the loader was made, as `Loader.stats` shows it."""
 
-    trainer_wait_s: float = 0.0
+    wait_s: float = 0.0
     """Blocked in `next()` until the batch was there."""
     slot_wait_s: float = 0.0
     """A worker could have had a task but no slot was free."""
@@ -164,7 +164,7 @@ class Run:
             else:
                 self._engine.ledger.wait()
             self._send_tasks()
-        self.waits.trainer_wait_s += time.perf_counter() - started_s
+        self.waits.wait_s += time.perf_counter() - started_s
         batch = self._show(self._shown, self._ready.pop(self._shown))
         self._shown += 1
         return batch
