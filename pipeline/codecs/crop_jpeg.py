@@ -1,12 +1,9 @@
 """Crop-addressable JPEG, the file: where its tiles are, and how a region is cut out of it.
 
-A baseline JPEG with restart markers is a grid of tiles that can each be decoded on their own. `restart_interval` says
-how wide the tiles of a new file are: at most 64 px; `cut` copies the tiles that a region touches into a small, valid
-JPEG: the frame header gets the new size, the restart markers new numbers. No pixel is touched and no entropy
-code is read: about 20 µs in Python. Any decoder reads both.
-
-A file without such a grid (progressive, no restart markers, intervals that are not whole columns) is still
-good input: `cut` then returns it whole, with the region's place in it.
+A baseline JPEG with restart markers is a grid of tiles that can each be decoded on their own. `cut` copies the tiles
+that a region touches into a small, valid JPEG: the frame header gets the new size, the restart markers new numbers. No
+pixel is touched and no entropy code is read: about 20 µs in Python. Any decoder reads both. A file without such a
+grid (progressive, no restart markers, …) comes back whole, with the region's place in it.
 """
 
 import struct
@@ -193,25 +190,20 @@ def cut(data: bytes, left_px: int, top_px: int, width_px: int, height_px: int, *
     width = min(end_column * tile_px, frame.width_px) - first_column * tile_px
     height = min(end_row * row_px, frame.height_px) - first_row * row_px
     head = b"".join((data[: frame.size_at], _SIZE.pack(height, width), data[frame.size_at + 4 : frame.scan_at]))
-    rows = (tiles[:-1].reshape(-1, across)[first_row:end_row], tiles[1:].reshape(-1, across)[first_row:end_row])
-    out = _join(head, data, rows[0][:, first_column], rows[1][:, first_column:end_column])
-    return Cut(out, left_px - first_column * tile_px, top_px - first_row * row_px)
-
-
-def _join(head: bytes, data: bytes, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> bytes:
-    """A row's tiles lie side by side in the file, each with its marker behind it: one copy a row, then every marker
-    gets its new number. `begins` (rows,), `ends` (rows, columns)."""
+    # a row's tiles lie side by side in the file, each with its marker behind it: one copy a row, then every marker
+    # gets its new number
+    begins = tiles[:-1].reshape(-1, across)[first_row:end_row, first_column]
+    ends = tiles[1:].reshape(-1, across)[first_row:end_row, first_column:end_column]
     lasts = ends[:, -1]
-    rows = [data[begin:end] for begin, end in zip(begins.tolist(), lasts.tolist(), strict=True)]
-    out = bytearray().join((head, *rows))
-    lengths = lasts - begins
-    shifts = lengths.cumsum()
+    copied = [data[begin:end] for begin, end in zip(begins.tolist(), lasts.tolist(), strict=True)]
+    out = bytearray().join((head, *copied))
+    shifts = (lasts - begins).cumsum()
     shifts += len(head) - 1
     shifts -= lasts  # from a place in the file to the byte before the same place in `out`
     pixels = np.frombuffer(out, np.uint8)
     pixels[(ends + shifts[:, None]).ravel()] = restart_numbers(ends.size)
     pixels[-1] = EOI[1]
-    return bytes(out)
+    return Cut(bytes(out), left_px - first_column * tile_px, top_px - first_row * row_px)
 
 
 def shorten(data: bytes, bottom_px: int, frame: Frame) -> tuple[bytes, int]:

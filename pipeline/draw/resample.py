@@ -2,14 +2,10 @@
 
 The filter: bilinear (OpenCV) where both sides grow and up to a shrinking of 8/7, the usual 256 to 224; beyond that
 Pillow's antialiased bilinear, which is what torchvision's transforms do on PIL images. At 8/7 the two are 45 dB
-apart, and JPEG of quality 90 is 36 dB from its original; Pillow-SIMD takes three times bilinear's time, OpenCV's area
-filter twice.
+apart, and JPEG of quality 90 is 36 dB from its original; Pillow-SIMD takes three times bilinear's time.
 
-OpenCV's own bilinear is the same on every machine. Intel's, which its x86 builds carry and call "not exact", is the
-nearer of the two to the formula (never more than half a level off, OpenCV's up to 0.8) and faster on four channels:
-with the fourth dropped again 64 µs inside the kernel, against 73 for OpenCV's on three. So decoded JPEG is resized
-with it where there is one, and another kind of machine may show a pixel one level brighter or darker. On three
-channels and on planes it gains nothing or loses, depending on where the memory lies.
+Decoded JPEG (four channels) is resized with Intel's bilinear where OpenCV carries it: nearer to the formula and faster
+(64 µs against 73), but another kind of machine may show a pixel one level brighter or darker.
 """
 
 import math
