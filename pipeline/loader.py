@@ -163,8 +163,8 @@ class Loader:
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._prefetcher = self.split.prefetch(plan, self._window_shards or REMOTE_WINDOW_SHARDS)
-        self._run = Run(self._engines[0], plan, self._epoch, self._image_size, self._waits,
-                        trim=config.short_last_batch)  # fmt: skip
+        trim = config.short_last_batch
+        self._run = Run(self._engines[0], plan, self._image_size, self._waits, trim=trim)
         return _Batches(self, self._run, self._delivery)
 
     def stats(self) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class Loader:
         self._rows = engine.rows
         on_gpu = isinstance(delivery, device.OnCuda) or torch.cuda.is_initialized()
         if on_gpu if config.pin_memory is None else config.pin_memory:
-            engine.on_close(device.page_lock(engine.memory))
+            engine.on_close.append(device.page_lock(engine.memory))
         return engine
 
     def _fill_spec(self) -> FillSpec:

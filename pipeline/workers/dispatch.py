@@ -87,7 +87,7 @@ class Engine:
             self.rows[:-1] = before[:-1]
             self.rows[:-1, FIELD["pid"]] = 0
         self.outstanding = 0
-        self._on_close: list[Callable[[], None]] = []
+        self.on_close: list[Callable[[], None]] = []
         orders = {"slot_layout": asdict(layout), "index_layout": index_layout, "fill": asdict(spec), "rows": rows}
         memories = [self.memory, index, self._counters]
         self.crew: InlineCrew | WorkerCrew
@@ -95,11 +95,6 @@ class Engine:
             self.crew = WorkerCrew(workers, orders, memories, self._doing)
         else:
             self.crew = InlineCrew(Worker(0, orders, *(memory.view for memory in memories)))
-
-    def next_run(self) -> int:
-        """Workers do not begin the tasks of an earlier run any more."""
-        self.rows[-1][0] += 1
-        return int(self.rows[-1][0])
 
     def submit(self, task: Task) -> None:
         self.crew.submit(task)
@@ -118,13 +113,10 @@ class Engine:
         sample = int(row[FIELD["sample"]])
         return "while it waited for work" if sample < 0 else f"while it worked on {self._where(sample)}"
 
-    def on_close(self, undo: Callable[[], None]) -> None:
-        self._on_close.append(undo)
-
     def close(self) -> None:
         self.crew.close()
-        while self._on_close:
-            self._on_close.pop()()
+        while self.on_close:
+            self.on_close.pop()()
         self.memory.close_descriptor()
         self._counters.close_descriptor()
 
@@ -132,18 +124,16 @@ class Engine:
 class Run:
     """The batches of a plan, in order. Iterate it once; a newer run of the same engine ends it."""
 
-    def __init__(
-        self, engine: Engine, plan: EpochPlan, epoch: int, px: int, waits: Waits, *, trim: bool = False
-    ) -> None:
+    def __init__(self, engine: Engine, plan: EpochPlan, px: int, waits: Waits, *, trim: bool = False) -> None:
         """`trim`: padding is left out, so that the last batch is shorter."""
-        self._engine, self.plan, self._epoch, self._px, self.waits = engine, plan, epoch, px, waits
-        self._number = engine.next_run()
+        self._engine, self.plan, self._px, self.waits, self._trim = engine, plan, px, waits, trim
+        engine.rows[-1][0] += 1  # workers do not begin the tasks of an earlier run any more
+        self._number = int(engine.rows[-1][0])
         self._batches = len(plan)
         self._sent = self._received = self._shown = 0
         self._ready: dict[int, int] = {}
         self._failed: dict[int, SampleError | TransformError] = {}
         """By batch; raised when its turn comes, whichever worker was first."""
-        self._trim = trim
         self._lacked_slot_since: float | None = None
         self._send_tasks()
 
@@ -165,9 +155,8 @@ class Run:
                 self._engine.ledger.wait()
             self._send_tasks()
         self.waits.wait_s += time.perf_counter() - started_s
-        batch = self._show(self._shown, self._ready.pop(self._shown))
         self._shown += 1
-        return batch
+        return self._show(self._shown - 1, self._ready.pop(self._shown - 1))
 
     def next_if_ready(self) -> HostBatch | None:
         """The next batch if that needs no waiting; None otherwise, and at the end."""
@@ -190,7 +179,7 @@ class Run:
             if self._trim:
                 samples_N = samples_N[samples_N != PADDING]
             engine.layout.slot(engine.view, number).samples_N[: len(samples_N)] = samples_N
-            engine.submit(Task(self._number, self._sent, number, len(samples_N), self._epoch, self._px))
+            engine.submit(Task(self._number, self._sent, number, len(samples_N), self.plan.epoch, self._px))
             self._sent += 1
 
     def _take_reply(self, reply: Reply) -> None:
