@@ -301,14 +301,11 @@ class Loader:
         return images, labels_N
 
 
-class _Batches:
+class _Batches(Iterator[Batch]):
     """The iterator of one epoch. Holds on to no batch it has handed over: slots must come back."""
 
     def __init__(self, loader: Loader, run: Run, deliver: device.Deliver) -> None:
         self._loader, self._run, self._deliver = loader, run, deliver
-
-    def __iter__(self) -> "_Batches":
-        return self
 
     def __next__(self) -> Batch:
         return self._loader._next_batch(self._run, self._deliver)

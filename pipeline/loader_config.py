@@ -119,8 +119,8 @@ def _options() -> list[tuple[Any, tuple[Any, ...]]]:
     """Every field, with the kinds that its annotation names."""
     hints = get_type_hints(LoaderConfig)
     unions = {name for name, hint in hints.items() if get_origin(hint) in (Union, UnionType)}
-    return [(one, get_args(hints[one.name]) if one.name in unions else (hints[one.name],))
-            for one in fields(LoaderConfig)]  # fmt: skip
+    kinds = {name: get_args(hint) if name in unions else (hint,) for name, hint in hints.items()}
+    return [(option, kinds[option.name]) for option in fields(LoaderConfig)]
 
 
 def _unmet(value: Any, kinds: tuple[Any, ...]) -> str:

@@ -78,8 +78,8 @@ def sweep(folder: Path) -> None:
     it starts: another host's process may be writing where a folder is shared."""
     with suppress(OSError):
         for path in list(folder.iterdir()):
-            found = _TEMPORARY.fullmatch(path.name)
-            if found and not is_alive(int(found[1])):
+            temporary = _TEMPORARY.fullmatch(path.name)
+            if temporary and not is_alive(int(temporary[1])):
                 path.unlink(missing_ok=True)
 
 

@@ -1,8 +1,8 @@
 """Crop-addressable JPEG, the file: where its tiles are, and how a region is cut out of it.
 
 A baseline JPEG with restart markers is a grid of tiles that can each be decoded on their own. `cut` copies the tiles
-that a region touches into a small, valid JPEG: the frame header gets the new size, the restart markers new numbers. No
-pixel is touched and no entropy code is read: about 20 µs in Python. Any decoder reads both. A file without such a
+that a region touches into a small, valid JPEG: the frame header gets the new size, the restart markers new numbers.
+No pixel is touched and no entropy code is read: about 20 µs in Python. Any decoder reads both. A file without such a
 grid (progressive, no restart markers, …) comes back whole, with the region's place in it.
 """
 

@@ -4,8 +4,8 @@ The filter: bilinear (OpenCV) where both sides grow and up to a shrinking of 8/7
 Pillow's antialiased bilinear, which is what torchvision's transforms do on PIL images. At 8/7 the two are 45 dB
 apart, and JPEG of quality 90 is 36 dB from its original; Pillow-SIMD takes three times bilinear's time.
 
-Decoded JPEG (four channels) is resized with Intel's bilinear where OpenCV carries it: nearer to the formula and faster
-(64 µs against 73), but another kind of machine may show a pixel one level brighter or darker.
+Decoded JPEG (four channels) is resized with Intel's bilinear where OpenCV carries it: nearer to the formula and
+faster (64 µs against 73), but another kind of machine may show a pixel one level brighter or darker.
 """
 
 import math

@@ -30,7 +30,7 @@ class Clock:
 
     def __init__(self, row: Rows) -> None:
         """Goes on counting where an earlier worker of that row ended."""
-        self._row = row.data  # a memoryview stores a Python int in a third of the time an array takes
+        self.row = row.data  # a memoryview stores a Python int in a third of the time an array takes
         self._last_ns = time.perf_counter_ns()
         row[FIELD["started_ns"]] += self._last_ns - row[FIELD["now_ns"]]
         row[FIELD["now_ns"]] = self._last_ns
@@ -39,7 +39,7 @@ class Clock:
     def mark(self, stage: int) -> None:
         """`stage` is FIELD[name] of one of STAGES."""
         now_ns = time.perf_counter_ns()
-        self._row[stage] += now_ns - self._last_ns
+        self.row[stage] += now_ns - self._last_ns
         self._last_ns = now_ns
 
     def decoded(self) -> None:
@@ -52,15 +52,9 @@ class Clock:
         """The time since the last mark belongs to no stage: it counts as `other`."""
         self._last_ns = time.perf_counter_ns()
 
-    def add(self, field: int, amount: int) -> None:
-        self._row[field] += amount
-
-    def set(self, field: int, value: int) -> None:
-        self._row[field] = value
-
     def tick(self) -> None:
         """Moves the end of the observed lifetime to the last mark; after each batch and each idle spell."""
-        self._row[_NOW] = self._last_ns
+        self.row[_NOW] = self._last_ns
 
 
 _NOW = FIELD["now_ns"]

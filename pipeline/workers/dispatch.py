@@ -121,7 +121,7 @@ class Engine:
         self._counters.close_descriptor()
 
 
-class Run:
+class Run(Iterator[HostBatch]):
     """The batches of a plan, in order. Iterate it once; a newer run of the same engine ends it."""
 
     def __init__(self, engine: Engine, plan: EpochPlan, px: int, waits: Waits, *, trim: bool = False) -> None:
@@ -136,9 +136,6 @@ class Run:
         """By batch; raised when its turn comes, whichever worker was first."""
         self._lacked_slot_since: float | None = None
         self._send_tasks()
-
-    def __iter__(self) -> Iterator[HostBatch]:
-        return self
 
     def __next__(self) -> HostBatch:
         """Raises StopIteration, SampleError, TransformError or WorkerError."""

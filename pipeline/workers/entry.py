@@ -47,7 +47,7 @@ class Worker:
             return Reply(GIVEN_UP, *about)
         slot, clock = self._layout.slot(self._slots, task.slot), self.clock
         samples_N, labels_N = slot.samples_N[: task.samples], slot.labels_N[: task.samples]
-        clock.set(FIELD["batch"], task.batch)
+        clock.row[FIELD["batch"]] = task.batch
         try:
             filled, size_bytes, bad = self._filler.fill(samples_N, task.epoch, task.px, slot.images, labels_N)
         except SampleError as error:
@@ -55,11 +55,11 @@ class Worker:
         except TransformError as error:
             return Reply(BAD_TRANSFORM, *about, error.sample, error.reason)
         finally:
-            clock.set(FIELD["batch"], NOTHING)
-            clock.set(FIELD["sample"], NOTHING)
+            clock.row[FIELD["batch"]] = NOTHING
+            clock.row[FIELD["sample"]] = NOTHING
         slot.filled[:] = filled, size_bytes
-        clock.add(FIELD["samples"], filled)
-        clock.add(FIELD["batches"], 1)
+        clock.row[FIELD["samples"]] += filled
+        clock.row[FIELD["batches"]] += 1
         return Reply(DONE, *about, text="\n".join(f"{sample} {reason}" for sample, reason in bad))
 
 
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> None:
     try:
         settings = json.loads(bytes(attach(orders)).rstrip(b"\0"))
         worker = Worker(number, settings, attach(slots), attach(index), attach(counters))
-        worker.clock.set(FIELD["pid"], os.getpid())
+        worker.clock.row[FIELD["pid"]] = os.getpid()
         gc.freeze()
         serve(worker, connection, parent)
     except (BrokenPipeError, ConnectionResetError):

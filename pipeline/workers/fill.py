@@ -100,7 +100,7 @@ class Filler:
                 if self.spec.on_bad == "raise":
                     raise
                 bad.append((candidate, error.reason))
-                self.clock.add(FIELD["bad_samples"], 1)
+                self.clock.row[FIELD["bad_samples"]] += 1
                 if self.spec.on_bad == "skip":
                     return None
                 candidate = (candidate + 1) % len(self._labels_N)
@@ -110,7 +110,7 @@ class Filler:
 
     def read(self, sample: int) -> bytes:
         """A sample's checked bytes. Raises SampleError."""
-        self.clock.set(_SAMPLE, sample)
+        self.clock.row[_SAMPLE] = sample
         shards, offsets, lengths, crcs = self._where
         try:
             data = self._files.read(shards[sample], offsets[sample], lengths[sample])
@@ -120,7 +120,7 @@ class Filler:
             if zlib.crc32(data) != crcs[sample]:
                 raise SampleError("its bytes are not those that were written (wrong CRC)", sample)
             self._checked[sample] = 1
-        self.clock.add(_BYTES, len(data))
+        self.clock.row[_BYTES] += len(data)
         self.clock.mark(_READ)
         return data
 
@@ -146,7 +146,7 @@ class PixelFiller(Filler):
                 self._raw.into(images_NHWC, samples_N)
             except DatasetError as error:
                 raise SampleError(str(error), int(samples_N[0])) from error
-            self.clock.add(_BYTES, images_NHWC.nbytes)
+            self.clock.row[_BYTES] += images_NHWC.nbytes
             self.clock.mark(_READ)
             filled, labels_N[:] = len(samples_N), self._labels_N[samples_N]
             self.clock.mark(_COLLATE)

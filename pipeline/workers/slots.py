@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,14 +55,8 @@ class SlotLayout:
         return Slot(images, numbers[:count], numbers[count : 2 * count], numbers[2 * count :])
 
 
-class Event(Protocol):
-    """Something on the device that must have happened before host memory may be written again."""
-
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
-
-
-Fence = Sequence[Event]
+Fence = Sequence[Any]
+"""CUDA events that must have happened before host memory may be written again."""
 
 
 class Ledger:

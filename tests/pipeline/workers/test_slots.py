@@ -128,7 +128,7 @@ def test_a_clock_goes_on_where_an_earlier_worker_s_ended(monkeypatch: pytest.Mon
     row = np.zeros(counters.ROW_BYTES // 8, np.int64)
     for samples in (3, 7):
         clock = counters.Clock(row)
-        clock.add(counters.FIELD["samples"], samples)
+        clock.row[counters.FIELD["samples"]] += samples
         clock.mark(counters.FIELD["decode"])
         clock.tick()
     described = counters.describe(row)
