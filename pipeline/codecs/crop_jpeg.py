@@ -206,13 +206,12 @@ def cut(data: bytes, left_px: int, top_px: int, width_px: int, height_px: int, *
     return Cut(bytes(out), left_px - first_column * tile_px, top_px - first_row * row_px)
 
 
-def shorten(data: bytes, bottom_px: int, frame: Frame) -> tuple[bytes, int]:
+def shorten(data: bytes, bottom_px: int, frame: Frame) -> bytes:
     """For a file without tiles: the same bytes, but the frame says that the picture ends below `bottom_px`, so that
-    a decoder stops there; and the new height. What cannot be shortened comes back as it is; else `decode_shortened`
-    reads it."""
+    a decoder stops there. What cannot be shortened comes back as it is."""
     height_px = -(-bottom_px // frame.mcu_height_px) * frame.mcu_height_px
     at = frame.size_at
-    four_colours = data[at + 4] == 4  # CMYK is not decoded into the buffer that `decode_shortened` gives
+    four_colours = data[at + 4] == 4  # CMYK is left to Pillow
     if not frame.scan_at or frame.interval_mcus or four_colours or height_px >= frame.height_px:
-        return data, frame.height_px
-    return b"".join((data[:at], height_px.to_bytes(2, "big"), data[at + 2 :])), height_px
+        return data
+    return b"".join((data[:at], height_px.to_bytes(2, "big"), data[at + 2 :]))

@@ -18,7 +18,7 @@ from feedline.pipeline.codecs import crop_jpeg
 from feedline.pipeline.codecs.base import Choose, Clock, Codec, Pixels, Subsampling, size_trouble
 from feedline.pipeline.codecs.crop_jpeg import Frame, JpegError, cut, parse
 from feedline.pipeline.draw.regions import Region
-from feedline.pipeline.draw.resample import bilinear_into, needs_pillow, shrink_into
+from feedline.pipeline.draw.resample import resize_into
 
 Colours = Literal["RGB", "RGBX"]
 SOI = b"\xff\xd8"
@@ -43,16 +43,17 @@ def decode(data: bytes, colours: Colours = "RGB", *, factor: int = 1, fast_chrom
     is damaged or cut short: it is never filled up with something.
     """
     frame = parse(data)
-    min_height, min_width = (-(-side // factor) for side in frame[1::-1]) if factor > 1 else (0, 0)
-    options = (colours, False, fast_chroma, min_height, min_width)
+    height, width = -(-frame.height_px // factor), -(-frame.width_px // factor)
+    smallest = (height, width) if factor > 1 else (0, 0)
+    pixels_HWC = np.empty((height, width, len(colours)), np.uint8)
     complaint = ""
     for _ in range(_MOST_ODDITIES):
         try:
-            return simplejpeg.decode_jpeg(data, *options)
+            return simplejpeg.decode_jpeg(data, colours, False, fast_chroma, *smallest, buffer=pixels_HWC)
         except ValueError as error:
             complaint = str(error)
-        if _COMPLETE.fullmatch(complaint):  # the first complaint, and it comes when every pixel is in place
-            return simplejpeg.decode_jpeg(data, *options, strict=False)
+        if _COMPLETE.fullmatch(complaint):
+            return pixels_HWC
         mended = _mended(data, complaint)
         if mended == data:
             break
@@ -66,23 +67,10 @@ def decode(data: bytes, colours: Colours = "RGB", *, factor: int = 1, fast_chrom
         raise JpegError(f"JPEG cannot be decoded ({complaint})") from error
 
 
-def decode_shortened(data: bytes, colours: Colours, width_px: int, height_px: int, fast_chroma: bool) -> Pixels:
-    """The picture of a file from `shorten`. The decoder complains about the bytes that it left over, but only after
-    all pixels are in place, and it reports its first complaint: so this one means that nothing else is wrong."""
-    pixels_HWC = np.empty((height_px, width_px, len(colours)), np.uint8)
-    try:
-        simplejpeg.decode_jpeg(data, colours, fastupsample=fast_chroma, buffer=pixels_HWC)
-    except ValueError as error:
-        if not _COMPLETE.fullmatch(str(error)):
-            mended = _mended(data, str(error))
-            if mended != data:
-                return decode_shortened(mended, colours, width_px, height_px, fast_chroma)
-            raise JpegError(f"damaged JPEG: {error}") from error
-    return pixels_HWC
-
-
 _DAMAGE = re.compile("Corrupt JPEG data|Premature end|Inconsistent progression")  # libjpeg's words
 _COMPLETE = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
+"""Bytes left over, as in a file from `shorten`: said when all pixels are in place. The decoder reports its first
+complaint only, so nothing else is wrong."""
 _MOST_ODDITIES = 3  # the last of them is not looked at again
 
 
@@ -108,14 +96,9 @@ def _mended(data: bytes, complaint: str) -> bytes:
 def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, fast_chroma: bool) -> None:
     frame = parse(data)
     region = choose(frame.width_px, frame.height_px)
-    factor = dct_factor(region, out_HWC)
-    by_pillow = factor > 1 or needs_pillow(region, out_HWC)
-    pixels, inside, factor = _decode_region(data, frame, region, factor, fast_chroma)
+    pixels_HWX, inside, factor = _decode_region(data, frame, region, dct_factor(region, out_HWC), fast_chroma)
     clock.decoded()
-    if by_pillow:
-        shrink_into(pixels, inside, factor, out_HWC)
-    else:
-        bilinear_into(pixels, inside, out_HWC)
+    resize_into(pixels_HWX, inside, out_HWC, factor)
     clock.transformed()
 
 
@@ -124,14 +107,14 @@ def _decode_region(data: bytes, frame: Frame, region: Region, factor: int,
     """RGBX pixels, where the region lies in them (in pixels of full size), and by which factor they are smaller."""
     part = cut(data, *region[:4], frame=frame)
     if part.data is data and factor == 1:
-        shortened, height_px = crop_jpeg.shorten(data, region.top_px + region.height_px, frame)
+        shortened = crop_jpeg.shorten(data, region.top_px + region.height_px, frame)
         if shortened is not data:
-            with suppress(JpegError):  # a full decode knows more ways, and says what is wrong with it
-                return decode_shortened(shortened, "RGBX", frame.width_px, height_px, fast_chroma), region, 1
-    pixels = decode(part.data, "RGBX", factor=factor, fast_chroma=fast_chroma)
-    if factor > 1 and pixels.shape[0] == parse(part.data).height_px:  # a rarity that only Pillow reads
+            with suppress(JpegError):  # the whole may decode in other ways, and says what is wrong with it
+                return decode(shortened, "RGBX", fast_chroma=fast_chroma), region, 1
+    pixels_HWX = decode(part.data, "RGBX", factor=factor, fast_chroma=fast_chroma)
+    if factor > 1 and pixels_HWX.shape[0] == parse(part.data).height_px:  # a rarity that only Pillow reads
         factor = 1
-    return pixels, Region(part.left_px, part.top_px, *region[2:]), factor
+    return pixels_HWX, Region(part.left_px, part.top_px, *region[2:]), factor
 
 
 def dct_factor(region: Region, out_HWC: Pixels) -> int:

@@ -30,14 +30,16 @@ def needs_pillow(region: Region, out_HWC: Pixels) -> bool:
     return shrinks or region.inner is not None
 
 
-def resize_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels) -> None:
-    """The region of RGB pixels."""
-    if needs_pillow(region, out_HWC):
+def resize_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels, factor: int = 1) -> None:
+    """The region of RGB or (with a `factor`: see `shrink_into`) RGBX pixels."""
+    if factor == 1 and not needs_pillow(region, out_HWC):
+        bilinear_into(pixels_HWC, region, out_HWC)
+    elif pixels_HWC.shape[2] == 4:
+        shrink_into(pixels_HWC, region, factor, out_HWC)
+    else:
         left, top, width, height = region[:4]
         four_HWX = cv2.cvtColor(pixels_HWC[top : top + height, left : left + width], cv2.COLOR_RGB2RGBA)
         shrink_into(np.asarray(four_HWX, np.uint8), region._replace(left_px=0, top_px=0), 1, out_HWC)
-    else:
-        bilinear_into(pixels_HWC, region, out_HWC)
 
 
 def bilinear_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels) -> None:

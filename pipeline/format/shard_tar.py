@@ -70,10 +70,8 @@ class ShardWriter:
         self._member(f"{key}.cls", str(label).encode())
         if metadata is not None:
             self._member(f"{key}.json", json.dumps(metadata, sort_keys=True).encode())
-        place = {"shard": self._shard, "offset": offset, "length": len(image)}
-        self.rows.append(
-            SampleRow(key=key, label=label, width=width, height=height, crc32=zlib.crc32(image), **place)
-        )
+        where = {"shard": self._shard, "offset": offset, "length": len(image), "crc32": zlib.crc32(image)}
+        self.rows.append(SampleRow(key=key, label=label, width=width, height=height, **where))
 
     def _member(self, name: str, data: bytes) -> int:
         self._write(member_header(name, len(data)))

@@ -17,8 +17,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +103,12 @@ class WorkerCrew:
         # the trainer's environment, with its import path: what it can import its workers can, whatever changed since
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
-        with _no_interrupts():
+        # a Ctrl-C now is delivered to us afterwards; the child inherits the mask until it ignores the signal
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             worker = subprocess.Popen(command, env=environment, pass_fds=handed, stdin=subprocess.DEVNULL)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._workers.append(worker)
         watch = os.pidfd_open(worker.pid)
         self._watches[watch] = number
@@ -167,13 +171,3 @@ class WorkerCrew:
             os.close(watch)
         self._workers, self._watches = [], {}
         self._blame = str  # it leads back to who owns us: the memory must not wait for the cycle collector
-
-
-@contextmanager
-def _no_interrupts() -> Generator[None]:
-    """A Ctrl-C in here is delivered to us at the end; the child inherits the mask until it ignores the signal."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -163,11 +163,11 @@ def _decodes_or_refuses(data: bytes) -> None:
 
 
 def _check_shortened(data: bytes, frame: crop_jpeg.Frame, bottom_px: int, whole_HWC: crop_jpeg.Pixels) -> None:
-    shorter, height_px = crop_jpeg.shorten(data, bottom_px, frame)
+    shorter = crop_jpeg.shorten(data, bottom_px, frame)
     if shorter is data:
         return
     try:
-        pixels_HWC = jpeg.decode_shortened(shorter, "RGB", frame.width_px, height_px, True)
+        pixels_HWC = jpeg.decode(shorter, fast_chroma=True)
     except crop_jpeg.JpegError:
         return  # the loader then decodes it whole
     _same("shortened", pixels_HWC[:bottom_px], whole_HWC[:bottom_px])
