@@ -39,10 +39,6 @@ from feedline.pipeline.workers.slots import SlotLayout
 REMOTE_WINDOW_SHARDS = 8
 MOST_WORKERS = 16
 
-live_loaders: "weakref.WeakSet[Loader]" = weakref.WeakSet()
-"""Every Loader that exists. A profiler finds it through `sys.modules["feedline.pipeline.loader"]` without importing
-anything, and asks each for `stats()`, whose keys are documented there."""
-
 
 class Loader:
     """An iterable of batches over one prepared split.
@@ -80,7 +76,6 @@ class Loader:
         self._delivery: device.Deliver | None = None
         self._prefetcher: Prefetcher | None = None
         weakref.finalize(self, _close, self._engines)
-        live_loaders.add(self)
         samples = -(-self.manifest.samples // self.world_size)
         if self._policy == "drop" and samples < config.batch_size:
             warnings.warn(f"no batch of {config.batch_size} in the {samples} samples of rank {self.rank}: "
