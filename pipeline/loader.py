@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -38,6 +39,10 @@ from feedline.pipeline.workers.slots import SlotLayout
 
 REMOTE_WINDOW_SHARDS = 8
 MOST_WORKERS = 16
+
+Begins = Literal["at the start", "at the next start", "where it was left", "where anything is left"]
+"""Where the next `iter()` begins: the start of the epoch or of the one after it, or behind the samples that a state
+says were delivered (with "anything": in the next epoch where nothing is left of this one)."""
 
 
 class Loader:
@@ -67,9 +72,7 @@ class Loader:
         self._image_size = config.image_size
         self._waits = Waits()
         self._epoch = self._delivered = 0
-        self._begins: Literal["here", "here if anything is left", "at the next epoch"] = "here"
-        """Where the next `iter()` begins, seen from epoch and samples delivered; an epoch of which nothing was taken
-        begins again."""
+        self._begins: Begins = "at the start"
         self._run: Run | None = None
         self._engines: list[Engine] = []  # none or one; a list, so that the finaliser can share it
         self._rows: counters.Rows | None = None
@@ -107,9 +110,8 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next `iter()` begins. Keeps the position if it is the one resumed within."""
         epoch = whole("epoch", epoch, 0, MOST_EPOCH)
-        if epoch != self._epoch or self._begins == "at the next epoch":
-            self._delivered = 0
-        self._epoch, self._begins = epoch, "here"
+        resumed = self._begins in ("where it was left", "where anything is left") and epoch == self._epoch
+        self._epoch, self._begins = epoch, "where it was left" if resumed else "at the start"
 
     def set_image_size(self, px: int) -> None:
         """From the next epoch on (progressive resizing)."""
@@ -135,18 +137,19 @@ class Loader:
             raise UsageError(f"the state is of another dataset than {self.split.folder}: it was prepared anew since")
         if state["seed"] != self.config.seed:
             raise UsageError(f"the state was made with seed {state['seed']}, this loader has {self.config.seed}")
-        self._epoch, self._delivered, self._begins = state["epoch"], state["samples"], "here if anything is left"
+        self._epoch, self._delivered, self._begins = state["epoch"], state["samples"], "where anything is left"
 
     def __iter__(self) -> Iterator[Batch]:
         config = self.config
         if self._run is not None:
             self._run.close()
-        begins, self._begins = self._begins, "at the next epoch"
-        over = begins == "at the next epoch" and self._delivered > 0
-        if begins == "here if anything is left":
-            over = 0 < self._plan(self._epoch, 0).size <= self._delivered
-        if over:
-            self._epoch, self._delivered = self._epoch + 1, 0
+        begins, self._begins = self._begins, "at the next start"
+        if begins == "at the next start":
+            self._epoch += self._delivered > 0  # of which nothing was taken begins again
+        elif begins == "where anything is left" and 0 < self._plan(self._epoch, 0).size <= self._delivered:
+            self._epoch, begins = self._epoch + 1, "at the start"
+        if begins in ("at the start", "at the next start"):
+            self._delivered = 0
         if self._delivery is None:  # made with the first engine, when CUDA is surely up
             upload = gpu_decode.decode if self._gpu_decodes else device.copy_pixels
             self._delivery = device.deliver_to(self.device, config.dtype, config.mean, config.std, upload)
@@ -229,7 +232,7 @@ class Loader:
             SlotLayout(batch_size=config.batch_size, px=max(self._image_size, SLOT_PX if self._gpu_decodes else 0)),
             workers=self.num_workers,
             depth=max(1, self.num_workers * config.prefetch_factor),
-            fence=lambda: device.fence(delivery),
+            fence=partial(device.fence, delivery),
             where=self.split.where,
             before=self._rows,
         )
@@ -276,7 +279,7 @@ class Loader:
             number, images, labels_N = deliver(run)
         except StopIteration:
             self._run = None
-            self._epoch, self._delivered, self._begins = self._epoch + 1, 0, "here"
+            self._epoch, self._delivered, self._begins = self._epoch + 1, 0, "at the start"
             if not self.config.persistent_workers:
                 _close(self._engines)
             raise

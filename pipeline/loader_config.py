@@ -137,7 +137,8 @@ def _unmet(value: Any, kinds: tuple[Any, ...]) -> str:
         numbers = isinstance(value, tuple | list) and all(isinstance(part, int | float) for part in value)
         return "" if numbers and len(value) == 3 and all(map(math.isfinite, value)) else "three numbers"
     known = tuple(get_origin(kind) or kind for kind in kinds)
-    return "" if isinstance(value, known) else " or ".join(kind.__name__ for kind in known if kind is not NoneType)
+    names = (f"{'torch.' if kind.__module__ == 'torch' else ''}{kind.__name__}" for kind in known if kind != NoneType)
+    return "" if isinstance(value, known) else " or ".join(names)
 
 
 def whole(name: str, value: Any, least: int, most: int) -> int:

@@ -180,6 +180,18 @@ def test_another_epoch_drops_the_resumed_position(split: Path) -> None:
     assert len(labels(loader)) == 56
 
 
+def test_an_epoch_named_while_another_is_under_way_begins_at_its_start(split: Path) -> None:
+    loader = Loader(split, **SMALL | {"num_workers": 0})
+    for _ in loader:
+        loader.set_epoch(3)
+        break
+    iterator = iter(loader)
+    loader.set_epoch(5)
+    next(iterator)
+    assert len(labels(loader)) == 56
+    assert loader.state_dict()["epoch"] == 6
+
+
 def test_the_state_of_a_changed_dataset_is_refused(split: Path, make_split: MakeSplit) -> None:
     other = Loader(make_split(samples=61), **SMALL)
     with pytest.raises(UsageError, match="another dataset"):
