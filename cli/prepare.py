@@ -111,7 +111,7 @@ LIST_BYTES = 64 << 20
 
 def read_lines(path: Path | None) -> tuple[str, ...] | None:
     from feedline.pipeline.base.errors import UsageError
-    from feedline.pipeline.format.local import read_bounded
+    from feedline.pipeline.base.files import read_bounded
 
     if path is None:
         return None

@@ -12,8 +12,8 @@ from rich.console import Console
 from feedline.cli.common import JsonFile, Record, console, stderr
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.files import read_bounded
 from feedline.pipeline.base.text import printable
-from feedline.pipeline.format.local import read_bounded
 from feedline.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def train(config: Annotated[Settings, OPTIONS], json_file: JsonFile = None, conf
 
       kernprof -l -v -m feedline.train.main OUT --epochs 1 --run runs/lines
     """
-    from feedline.pipeline.rank import from_environment
+    from feedline.pipeline.base.process import from_environment
     from feedline.train.loop import train as run
 
     record = Record("train", json_file)

@@ -5,7 +5,7 @@ NCHW channels_last for free. A slot is filled again only when an event behind it
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -15,6 +15,14 @@ from feedline.pipeline.workers.dispatch import HostBatch, Run
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Numbered = tuple[int, torch.Tensor, torch.Tensor]
+"""A batch's number, images, labels."""
+Deliver = Callable[[Run], Numbered]
+"""Takes the next batch out of a run. Raises what the run raises."""
+Upload = Callable[[HostBatch, torch.device], torch.Tensor]
+"""What a filler wrote -> uint8 NHWC on the device."""
 
 
 class Normaliser:
@@ -41,34 +49,10 @@ class Normaliser:
         return rows.view(count, height, width, channels).permute(0, 3, 1, 2)  # same bytes; already channels_last
 
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-Delivery = Callable[[Run], tuple[int, torch.Tensor, torch.Tensor]]
-"""Takes the next batch out of a run: its number, images, labels. Raises what the run raises."""
-
-
-def show_on_host(run: Run) -> tuple[int, torch.Tensor, torch.Tensor]:
+def show_on_host(run: Run) -> Numbered:
     """uint8 NHWC tensors that show the slot itself."""
     batch = next(run)
     return batch.number, torch.from_numpy(batch.images_NHWC), torch.from_numpy(batch.labels_N)
-
-
-class OnCpu:
-    """Normalised on the CPU, by the trainer's own threads."""
-
-    def __init__(self, normalise: Normaliser) -> None:
-        self._normalise = normalise
-
-    def begin(self) -> Delivery:
-        return self._deliver
-
-    def _deliver(self, run: Run) -> tuple[int, torch.Tensor, torch.Tensor]:
-        number, images_NHWC, labels_N = show_on_host(run)
-        with run.waits.clock("copy_s"):
-            return number, self._normalise(images_NHWC), labels_N
-
-
-Upload = Callable[[HostBatch, torch.device], torch.Tensor]
-"""What a filler wrote -> uint8 NHWC on the device."""
 
 
 def copy_pixels(batch: HostBatch, device: torch.device) -> torch.Tensor:
@@ -76,97 +60,67 @@ def copy_pixels(batch: HostBatch, device: torch.device) -> torch.Tensor:
 
 
 class OnCuda:
-    """Copied and normalised on a stream of its own, one batch ahead of the model where the workers allow it."""
+    """Copied and normalised on a stream of its own: while the model works on a batch, the next is sent if the workers
+    have it ready."""
 
     def __init__(self, device: torch.device, normalise: Normaliser, upload: Upload) -> None:
-        self.device = device
-        self._upload = upload
+        self._device, self._normalise, self._upload = device, normalise, upload
         self.stream = torch.cuda.Stream(device)
-        self._normalise = normalise
+        self._ahead: tuple[Run, Numbered, Any] | None = None
+        """The run it is of, the batch, and the event behind its copy."""
 
-    def begin(self) -> Delivery:
-        return _OneAhead(self)
+    def __call__(self, run: Run) -> Numbered:
+        ahead, self._ahead = self._ahead, None
+        _, batch, event = ahead if ahead is not None and ahead[0] is run else self._send(run, next(run))
+        with run.waits.copying():
+            if (following := run.next_if_ready()) is not None:
+                self._ahead = self._send(run, following)
+            # the current stream (not the host) waits for the copy, and the memory's life is tied to that stream
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(event)
+            for tensor in batch[1:]:
+                tensor.record_stream(current)
+            return batch
 
-    def send(self, batch: HostBatch) -> "Sent":
+    def _send(self, run: Run, batch: HostBatch) -> tuple[Run, Numbered, Any]:
         """Starts copy and normalisation and returns at once."""
         with torch.cuda.stream(self.stream):
-            images_NHWC = self._upload(batch, self.device)
-            labels_N = torch.from_numpy(batch.labels_N).to(self.device, non_blocking=True)
-            return Sent(batch.number, self._normalise(images_NHWC), labels_N, self.stream.record_event())
-
-    def receive(self, sent: "Sent") -> tuple[int, torch.Tensor, torch.Tensor]:
-        """Makes the current stream (not the host) wait for the copy, and ties the memory's life to that stream."""
-        current = torch.cuda.current_stream(self.device)
-        current.wait_event(sent.event)
-        sent.images_NCHW.record_stream(current)
-        sent.labels_N.record_stream(current)
-        return sent.number, sent.images_NCHW, sent.labels_N
+            images_NHWC = self._upload(batch, self._device)
+            labels_N = torch.from_numpy(batch.labels_N).to(self._device, non_blocking=True)
+            sent = (batch.number, self._normalise(images_NHWC), labels_N)
+            return run, sent, self.stream.record_event()
 
 
-class Sent(NamedTuple):
-    number: int
-    images_NCHW: torch.Tensor
-    labels_N: torch.Tensor
-    event: Any
-
-
-class _OneAhead:
-    """The delivery of one epoch on CUDA: while the model works on a batch, the next is copied if it is there."""
-
-    def __init__(self, on_cuda: OnCuda) -> None:
-        self._on_cuda = on_cuda
-        self._ahead: Sent | None = None
-
-    def __call__(self, run: Run) -> tuple[int, torch.Tensor, torch.Tensor]:
-        sent = self._ahead or self._on_cuda.send(next(run))
-        self._ahead = None
-        with run.waits.clock("copy_s"):
-            if (following := run.next_if_ready()) is not None:
-                self._ahead = self._on_cuda.send(following)
-            return self._on_cuda.receive(sent)
-
-
-OnDevice = OnCpu | OnCuda
-
-
-def on_device(device: torch.device, dtype: torch.dtype, mean: tuple[float, ...], std: tuple[float, ...],
-              upload: Upload = copy_pixels) -> OnDevice:  # fmt: skip
+def deliver_to(device: torch.device | None, dtype: torch.dtype, mean: tuple[float, ...], std: tuple[float, ...],
+               upload: Upload) -> Deliver:  # fmt: skip
     """Raises UsageError for a device that is not there."""
+    if device is None:
+        return show_on_host
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device={str(device)!r}: torch sees no CUDA device here; use device='cpu' or None")
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device={str(device)!r}: the loader delivers to cpu and cuda; move the batch yourself")
     normalise = Normaliser(device, dtype, mean, std)
-    return OnCuda(device, normalise, upload) if device.type == "cuda" else OnCpu(normalise)
+    if device.type == "cuda":
+        return OnCuda(device, normalise, upload)
+
+    def on_cpu(run: Run) -> Numbered:
+        """Normalised by the trainer's own threads."""
+        number, images_NHWC, labels_N = show_on_host(run)
+        with run.waits.copying():
+            return number, normalise(images_NHWC), labels_N
+
+    return on_cpu
 
 
-class CudaFence:
-    """Everything submitted so far to the streams that may be reading a slot."""
-
-    def __init__(self, streams: list[torch.cuda.Stream]) -> None:
-        self._events = [stream.record_event() for stream in streams]
-
-    def query(self) -> bool:
-        return all(event.query() for event in self._events)
-
-    def synchronize(self) -> None:
-        for event in self._events:
-            event.synchronize()
-
-
-def cuda_in_use() -> bool:
-    """Asked whenever a slot comes back, also while the interpreter ends: looks for no device itself."""
-    return torch.cuda.is_initialized()
-
-
-def make_fence(on_cuda: OnCuda | None) -> CudaFence | None:
-    """What must pass before a slot whose last tensor just died may be written; None where no GPU is in use."""
-    if not cuda_in_use():
-        return None
-    streams = [torch.cuda.current_stream()]
-    if on_cuda is not None:
-        streams.append(on_cuda.stream)
-    return CudaFence(streams)
+def fence(delivery: Deliver) -> list[Any]:
+    """What must pass before a slot whose last tensor just died may be written: everything submitted so far to the
+    streams that may be reading it. Asked whenever a slot comes back, also while the interpreter ends: looks for no
+    device itself."""
+    if not torch.cuda.is_initialized():
+        return []
+    streams = [torch.cuda.current_stream()] + ([delivery.stream] if isinstance(delivery, OnCuda) else [])
+    return [stream.record_event() for stream in streams]
 
 
 def page_lock(memory: SharedMemory) -> Callable[[], None]:

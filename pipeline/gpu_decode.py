@@ -8,6 +8,7 @@ import importlib.util
 import warnings
 
 import torch
+from torch.nn.functional import interpolate
 
 from feedline.pipeline.workers.dispatch import HostBatch
 from feedline.pipeline.workers.fill_regions import unpack
@@ -39,12 +40,8 @@ def decode(batch: HostBatch, device: torch.device) -> torch.Tensor:
     out_NCHW = torch.empty((count, 3, px, px), dtype=torch.uint8, device=device, memory_format=torch.channels_last)
     for place, (image_CHW, (_, (left, top, width, height, flip))) in enumerate(zip(images_CHW, packed, strict=True)):
         region_CHW = image_CHW[:, top : top + height, left : left + width]
-        out_NCHW[place] = resize(region_CHW.flip(2) if flip else region_CHW, px)
+        region_CHW = (region_CHW.flip(2) if flip else region_CHW).float()
+        # the filter of the CPU path: bilinear, antialiased where it shrinks
+        scaled = interpolate(region_CHW[None], (px, px), mode="bilinear", antialias=width > px or height > px)
+        out_NCHW[place] = scaled[0].round().clamp(0, 255).to(torch.uint8)
     return out_NCHW.permute(0, 2, 3, 1)
-
-
-def resize(image_CHW: torch.Tensor, px: int) -> torch.Tensor:
-    """Bilinear, antialiased where it shrinks: the filter of the CPU path."""
-    shrinks = image_CHW.shape[1] > px or image_CHW.shape[2] > px
-    scaled = torch.nn.functional.interpolate(image_CHW[None].float(), (px, px), mode="bilinear", antialias=shrinks)
-    return scaled[0].round().clamp(0, 255).to(torch.uint8)

@@ -13,14 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+from PIL import Image
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.draw.regions import Augment
@@ -28,12 +22,9 @@ from feedline.pipeline.format.manifest import Manifest
 
 _TO_FLOAT = {"ToTensor", "ToDtype", "ConvertImageDtype", "ConvertDtype"}
 _SAME_PIXELS = {"ToImage", "PILToTensor", "ToPureTensor", "ToImageTensor", "Identity", "ToImagePIL", "RGB"}
+_CROPS = {"RandomResizedCrop", "Resize", "CenterCrop"}
 LOOKS = 10_000
-_OURS: dict[str, tuple[Any, ...]] = {
-    "interpolation": ("bilinear", 2),
-    "antialias": (True, None, "warn"),
-    "max_size": (None,),
-}
+_OURS = {"interpolation": ("bilinear", 2), "antialias": (True, None, "warn"), "max_size": (None,)}
 """How the loader resizes; 2 is Pillow's number of bilinear."""
 
 
@@ -49,7 +40,7 @@ def options_like(dataloader: Any) -> dict[str, Any]:
     dataset: Any = dataloader.dataset
     if type(batches) is not BatchSampler:
         raise _refused("batch_size=None" if batches is None else f"the batch_sampler {_name(batches)}")
-    if dataloader.collate_fn is not default_collate:
+    if dataloader.collate_fn is not torch.utils.data.default_collate:
         raise _refused(f"the collate_fn {_name(dataloader.collate_fn)}", "call it on the batches in your loop")
     if dataloader.worker_init_fn is not None:
         raise _refused(f"the worker_init_fn {_name(dataloader.worker_init_fn)}", "randomness follows `seed` anyway")
@@ -66,7 +57,7 @@ def options_like(dataloader: Any) -> dict[str, Any]:
     if dataloader.pin_memory:
         options["pin_memory"] = torch.cuda.is_available()
     options |= _order(batches.sampler, len(dataset), dataloader.generator)
-    return options | _Recipe(list(_flatten(dataset.transform))).options()
+    return options | _Recipe(_flatten(dataset.transform)).options()
 
 
 def check_same_data(dataset: Any, manifest: Manifest, labels_N: npt.NDArray[np.int32]) -> None:
@@ -85,12 +76,11 @@ def check_same_data(dataset: Any, manifest: Manifest, labels_N: npt.NDArray[np.i
         warnings.warn(f"a {_name(dataset)} names no classes: nothing shows that the shards hold its samples",
                       stacklevel=3)  # fmt: skip
         return
-    _check_folders(dataset)
-    names = [name if isinstance(name, str) else ", ".join(name) for name in names]
     numbers: dict[str, int] = getattr(dataset, "class_to_idx", {})
-    in_order = all(numbers.get(name, label) == label for label, name in enumerate(names))
+    _check_folders(getattr(dataset, "samples", None), getattr(dataset, "root", None), numbers)
+    names = [name if isinstance(name, str) else ", ".join(name) for name in names]
     known = [[str(entry.get(key)) for entry in manifest.classes] for key in ("wnid", "name")]
-    if names in known and in_order:
+    if names in known and all(numbers.get(name, label) == label for label, name in enumerate(names)):
         targets = getattr(dataset, "targets", None)
         if targets is not None and len(targets) == len(dataset):
             theirs = np.bincount(np.asarray(targets), minlength=len(names))
@@ -103,9 +93,8 @@ def check_same_data(dataset: Any, manifest: Manifest, labels_N: npt.NDArray[np.i
         raise UsageError("the DataLoader's dataset has other classes than the shards: were they made from it?")
 
 
-def _check_folders(dataset: Any) -> None:
+def _check_folders(samples: Any, root: Any, numbers: Any) -> None:
     """A path's label is that of its class folder, unless the list of samples was edited or made by other code."""
-    samples, root, numbers = (getattr(dataset, name, None) for name in ("samples", "root", "class_to_idx"))
     if not isinstance(samples, list) or not isinstance(numbers, dict) or root is None:
         return
     for path, label in samples[:: max(1, len(samples) // LOOKS)]:
@@ -176,7 +165,7 @@ class _Recipe:
         self._options: dict[str, Any] = {}
         self._augment: dict[str, Any] = {"train": False, "flip": 0.0}
         self._resize_px: int | None = None
-        self._crop = ""
+        self._crop, self._px = "", 0
         self._flipped = self._own = self._float = False
         self._tail: list[Any] = []
         for step in steps:
@@ -185,19 +174,18 @@ class _Recipe:
     def options(self) -> dict[str, Any]:
         if not self._crop:
             raise UsageError("the DataLoader's transforms have no RandomResizedCrop or CenterCrop: no image size")
-        options = self._options | {"augment": Augment(**self._augment), "train": self._augment["train"]}
+        augment = Augment(**self._augment)
+        options = self._options | {"image_size": self._px, "augment": augment, "train": augment.train}
         if self._float:
             options = {"device": "cpu", "dtype": torch.float32, "mean": (0.0,) * 3, "std": (1.0,) * 3} | options
         if self._own:
-            options["transform"] = Tail(self._tail)
+            options["transform"] = tail = Tail(self._tail)
+            if culprit := tail.unfit_step(self._px):
+                what = f"{_name(culprit)}, which leaves no RGB picture of {self._px} px,"
+                raise _refused(what, "call it on the batches in your loop")
         return options
 
     def _read(self, step: Any, name: str) -> None:
-        for attribute, ours in _OURS.items():
-            value: Any = getattr(step, attribute, ours[0])
-            value = getattr(value, "value", value)
-            if value not in ours and name in ("RandomResizedCrop", "Resize"):
-                raise _refused(f"{name}({attribute}={value})")
         if name in _TO_FLOAT:
             self._convert(step, name)
         elif name in _SAME_PIXELS:
@@ -206,7 +194,7 @@ class _Recipe:
             if "mean" in self._options:
                 raise _refused("a second Normalize")
             self._options |= {"mean": tuple(map(float, step.mean)), "std": tuple(map(float, step.std))}
-        elif name in ("RandomResizedCrop", "Resize", "CenterCrop"):
+        elif name in _CROPS:
             self._cut(step, name)
         elif name == "RandomHorizontalFlip" and self._augment["train"] and not self._flipped and not self._own:
             self._augment["flip"], self._flipped = float(step.p), True
@@ -228,44 +216,36 @@ class _Recipe:
         self._options["dtype"], self._float = dtype, True
 
     def _cut(self, step: Any, name: str) -> None:
+        for attribute, ours in _OURS.items():
+            value: Any = getattr(step, attribute, ours[0])
+            value = getattr(value, "value", value)
+            if value not in ours:
+                raise _refused(f"{name}({attribute}={value})")
         if self._crop:
             raise _refused(f"{name} after {self._crop}")
+        sides = [step.size] if isinstance(step.size, int) else list(step.size)
         if name == "Resize":
             if self._resize_px is not None:
                 raise _refused("a second Resize")
-            self._resize_px = _short_side(step.size)
+            if len(sides) > 1:
+                raise UsageError(f"Resize to {sides} changes the aspect: prepare with --resize stretch instead")
+            self._resize_px = int(sides[0])
             return
-        self._crop, side_px = name, _side(step.size, name)
-        self._options["image_size"] = side_px
-        if name == "CenterCrop":
-            if self._resize_px is None:
+        if len(set(sides)) != 1:
+            raise UsageError(f"{name} to {sides}: the loader gives square images only")
+        self._crop, self._px = name, int(sides[0])
+        if name == "RandomResizedCrop":
+            if self._resize_px is not None:
                 raise _refused(
-                    "CenterCrop without a Resize before it", "write Resize(N), N the short side of the shards"
+                    "Resize before RandomResizedCrop", f"prepare with --size {self._resize_px} and leave it out"
                 )
-            if side_px > self._resize_px:
-                raise _refused(f"CenterCrop({side_px}), larger than Resize({self._resize_px}),")
-            self._augment["crop_fraction"] = side_px / self._resize_px
-        elif self._resize_px is not None:
-            raise _refused(
-                "Resize before RandomResizedCrop", f"prepare with --size {self._resize_px} and leave it out"
-            )
-        else:
             self._augment |= {"train": True, "scale": tuple(step.scale), "ratio": tuple(step.ratio)}
-
-
-def _side(size: Any, name: str) -> int:
-    sides = [size] if isinstance(size, int) else list(size)
-    if len(set(sides)) != 1:
-        raise UsageError(f"{name} to {sides}: the loader gives square images only")
-    return int(sides[0])
-
-
-def _short_side(size: Any) -> int:
-    if isinstance(size, int):
-        return size
-    if len(size) == 1:
-        return int(size[0])
-    raise UsageError(f"Resize to {list(size)} changes the aspect: prepare with --resize stretch instead")
+        elif self._resize_px is None:
+            raise _refused("CenterCrop without a Resize before it", "write Resize(N), N the shards' short side")
+        elif sides[0] > self._resize_px:
+            raise _refused(f"CenterCrop({sides[0]}), larger than Resize({self._resize_px}),")
+        else:
+            self._augment["crop_fraction"] = sides[0] / self._resize_px
 
 
 class Tail:
@@ -275,11 +255,34 @@ class Tail:
         self.steps = steps
 
     def __call__(self, image_HWC: Any, rng: np.random.Generator) -> Any:
-        from PIL import Image
-
         image: Any = Image.fromarray(image_HWC)
         with torch.random.fork_rng(devices=[]):  # with num_workers=0 this is the trainer's own process
             torch.default_generator.manual_seed(int(rng.integers(1 << 62)))
             for step in self.steps:
                 image = step(image)
-        return image.permute(1, 2, 0).numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
+        return _array(image)
+
+    def unfit_step(self, px: int) -> Any:
+        """What makes something else of a picture than uint8 RGB of `px` x `px`, which no later step makes good."""
+        image: Any = Image.new("RGB", (px, px))
+        culprit: Any = None
+        with torch.random.fork_rng(devices=[]):
+            for step in self.steps:
+                try:
+                    image = step(image)
+                except Exception:  # the first batch says more of a step that fails by itself
+                    return culprit
+                culprit = None if _fits(image, px) else culprit or step
+        return culprit
+
+
+def _array(image: Any) -> npt.NDArray[Any]:
+    return image.permute(1, 2, 0).numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
+
+
+def _fits(image: Any, px: int) -> bool:
+    try:
+        array = _array(image)
+    except (ValueError, TypeError, RuntimeError):  # several images, or a tensor of other dimensions
+        return False
+    return array.shape == (px, px, 3) and array.dtype == np.uint8

@@ -13,42 +13,23 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from feedline.pipeline import gpu_decode
-from feedline.pipeline.base.errors import (
-    DatasetError,
-    FeedlineError,
-    SampleError,
-    TransformError,
-    UsageError,
-    WorkerError,
-)
-from feedline.pipeline.base.process import keep_freed_memory, usable_cores
+from feedline.pipeline import device, gpu_decode
+from feedline.pipeline.base.errors import DatasetError, FeedlineError, SampleError, TransformError, UsageError
+from feedline.pipeline.base.errors import WorkerError as WorkerError
+from feedline.pipeline.base.process import from_environment, keep_freed_memory, usable_cores
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.device import (
-    Batch,
-    Delivery,
-    OnCuda,
-    OnDevice,
-    copy_pixels,
-    cuda_in_use,
-    make_fence,
-    on_device,
-    page_lock,
-    show_on_host,
-)
+from feedline.pipeline.device import Batch as Batch
 from feedline.pipeline.draw.order import EpochPlan, Policy, class_balanced, subset
 from feedline.pipeline.draw.regions import Augment as Augment
-from feedline.pipeline.format.cache import Prefetcher
-from feedline.pipeline.loader_config import MOST_PX, STATE_VERSION, checked_epoch, checked_state, whole
+from feedline.pipeline.format.remote import Prefetcher
+from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, STATE_VERSION, checked_state, whole
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
-from feedline.pipeline.rank import from_environment, place
 from feedline.pipeline.split import Split
 from feedline.pipeline.workers import counters, ship
 from feedline.pipeline.workers.dispatch import Engine, Run, Waits
@@ -59,9 +40,9 @@ from feedline.pipeline.workers.slots import SlotLayout
 REMOTE_WINDOW_SHARDS = 8
 MOST_WORKERS = 16
 
-live_loaders: "weakref.WeakSet[Loader]" = weakref.WeakSet()
-"""Every Loader that exists. A profiler finds it through `sys.modules["feedline.pipeline.loader"]` without importing
-anything, and asks each for `stats()`, whose keys are documented there."""
+Begins = Literal["at the start", "at the next start", "where it was left", "where anything is left"]
+"""Where the next `iter()` begins: the start of the epoch or of the one after it, or behind the samples that a state
+says were delivered (with "anything": in the next epoch where nothing is left of this one)."""
 
 
 class Loader:
@@ -73,15 +54,16 @@ class Loader:
 
     def __init__(self, split: str | Path, config: LoaderConfig | None = None, **options: Any) -> None:
         """`options` are the fields of LoaderConfig. Raises UsageError or DatasetError, before any process starts."""
-        unknown = sorted(set(options) - {one.name for one in fields(LoaderConfig)})
+        unknown = sorted(set(options) - {option.name for option in fields(LoaderConfig)})
         if unknown:
             raise UsageError(f"Loader has no option {unknown[0]!r}; see LoaderConfig")
         self.config = config = replace(config or LoaderConfig(), **options)
         self.split = Split(split, config.storage_options, config.cache_dir, config.cache_bytes)
         self.manifest = self.split.manifest
-        self.rank, self.world_size = place(config.rank, config.world_size)
+        self.rank, self.world_size = which_rank(config.rank, config.world_size)
         self.num_workers = default_workers() if config.num_workers is None else config.num_workers
         self.device = None if config.device is None else torch.device(config.device)
+        self._policy: Policy = config.policy or ("drop" if config.train else "pad")
         window = REMOTE_WINDOW_SHARDS if self.split.address else 0
         self._window_shards = window if config.window_shards is None else config.window_shards
         if config.keep_freed_memory and not torch.cuda.is_available():
@@ -90,14 +72,13 @@ class Loader:
         self._image_size = config.image_size
         self._waits = Waits()
         self._epoch = self._delivered = 0
-        self._resumed = self._begun = self._named = False
+        self._begins: Begins = "at the start"
         self._run: Run | None = None
         self._engines: list[Engine] = []  # none or one; a list, so that the finaliser can share it
-        self._retired: list[dict[str, Any]] = []
-        self._on_device: OnDevice | None = None
+        self._rows: counters.Rows | None = None
+        self._delivery: device.Deliver | None = None
         self._prefetcher: Prefetcher | None = None
         weakref.finalize(self, _close, self._engines)
-        live_loaders.add(self)
         samples = -(-self.manifest.samples // self.world_size)
         if self._policy == "drop" and samples < config.batch_size:
             warnings.warn(f"no batch of {config.batch_size} in the {samples} samples of rank {self.rank}: "
@@ -128,10 +109,9 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next `iter()` begins. Keeps the position if it is the one resumed within."""
-        epoch = checked_epoch(epoch)
-        if epoch != self._epoch:
-            self._delivered, self._resumed = 0, False
-        self._epoch, self._begun, self._named = epoch, False, True
+        epoch = whole("epoch", epoch, 0, MOST_EPOCH)
+        resumed = self._begins in ("where it was left", "where anything is left") and epoch == self._epoch
+        self._epoch, self._begins = epoch, "where it was left" if resumed else "at the start"
 
     def set_image_size(self, px: int) -> None:
         """From the next epoch on (progressive resizing)."""
@@ -157,21 +137,33 @@ class Loader:
             raise UsageError(f"the state is of another dataset than {self.split.folder}: it was prepared anew since")
         if state["seed"] != self.config.seed:
             raise UsageError(f"the state was made with seed {state['seed']}, this loader has {self.config.seed}")
-        self._epoch, self._delivered = state["epoch"], state["samples"]
-        self._resumed, self._begun, self._named = True, False, False
+        self._epoch, self._delivered, self._begins = state["epoch"], state["samples"], "where anything is left"
 
     def __iter__(self) -> Iterator[Batch]:
+        config = self.config
         if self._run is not None:
             self._run.close()
-        self._choose_epoch()
-        delivery = self._ready_device()
-        engine = self._ready_engine()
+        begins, self._begins = self._begins, "at the next start"
+        if begins == "at the next start":
+            self._epoch += self._delivered > 0  # of which nothing was taken begins again
+        elif begins == "where anything is left" and 0 < self._plan(self._epoch, 0).size <= self._delivered:
+            self._epoch, begins = self._epoch + 1, "at the start"
+        if begins in ("at the start", "at the next start"):
+            self._delivered = 0
+        if self._delivery is None:  # made with the first engine, when CUDA is surely up
+            upload = gpu_decode.decode if self._gpu_decodes else device.copy_pixels
+            self._delivery = device.deliver_to(self.device, config.dtype, config.mean, config.std, upload)
+        if self._engines and self._engines[0].layout.px < self._image_size:
+            _close(self._engines)  # the images have outgrown the slots
+        if not self._engines:
+            self._engines.append(self._new_engine(self._delivery))
         plan = self._plan(self._epoch, self._delivered)
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._prefetcher = self.split.prefetch(plan, self._window_shards or REMOTE_WINDOW_SHARDS)
-        self._run = Run(engine, plan, self._epoch, self._image_size, self._waits, trim=self.config.short_last_batch)
-        return _Batches(self, self._run, delivery.begin() if delivery else show_on_host)
+        trim = config.short_last_batch
+        self._run = Run(self._engines[0], plan, self._image_size, self._waits, trim=trim)
+        return _Batches(self, self._run, self._delivery)
 
     def stats(self) -> dict[str, Any]:
         """Where the time went since the loader was made, in plain JSON:
@@ -181,50 +173,41 @@ class Loader:
         collate, send, idle, other}}], `stages`: the same over all workers as fractions (sum 1), `bad` [{key,
         reason}], and epoch, samples and batches delivered, num_workers, rank, world_size.
         """
-        workers = counters.merge(self._retired, self._engines[0].worker_stats() if self._engines else [])
-        waits = self._waits
+        rows = () if self._rows is None else self._rows[:-1]
+        workers = [counters.describe(row) for row in rows if row[counters.FIELD["started_ns"]]]
+        trainer = asdict(self._waits)
+        bad = [{"key": self.split.key(sample), "reason": reason} for sample, reason in trainer.pop("bad")]
         return {
             "split": str(self.split.folder),
             "epoch": self._epoch,
-            "samples": waits.samples,
-            "batches": waits.batches,
+            "samples": trainer.pop("samples"),
+            "batches": trainer.pop("batches"),
             "num_workers": self.num_workers,
             "rank": self.rank,
             "world_size": self.world_size,
-            "trainer": {
-                "wait_s": waits.trainer_wait_s,
-                "slot_wait_s": waits.slot_wait_s,
-                "copy_s": waits.copy_s,
-                "copied_batches": waits.copied_batches,
-            },
+            "trainer": trainer,
             "workers": workers,
             "stages": counters.fractions(workers),
-            "bad": [{"key": self.split.key(sample), "reason": reason} for sample, reason in waits.bad],
+            "bad": bad,
         }
 
     def close(self) -> None:
         """Ends the workers; so do the loader's own end and the interpreter's. Iterating again starts new ones."""
         self._run = None
-        self._retire_engine()
+        _close(self._engines)
         if self._prefetcher is not None:
             self._prefetcher.close()
 
-    def _choose_epoch(self) -> None:
-        """Which epoch this iteration is of, and where in it it begins."""
-        if not self._resumed:
-            # one that was left in the middle is over, one of which nothing was taken is not
-            self._epoch += self._begun and self._delivered > 0
-            self._delivered = 0
-        elif not self._named and 0 < self._plan(self._epoch, 0).size <= self._delivered:
-            self._epoch, self._delivered = self._epoch + 1, 0  # the state was taken behind an epoch's last sample
-        self._resumed, self._begun = False, True
-
     @property
     def worker_pids(self) -> list[int]:
-        return self._engines[0].pids if self._engines else []
+        return self._engines[0].crew.pids if self._engines else []
 
     def _plan(self, epoch: int, delivered: int) -> EpochPlan:
-        config = self.config
+        config, chosen = self.config, None
+        if config.class_balanced:
+            chosen = class_balanced(self.split.labels_N, config.seed, epoch)
+        elif config.subset is not None:
+            chosen = subset(self.manifest.samples, config.subset, config.seed)
         return EpochPlan(
             samples=self.manifest.samples,
             seed=config.seed,
@@ -235,33 +218,13 @@ class Loader:
             policy=self._policy,
             shuffle=config.train if config.shuffle is None else config.shuffle,
             start=delivered,
-            chosen=self._chosen(epoch),
+            chosen=chosen,
             shards_N=self.split.shards_N if self._window_shards else None,
             window_shards=self._window_shards,
         )
 
-    def _chosen(self, epoch: int) -> npt.NDArray[np.int64] | None:
+    def _new_engine(self, delivery: device.Deliver) -> Engine:
         config = self.config
-        if config.class_balanced:
-            return class_balanced(self.split.labels_N, config.seed, epoch)
-        return subset(self.manifest.samples, config.subset, config.seed) if config.subset is not None else None
-
-    def _ready_engine(self) -> Engine:
-        """The workers that are there, or new ones if there are none or the images have outgrown the slots."""
-        if self._engines and self._engines[0].layout.px < self._image_size:
-            self._retire_engine()
-        if not self._engines:
-            self._engines.append(self._new_engine())
-        return self._engines[0]
-
-    def _retire_engine(self) -> None:
-        for engine in self._engines:
-            self._retired = counters.merge(self._retired, engine.worker_stats())
-        _close(self._engines)
-
-    def _new_engine(self) -> Engine:
-        config = self.config
-        on_gpu = self._on_device if isinstance(self._on_device, OnCuda) else None
         engine = Engine(
             self._fill_spec(),
             self.split.memory,
@@ -269,35 +232,37 @@ class Loader:
             SlotLayout(batch_size=config.batch_size, px=max(self._image_size, SLOT_PX if self._gpu_decodes else 0)),
             workers=self.num_workers,
             depth=max(1, self.num_workers * config.prefetch_factor),
-            fence=lambda: make_fence(on_gpu),
+            fence=partial(device.fence, delivery),
             where=self.split.where,
+            before=self._rows,
         )
-        pinned = config.pin_memory
-        if pinned or (pinned is None and (on_gpu or cuda_in_use())):
-            engine.on_close(page_lock(engine.memory))
+        self._rows = engine.rows
+        on_gpu = isinstance(delivery, device.OnCuda) or torch.cuda.is_initialized()
+        if on_gpu if config.pin_memory is None else config.pin_memory:
+            engine.on_close.append(device.page_lock(engine.memory))
         return engine
 
     def _fill_spec(self) -> FillSpec:
-        config = self.config
+        config, drawing = self.config, self.config.drawing
+        # raw images are wanted exactly as they are stored, so batches are copied whole; not in the trainer's own
+        # process: a mapped shard that becomes shorter would end it
+        stored = not drawing.train and drawing.crop_fraction == 1 and config.transform is None
+        stored = stored and not self.split.address and self.num_workers > 0
         return FillSpec(
             folder=str(self.split.folder.absolute()),
-            shards=[shard.name for shard in self.manifest.shards],
+            shards=self.manifest.shard_names,
             codec=self.manifest.codec,
             seed=config.seed,
-            augment=asdict(config.augment or Augment(train=config.train)),
+            augment=asdict(drawing),
             on_bad=config.on_bad,
             decode="gpu" if self._gpu_decodes else "cpu",
-            gather_px=self.split.stored_px if self._wants_stored() else 0,
+            gather_px=self.split.stored_px if stored else 0,
             address=self.split.address,
             storage_options=config.storage_options,
             checksums=config.checksums,
             transform=ship.pack(config.transform) if config.transform else "",
             batch_transform=ship.pack(config.batch_transform) if config.batch_transform else "",
         )
-
-    @property
-    def _policy(self) -> Policy:
-        return self.config.policy or ("drop" if self.config.train else "pad")
 
     def _can_cut(self) -> bool:
         if not CODECS[self.manifest.codec].image_file:
@@ -306,72 +271,57 @@ class Loader:
             raise UsageError("decode='gpu' leaves no pixels in the workers for transforms, nor padding: drop or wrap")
         return True
 
-    def _wants_stored(self) -> bool:
-        """Raw images are wanted exactly as they are stored, so that batches can be copied whole."""
-        config = self.config
-        augment = config.augment or Augment(train=config.train)
-        still = not augment.train and augment.crop_fraction == 1
-        # not in the trainer's own process: a mapped shard that becomes shorter would end it
-        return still and config.transform is None and not self.split.address and self.num_workers > 0
-
-    def _ready_device(self) -> OnDevice | None:
-        """What turns host batches into the device's; made with the first engine, when CUDA is surely up."""
-        if self.device is not None and self._on_device is None:
-            config = self.config
-            upload = gpu_decode.decode if self._gpu_decodes else copy_pixels
-            self._on_device = on_device(self.device, config.dtype, config.mean, config.std, upload)
-        return self._on_device
-
-    def _hand_over(self, run: Run, deliver: Delivery) -> Batch:
+    def _next_batch(self, run: Run, deliver: device.Deliver) -> Batch:
         """One batch to the user, counted; the epoch's end and a dead worker change what the next `iter()` does."""
         if self._run is not run:
             raise UsageError("this iterator has ended: its epoch failed, or the loader has begun another since")
         try:
             number, images, labels_N = deliver(run)
         except StopIteration:
-            self._end_epoch()
+            self._run = None
+            self._epoch, self._delivered, self._begins = self._epoch + 1, 0, "at the start"
+            if not self.config.persistent_workers:
+                _close(self._engines)
             raise
-        except (WorkerError, SampleError, TransformError) as error:
-            self._give_up(error)
-            raise self._told(error) from error
+        except WorkerError:
+            self._run = None
+            _close(self._engines)
+            raise
+        except (SampleError, TransformError) as error:  # this epoch cannot go on
+            run.close()
+            self._run = None
+            where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
+            kind = DatasetError if isinstance(error, SampleError) else FeedlineError
+            raise kind(f"{where}{error.reason}") from error
         self._delivered = run.plan.delivered(number + 1)
         if self._prefetcher is not None:
             self._prefetcher.reached(self._delivered)
         return images, labels_N
 
-    def _give_up(self, error: FeedlineError) -> None:
-        """This epoch cannot go on; with a dead worker nor can the others."""
-        if self._run is not None:
-            self._run.close()
-        self._run = None
-        if isinstance(error, WorkerError):
-            self._retire_engine()
 
-    def _told(self, error: WorkerError | SampleError | TransformError) -> FeedlineError:
-        """The error with the sample's key and shard instead of its number."""
-        if isinstance(error, WorkerError):
-            return WorkerError(str(error))
-        where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
-        return (DatasetError if isinstance(error, SampleError) else FeedlineError)(f"{where}{error.reason}")
-
-    def _end_epoch(self) -> None:
-        self._run = None
-        self._epoch, self._delivered, self._begun = self._epoch + 1, 0, False
-        if not self.config.persistent_workers:
-            self._retire_engine()
-
-
-class _Batches:
+class _Batches(Iterator[Batch]):
     """The iterator of one epoch. Holds on to no batch it has handed over: slots must come back."""
 
-    def __init__(self, loader: Loader, run: Run, deliver: Delivery) -> None:
+    def __init__(self, loader: Loader, run: Run, deliver: device.Deliver) -> None:
         self._loader, self._run, self._deliver = loader, run, deliver
 
-    def __iter__(self) -> "_Batches":
-        return self
-
     def __next__(self) -> Batch:
-        return self._loader._hand_over(self._run, self._deliver)
+        return self._loader._next_batch(self._run, self._deliver)
+
+
+def which_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """(rank, world size): as given, else the process group's, else torchrun's environment, else (0, 1)."""
+    if rank is None and world_size is None:
+        group = torch.distributed
+        if group.is_available() and group.is_initialized():
+            rank, world_size = group.get_rank(), group.get_world_size()
+        else:
+            rank, world_size = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
+    elif rank is None or world_size is None:
+        raise UsageError("give rank and world_size together, or neither")
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} is not one of the {world_size} ranks 0 to {world_size - 1}")
+    return rank, world_size
 
 
 def default_workers() -> int:

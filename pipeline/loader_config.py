@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -16,28 +18,37 @@ from feedline.pipeline.draw.order import Policy
 from feedline.pipeline.draw.regions import Augment
 
 STATE_VERSION = 1
+MANY = 2**62
+MOST_EPOCH = 2**55 - 1
+"""As many as the order's key has room for."""
+MOST_PX = 32_766
+"""OpenCV's limit."""
+
+
+def _number(default: Any, least: int, most: int = MANY) -> Any:
+    return field(default=default, metadata={"limits": (least, most)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
     """What `Loader(split, ...)` takes; names mean what they mean in torch's DataLoader."""
 
-    batch_size: int = 64
+    batch_size: int = _number(64, 1, 2**31 - 1)
     """Per rank."""
-    image_size: int = 224
+    image_size: int = _number(224, 1, MOST_PX)
     """Side of the square output, px; `set_image_size` changes it from the next epoch on."""
     train: bool = True
     """Random resized crop and flip, shuffled; else resize, centre crop, in index order."""
-    num_workers: int | None = None
+    num_workers: int | None = _number(None, 0, 4096)
     """0: in the trainer itself. None: one per usable core (affinity, cgroup quota), at most MOST_WORKERS."""
-    prefetch_factor: int = 2
+    prefetch_factor: int = _number(2, 1, 65_536)
     """Batches under way per worker."""
     persistent_workers: bool = True
     """Keep the workers between epochs."""
     pin_memory: bool | None = None
     """Page-lock the slots. None: where `device` is a CUDA device or CUDA is in use already."""
-    seed: int = 0
-    device: str | torch.device | None = None
+    seed: int = _number(0, 0, 2**64 - 1)
+    device: str | int | torch.device | None = None
     """None: uint8 NHWC on the CPU. Else normalised, channels_last NCHW in `dtype`, there."""
     dtype: torch.dtype = torch.float32
     mean: tuple[float, float, float] = IMAGENET_MEAN
@@ -48,20 +59,20 @@ class LoaderConfig:
     """What becomes of an uneven end. None: drop in training, pad (label −1) in evaluation."""
     short_last_batch: bool = False
     """With `pad`: the padding is cut off again, as a DataLoader without drop_last has it; it may be empty."""
-    rank: int | None = None
-    world_size: int | None = None
+    rank: int | None = _number(None, 0, 2**31 - 1)
+    world_size: int | None = _number(None, 1, 2**31 - 1)
     """None: from the process group, else from RANK and WORLD_SIZE, else 0 of 1."""
-    subset: int | None = None
+    subset: int | None = _number(None, 1)
     """Only this many of the samples, the same in every epoch; chosen by the seed."""
     class_balanced: bool = False
     """Every class as often as the largest: small ones repeat."""
-    window_shards: int | None = None
+    window_shards: int | None = _number(None, 0)
     """0: full random order. n: shards in random order, mixed within n of them. None: 0 on disk, else 8."""
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
     """For remote splits: what fsspec takes (plain JSON)."""
     cache_dir: str | Path | None = None
     """Where remote shards are kept; shared by everyone on the host. None: $FEEDLINE_CACHE or ~/.cache/feedline."""
-    cache_bytes: int = 64 << 30
+    cache_bytes: int = _number(64 << 30, 0)
     """The cache's size at most; 0: none, every sample is a range request."""
     on_bad: Literal["raise", "skip", "replace"] = "raise"
     """A sample that cannot be read, is not what was written, or cannot be decoded."""
@@ -69,8 +80,7 @@ class LoaderConfig:
     """Check each sample's CRC the first time it is read."""
     keep_freed_memory: bool = True
     """Where there is no GPU: freed memory stays in this process (`pipeline.base.process`), which spares a training
-    step
-    its page faults and leaves the process as large as its largest step."""
+    step its page faults and leaves the process as large as its largest step."""
     decode: Literal["cpu", "gpu"] = "cpu"
     """gpu: workers only cut the JPEG regions out, nvJPEG decodes them on `device`; falls back with a warning."""
     augment: Augment | None = None
@@ -82,39 +92,53 @@ class LoaderConfig:
 
     def __post_init__(self) -> None:
         """Raises UsageError, in one line, for a value that cannot be meant."""
-        for name, (least, most) in WHOLE.items():
-            value = getattr(self, name)
-            if value is not None or name not in MAY_BE_NONE:
-                object.__setattr__(self, name, whole(name, value, least, most))
-        for name in FLAGS:
-            value = getattr(self, name)
-            if not (value in (0, 1) if isinstance(value, int | np.bool) else value is None and name in MAY_BE_NONE):
-                raise UsageError(f"{name} must be True or False, not {value!r:.80}")
-        for name, known in WORDS.items():
-            value = getattr(self, name)
-            if value not in known and not (value is None and name in MAY_BE_NONE):
-                raise UsageError(f"{name} must be {', '.join(known[:-1])} or {known[-1]}, not {value!r:.80}")
-        for name, (kinds, words) in KINDS.items():
-            if not isinstance(getattr(self, name), kinds):
-                raise UsageError(f"{name} must be {words}, not {getattr(self, name)!r:.80}")
-        for name in ("transform", "batch_transform"):
-            if not (getattr(self, name) is None or callable(getattr(self, name))):
-                raise UsageError(f"{name} must be a function, not {getattr(self, name)!r:.80}")
-        self._check_device()
-
-    def _check_device(self) -> None:
+        for option, kinds in _options():
+            value = getattr(self, option.name)
+            if value is None and NoneType in kinds:
+                continue
+            if limits := option.metadata.get("limits"):
+                object.__setattr__(self, option.name, whole(option.name, value, *limits))
+            elif wanted := _unmet(value, kinds):
+                raise UsageError(f"{option.name} must be {wanted}, not {value!r:.80}")
         try:
             torch.device("cpu" if self.device is None else self.device)
-        except (RuntimeError, TypeError) as error:
+        except RuntimeError as error:
             raise UsageError(f"device {self.device!r:.80} is none that torch knows") from error
         if not self.dtype.is_floating_point:
             raise UsageError(f"dtype must be a floating-point one, not {self.dtype}")
-        for name in ("mean", "std"):
-            values = getattr(self, name)
-            if len(values) != 3 or not all(isinstance(one, int | float) and abs(one) < math.inf for one in values):
-                raise UsageError(f"{name} must be three numbers, not {values!r:.80}")
         if min(self.std) <= 0:
             raise UsageError(f"std must be above 0, not {self.std}")
+
+    @property
+    def drawing(self) -> Augment:
+        return self.augment or Augment(train=self.train)
+
+
+@cache
+def _options() -> list[tuple[Any, tuple[Any, ...]]]:
+    """Every field, with the kinds that its annotation names."""
+    hints = get_type_hints(LoaderConfig)
+    unions = {name for name, hint in hints.items() if get_origin(hint) in (Union, UnionType)}
+    kinds = {name: get_args(hint) if name in unions else (hint,) for name, hint in hints.items()}
+    return [(option, kinds[option.name]) for option in fields(LoaderConfig)]
+
+
+def _unmet(value: Any, kinds: tuple[Any, ...]) -> str:
+    """What the value should have been, in words; "" where it is of one of the kinds."""
+    kind, origin = kinds[0], get_origin(kinds[0])
+    if kind is bool:
+        return "" if isinstance(value, int | np.bool) and value in (0, 1) else "True or False"
+    if origin is Literal:
+        *words, last = get_args(kind)
+        return "" if value in get_args(kind) else f"{', '.join(words)} or {last}"
+    if origin is Callable:
+        return "" if callable(value) else "a function"
+    if origin is tuple:
+        numbers = isinstance(value, tuple | list) and all(isinstance(part, int | float) for part in value)
+        return "" if numbers and len(value) == 3 and all(map(math.isfinite, value)) else "three numbers"
+    known = tuple(get_origin(kind) or kind for kind in kinds)
+    names = (f"{'torch.' if kind.__module__ == 'torch' else ''}{kind.__name__}" for kind in known if kind != NoneType)
+    return "" if isinstance(value, known) else " or ".join(names)
 
 
 def whole(name: str, value: Any, least: int, most: int) -> int:
@@ -125,44 +149,14 @@ def whole(name: str, value: Any, least: int, most: int) -> int:
     return int(value)
 
 
-def checked_epoch(epoch: Any) -> int:
-    """Raises UsageError."""
-    return whole("epoch", epoch, 0, MOST_EPOCH)
-
-
 def checked_state(state: Any) -> dict[str, Any]:
     """What `Loader.state_dict` gave, before anything of it is taken. Raises UsageError for anything else."""
-    if not isinstance(state, Mapping) or cast("Mapping[str, Any]", state).get("version") != STATE_VERSION:
+    checked: dict[str, Any] = dict(state) if isinstance(state, Mapping) else {}
+    if checked.get("version") != STATE_VERSION:
         raise UsageError(f"this is not a loader's state of version {STATE_VERSION}: {state!r:.80}")
-    said = dict(cast("Mapping[str, Any]", state))
-    missing = sorted({"seed", "epoch", "samples", "manifest"} - set(said))
-    if missing:
-        raise UsageError(f"this loader's state lacks {missing[0]!r}: {said!r:.80}")
-    return said | {"epoch": checked_epoch(said["epoch"]), "samples": whole("samples", said["samples"], 0, MANY)}
-
-
-MANY = 2**62
-MOST_EPOCH = 2**55 - 1
-"""As many as the order's key has room for."""
-MOST_PX = 32_766
-"""OpenCV's limit."""
-WHOLE = {
-    "batch_size": (1, 2**31 - 1), "image_size": (1, MOST_PX), "num_workers": (0, 4096),
-    "prefetch_factor": (1, 65_536), "seed": (0, 2**64 - 1), "rank": (0, 2**31 - 1), "world_size": (1, 2**31 - 1),
-    "subset": (1, MANY), "window_shards": (0, MANY), "cache_bytes": (0, MANY),
-}  # fmt: skip
-"""Name -> smallest and largest value."""
-FLAGS = (
-    "train", "persistent_workers", "pin_memory", "shuffle", "short_last_batch", "class_balanced", "checksums",
-    "keep_freed_memory",
-)  # fmt: skip
-WORDS = {"decode": ("cpu", "gpu"), "policy": get_args(Policy), "on_bad": ("raise", "skip", "replace")}
-KINDS: dict[str, tuple[Any, str]] = {
-    "augment": (Augment | None, "an Augment"),
-    "storage_options": (dict, "a dict"),
-    "cache_dir": (str | Path | None, "a path"),
-    "dtype": (torch.dtype, "a torch.dtype"),
-    "mean": (tuple | list, "three numbers"),
-    "std": (tuple | list, "three numbers"),
-}
-MAY_BE_NONE = ("num_workers", "rank", "world_size", "subset", "window_shards", "pin_memory", "shuffle", "policy")
+    for name in ("epoch", "manifest", "samples", "seed"):
+        if name not in checked:
+            raise UsageError(f"this loader's state lacks {name!r}: {state!r:.80}")
+    checked["epoch"] = whole("epoch", checked["epoch"], 0, MOST_EPOCH)
+    checked["samples"] = whole("samples", checked["samples"], 0, MANY)
+    return checked

@@ -4,14 +4,12 @@ It reads samples by number (one `pread` each) and looks like torchvision's Image
 `transform`. For tars that others made, `feedline index` writes the manifest that it needs.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
@@ -21,13 +19,11 @@ from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import read_index, read_manifest
 
-Transform = Callable[[Any], Any]
-
 
 class Shards(Dataset[tuple[Any, int]]):
     """Map-style: `shards[n]` is (image, label). Safe in forked and in spawned DataLoader workers."""
 
-    def __init__(self, split: str | Path, transform: Transform | None = None, decode: str = "pil") -> None:
+    def __init__(self, split: str | Path, transform: Callable[[Any], Any] | None = None, decode: str = "pil") -> None:
         """`decode`: "pil" gives Pillow images as ImageFolder does, "array" uint8 HWC, "bytes" what is in the shard.
 
         Raises DatasetError when there is no prepared split, UsageError for another `decode`.
@@ -36,12 +32,7 @@ class Shards(Dataset[tuple[Any, int]]):
             raise UsageError(f"decode must be pil, array or bytes, not {decode!r}")
         self.folder, self.transform, self._decode = Path(split), transform, decode
         self.manifest = read_manifest(self.folder)
-        self._open()
-
-    def _open(self) -> None:
-        self._index = read_index(self.folder, self.manifest)
-        self._files = LocalFiles(self.folder, [shard.name for shard in self.manifest.shards])
-        self._process = os.getpid()
+        self.__setstate__({})
 
     @property
     def classes(self) -> list[str]:
@@ -58,13 +49,8 @@ class Shards(Dataset[tuple[Any, int]]):
         """Raises IndexError, or DatasetError with the shard's name."""
         if not -len(self) <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
-        if os.getpid() != self._process:  # forked: file positions are not used, but closing must not be shared
-            self._files = LocalFiles(self.folder, [shard.name for shard in self.manifest.shards])
-            self._process = os.getpid()
-        index = self._index
-        shard, offset, length = (int(c[sample]) for c in (index.shards_N, index.offsets_N, index.lengths_N))
-        image = self._decoded(self._files.read(shard, offset, length))
-        return self.transform(image) if self.transform else image, int(index.labels_N[sample])
+        image = self._decoded(self._files.read(*self._index.place(sample)))
+        return self.transform(image) if self.transform else image, int(self._index.labels_N[sample])
 
     def _decoded(self, data: bytes) -> Any:
         codec = CODECS[self.manifest.codec]
@@ -81,10 +67,5 @@ class Shards(Dataset[tuple[Any, int]]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._open()
-
-
-def collate_uint8(samples: list[tuple[Any, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """For a DataLoader over arrays or Pillow images of one size: uint8 NHWC and int64, one copy."""
-    images_NHWC = torch.from_numpy(np.stack([np.asarray(image) for image, _ in samples]))
-    return images_NHWC, torch.tensor([label for _, label in samples])
+        self._index = read_index(self.folder, self.manifest)
+        self._files = LocalFiles(self.folder, self.manifest.shard_names)

@@ -1,16 +1,18 @@
 """One prepared split as a loader sees it: manifest, index in shared memory, names for messages, its bytes' place."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from feedline.pipeline.base.memory import Columns, SharedMemory
+from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.base.files import sweep, write_atomically
+from feedline.pipeline.base.memory import share_columns, shared_columns
 from feedline.pipeline.draw.order import EpochPlan
-from feedline.pipeline.format.cache import CacheSpec, Prefetcher, Shard, default_folder
-from feedline.pipeline.format.manifest import Index, Manifest, manifest_hash, read_index, read_manifest
-from feedline.pipeline.format.remote import fetch_metadata, is_remote, open_cache
+from feedline.pipeline.format.manifest import INDEX, MANIFEST, Index, manifest_hash, read_index, read_manifest
+from feedline.pipeline.format.remote import Prefetcher, Remote, ShardCache, default_cache, is_remote
 
 
 class Split:
@@ -19,18 +21,25 @@ class Split:
         """Raises DatasetError for what is no prepared split; of a remote one, fetches manifest and index."""
         self.address = str(where) if is_remote(str(where)) else ""
         """Empty for local splits."""
-        self._options = storage_options
-        self._cache = CacheSpec(folder=Path(cache_dir or default_folder()), most_bytes=cache_bytes)
         self.folder = Path(str(where).removeprefix("file://"))
+        self._cache: ShardCache | None = None
         if self.address:
-            self.folder = fetch_metadata(self.address, storage_options, self._cache)
-        self.manifest: Manifest = read_manifest(self.folder)
+            remote = Remote(self.address, storage_options)
+            self.folder = fetch_metadata(remote, Path(cache_dir or default_cache()))
+            self._cache = ShardCache(self.folder, cache_bytes, remote.download) if cache_bytes else None
+        self.manifest = read_manifest(self.folder)
         self.identity = manifest_hash(self.folder)
         index = read_index(self.folder, self.manifest)
-        self.stored_px = _square_side(index) if self.manifest.codec == "raw" else 0
+        self.stored_px = int(index.widths_N[0]) if self.manifest.codec == "raw" and len(index) else 0
         """The side of raw images that are all square and equal; 0 where they are not."""
-        self.memory, self.layout = _share(index)
-        shared = Columns.unpack(self.memory.view, self.layout)
+        if (index.widths_N != self.stored_px).any() or (index.heights_N != self.stored_px).any():
+            self.stored_px = 0
+        # what workers need; and a byte per sample that says its CRC was checked
+        columns = {"label": index.labels_N, "shard": index.shards_N, "offset": index.offsets_N,
+                   "length": index.lengths_N, "crc32": index.crc32_N,
+                   "checked": np.zeros(len(index), np.uint8)}  # fmt: skip
+        self.memory, self.layout = share_columns(columns)
+        shared = shared_columns(self.memory.view, self.layout)
         self.labels_N: npt.NDArray[np.int32] = shared["label"]
         self.shards_N: npt.NDArray[np.int32] = shared["shard"]
         self._index: Index | None = None
@@ -46,34 +55,29 @@ class Split:
 
     def prefetch(self, plan: EpochPlan, ahead: int) -> Prefetcher | None:
         """Fetches remote shards in the order in which the rest of the epoch reads them first; None for local ones."""
-        if not (self.address and self._cache.most_bytes):
+        if self._cache is None:
             return None
-        cache = open_cache(self.address, self._options, self.folder, self._cache)
         numbers, needs = np.unique(self.shards_N[plan.order_N[plan.start :]], return_index=True)
         by_need = np.argsort(needs, kind="stable")
-        infos = [self.manifest.shards[number] for number in numbers[by_need].tolist()]
-        shards = [Shard(info.name, info.bytes, info.sha256) for info in infos]
-        prefetcher = Prefetcher(cache, shards, (needs[by_need] + plan.start).tolist(), ahead)
+        shards = [self.manifest.shards[number] for number in numbers[by_need].tolist()]
+        prefetcher = Prefetcher(self._cache, shards, (needs[by_need] + plan.start).tolist(), ahead)
         prefetcher.reached(plan.start)
         return prefetcher
 
 
-def _share(index: Index) -> tuple[SharedMemory, dict[str, list[Any]]]:
-    """The columns workers need, in memory they map; and a byte per sample that says its CRC was checked."""
-    return Columns.pack(
-        {
-            "label": index.labels_N,
-            "shard": index.shards_N,
-            "offset": index.offsets_N,
-            "length": index.lengths_N,
-            "crc32": index.crc32_N,
-            "checked": np.zeros(len(index), np.uint8),
-        }
-    )
-
-
-def _square_side(index: Index) -> int:
-    if not len(index):
-        return 0
-    px = int(index.widths_N[0])
-    return px if bool((index.widths_N == px).all() and (index.heights_N == px).all()) else 0
+def fetch_metadata(remote: Remote, cache: Path) -> Path:
+    """A folder in the cache with the split's manifest and index; shards will join them. Raises DatasetError."""
+    manifest = remote.read(MANIFEST)
+    folder = cache / hashlib.sha256(f"{remote.address}\n".encode() + manifest).hexdigest()[:20]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
+        if not (folder / INDEX).exists():
+            write_atomically(folder / INDEX, remote.read(INDEX))
+        write_atomically(folder / MANIFEST, manifest)
+    except OSError as error:
+        what = f"the cache {cache} cannot be written ({error.strerror or error})"
+        raise DatasetError(
+            f"{what}: make room there, or set FEEDLINE_CACHE or cache_dir to another folder"
+        ) from error
+    return folder

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.pipeline.format.manifest import UsageError
+from feedline.pipeline.base.errors import UsageError
 from feedline.preprocess.picture import MAX_PIXELS, RESIZES, Output, check
 
 DEFAULT_SHARD_BYTES = 64 << 20

@@ -16,7 +16,8 @@ from PIL import Image, ImageDraw
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.format.manifest import Index, Manifest, ShardReader, prepared_splits, read_index, read_manifest
+from feedline.pipeline.format.local import LocalFiles
+from feedline.pipeline.format.manifest import Index, Manifest, prepared_splits, read_index, read_manifest
 
 THUMB_PX = 112
 CAPTION_PX = 14
@@ -103,16 +104,16 @@ def of_split(folder: Path, count: int, seed: int) -> list[Thumbnail]:
     manifest = read_manifest(folder)
     index = read_index(folder, manifest)
     chosen = np.random.default_rng(seed).permutation(len(index))[:count]
-    reader = ShardReader(folder, manifest, index)
+    files = LocalFiles(folder, manifest.shard_names)
     try:
-        return [thumbnail(manifest, index, reader, sample) for sample in sorted(chosen.tolist())]
+        return [thumbnail(manifest, index, files, sample) for sample in sorted(chosen.tolist())]
     finally:
-        reader.close()
+        files.close()
 
 
-def thumbnail(manifest: Manifest, index: Index, reader: ShardReader, sample: int) -> Thumbnail:
+def thumbnail(manifest: Manifest, index: Index, files: LocalFiles, sample: int) -> Thumbnail:
     try:
-        image = Image.fromarray(CODECS[manifest.codec].pixels(reader.read(sample)))
+        image = Image.fromarray(CODECS[manifest.codec].pixels(files.read(*index.place(sample))))
     except (DatasetError, ValueError, OSError):
         image = Image.new("RGB", (THUMB_PX, THUMB_PX), (160, 0, 0))  # red: it is there and cannot be shown
     image.thumbnail((THUMB_PX, THUMB_PX), Image.Resampling.BICUBIC)

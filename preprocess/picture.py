@@ -24,7 +24,7 @@ from PIL import Image
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.codecs.base import Codec, Subsampling
-from feedline.pipeline.codecs.pillow import FORMATS, lacking
+from feedline.pipeline.codecs.pillow import FORMATS, lacking, to_rgb
 from feedline.pipeline.codecs.table import CODECS
 
 Resize = Literal["shortest", "square", "crop", "stretch", "none"]
@@ -243,14 +243,6 @@ def not_supported(words: str) -> BadImage:
         return BadImage("format not supported", words)
     remedy = f"install {package}, build Pillow-SIMD again (make -B setup), then --retry-quarantine"
     return BadImage(f"format not supported (Pillow was built without {package})", f"{words}: {remedy}")
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Pillow's own `convert("RGB")`; 16-bit grey, which it would clip, keeps its upper eight bits."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM", "TIFF")):
-        grey = np.asarray(image).astype(np.int64)
-        return Image.fromarray((grey >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def turned(image: Image.Image, data: bytes) -> Image.Image:

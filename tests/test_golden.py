@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedline.pipeline.codecs.decode import make_kernel
+from feedline.pipeline.codecs.table import make_kernel
 from feedline.pipeline.draw.order import EpochPlan
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format import manifest, shard_tar

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from feedline.pipeline.base.errors import FeedlineError
-from feedline.pipeline.base.files import write_atomically
-from feedline.pipeline.format.local import read_bounded
+from feedline.pipeline.base.files import read_bounded, write_atomically
 from feedline.train.distributed import first_line
 
 FORMAT = "feedline-checkpoint"

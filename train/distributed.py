@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.pipeline.base.process import usable_cores
-from feedline.pipeline.rank import from_environment
+from feedline.pipeline.base.process import from_environment, usable_cores
 from feedline.train.config import TrainConfig
 from feedline.train.meeting import fresh_store
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.format.local import read_bounded
+from feedline.pipeline.base.files import read_bounded
 from feedline.pipeline.loader import Batch, Loader
 from feedline.train import checkpoint, data
 from feedline.train.config import Amp, TrainConfig

@@ -28,7 +28,7 @@ from feedline.benchmarks.commands import this_command
 from feedline.benchmarks.experiments.prepare_speed import photographs
 from feedline.benchmarks.measure.rounds import rounds
 from feedline.pipeline.codecs import crop_jpeg, jpeg
-from feedline.pipeline.codecs.decode import make_kernel
+from feedline.pipeline.codecs.table import make_kernel
 from feedline.pipeline.draw import regions
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.draw.resample import bilinear_into, needs_pillow, shrink_into

@@ -149,7 +149,7 @@ def parts(originals: Sequence[bytes]) -> dict[str, Callable[[], float]]:
     def encode() -> float:
         started = time.perf_counter()
         for image in small:
-            jpeg.encode_image(image, 90, "420")
+            jpeg.encode(image, 90, "420")
         return time.perf_counter() - started
 
     return {"decode": decode, "resize": resize, "encode": encode}

@@ -94,15 +94,16 @@ def make_inputs(originals: Path, work: Path, forms: list[str]) -> Inputs:
 
 
 def _unpack(split: Path, folder: Path) -> None:
-    from feedline.pipeline.format.manifest import ShardReader, read_index, read_manifest
+    from feedline.pipeline.format.local import LocalFiles
+    from feedline.pipeline.format.manifest import read_index, read_manifest
 
     index = read_index(split)
-    reader = ShardReader(split, read_manifest(split), index)
+    files = LocalFiles(split, read_manifest(split).shard_names)
     for sample in range(len(index)):
         place = folder / f"c{index.labels_N[sample]:04d}"
         place.mkdir(parents=True, exist_ok=True)
-        (place / f"{sample:07d}.jpg").write_bytes(reader.read(sample))
-    reader.close()
+        (place / f"{sample:07d}.jpg").write_bytes(files.read(*index.place(sample)))
+    files.close()
 
 
 # --- the tables ---------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ import numpy as np
 import simplejpeg
 
 from feedline.pipeline.base.process import keep_freed_memory
-from feedline.pipeline.codecs.decode import make_kernel
+from feedline.pipeline.codecs.table import make_kernel
 from feedline.pipeline.draw.regions import Augment
-from feedline.pipeline.format.manifest import ShardReader, read_index, read_manifest
+from feedline.pipeline.format.local import LocalFiles
+from feedline.pipeline.format.manifest import read_index, read_manifest
 from feedline.pipeline.workers.counters import ROW_BYTES, Clock, rows_of
 
 CHUNK = 64
@@ -57,9 +58,9 @@ def loop(chunk: Callable[[int], None], seconds: float) -> float:
 def samples(spec: dict[str, Any]) -> list[bytes]:
     folder = Path(spec["split"])
     index = read_index(folder)
-    reader = ShardReader(folder, read_manifest(folder), index)
+    files = LocalFiles(folder, read_manifest(folder).shard_names)
     chosen = np.random.default_rng(0).permutation(len(index))
-    return [reader.read(int(sample)) for sample in chosen]
+    return [files.read(*index.place(sample)) for sample in chosen.tolist()]
 
 
 def kernel_work(spec: dict[str, Any]) -> Callable[[int], None]:

@@ -18,6 +18,11 @@ def redacted(text: str) -> str:
     return _KEY_ID.sub("…", text) if "AKIA" in text or "ASIA" in text else text
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception says, without what follows its first line; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class FeedlineError(Exception):
     """One clear line: what, where, the remedy. `exit_status` is what the command line ends with.
 
@@ -44,9 +49,7 @@ class DatasetError(FeedlineError):
     """A prepared dataset that is missing, damaged, or not what it says it is."""
 
 
-class SampleError(DatasetError):
-    """One sample that cannot be used; the loader's `on_bad` decides what follows."""
-
+class _OfSample(FeedlineError):
     def __init__(self, reason: str, sample: int = -1) -> None:
         """`sample`: its number in the index, once somebody knows it; the loader then says its key."""
         super().__init__(reason)
@@ -54,13 +57,12 @@ class SampleError(DatasetError):
         self.sample = sample
 
 
-class TransformError(FeedlineError):
-    """A transform of the user's that raised: a mistake in a program and not in the data, so `on_bad` is not asked."""
+class SampleError(_OfSample, DatasetError):
+    """One sample that cannot be used; the loader's `on_bad` decides what follows."""
 
-    def __init__(self, reason: str, sample: int = -1) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.sample = sample
+
+class TransformError(_OfSample):
+    """A transform of the user's that raised: a mistake in a program and not in the data, so `on_bad` is not asked."""
 
 
 class WorkerError(FeedlineError):

@@ -78,8 +78,8 @@ def sweep(folder: Path) -> None:
     it starts: another host's process may be writing where a folder is shared."""
     with suppress(OSError):
         for path in list(folder.iterdir()):
-            found = _TEMPORARY.fullmatch(path.name)
-            if found and not is_alive(int(found[1])):
+            temporary = _TEMPORARY.fullmatch(path.name)
+            if temporary and not is_alive(int(temporary[1])):
                 path.unlink(missing_ok=True)
 
 
@@ -95,19 +95,21 @@ RECORDING_BYTES = 256 << 20
 """A recording of a day's steps has a tenth of it."""
 
 
-def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """Raises OSError, with a reason in words, for what is no regular file or is larger."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its other end
-    try:
-        said = os.fstat(descriptor)
-        if not stat.S_ISREG(said.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if said.st_size > most_bytes:
-            raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", str(path))
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    finally:
+def open_regular(path: Path) -> int:
+    """A descriptor to read from. Raises OSError, and waits for nobody: opening a pipe without its flag would."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
+def read_bounded(path: Path, most_bytes: int) -> bytes:
+    """All of a file that somebody names. Raises OSError for what may have no end or is larger."""
+    with open(open_regular(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20:,} MiB", str(path))
+        return file.read()
 
 
 def write_error(error: OSError, doing: str) -> FeedlineError:

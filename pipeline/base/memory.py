@@ -43,35 +43,31 @@ class SharedMemory:
             self.close_descriptor()
 
 
-def attach(descriptor: int, *, writable: bool = True) -> memoryview:
+def attach(descriptor: int) -> memoryview:
     """Maps what another process made; the descriptor may be closed afterwards."""
-    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-    return memoryview(mmap.mmap(descriptor, os.fstat(descriptor).st_size, access=access))
+    return memoryview(mmap.mmap(descriptor, os.fstat(descriptor).st_size))
 
 
 def round_up(size_bytes: int, unit_bytes: int = PAGE_BYTES) -> int:
     return -(-size_bytes // unit_bytes) * unit_bytes
 
 
-class Columns:
-    """Named one-dimensional arrays packed one after another: a worker maps them and copies none."""
+Layout = dict[str, list[Any]]
+"""Name of a column -> [dtype, length, offset], as JSON can carry it."""
 
-    @staticmethod
-    def pack(arrays: dict[str, npt.NDArray[Any]]) -> tuple[SharedMemory, dict[str, list[Any]]]:
-        """The memory, and for each name [dtype, length, offset] as JSON can carry it."""
-        layout: dict[str, list[Any]] = {}
-        end_bytes = 0
-        for name, array in arrays.items():
-            layout[name] = [array.dtype.str, len(array), end_bytes]
-            end_bytes += round_up(array.nbytes, 64)
-        memory = SharedMemory("index", end_bytes)
-        for name, shared in Columns.unpack(memory.view, layout).items():
-            shared[:] = arrays[name]
-        return memory, layout
 
-    @staticmethod
-    def unpack(view: memoryview, layout: dict[str, list[Any]]) -> dict[str, npt.NDArray[Any]]:
-        return {
-            name: np.frombuffer(view, np.dtype(dtype), length, offset)
-            for name, (dtype, length, offset) in layout.items()
-        }
+def share_columns(arrays: dict[str, npt.NDArray[Any]]) -> tuple[SharedMemory, Layout]:
+    """One-dimensional arrays one after another in one memory: a worker maps them and copies none."""
+    layout: Layout = {}
+    end_bytes = 0
+    for name, array in arrays.items():
+        layout[name] = [array.dtype.str, len(array), end_bytes]
+        end_bytes += round_up(array.nbytes, 64)
+    memory = SharedMemory("index", end_bytes)
+    for name, shared in shared_columns(memory.view, layout).items():
+        shared[:] = arrays[name]
+    return memory, layout
+
+
+def shared_columns(view: memoryview, layout: Layout) -> dict[str, npt.NDArray[Any]]:
+    return {name: np.frombuffer(view, *place) for name, place in layout.items()}

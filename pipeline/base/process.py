@@ -1,4 +1,4 @@
-"""What a process may use and how it ends: cores, memory of malloc, CPU clocks, dying with its parent.
+"""What a process may use and how it ends: cores, torchrun's numbers, malloc's memory, CPU clocks, its parent.
 
 A training step on the CPU allocates and frees the same activations every time. glibc's malloc gives large blocks and
 the heap's free end back to the kernel at once, so each step takes thousands of page faults to get zeroed pages again:
@@ -12,8 +12,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
+from feedline.pipeline.base.errors import UsageError
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 KEPT_BYTES = 1 << 30
 ENVIRONMENT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "LD_PRELOAD")
@@ -44,6 +45,15 @@ def read_text(path: str) -> str:
         return ""
 
 
+def from_environment(name: str, default: int) -> int:
+    """What torchrun sets, as a number. Raises UsageError for anything else."""
+    text = os.environ.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError as error:
+        raise UsageError(f"{name}={text} in the environment is no number: unset it or use torchrun") from error
+
+
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """The kernel sends this process that signal when the thread that started it ends (Linux; elsewhere nothing)."""
     with suppress(OSError, AttributeError):
@@ -66,8 +76,7 @@ def cpu_seconds(pid: int | None = None) -> float:
     import psutil  # here: a loader's worker never asks, and starts 10 ms sooner
 
     with suppress(psutil.Error):
-        times = psutil.Process(pid).cpu_times()
-        return times.user + times.system
+        return sum(psutil.Process(pid).cpu_times()[:2])
     return 0.0
 
 
@@ -76,7 +85,7 @@ def children_cpu_seconds() -> float:
     import psutil
 
     own = psutil.Process()
-    seconds = own.cpu_times().children_user + own.cpu_times().children_system
+    seconds = sum(own.cpu_times()[2:4])
     for child in own.children(recursive=True):
         with suppress(psutil.Error):
             seconds += sum(child.cpu_times()[:4])

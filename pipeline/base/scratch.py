@@ -17,25 +17,19 @@ PREFIX = "feedline-scratch-"
 def scratch_folder(what: str) -> Generator[Path]:
     """A fresh folder in the system's temporary folder, held by a lock that dies with this process."""
     clear_abandoned()
-    folder, held = locked_folder(what)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{what}-"))
+        with suppress(FileNotFoundError):  # another job that starts may clear it before it is locked: again
+            held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(held, fcntl.LOCK_SH)
+            if folder.exists():
+                break
+            os.close(held)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
-
-
-def locked_folder(what: str) -> tuple[Path, int]:
-    """A folder and the descriptor that holds its lock. Another job that starts may clear it before it is locked: then
-    there is nothing at its path any more, and a new one is made."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{what}-"))
-        with suppress(FileNotFoundError):
-            held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.flock(held, fcntl.LOCK_SH)
-            if folder.exists():
-                return folder, held
-            os.close(held)
 
 
 def clear_abandoned() -> None:

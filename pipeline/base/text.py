@@ -16,4 +16,4 @@ def printable(text: str, keep: str = "") -> str:
     """The text with what is unprintable, but for the characters in `keep`, as Python would escape it."""
     if text.isprintable():
         return text
-    return UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else repr(found[0])[1:-1], text)
+    return UNPRINTABLE.sub(lambda mark: mark[0] if mark[0] in keep else repr(mark[0])[1:-1], text)

@@ -62,6 +62,7 @@ class Codec:
         return self.encode is not None
 
 
-def size_trouble(found: tuple[int, int], width: int, height: int) -> str:
-    """`found` is (width, height). For `Codec.check`."""
-    return "" if found == (width, height) else f"is {found[0]}x{found[1]}, the index says {width}x{height}"
+def size_trouble(pixels_HWC: Pixels, width: int, height: int) -> str:
+    """For `Codec.check`."""
+    rows, columns = pixels_HWC.shape[:2]
+    return "" if (columns, rows) == (width, height) else f"is {columns}x{rows}, the index says {width}x{height}"

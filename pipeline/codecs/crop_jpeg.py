@@ -1,12 +1,9 @@
 """Crop-addressable JPEG, the file: where its tiles are, and how a region is cut out of it.
 
-A baseline JPEG with restart markers is a grid of tiles that can each be decoded on their own. `restart_interval` says
-how wide the tiles of a new file are: at most 64 px; `cut` copies the tiles that a region touches into a small, valid
-JPEG: the frame header gets the new size, the restart markers new numbers. No pixel is touched and no entropy
-code is read: about 20 µs in Python. Any decoder reads both.
-
-A file without such a grid (progressive, no restart markers, intervals that are not whole columns) is still
-good input: `cut` then returns it whole, with the region's place in it.
+A baseline JPEG with restart markers is a grid of tiles that can each be decoded on their own. `cut` copies the tiles
+that a region touches into a small, valid JPEG: the frame header gets the new size, the restart markers new numbers.
+No pixel is touched and no entropy code is read: about 20 µs in Python. Any decoder reads both. A file without such a
+grid (progressive, no restart markers, …) comes back whole, with the region's place in it.
 """
 
 import struct
@@ -65,13 +62,11 @@ def restart_interval(width_px: int, subsampling: Subsampling = "420") -> int:
     return next(n for n in _TILE_MCUS if per_row % n == 0)
 
 
-# --- reading headers ----------------------------------------------------------------------------------
-
-
-def size(data: bytes) -> tuple[int, int]:
-    """(width, height) in pixels. Raises JpegError when the bytes are not a JPEG."""
-    frame = parse(data)
-    return frame.width_px, frame.height_px
+_SIZE = struct.Struct(">HH")
+_KNOWN_HEADERS: dict[bytes, tuple[int, int, int, int]] = {}
+"""Headers without their four bytes of size -> where those stand, MCU width and height, restart interval."""
+_usual_places = (0, 0)
+"""`size_at` and `scan_at` of the header walked last."""
 
 
 def parse(data: bytes) -> Frame:
@@ -79,6 +74,7 @@ def parse(data: bytes) -> Frame:
 
     Files of one encoder differ in their size only, so a header that was walked once is recognised: 8 to 1 µs.
     """
+    global _usual_places
     size_at, scan_at = _usual_places
     known = _KNOWN_HEADERS.get(data[:size_at] + data[size_at + 4 : scan_at])
     if known is not None and known[0] == size_at:
@@ -87,24 +83,12 @@ def parse(data: bytes) -> Frame:
             return Frame(width, height, *known[1:3], size_at, scan_at, known[3])
     frame = _walk(data)
     if frame.scan_at:
-        _remember(data, frame)
+        if len(_KNOWN_HEADERS) >= 64:  # files with tables of their own: remembering does not pay, so it must not grow
+            _KNOWN_HEADERS.clear()
+        key = data[: frame.size_at] + data[frame.size_at + 4 : frame.scan_at]
+        _KNOWN_HEADERS[key] = (frame.size_at, frame.mcu_width_px, frame.mcu_height_px, frame.interval_mcus)
+        _usual_places = (frame.size_at, frame.scan_at)
     return frame
-
-
-_SIZE = struct.Struct(">HH")
-_KNOWN_HEADERS: dict[bytes, tuple[int, int, int, int]] = {}
-"""Headers without their four bytes of size -> where those stand, MCU width and height, restart interval."""
-_usual_places = (0, 0)
-"""`size_at` and `scan_at` of the header walked last."""
-
-
-def _remember(data: bytes, frame: Frame) -> None:
-    global _usual_places
-    if len(_KNOWN_HEADERS) >= 64:  # files with tables of their own: remembering does not pay, so it must not grow
-        _KNOWN_HEADERS.clear()
-    key = data[: frame.size_at] + data[frame.size_at + 4 : frame.scan_at]
-    _KNOWN_HEADERS[key] = (frame.size_at, frame.mcu_width_px, frame.mcu_height_px, frame.interval_mcus)
-    _usual_places = (frame.size_at, frame.scan_at)
 
 
 def _walk(data: bytes) -> Frame:
@@ -149,8 +133,7 @@ def _frame(data: bytes, at: int, length: int, marker: int) -> Frame:
 
 def is_crop_addressable(data: bytes) -> bool:
     """Whether `cut` can leave anything out."""
-    frame = parse(data)
-    return _tiles(data, frame) is not None
+    return _tiles(data, parse(data)) is not None
 
 
 def _tiles(data: bytes, frame: Frame) -> npt.NDArray[np.int64] | None:
@@ -178,22 +161,11 @@ _NUMBERS = np.tile(np.arange(0xD0, 0xD8, dtype=np.uint8), 512)
 
 def restart_numbers(count: int) -> Pixels:
     """The second bytes of the first `count` restart markers: D0 … D7, D0 …"""
-    return _NUMBERS[:count] if count <= len(_NUMBERS) else np.tile(_NUMBERS, -(-count // len(_NUMBERS)))[:count]
+    return _NUMBERS[:count] if count <= len(_NUMBERS) else np.resize(_NUMBERS, count)
 
 
-# --- cutting ------------------------------------------------------------------------------------------
-
-
-def cut(
-    data: bytes,
-    left_px: int,
-    top_px: int,
-    width_px: int,
-    height_px: int,
-    *,
-    border_px: int = 0,
-    frame: Frame | None = None,
-) -> Cut:
+def cut(data: bytes, left_px: int, top_px: int, width_px: int, height_px: int, *, border_px: int = 0,
+        frame: Frame | None = None) -> Cut:  # fmt: skip
     """The smallest run of tiles that holds the region, as a JPEG of its own.
 
     Its pixels equal a full decode's but for the cut's outermost column and row, where the decoder has no neighbour
@@ -218,34 +190,28 @@ def cut(
     width = min(end_column * tile_px, frame.width_px) - first_column * tile_px
     height = min(end_row * row_px, frame.height_px) - first_row * row_px
     head = b"".join((data[: frame.size_at], _SIZE.pack(height, width), data[frame.size_at + 4 : frame.scan_at]))
-    rows = (tiles[:-1].reshape(-1, across)[first_row:end_row], tiles[1:].reshape(-1, across)[first_row:end_row])
-    out = _join(head, data, rows[0][:, first_column], rows[1][:, first_column:end_column])
-    return Cut(out, left_px - first_column * tile_px, top_px - first_row * row_px)
-
-
-def _join(head: bytes, data: bytes, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> bytes:
-    """A row's tiles lie side by side in the file, each with its marker behind it: one copy a row, then every marker
-    gets its new number. `begins` (rows,), `ends` (rows, columns)."""
+    # a row's tiles lie side by side in the file, each with its marker behind it: one copy a row, then every marker
+    # gets its new number
+    begins = tiles[:-1].reshape(-1, across)[first_row:end_row, first_column]
+    ends = tiles[1:].reshape(-1, across)[first_row:end_row, first_column:end_column]
     lasts = ends[:, -1]
-    rows = [data[begin:end] for begin, end in zip(begins.tolist(), lasts.tolist(), strict=True)]
-    out = bytearray().join((head, *rows))
-    lengths = lasts - begins
-    shifts = lengths.cumsum()
+    copied = [data[begin:end] for begin, end in zip(begins.tolist(), lasts.tolist(), strict=True)]
+    out = bytearray().join((head, *copied))
+    shifts = (lasts - begins).cumsum()
     shifts += len(head) - 1
     shifts -= lasts  # from a place in the file to the byte before the same place in `out`
     pixels = np.frombuffer(out, np.uint8)
     pixels[(ends + shifts[:, None]).ravel()] = restart_numbers(ends.size)
     pixels[-1] = EOI[1]
-    return bytes(out)
+    return Cut(bytes(out), left_px - first_column * tile_px, top_px - first_row * row_px)
 
 
-def shorten(data: bytes, bottom_px: int, frame: Frame) -> tuple[bytes, int]:
+def shorten(data: bytes, bottom_px: int, frame: Frame) -> bytes:
     """For a file without tiles: the same bytes, but the frame says that the picture ends below `bottom_px`, so that
-    a decoder stops there; and the new height. What cannot be shortened comes back as it is; else `decode_shortened`
-    reads it."""
+    a decoder stops there. What cannot be shortened comes back as it is."""
     height_px = -(-bottom_px // frame.mcu_height_px) * frame.mcu_height_px
     at = frame.size_at
-    four_colours = data[at + 4] == 4  # CMYK is not decoded into the buffer that `decode_shortened` gives
+    four_colours = data[at + 4] == 4  # CMYK is left to Pillow
     if not frame.scan_at or frame.interval_mcus or four_colours or height_px >= frame.height_px:
-        return data, frame.height_px
-    return b"".join((data[:at], height_px.to_bytes(2, "big"), data[at + 2 :])), height_px
+        return data
+    return b"".join((data[:at], height_px.to_bytes(2, "big"), data[at + 2 :]))

@@ -14,47 +14,25 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from feedline.pipeline.codecs import crop_jpeg
 from feedline.pipeline.codecs.base import Choose, Clock, Codec, Pixels, Subsampling, size_trouble
-from feedline.pipeline.codecs.crop_jpeg import (
-    Frame,
-    JpegError,
-    cut,
-    is_crop_addressable,
-    parse,
-    restart_interval,
-    shorten,
-    size,
-)
+from feedline.pipeline.codecs.crop_jpeg import Frame, JpegError, cut, parse
 from feedline.pipeline.draw.regions import Region
-from feedline.pipeline.draw.resample import bilinear_into, needs_pillow, shrink_into
+from feedline.pipeline.draw.resample import resize_into
 
 Colours = Literal["RGB", "RGBX"]
 SOI = b"\xff\xd8"
 """What every JPEG begins with."""
 
 
-# --- encoding -----------------------------------------------------------------------------------------
-
-
-def encode(image_HWC: Pixels, quality: int = 90, subsampling: Subsampling = "420") -> bytes:
-    """RGB uint8 to a crop-addressable JPEG."""
-    return encode_image(Image.fromarray(image_HWC), quality, subsampling)
-
-
-def encode_image(image: Image.Image, quality: int = 90, subsampling: Subsampling = "420") -> bytes:
-    """A Pillow RGB image to a crop-addressable JPEG; spares the copy through an array."""
+def encode(image: Image.Image | Pixels, quality: int = 90, subsampling: Subsampling = "420") -> bytes:
+    """RGB to a crop-addressable JPEG; a Pillow image spares the copy through an array."""
+    image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    tiles = crop_jpeg.restart_interval(image.size[0], subsampling)
     file = io.BytesIO()
-    image.save(
-        file,
-        "JPEG",
-        quality=quality,
-        subsampling=2 if subsampling == "420" else 0,
-        restart_marker_blocks=restart_interval(image.size[0], subsampling),
-    )
+    image.save(file, "JPEG", quality=quality, subsampling={"420": 2, "444": 0}[subsampling],
+               restart_marker_blocks=tiles)  # fmt: skip
     return file.getvalue()
-
-
-# --- decoding -----------------------------------------------------------------------------------------
 
 
 def decode(data: bytes, colours: Colours = "RGB", *, factor: int = 1, fast_chroma: bool = False) -> Pixels:
@@ -65,42 +43,34 @@ def decode(data: bytes, colours: Colours = "RGB", *, factor: int = 1, fast_chrom
     is damaged or cut short: it is never filled up with something.
     """
     frame = parse(data)
-    min_height, min_width = (-(-side // factor) for side in frame[1::-1]) if factor > 1 else (0, 0)
-    options = (colours, False, fast_chroma, min_height, min_width)
+    height, width = -(-frame.height_px // factor), -(-frame.width_px // factor)
+    smallest = (height, width) if factor > 1 else (0, 0)
+    pixels_HWC = np.empty((height, width, len(colours)), np.uint8)
     complaint = ""
     for _ in range(_MOST_ODDITIES):
         try:
-            return simplejpeg.decode_jpeg(data, *options)
+            return simplejpeg.decode_jpeg(data, colours, False, fast_chroma, *smallest, buffer=pixels_HWC)
         except ValueError as error:
             complaint = str(error)
-        if _COMPLETE.fullmatch(complaint):  # the first complaint, and it comes when every pixel is in place
-            return simplejpeg.decode_jpeg(data, *options, strict=False)
+        if _COMPLETE.fullmatch(complaint):
+            return pixels_HWC
         mended = _mended(data, complaint)
         if mended == data:
             break
         data = mended
     if _DAMAGE.match(complaint):
         raise JpegError(f"damaged JPEG: {complaint}")
-    return _decode_with_pillow(data, colours, complaint)
-
-
-def decode_shortened(data: bytes, colours: Colours, width_px: int, height_px: int, fast_chroma: bool) -> Pixels:
-    """The picture of a file from `shorten`. The decoder complains about the bytes that it left over, but only after
-    all pixels are in place, and it reports its first complaint: so this one means that nothing else is wrong."""
-    pixels_HWC = np.empty((height_px, width_px, len(colours)), np.uint8)
     try:
-        simplejpeg.decode_jpeg(data, colours, fastupsample=fast_chroma, buffer=pixels_HWC)
-    except ValueError as error:
-        if not _COMPLETE.fullmatch(str(error)):
-            mended = _mended(data, str(error))
-            if mended != data:
-                return decode_shortened(mended, colours, width_px, height_px, fast_chroma)
-            raise JpegError(f"damaged JPEG: {error}") from error
-    return pixels_HWC
+        with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+            return np.array(image.convert("RGB").convert(colours), np.uint8)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise JpegError(f"JPEG cannot be decoded ({complaint})") from error
 
 
 _DAMAGE = re.compile("Corrupt JPEG data|Premature end|Inconsistent progression")  # libjpeg's words
 _COMPLETE = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
+"""Bytes left over, as in a file from `shorten`: said when all pixels are in place. The decoder reports its first
+complaint only, so nothing else is wrong."""
 _MOST_ODDITIES = 3  # the last of them is not looked at again
 
 
@@ -123,28 +93,12 @@ def _mended(data: bytes, complaint: str) -> bytes:
     return data
 
 
-def _decode_with_pillow(data: bytes, colours: Colours, complaint: str) -> Pixels:
-    try:
-        with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
-            return np.array(image.convert("RGB").convert(colours), np.uint8)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise JpegError(f"JPEG cannot be decoded ({complaint})") from error
-
-
-# --- filling a slot -----------------------------------------------------------------------------------
-
-
 def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, fast_chroma: bool) -> None:
     frame = parse(data)
     region = choose(frame.width_px, frame.height_px)
-    factor = dct_factor(region, out_HWC)
-    by_pillow = factor > 1 or needs_pillow(region, out_HWC)
-    pixels, inside, factor = _decode_region(data, frame, region, factor, fast_chroma)
+    pixels_HWX, inside, factor = _decode_region(data, frame, region, dct_factor(region, out_HWC), fast_chroma)
     clock.decoded()
-    if by_pillow:
-        shrink_into(pixels, inside, factor, out_HWC)
-    else:
-        bilinear_into(pixels, inside, out_HWC)
+    resize_into(pixels_HWX, inside, out_HWC, factor)
     clock.transformed()
 
 
@@ -153,14 +107,14 @@ def _decode_region(data: bytes, frame: Frame, region: Region, factor: int,
     """RGBX pixels, where the region lies in them (in pixels of full size), and by which factor they are smaller."""
     part = cut(data, *region[:4], frame=frame)
     if part.data is data and factor == 1:
-        shortened, height_px = shorten(data, region.top_px + region.height_px, frame)
+        shortened = crop_jpeg.shorten(data, region.top_px + region.height_px, frame)
         if shortened is not data:
-            with suppress(JpegError):  # a full decode knows more ways, and says what is wrong with it
-                return decode_shortened(shortened, "RGBX", frame.width_px, height_px, fast_chroma), region, 1
-    pixels = decode(part.data, "RGBX", factor=factor, fast_chroma=fast_chroma)
-    if factor > 1 and pixels.shape[0] == size(part.data)[1]:  # a rarity that only Pillow reads
+            with suppress(JpegError):  # the whole may decode in other ways, and says what is wrong with it
+                return decode(shortened, "RGBX", fast_chroma=fast_chroma), region, 1
+    pixels_HWX = decode(part.data, "RGBX", factor=factor, fast_chroma=fast_chroma)
+    if factor > 1 and pixels_HWX.shape[0] == parse(part.data).height_px:  # a rarity that only Pillow reads
         factor = 1
-    return pixels, Region(part.left_px, part.top_px, *region[2:]), factor
+    return pixels_HWX, Region(part.left_px, part.top_px, *region[2:]), factor
 
 
 def dct_factor(region: Region, out_HWC: Pixels) -> int:
@@ -170,39 +124,27 @@ def dct_factor(region: Region, out_HWC: Pixels) -> int:
     return 8 if room >= 8 else 4 if room >= 4 else 2 if room >= 2 else 1
 
 
-# --- checking -----------------------------------------------------------------------------------------
-
-
 def check(data: bytes, width: int, height: int, settings: Mapping[str, Any]) -> str:
-    pixels_HWC = _strictly(data)
-    trouble = size_trouble((pixels_HWC.shape[1], pixels_HWC.shape[0]), width, height)
+    """Strict: raises ValueError for any complaint. With plain upsampling: chroma then takes nothing from the tile
+    beside it, so that a right cut has the very pixels of the whole, where a tolerance would let a wrong cut of a
+    smooth picture pass."""
+    pixels_HWC = simplejpeg.decode_jpeg(data, "RGB", fastupsample=True)
+    trouble = size_trouble(pixels_HWC, width, height)
     if trouble or not settings.get("crop_addressable", False):
         return trouble
-    if not is_crop_addressable(data):
+    if not crop_jpeg.is_crop_addressable(data):
         return "is not crop-addressable: it has no restart tiles"
-    return _cut_trouble(data, pixels_HWC)
-
-
-def _cut_trouble(data: bytes, pixels_HWC: Pixels) -> str:
-    """Whether a cut of the middle has the very pixels of the whole."""
-    height, width = pixels_HWC.shape[:2]
     left, top, across, down = width // 3, height // 3, max(width // 3, 1), max(height // 3, 1)
-    small, left_px, top_px = cut(data, left, top, across, down)
-    part_HWC = _strictly(small)[top_px : top_px + down, left_px : left_px + across]
+    part = cut(data, left, top, across, down)
+    cut_HWC = simplejpeg.decode_jpeg(part.data, "RGB", fastupsample=True)
+    cut_HWC = cut_HWC[part.top_px : part.top_px + down, part.left_px : part.left_px + across]
     whole_HWC = pixels_HWC[top : top + down, left : left + across]
-    if part_HWC.shape != whole_HWC.shape:
-        return f"is not crop-addressable: a cut of {across}x{down} gave {part_HWC.shape[1]}x{part_HWC.shape[0]}"
-    if np.array_equal(part_HWC, whole_HWC):
+    if cut_HWC.shape != whole_HWC.shape:
+        return f"is not crop-addressable: a cut of {across}x{down} gave {cut_HWC.shape[1]}x{cut_HWC.shape[0]}"
+    if np.array_equal(cut_HWC, whole_HWC):
         return ""
-    difference = float(np.abs(part_HWC.astype(np.int16) - whole_HWC).mean())
+    difference = float(np.abs(cut_HWC.astype(np.int16) - whole_HWC).mean())
     return f"is not crop-addressable: a cut differs by {difference:.2g} of 255 in the mean"
-
-
-def _strictly(data: bytes) -> Pixels:
-    """Raises ValueError for any complaint. With plain upsampling: chroma then takes nothing from the tile beside it,
-    so that a right cut has the very pixels of the whole, where a tolerance would let a wrong cut of a smooth picture
-    pass."""
-    return simplejpeg.decode_jpeg(data, "RGB", fastupsample=True)
 
 
 JPEG = Codec(
@@ -212,12 +154,8 @@ JPEG = Codec(
     lossy=True,
     has_quality=True,
     estimate_bytes=lambda pixels, quality, source_bytes: pixels * 0.31 * (quality / 90) ** 3,
-    encode=encode_image,
-    settings=lambda quality, subsampling: {
-        "quality": quality,
-        "subsampling": subsampling,
-        "crop_addressable": True,
-    },
+    encode=encode,
+    settings=lambda quality, subsampling: {"quality": quality, "subsampling": subsampling, "crop_addressable": True},
     fill=fill,
     pixels=decode,
     check=check,

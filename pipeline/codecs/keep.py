@@ -1,8 +1,5 @@
 """`keep`: the source's own files, whatever picture they are. JPEGs are read as by `jpeg`, others by Pillow."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from feedline.pipeline.codecs import jpeg
@@ -25,11 +22,6 @@ def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, fast_chroma
     clock.transformed()
 
 
-def check(data: bytes, width: int, height: int, _settings: Mapping[str, Any]) -> str:
-    pixels_HWC = pixels(data)
-    return size_trouble((pixels_HWC.shape[1], pixels_HWC.shape[0]), width, height)
-
-
 KEEP = Codec(
     name="keep",
     extension="",
@@ -40,5 +32,5 @@ KEEP = Codec(
     encode=None,
     fill=fill,
     pixels=pixels,
-    check=check,
+    check=lambda data, width, height, settings: size_trouble(pixels(data), width, height),
 )

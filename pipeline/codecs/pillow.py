@@ -6,6 +6,7 @@ Pillow opens far more when it is not told what: EPS starts another program, and 
 import io
 import warnings
 
+import numpy as np
 from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError
@@ -27,12 +28,22 @@ def lacking(words: str) -> str:
 
 def open_rgb(data: bytes) -> Image.Image:
     """Raises DatasetError for what is none of FORMATS, damaged, or over Pillow's limit of 179 million pixels."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")  # broken EXIF, sizes from half that limit on; formats this Pillow lacks
         Image.init()
         try:
-            return Image.open(io.BytesIO(data), formats=FORMATS).convert("RGB")
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            image.load()
+            return to_rgb(image)
         except Exception as error:  # Pillow's parsers raise whatever damaged bytes lead them to
-            package = lacking(" ".join(map(str, [error, *(one.message for one in said)])))
+            package = lacking(" ".join(map(str, [error, *(warning.message for warning in caught)])))
             why = f"Pillow was built without {package}" if package else f"{type(error).__name__}: {error}"
             raise DatasetError(f"it is no image that can be decoded ({why})") from error
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Pillow's own `convert("RGB")`; 16-bit grey, which it would clip, keeps its upper eight bits."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM", "TIFF")):
+        grey = np.asarray(image).astype(np.int64)
+        return Image.fromarray((grey >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")

@@ -3,17 +3,12 @@
 A region is resized in Y, U and V apart, then converted; where that shrinks, converted first.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import cv2
 import numpy as np
-from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.codecs.base import Choose, Clock, Codec, Pixels, Subsampling
-from feedline.pipeline.codecs.npy import npy_bytes, npy_view, shape_trouble
-from feedline.pipeline.codecs.raw import rgb_array
+from feedline.pipeline.codecs.base import Choose, Clock, Codec, Pixels, size_trouble
+from feedline.pipeline.codecs.raw import npy_bytes, npy_view, rgb_array
 from feedline.pipeline.draw.resample import planes_into
 
 
@@ -28,10 +23,6 @@ def planes(pixels_HWC: Pixels) -> Pixels:
     blocks_HWC = cv2.resize(means_HWC, (width, height), interpolation=cv2.INTER_NEAREST)
     stacked[height:] = cv2.cvtColor(blocks_HWC, cv2.COLOR_RGB2YUV_I420)[height:]
     return stacked
-
-
-def encode(image: Image.Image, _quality: int, _subsampling: Subsampling) -> bytes:
-    return npy_bytes(planes(rgb_array(image)))
 
 
 def _stacked(data: bytes) -> Pixels:
@@ -55,10 +46,6 @@ def pixels(data: bytes) -> Pixels:
     return np.asarray(cv2.cvtColor(_stacked(data), cv2.COLOR_YUV2RGB_I420), np.uint8)
 
 
-def check(data: bytes, width: int, height: int, _settings: Mapping[str, Any]) -> str:
-    return shape_trouble(npy_view(data), (height * 3 // 2, width))
-
-
 PLANES = Codec(
     name="planes",
     extension="npy",
@@ -67,9 +54,9 @@ PLANES = Codec(
     has_quality=False,
     even_sides=True,
     estimate_bytes=lambda pixels, quality, source_bytes: pixels * 1.5,
-    encode=encode,
+    encode=lambda image, quality, subsampling: npy_bytes(planes(rgb_array(image))),
     settings=lambda quality, subsampling: {"layout": "I420, uint8, shape (H*3/2, W)"},
     fill=fill,
     pixels=pixels,
-    check=check,
+    check=lambda data, width, height, settings: size_trouble(pixels(data), width, height),
 )

@@ -12,7 +12,7 @@ whatever the policy does with the last, incomplete one. The permutation sorts a 
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -48,19 +48,6 @@ class EpochPlan:
     window_shards: int = 0
     """0: every sample may come anywhere. n: shards in random order, samples mixed within n neighbouring shards."""
 
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            where = f"batch size {self.batch_size}, rank {self.rank} of {self.world_size}"
-            raise UsageError(
-                f"no epoch can be planned for {where}: the first must be 1 or more, rank below world size"
-            )
-        if self.policy not in get_args(Policy):
-            raise UsageError(f"policy {self.policy!r} is none of {', '.join(get_args(Policy))}")
-        if self.start < 0 or self.samples < 0:
-            raise UsageError(f"cannot start an epoch of {self.samples} samples at sample {self.start}")
-        if self.window_shards and self.shards_N is None:
-            raise UsageError("a shard window needs to know the shard of each sample (shards_N)")
-
     @property
     def size(self) -> int:
         """Samples in the whole epoch, whatever `start` is."""
@@ -80,17 +67,15 @@ class EpochPlan:
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
         first = self.start + number * self.global_batch + self.rank * self.batch_size
-        return self._at(np.arange(first, first + self.batch_size, dtype=np.int64))
-
-    def delivered(self, batches: int) -> int:
-        """`start` for a plan that goes on after this many batches of this one."""
-        return min(self.start + batches * self.global_batch, self.size)
-
-    def _at(self, positions_N: Samples) -> Samples:
+        positions_N = np.arange(first, first + self.batch_size, dtype=np.int64)
         if positions_N[-1] < self.size:
             return self.order_N[positions_N]
         taken_N = self.order_N[positions_N % self.size]
         return taken_N if self.policy == "wrap" else np.where(positions_N < self.size, taken_N, PADDING)
+
+    def delivered(self, batches: int) -> int:
+        """`start` for a plan that goes on after this many batches of this one."""
+        return min(self.start + batches * self.global_batch, self.size)
 
     @cached_property
     def order_N(self) -> Samples:
@@ -100,17 +85,13 @@ class EpochPlan:
             return base_N
         keys_N = keyed_randoms(len(base_N), self.seed, self.epoch)
         if self.window_shards and self.shards_N is not None:
-            keys_N = (keys_N >> np.uint64(WINDOW_BITS)) | (self._windows(base_N) << np.uint64(64 - WINDOW_BITS))
+            # shards stand in random order, and every `window_shards` of them make a window
+            by_chance = shuffled(int(self.shards_N.max(initial=-1)) + 1, self.seed, self.epoch, stream=1)
+            place_of_shard = np.empty(len(by_chance), np.uint64)
+            place_of_shard[by_chance] = np.arange(len(by_chance), dtype=np.uint64)
+            windows_N = (place_of_shard // np.uint64(self.window_shards))[self.shards_N[base_N]]
+            keys_N = (keys_N >> np.uint64(WINDOW_BITS)) | (windows_N << np.uint64(64 - WINDOW_BITS))
         return base_N[np.argsort(keys_N, kind="stable")]
-
-    def _windows(self, base_N: Samples) -> npt.NDArray[np.uint64]:
-        """The window each sample falls into, when shards stand in random order and every n of them make a window."""
-        assert self.shards_N is not None
-        shards = int(self.shards_N.max()) + 1 if len(self.shards_N) else 0
-        place_of_shard = np.empty(shards, np.uint64)
-        by_chance = np.argsort(keyed_randoms(shards, self.seed, self.epoch, stream=1), kind="stable")
-        place_of_shard[by_chance] = np.arange(shards, dtype=np.uint64)
-        return (place_of_shard // np.uint64(self.window_shards))[self.shards_N[base_N]]
 
 
 WINDOW_BITS = 24
@@ -123,21 +104,26 @@ def keyed_randoms(count: int, seed: int, epoch: int, stream: int = 0) -> npt.NDA
     return np.random.Philox(key=key).random_raw(count) if count else np.empty(0, np.uint64)
 
 
+def shuffled(count: int, seed: int, epoch: int, stream: int) -> Samples:
+    """0 … `count` - 1 in a random order that depends on the arguments only."""
+    return np.argsort(keyed_randoms(count, seed, epoch, stream), kind="stable")
+
+
 def subset(samples: int, count: int, seed: int) -> Samples:
     """`count` of the dataset's samples, the same ones in every epoch; ascending. Raises UsageError for too many."""
     if not 0 <= count <= samples:
         raise UsageError(f"a subset of {count} samples cannot be taken from {samples}")
-    drawn = np.argsort(keyed_randoms(samples, seed, 0, stream=2), kind="stable")[:count]
-    return np.sort(drawn).astype(np.int64)
+    return np.sort(shuffled(samples, seed, 0, stream=2)[:count]).astype(np.int64)
 
 
-def class_balanced(labels_N: npt.NDArray[np.int32], seed: int, epoch: int, per_class: int | None = None) -> Samples:
-    """As many samples of every class (by default as the largest has): small classes repeat as evenly as they can,
-    large ones show a different part each epoch."""
+def class_balanced(labels_N: npt.NDArray[np.int32], seed: int, epoch: int) -> Samples:
+    """As many samples of every class as the largest has: small classes repeat as evenly as they can."""
     classes, sizes = np.unique(labels_N, return_counts=True)
-    want = int(sizes.max()) if per_class is None and len(sizes) else (per_class or 0)
-    mixed = np.argsort(keyed_randoms(len(labels_N), seed, epoch, stream=3), kind="stable")
+    if not len(classes):
+        return np.empty(0, np.int64)
+    mixed = shuffled(len(labels_N), seed, epoch, stream=3)
     by_class = mixed[np.argsort(labels_N[mixed], kind="stable")]
     starts = np.cumsum(sizes) - sizes
-    picked = [by_class[start + np.arange(want) % size] for start, size in zip(starts, sizes, strict=True)]
-    return np.concatenate(picked).astype(np.int64) if len(classes) else np.empty(0, np.int64)
+    turns = np.arange(sizes.max())
+    picked = [by_class[start + turns % size] for start, size in zip(starts, sizes, strict=True)]
+    return np.concatenate(picked).astype(np.int64)

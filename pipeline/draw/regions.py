@@ -57,9 +57,8 @@ class Region(NamedTuple):
     """What is shown of them, where that is not all: left and top from the region's own, width, height; unrounded."""
 
 
-def choose(
-    width_px: int, height_px: int, out_px: int, augment: Augment, seed: int, epoch: int, sample: int
-) -> Region:
+def choose(width_px: int, height_px: int, out_px: int, augment: Augment, seed: int, epoch: int,
+           sample: int) -> Region:  # fmt: skip
     """The region of an image of this size that the sample shows in this epoch; `out_px` is the output's side."""
     if augment.train:
         return random_region(width_px, height_px, augment, seed, epoch, sample)
@@ -83,20 +82,16 @@ def random_region(width_px: int, height_px: int, augment: Augment, seed: int, ep
         if 0 < width <= width_px and 0 < height <= height_px:
             left, top = draws[1] * (width_px - width + 1) >> 32, draws[2] * (height_px - height + 1) >> 32
             return Region(left, top, width, height, flip)
-    return _fallback(width_px, height_px, augment, flip)
+    # none of the attempts fits: the largest centred region within the allowed ratios
+    ratio = min(max(width_px / height_px, augment.ratio[0]), augment.ratio[1])
+    width = max(1, min(width_px, round(height_px * ratio)))
+    height = max(1, min(height_px, round(width_px / ratio)))
+    return Region((width_px - width) // 2, (height_px - height) // 2, width, height, flip)
 
 
 def _draws(seed: int, epoch: int, sample: int, block: int) -> tuple[int, ...]:
     """16 numbers of 32 bits that depend on the arguments only."""
     return _WORDS.unpack(blake2b(_COUNTER.pack(seed & 0xFFFF_FFFF_FFFF_FFFF, epoch, sample, block)).digest())
-
-
-def _fallback(width_px: int, height_px: int, augment: Augment, flip: bool) -> Region:
-    """The largest centred region within the allowed ratios."""
-    ratio = min(max(width_px / height_px, augment.ratio[0]), augment.ratio[1])
-    width = max(1, min(width_px, round(height_px * ratio)))
-    height = max(1, min(height_px, round(width_px / ratio)))
-    return Region((width_px - width) // 2, (height_px - height) // 2, width, height, flip)
 
 
 def centre_region(width_px: int, height_px: int, out_px: int, augment: Augment) -> Region:

@@ -2,14 +2,10 @@
 
 The filter: bilinear (OpenCV) where both sides grow and up to a shrinking of 8/7, the usual 256 to 224; beyond that
 Pillow's antialiased bilinear, which is what torchvision's transforms do on PIL images. At 8/7 the two are 45 dB
-apart, and JPEG of quality 90 is 36 dB from its original; Pillow-SIMD takes three times bilinear's time, OpenCV's area
-filter twice.
+apart, and JPEG of quality 90 is 36 dB from its original; Pillow-SIMD takes three times bilinear's time.
 
-OpenCV's own bilinear is the same on every machine. Intel's, which its x86 builds carry and call "not exact", is the
-nearer of the two to the formula (never more than half a level off, OpenCV's up to 0.8) and faster on four channels:
-with the fourth dropped again 64 µs inside the kernel, against 73 for OpenCV's on three. So decoded JPEG is resized
-with it where there is one, and another kind of machine may show a pixel one level brighter or darker. On three
-channels and on planes it gains nothing or loses, depending on where the memory lies.
+Decoded JPEG (four channels) is resized with Intel's bilinear where OpenCV carries it: nearer to the formula and
+faster (64 µs against 73), but another kind of machine may show a pixel one level brighter or darker.
 """
 
 import math
@@ -34,14 +30,16 @@ def needs_pillow(region: Region, out_HWC: Pixels) -> bool:
     return shrinks or region.inner is not None
 
 
-def resize_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels) -> None:
-    """The region of RGB pixels."""
-    if needs_pillow(region, out_HWC):
+def resize_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels, factor: int = 1) -> None:
+    """The region of RGB or (with a `factor`: see `shrink_into`) RGBX pixels."""
+    if factor == 1 and not needs_pillow(region, out_HWC):
+        bilinear_into(pixels_HWC, region, out_HWC)
+    elif pixels_HWC.shape[2] == 4:
+        shrink_into(pixels_HWC, region, factor, out_HWC)
+    else:
         left, top, width, height = region[:4]
         four_HWX = cv2.cvtColor(pixels_HWC[top : top + height, left : left + width], cv2.COLOR_RGB2RGBA)
         shrink_into(np.asarray(four_HWX, np.uint8), region._replace(left_px=0, top_px=0), 1, out_HWC)
-    else:
-        bilinear_into(pixels_HWC, region, out_HWC)
 
 
 def bilinear_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels) -> None:
@@ -50,21 +48,17 @@ def bilinear_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels) -> None:
     view = pixels_HWC[top : top + height, left : left + width]
     resized = view.shape[:2] != out_HWC.shape[:2]
     if view.shape[2] == 4:
-        cv2.cvtColor(_resize_four(view, out_HWC.shape[1::-1]) if resized else view, cv2.COLOR_RGBA2RGB, dst=out_HWC)
+        if resized:
+            cv2.ipp.setUseIPP_NotExact(True)  # belongs to the thread, and is off again for everybody else
+            view = cv2.resize(view, out_HWC.shape[1::-1], interpolation=cv2.INTER_LINEAR)
+            cv2.ipp.setUseIPP_NotExact(False)
+        cv2.cvtColor(view, cv2.COLOR_RGBA2RGB, dst=out_HWC)
     elif resized:
         cv2.resize(view, out_HWC.shape[1::-1], dst=out_HWC, interpolation=cv2.INTER_LINEAR)
     else:
         out_HWC[:] = view
     if flip:
         cv2.flip(out_HWC, 1, dst=out_HWC)
-
-
-def _resize_four(view_HWX: Pixels, size_px: tuple[int, ...]) -> Pixels:
-    """Intel's filter where there is one. The switch belongs to the thread and is off again for everybody else."""
-    cv2.ipp.setUseIPP_NotExact(True)
-    small_HWX = cv2.resize(view_HWX, size_px, interpolation=cv2.INTER_LINEAR)
-    cv2.ipp.setUseIPP_NotExact(False)
-    return np.asarray(small_HWX, np.uint8)
 
 
 def shrink_into(pixels_HWX: Pixels, region: Region, factor: int, out_HWC: Pixels) -> None:
@@ -78,7 +72,12 @@ def shrink_into(pixels_HWX: Pixels, region: Region, factor: int, out_HWC: Pixels
     if region.inner:
         inner_left, inner_top, width, height = (side / factor for side in region.inner)
         left, top = left + inner_left, top + inner_top
-    image = _pillow_view(pixels_HWX, first, above, end, below)
+    # a part of the pixels as an image, without a copy where Pillow's idea of a row's length allows it
+    rows, columns = pixels_HWX.shape[:2]
+    memory: Any = pixels_HWX.reshape(-1)[4 * (above * columns + first) :]
+    if first and below == rows:  # the last row would seem to reach beyond the memory
+        memory, columns = np.ascontiguousarray(pixels_HWX[above:below, first:end]), end - first
+    image = Image.frombuffer("RGBX", (end - first, below - above), memory, "raw", "RGBX", 4 * columns, 1)
     left, top = left - first, top - above
     box = (left, top, min(left + width, image.size[0]), min(top + height, image.size[1]))
     small = image.resize((out_HWC.shape[1], out_HWC.shape[0]), Image.Resampling.BILINEAR, box)
@@ -87,46 +86,34 @@ def shrink_into(pixels_HWX: Pixels, region: Region, factor: int, out_HWC: Pixels
         cv2.flip(out_HWC, 1, dst=out_HWC)
 
 
-def _pillow_view(pixels_HWX: Pixels, left: int, top: int, right: int, bottom: int) -> Image.Image:
-    """A part of the pixels as an image, without a copy where Pillow's idea of a row's length allows it."""
-    rows, columns = pixels_HWX.shape[:2]
-    stride_bytes = 4 * columns
-    memory: Any
-    if left and bottom == rows:  # the last row would seem to reach beyond the memory
-        memory, stride_bytes = np.ascontiguousarray(pixels_HWX[top:bottom, left:right]), 4 * (right - left)
-    else:
-        memory = pixels_HWX.reshape(-1)[top * stride_bytes + 4 * left :]
-    return Image.frombuffer("RGBX", (right - left, bottom - top), memory, "raw", "RGBX", stride_bytes, 1)
-
-
-# --- planes -------------------------------------------------------------------------------------------
-
-
 def planes_into(planes: Sequence[Pixels], region: Region, out_HWC: Pixels) -> None:
-    """The region of Y, U and V planes (U and V at half size, of even pictures; I420's video range)."""
-    odd = out_HWC.shape[0] % 2 or out_HWC.shape[1] % 2
-    if odd or needs_pillow(region, out_HWC):  # I420 of odd sides does not exist: colours first
-        pixels_HWX, inside = _colours_of(planes, region)
-        shrink_into(pixels_HWX, inside, 1, out_HWC)
+    """The region of Y, U and V planes (U and V at half size, of even pictures; I420's video range). The region grows
+    to even places first: luma and chroma must show the same."""
+    half = halved(region)
+    left, top, width, height = (2 * side for side in half[:4])
+    chroma = (plane[half.top_px :, half.left_px :][: half.height_px, : half.width_px] for plane in planes[1:])
+    parts = [planes[0][top : top + height, left : left + width], *chroma]
+    rows, columns = out_HWC.shape[:2]
+    if rows % 2 or columns % 2 or needs_pillow(region, out_HWC):  # I420 of odd sides does not exist: colours first
+        stacked = _stacked(parts, height, width)
+        pixels_HWX = np.asarray(cv2.cvtColor(stacked, cv2.COLOR_YUV2RGBA_I420), np.uint8)
+        shrink_into(pixels_HWX, region._replace(left_px=region.left_px % 2, top_px=region.top_px % 2), 1, out_HWC)
     else:
-        _resize_planes(planes, region, out_HWC)
+        cv2.cvtColor(_stacked(parts, rows, columns), cv2.COLOR_YUV2RGB_I420, dst=out_HWC)
+        if region.flip:
+            cv2.flip(out_HWC, 1, dst=out_HWC)
 
 
-def _resize_planes(planes: Sequence[Pixels], region: Region, out_HWC: Pixels) -> None:
-    """Each plane is resized as it is, luma to the output's size and chroma to half of it; then colours. The region
-    grows to even places first: luma and chroma must show the same."""
-    height, width = out_HWC.shape[:2]
-    small = np.empty((height * 3 // 2, width), np.uint8)
-    chroma = halved(region)
-    luma = Region(2 * chroma.left_px, 2 * chroma.top_px, 2 * chroma.width_px, 2 * chroma.height_px)
-    halves = small[height:].reshape(2, height // 2, width // 2)
-    places = (small[:height], *halves)
-    for plane, part, place in zip(planes, (luma, chroma, chroma), places, strict=True):
-        view = plane[part.top_px : part.top_px + part.height_px, part.left_px : part.left_px + part.width_px]
-        cv2.resize(view, place.shape[::-1], dst=place, interpolation=cv2.INTER_LINEAR)
-    cv2.cvtColor(small, cv2.COLOR_YUV2RGB_I420, dst=out_HWC)
-    if region.flip:
-        cv2.flip(out_HWC, 1, dst=out_HWC)
+def _stacked(parts: Sequence[Pixels], height: int, width: int) -> Pixels:
+    """Y, U and V as one I420 array of this size, each plane resized as it is."""
+    stacked = np.empty((height * 3 // 2, width), np.uint8)
+    places = (stacked[:height], *stacked[height:].reshape(2, height // 2, width // 2))
+    for part, place in zip(parts, places, strict=True):
+        if part.shape == place.shape:
+            place[:] = part
+        else:
+            cv2.resize(part, place.shape[::-1], dst=place, interpolation=cv2.INTER_LINEAR)
+    return stacked
 
 
 def halved(region: Region) -> Region:
@@ -134,16 +121,3 @@ def halved(region: Region) -> Region:
     left, top = region.left_px // 2, region.top_px // 2
     right, bottom = -(-(region.left_px + region.width_px) // 2), -(-(region.top_px + region.height_px) // 2)
     return Region(left, top, right - left, bottom - top)
-
-
-def _colours_of(planes: Sequence[Pixels], region: Region) -> tuple[Pixels, Region]:
-    """The region (grown to even places) as RGBX, and where it lies in there."""
-    half = halved(region)
-    height, width = 2 * half.height_px, 2 * half.width_px
-    top, left = 2 * half.top_px, 2 * half.left_px
-    cropped = np.empty((height * 3 // 2, width), np.uint8)
-    cropped[:height] = planes[0][top : top + height, left : left + width]
-    for place, plane in zip(cropped[height:].reshape(2, half.height_px, half.width_px), planes[1:], strict=True):
-        place[:] = plane[half.top_px : half.top_px + half.height_px, half.left_px : half.left_px + half.width_px]
-    pixels_HWX = np.asarray(cv2.cvtColor(cropped, cv2.COLOR_YUV2RGBA_I420), np.uint8)
-    return pixels_HWX, region._replace(left_px=region.left_px % 2, top_px=region.top_px % 2)

@@ -9,9 +9,8 @@ import hashlib
 import io
 import json
 import os
-import zlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedline.pipeline.base.errors import DatasetError as DatasetError
-from feedline.pipeline.base.errors import FeedlineError as FeedlineError
-from feedline.pipeline.base.errors import UsageError as UsageError
+from feedline.pipeline.base.errors import DatasetError, UsageError, first_line
+from feedline.pipeline.base.files import open_regular, read_bounded
 from feedline.pipeline.base.text import is_printable
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.format.local import open_regular, open_shard, read_bounded
 
 FORMAT_VERSION = 2
 """1 had no fingerprints and no formats; it is still read."""
@@ -35,6 +32,7 @@ MANIFEST = "manifest.json"
 INDEX = "index.parquet"
 MANIFEST_BYTES = 256 << 20
 """ImageNet's has 0.3 MB; what is larger than this is none."""
+_DEEPEST = 8  # a manifest has three levels; Python's own recursion must not be what ends a reader
 
 
 # --- the manifest -------------------------------------------------------------------------------------
@@ -76,6 +74,10 @@ class Manifest:
         """A name of `codecs.table.CODECS`."""
         return self.settings["codec"]
 
+    @property
+    def shard_names(self) -> list[str]:
+        return [shard.name for shard in self.shards]
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
@@ -92,47 +94,42 @@ class Manifest:
             _check_depth(fields)
             fields["shards"] = [ShardInfo(**shard) for shard in fields["shards"]]
             manifest = cls(**fields)
-            _check_types(manifest)
+            manifest._check_types()
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             why = "nested too deep" if isinstance(error, RecursionError) else error
             what = f"{where} is not a feedline manifest ({why}): prepare the dataset again"
             raise DatasetError(what) from error
-        for shard in manifest.shards:
-            if Path(shard.name).name != shard.name or "\0" in shard.name or shard.name == "..":
-                raise DatasetError(f"{where}: shard name {shard.name!r} points outside its folder")
+        for name in manifest.shard_names:
+            if Path(name).name != name or "\0" in name or name == "..":
+                raise DatasetError(f"{where}: shard name {name!r} points outside its folder")
         return manifest
 
-
-_DEEPEST = 8  # a manifest has three levels; Python's own recursion must not be what ends a reader
+    def _check_types(self) -> None:
+        """Raises TypeError, KeyError or ValueError where JSON brought what the fields do not declare."""
+        if not isinstance(self.versions, dict) or not isinstance(self.formats, dict):
+            raise ValueError("versions and formats are no objects")
+        if not isinstance(self.classes, list) or not all(isinstance(entry, dict) for entry in self.classes):
+            raise ValueError("classes is no list of objects")
+        counts = [self.samples]
+        texts: list[Any] = [self.split, self.plan_hash, self.index_sha256, *self.formats, *self.formats.values()]
+        for shard in self.shards:
+            counts += (shard.samples, shard.planned_samples, shard.bytes)
+            texts += (shard.name, shard.sha256, shard.fingerprint)
+        for entry in self.classes:
+            texts += (entry["name"], entry.get("wnid", ""), *(entry.get("names") or []))
+        if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts) or type(self.seed) is not int:
+            raise ValueError("a count is not a whole number")
+        if not all(isinstance(text, str) and is_printable(text) for text in texts):
+            raise ValueError("a name is not a printable text")
+        if self.codec not in CODECS:
+            raise ValueError(f"codec {self.codec!r}")
 
 
 def _check_depth(value: Any, levels: int = _DEEPEST) -> None:
     if levels == 0:
         raise ValueError(f"nested more than {_DEEPEST} levels deep")
-    inner: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for one in inner:
-        _check_depth(one, levels - 1)
-
-
-def _check_types(manifest: Manifest) -> None:
-    """Raises TypeError or ValueError where a dataclass from JSON holds what it does not declare."""
-    shards = manifest.shards
-    if not isinstance(manifest.versions, dict) or not isinstance(manifest.formats, dict):
-        raise ValueError("versions and formats are no objects")
-    counts = [manifest.samples, *(n for one in shards for n in (one.samples, one.planned_samples, one.bytes))]
-    if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts) or type(manifest.seed) is not int:
-        raise ValueError("a count is not a whole number")
-    texts: list[Any] = [manifest.split, manifest.plan_hash, manifest.index_sha256]
-    texts += [text for one in shards for text in (one.name, one.sha256, one.fingerprint)]
-    texts += [text for pair in manifest.formats.items() for text in pair]
-    if not isinstance(manifest.classes, list) or not all(isinstance(entry, dict) for entry in manifest.classes):
-        raise ValueError("classes is no list of objects")
-    for entry in manifest.classes:
-        texts += [entry["name"], entry.get("wnid", ""), *(entry.get("names") or [])]
-    if not all(isinstance(text, str) and is_printable(text) for text in texts):
-        raise ValueError("a name is not a printable text")
-    if manifest.settings["codec"] not in CODECS:
-        raise ValueError(f"codec {manifest.settings['codec']!r}")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(inner, levels - 1)
 
 
 def read_manifest(split_folder: Path) -> Manifest:
@@ -170,23 +167,13 @@ class SampleRow:
     crc32: int
 
 
-INDEX_SCHEMA = pa.schema(
-    [
-        ("key", pa.string()),
-        ("label", pa.int32()),
-        ("shard", pa.int32()),
-        ("offset", pa.int64()),
-        ("length", pa.int64()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("crc32", pa.uint32()),
-    ]
-)
+_TYPES = (pa.string(), pa.int32(), pa.int32(), pa.int64(), pa.int64(), pa.int32(), pa.int32(), pa.uint32())
+INDEX_SCHEMA = pa.schema(list(zip(SampleRow.__dataclass_fields__, _TYPES, strict=True)))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Index:
-    """All samples of a split in shard order, as columns; keys are read only when asked for."""
+    """All samples of a split in shard order: the columns of INDEX_SCHEMA; keys are read only when asked for."""
 
     labels_N: npt.NDArray[np.int32]
     shards_N: npt.NDArray[np.int32]
@@ -199,6 +186,10 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.labels_N)
+
+    def place(self, sample: int) -> tuple[int, int, int]:
+        """(shard, offset, length): what `LocalFiles.read` takes."""
+        return int(self.shards_N[sample]), int(self.offsets_N[sample]), int(self.lengths_N[sample])
 
     @cached_property
     def _key_column(self) -> pa.ChunkedArray:
@@ -220,6 +211,23 @@ class Index:
         """One key costs no list of them all: a tenth of the time and memory at 1.28 M samples."""
         return self._key_column[sample].as_py()
 
+    def check(self, manifest: Manifest) -> None:
+        """Raises DatasetError for a row that points outside its shard or has a label of no class."""
+        inside = (self.shards_N >= 0) & (self.shards_N < len(manifest.shards))
+        if inside.all() and len(self):
+            sizes_N = np.array([shard.bytes for shard in manifest.shards], np.int64)[self.shards_N]
+            ends_fit = self.lengths_N <= sizes_N - self.offsets_N  # no sum: it could overflow
+            inside = (self.offsets_N >= 0) & (self.lengths_N >= 0) & ends_fit
+        if not inside.all():
+            raise DatasetError(
+                f"{self.path}: row {int(np.argmin(inside))} points outside its shard: prepare it again"
+            )
+        known = (self.labels_N >= 0) & (self.labels_N < len(manifest.classes))
+        if not known.all():
+            row = int(np.argmin(known))
+            raise DatasetError(f"{self.path}: row {row} has label {self.labels_N[row]}, {MANIFEST} has "
+                               f"{len(manifest.classes)} classes: prepare it again")  # fmt: skip
+
 
 @contextmanager
 def _unreadable(path: Path) -> Generator[None]:
@@ -227,14 +235,12 @@ def _unreadable(path: Path) -> Generator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, BufferError, ValueError, KeyError) as error:
-        raise DatasetError(f"{path} cannot be read ({(str(error).splitlines() or ['damaged'])[0]})") from error
+        raise DatasetError(f"{path} cannot be read ({first_line(error)})") from error
 
 
 def index_bytes(rows: Iterable[SampleRow]) -> bytes:
     """The index file's bytes; the same rows give the same bytes."""
-    listed = list(rows)
-    columns = [pa.array([getattr(row, name) for row in listed], kind) for name, kind in _columns()]
-    return index_table_bytes(pa.Table.from_arrays(columns, schema=INDEX_SCHEMA))
+    return index_table_bytes(pa.Table.from_pylist([vars(row) for row in rows], schema=INDEX_SCHEMA))
 
 
 def index_table_bytes(table: pa.Table) -> bytes:
@@ -244,19 +250,19 @@ def index_table_bytes(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-def _columns() -> Iterator[tuple[str, pa.DataType]]:
-    return ((column.name, column.type) for column in INDEX_SCHEMA)
-
-
 def read_index(split_folder: Path, manifest: Manifest | None = None, most_rows: int | None = None) -> Index:
     """1,281,167 rows take 0.1 s. Raises DatasetError when the file cannot be read or has more than `most_rows` (the
     manifest's samples), and with `manifest` also when the two do not fit, so that no row points outside its shard."""
     path = split_folder / INDEX
-    names = [name for name, _ in _columns() if name != "key"]
+    names = INDEX_SCHEMA.names[1:]
     with _unreadable(path):
         data = _native_bytes(path)
         if manifest is not None:
-            _check_identity(path, data, manifest)
+            # Parquet has no checksum of its own that covers everything; 30 MB (ImageNet's) take 20 ms
+            if manifest.index_sha256 and hashlib.sha256(data).hexdigest() != manifest.index_sha256:
+                raise DatasetError(
+                    f"{path} is not the index that {MANIFEST} names: copy both again, or run `feedline verify`"
+                )
             most_rows = manifest.samples
         file = pq.ParquetFile(pa.BufferReader(data))
         if most_rows is not None:
@@ -270,18 +276,9 @@ def read_index(split_folder: Path, manifest: Manifest | None = None, most_rows: 
             raise DatasetError(f"{path} has empty cells: prepare the dataset again")
         # neither pq.read_table nor to_numpy: both import pandas, 1.2 s of a loader's 1.5 to its first batch
         columns: list[Any] = [np.from_dlpack(table[name].combine_chunks()) for name in names]
-    index = Index(
-        labels_N=columns[0],
-        shards_N=columns[1],
-        offsets_N=columns[2],
-        lengths_N=columns[3],
-        widths_N=columns[4],
-        heights_N=columns[5],
-        crc32_N=columns[6],
-        path=path,
-    )
+    index = Index(*columns, path=path)
     if manifest is not None:
-        _check_index(index, manifest)
+        index.check(manifest)
     return index
 
 
@@ -304,66 +301,7 @@ def _check_rows(path: Path, metadata: pq.FileMetaData, most: int) -> None:
         raise DatasetError(f"{path} has {rows} samples, {MANIFEST} says {most}")
 
 
-def _check_identity(path: Path, data: pa.Buffer, manifest: Manifest) -> None:
-    """Parquet has no checksum of its own that covers everything; 30 MB (ImageNet's) take 20 ms."""
-    if manifest.index_sha256 and hashlib.sha256(data).hexdigest() != manifest.index_sha256:
-        raise DatasetError(
-            f"{path} is not the index that {MANIFEST} names: copy both again, or run `feedline verify`"
-        )
-
-
-def _check_index(index: Index, manifest: Manifest) -> None:
-    inside = (index.shards_N >= 0) & (index.shards_N < len(manifest.shards))
-    if inside.all() and len(index):
-        sizes_N = np.array([shard.bytes for shard in manifest.shards], np.int64)[index.shards_N]
-        ends_fit = index.lengths_N <= sizes_N - index.offsets_N  # no sum: it could overflow
-        inside = (index.offsets_N >= 0) & (index.lengths_N >= 0) & ends_fit
-    if not inside.all():
-        raise DatasetError(f"{index.path}: row {int(np.argmin(inside))} points outside its shard: prepare it again")
-    known = (index.labels_N >= 0) & (index.labels_N < len(manifest.classes))
-    if not known.all():
-        row = int(np.argmin(known))
-        raise DatasetError(f"{index.path}: row {row} has label {index.labels_N[row]}, {MANIFEST} has "
-                           f"{len(manifest.classes)} classes: prepare it again")  # fmt: skip
-
-
-# --- reading ------------------------------------------------------------------------------------------
-
-
-class ShardReader:
-    """Image bytes by sample number, one `pread` each. Safe to share between threads; open one per process."""
-
-    def __init__(self, split_folder: Path, manifest: Manifest, index: Index) -> None:
-        self._folder = split_folder
-        self._names = [shard.name for shard in manifest.shards]
-        self._index = index
-        self._descriptors: dict[int, int] = {}
-
-    def read(self, sample: int) -> bytes:
-        """Raises DatasetError when the shard is missing or ends before the sample does."""
-        shard = int(self._index.shards_N[sample])
-        offset, length = int(self._index.offsets_N[sample]), int(self._index.lengths_N[sample])
-        data = os.pread(self._descriptor(shard), length, offset)
-        if len(data) != length:
-            raise DatasetError(f"{self._folder / self._names[shard]} ends inside sample {self._index.key(sample)!r}")
-        return data
-
-    def check(self, sample: int, data: bytes) -> None:
-        """Raises DatasetError when the bytes are not those that were written."""
-        if zlib.crc32(data) != int(self._index.crc32_N[sample]):
-            name = self._names[int(self._index.shards_N[sample])]
-            raise DatasetError(f"{self._folder / name}: sample {self._index.key(sample)!r} has a wrong checksum")
-
-    def close(self) -> None:
-        for descriptor in self._descriptors.values():
-            with suppress(OSError):
-                os.close(descriptor)
-        self._descriptors.clear()
-
-    def _descriptor(self, shard: int) -> int:
-        if shard not in self._descriptors:
-            self._descriptors[shard] = open_shard(self._folder / self._names[shard])
-        return self._descriptors[shard]
+# --- finding splits -----------------------------------------------------------------------------------
 
 
 def prepared_splits(folder: Path) -> Sequence[Path]:
@@ -372,10 +310,9 @@ def prepared_splits(folder: Path) -> Sequence[Path]:
     refuse_address(folder)
     if (folder / MANIFEST).exists():
         return [folder]
-    found = [path.parent for path in folder.glob(f"*/{MANIFEST}")] or [
-        p.parent for p in folder.glob(f"*/*/{MANIFEST}")
-    ]
-    return sorted(found, key=lambda path: (path.parent, path.name != "train", path.name))
+    manifests = list(folder.glob(f"*/{MANIFEST}")) or list(folder.glob(f"*/*/{MANIFEST}"))
+    splits = [path.parent for path in manifests]
+    return sorted(splits, key=lambda path: (path.parent, path.name != "train", path.name))
 
 
 def refuse_address(folder: Path) -> None:

@@ -1,20 +1,34 @@
 """Prepared splits that are not on a local disk: http(s), S3 and whatever else fsspec speaks.
 
-A worker reads a sample by a range request until its shard is in the host's cache (`pipeline.format.cache`), and from
-then
-on like any local file; so the first batch waits for kilobytes and not for a shard. What fails is tried again, a
-little later each time; what still fails is one line with the address. Samples have a CRC, shards a SHA-256.
+A worker reads a sample by a range request until its shard is in the host's cache, and from then on like any local
+file; so the first batch waits for kilobytes and not for a shard. What fails is tried again, a little later each time;
+what still fails is one line with the address. Samples have a CRC, shards a SHA-256.
+
+    CACHE/IDENTITY/train-000017.tar     a whole, checked shard: renamed into place, so it is all there or not at all
+    CACHE/IDENTITY/.train-000017.lock   held (flock) by whoever fetches it; the kernel lets go for a dead process
+    CACHE/IDENTITY/.train-000017.part   what is being fetched; only the lock's holder touches it
+    CACHE/.lock                         held while room is made
+
+The cache is shared by all processes of a host. Room is made before a shard is fetched, by removing those used longest
+ago (their modification time is set when they are needed), so that the bound holds at every moment. Who has an evicted
+shard open keeps reading it.
 """
 
+import fcntl
 import hashlib
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.format.cache import CacheSpec, ShardCache
+from feedline.pipeline.base.errors import DatasetError, first_line
 from feedline.pipeline.format.local import LocalFiles
+
+if TYPE_CHECKING:
+    from feedline.pipeline.format.manifest import ShardInfo  # with Arrow, which a worker does without
 
 TRIES = 4
 FIRST_PAUSE_S = 0.2  # doubled each time: 1.4 s in all before giving up
@@ -38,115 +52,187 @@ class Remote:
         if not address.partition("://")[2].strip("/"):
             raise DatasetError(f"{address} names no folder: SCHEME://HOST/FOLDER")
         self.address = address.rstrip("/")
+        import fsspec  # here: a worker that reads local shards starts without it
+
+        if address.startswith(("http://", "https://")) and "client_kwargs" not in options:
+            import aiohttp  # whose default would wait five minutes for a server that has stopped talking
+
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+            options = options | {"client_kwargs": {"timeout": timeout}}
         try:
-            import fsspec
-        except ImportError as error:
-            raise DatasetError(f"{address} needs fsspec: pip install fsspec[http]") from error
-        try:
-            self._system, self._root = fsspec.core.url_to_fs(self.address, **_with_timeout(self.address, options))
+            self._system, self._root = fsspec.core.url_to_fs(self.address, **options)
         except (ImportError, ValueError) as error:
             raise DatasetError(f"{address} cannot be opened: {error}") from error
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """Bytes [start, end) of a file, or all of it. Raises DatasetError after the last try."""
-        return self._stubbornly(name, lambda: self._range(name, start, end))
 
-    def download(self, name: str, path: Path, size_bytes: int, sha256: str) -> None:
-        """The whole file to `path`, checked. Raises DatasetError after the last try."""
-        self._stubbornly(name, lambda: self._download(name, path, size_bytes, sha256))
+        def attempt() -> bytes:
+            data: Any = self._system.cat_file(f"{self._root}/{name}", start=start, end=end)
+            if start is None or end is None:
+                return data
+            if len(data) < end - start:
+                raise EOFError(f"{len(data):,} of {end - start:,} bytes came")
+            return data if len(data) == end - start else data[start:end]  # a server that knows no ranges sends all
 
-    def _range(self, name: str, start: int | None, end: int | None) -> bytes:
-        data: Any = self._system.cat_file(f"{self._root}/{name}", start=start, end=end)
-        if end is not None and start is not None and len(data) > end - start:
-            data = data[start:end]  # a server that knows no ranges sends everything
-        if end is not None and start is not None and len(data) < end - start:
-            raise EOFError(f"{len(data):,} of {end - start:,} bytes came")
-        return data
+        return self._stubbornly(name, attempt)
 
-    def _download(self, name: str, path: Path, size_bytes: int, sha256: str) -> None:
-        self._system.get_file(f"{self._root}/{name}", str(path))
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-        if path.stat().st_size != size_bytes or digest.hexdigest() != sha256:
-            raise EOFError(f"its {path.stat().st_size:,} bytes are not the {size_bytes:,} that were written")
+    def download(self, shard: "ShardInfo", path: Path) -> None:
+        """The whole shard to `path`, checked. Raises DatasetError after the last try."""
+
+        def attempt() -> None:
+            self._system.get_file(f"{self._root}/{shard.name}", str(path))
+            with path.open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            if path.stat().st_size != shard.bytes or sha256 != shard.sha256:
+                raise EOFError(f"its {path.stat().st_size:,} bytes are not the {shard.bytes:,} that were written")
+
+        self._stubbornly(shard.name, attempt)
 
     def _stubbornly(self, name: str, action: Callable[[], Result]) -> Result:
-        for attempt in range(TRIES):
+        pause_s = FIRST_PAUSE_S
+        for attempt in range(1, TRIES + 1):
             try:
                 return action()
             except (FileNotFoundError, PermissionError) as error:
                 raise DatasetError(f"{self.address}/{name} is not there or may not be read") from error
             except Exception as error:  # every transport has its own kinds
-                if attempt == TRIES - 1:
-                    what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-                    raise DatasetError(f"{self.address}/{name} failed {TRIES} times, at last: {what}") from error
-                time.sleep(FIRST_PAUSE_S * 2**attempt)
+                if attempt == TRIES:
+                    what = f"{self.address}/{name} failed {TRIES} times, at last: {first_line(error)}"
+                    raise DatasetError(what) from error
+                time.sleep(pause_s)
+                pause_s *= 2
         raise AssertionError
 
 
-def _with_timeout(address: str, options: dict[str, Any]) -> dict[str, Any]:
-    """fsspec's http client would wait five minutes for a server that has stopped talking."""
-    if not address.startswith(("http://", "https://")) or "client_kwargs" in options:
-        return options
-    import aiohttp
-
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
-    return options | {"client_kwargs": {"timeout": timeout}}
-
-
-def fetch_metadata(address: str, options: dict[str, Any], cache: CacheSpec) -> Path:
-    """A local folder with the split's manifest and index; shards will join them. Raises DatasetError."""
-    from feedline.pipeline.base.files import sweep, write_atomically
-    from feedline.pipeline.format.manifest import INDEX, MANIFEST
-
-    remote = Remote(address, options)
-    manifest = remote.read(MANIFEST)
-    identity = hashlib.sha256(f"{remote.address}\n".encode() + manifest).hexdigest()[:20]
-    folder = cache.folder / identity
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        sweep(folder)
-        if not (folder / INDEX).exists():
-            write_atomically(folder / INDEX, remote.read(INDEX))
-        write_atomically(folder / MANIFEST, manifest)
-    except OSError as error:
-        what = f"the cache {cache.folder} cannot be written ({error.strerror or error})"
-        raise DatasetError(
-            f"{what}: make room there, or set FEEDLINE_CACHE or cache_dir to another folder"
-        ) from error
-    return folder
-
-
-class RemoteFiles:
+class RemoteFiles(LocalFiles):
     """What a worker reads from: the cache where the shard is there, range requests where it is not yet."""
 
     def __init__(self, folder: Path, names: list[str], address: str, options: dict[str, Any]) -> None:
-        self._folder, self._names = folder, names
-        self._local = LocalFiles(folder, names, FEW_OPEN)
+        super().__init__(folder, names, FEW_OPEN)
         self._remote = Remote(address, options)
-        self._cached: set[int] = set()
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
-        if shard in self._cached or (self._folder / self._names[shard]).exists():
-            try:
-                data = self._local.read(shard, offset, length)
-            except DatasetError:
-                self._cached.discard(shard)  # evicted since: it is still where it came from
-            else:
-                self._cached.add(shard)
-                return data
-        return self._remote.read(self._names[shard], offset, offset + length)
+        if shard in self._descriptors or self._paths[shard].exists():
+            with suppress(DatasetError):  # evicted since: it is still where it came from
+                return super().read(shard, offset, length)
+        return self._remote.read(self._paths[shard].name, offset, offset + length)
 
-    def expect(self, shard: int, offset: int, length: int) -> None:
-        """The trainer's prefetcher knows better what comes."""
+
+# --- the cache ----------------------------------------------------------------------------------------
+
+
+def default_cache() -> Path:
+    root = os.environ.get("FEEDLINE_CACHE") or Path.home() / ".cache" / "feedline"
+    return Path(root) / "shards"
+
+
+class ShardCache:
+    """One split's folder in the cache; the bound is that of all splits together."""
+
+    def __init__(self, folder: Path, most_bytes: int, fetch: "Callable[[ShardInfo, Path], None]") -> None:
+        """`fetch(shard, to)` raises DatasetError."""
+        self._folder, self._most_bytes, self._fetch = folder, most_bytes, fetch
+
+    def ensure(self, shard: "ShardInfo") -> bool:
+        """Fetches the shard unless it is there or somebody else is at it; False when it cannot be kept here.
+
+        Raises DatasetError when it cannot be fetched.
+        """
+        path = self._folder / shard.name
+        if path.exists():
+            with suppress(OSError):
+                os.utime(path)  # needed now: last to go
+            return True
+        if shard.bytes > self._most_bytes:
+            return False
+        lock = self._folder / f".{shard.name}.lock"
+        try:
+            with locked(lock, wait=False) as mine:
+                if mine and not path.exists():
+                    self._into_place(shard, path, lock)
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be cached: {error.strerror or error}") from error
+        return True
+
+    def _into_place(self, shard: "ShardInfo", path: Path, lock: Path) -> None:
+        part = lock.with_suffix(".part")
+        part.unlink(missing_ok=True)  # of a holder that died
+        self._make_room(shard.bytes, lock)
+        try:
+            self._fetch(shard, part)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+            lock.write_text("")
+
+    def _make_room(self, size_bytes: int, lock: Path) -> None:
+        """Removes what was used longest ago until `size_bytes` fit, and notes them as taken in the lock's file."""
+        with locked(self._folder.parent / ".lock"):
+            shards: list[tuple[int, int, Path]] = []
+            for path in self._folder.parent.glob("*/*.tar"):
+                with suppress(FileNotFoundError):
+                    shards.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+            used = sum(size for _, size, _ in shards) + self._being_fetched()
+            for _, size, path in sorted(shards):
+                if used + size_bytes <= self._most_bytes:
+                    break
+                path.unlink(missing_ok=True)
+                used -= size
+            lock.write_text(str(size_bytes))
+
+    def _being_fetched(self) -> int:
+        """Bytes promised to shards under way. A lock without a holder was a dead process's: its part is removed."""
+        promised = 0
+        for lock in self._folder.parent.glob("*/.*.lock"):
+            if not (size := lock.read_text()):
+                continue
+            with locked(lock, wait=False) as dead:
+                if dead:
+                    lock.with_suffix(".part").unlink(missing_ok=True)
+                    lock.write_text("")
+                else:
+                    promised += int(size)
+        return promised
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Generator[bool]:
+    """Holds the file's lock, or gives False at once when another process has it and `wait` is not set."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(descriptor)
+
+
+class Prefetcher:
+    """Fetches an epoch's shards in the order they will be needed, a few ahead of where the epoch is, in threads.
+
+    A shard that fails is left to the workers' range requests, which say what is wrong with which sample.
+    """
+
+    def __init__(
+        self, cache: ShardCache, shards: "Sequence[ShardInfo]", first_need: Sequence[int], ahead: int
+    ) -> None:
+        """`first_need[i]`: the position in the epoch at which `shards[i]` is first read; ascending."""
+        self._cache, self._shards, self._needs, self._ahead = cache, shards, first_need, ahead
+        self._next = 0
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="feedline-prefetch")
+
+    def reached(self, position: int) -> None:
+        """The epoch has got so far: whatever is needed soon is fetched from now on. Returns at once."""
+        due = self._next + sum(need <= position for need in self._needs[self._next :]) + self._ahead
+        for shard in self._shards[self._next : due]:
+            self._threads.submit(self._get, shard)
+        self._next = min(due, len(self._shards))
+
+    def _get(self, shard: "ShardInfo") -> None:
+        with suppress(DatasetError, OSError):
+            self._cache.ensure(shard)
 
     def close(self) -> None:
-        self._local.close()
-
-
-def open_cache(address: str, options: dict[str, Any], folder: Path, cache: CacheSpec) -> ShardCache:
-    """The host's cache of this split's shards, filled from `address`."""
-    remote = Remote(address, options)
-    return ShardCache(folder, cache, remote.download)
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -22,16 +22,14 @@ def member_header(name: str, size_bytes: int) -> bytes:
     if len(name) > 100 or not name.isascii() or size_bytes >= 8 << 30:
         info = tarfile.TarInfo(name)
         info.size = size_bytes
-        info.mode = 0o644
         return info.tobuf(tarfile.PAX_FORMAT)
     start, size = name.encode(), b"%011o" % size_bytes
     checksum = b"%06o\0 " % (_HEADER_SUM + sum(start) + sum(size))
     return b"".join((start, bytes(100 - len(start)), _OWNER, size, _TIME, checksum, _HEADER_END))
 
 
-_OWNER = b"0000644\0" + b"0000000\0" * 2
-_TIME = b"\0" + b"00000000000\0"
-_HEADER_END = (b"0" + bytes(100) + b"ustar\00000").ljust(356, b"\0")
+_HEADER = tarfile.TarInfo().tobuf()  # without a name, of size 0: what is around name, size and checksum
+_OWNER, _TIME, _HEADER_END = _HEADER[100:124], _HEADER[135:148], _HEADER[156:]
 _HEADER_SUM = sum(_OWNER) + sum(_TIME) + 8 * ord(" ") + sum(_HEADER_END)  # the checksum counts as spaces
 
 
@@ -72,18 +70,8 @@ class ShardWriter:
         self._member(f"{key}.cls", str(label).encode())
         if metadata is not None:
             self._member(f"{key}.json", json.dumps(metadata, sort_keys=True).encode())
-        self.rows.append(
-            SampleRow(
-                key=key,
-                label=label,
-                shard=self._shard,
-                offset=offset,
-                length=len(image),
-                width=width,
-                height=height,
-                crc32=zlib.crc32(image),
-            )
-        )
+        where = {"shard": self._shard, "offset": offset, "length": len(image), "crc32": zlib.crc32(image)}
+        self.rows.append(SampleRow(key=key, label=label, width=width, height=height, **where))
 
     def _member(self, name: str, data: bytes) -> int:
         self._write(member_header(name, len(data)))

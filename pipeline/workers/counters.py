@@ -12,18 +12,15 @@ import numpy.typing as npt
 
 STAGES = ("read", "decode", "transform", "collate", "send", "idle")
 """The stages a worker clocks; `other` is what is left of its lifetime."""
-
-_FIELDS = (
-    *STAGES,
-    *("samples", "batches", "bytes_read", "bad_samples", "started_ns", "now_ns", "batch", "sample", "pid"),
-)
-FIELD = {name: column for column, name in enumerate(_FIELDS)}
+COUNTS = ("pid", "samples", "batches", "bytes_read", "bad_samples")
+FIELD = {name: n for n, name in enumerate((*STAGES, *COUNTS, "started_ns", "now_ns", "batch", "sample"))}
 ROW_BYTES = 192  # three cache lines: two workers never write to the same line
 NOTHING = -1
 """In `batch` and `sample`: the worker is not working on one."""
+Rows = npt.NDArray[np.int64]
 
 
-def rows_of(buffer: memoryview, workers: int) -> npt.NDArray[np.int64]:
+def rows_of(buffer: memoryview, workers: int) -> Rows:
     """The shared rows, (workers, ROW_BYTES / 8) int64."""
     return np.frombuffer(buffer, np.int64, workers * ROW_BYTES // 8).reshape(workers, ROW_BYTES // 8)
 
@@ -31,16 +28,18 @@ def rows_of(buffer: memoryview, workers: int) -> npt.NDArray[np.int64]:
 class Clock:
     """Attributes the time since the last mark to one stage of one worker's row."""
 
-    def __init__(self, row: npt.NDArray[np.int64]) -> None:
-        self._row = row.data  # a memoryview stores a Python int in a third of the time an array takes
+    def __init__(self, row: Rows) -> None:
+        """Goes on counting where an earlier worker of that row ended."""
+        self.row = row.data  # a memoryview stores a Python int in a third of the time an array takes
         self._last_ns = time.perf_counter_ns()
-        row[FIELD["started_ns"]] = row[FIELD["now_ns"]] = self._last_ns
+        row[FIELD["started_ns"]] += self._last_ns - row[FIELD["now_ns"]]
+        row[FIELD["now_ns"]] = self._last_ns
         row[FIELD["batch"]] = row[FIELD["sample"]] = NOTHING
 
     def mark(self, stage: int) -> None:
         """`stage` is FIELD[name] of one of STAGES."""
         now_ns = time.perf_counter_ns()
-        self._row[stage] += now_ns - self._last_ns
+        self.row[stage] += now_ns - self._last_ns
         self._last_ns = now_ns
 
     def decoded(self) -> None:
@@ -53,48 +52,27 @@ class Clock:
         """The time since the last mark belongs to no stage: it counts as `other`."""
         self._last_ns = time.perf_counter_ns()
 
-    def add(self, field: int, amount: int) -> None:
-        self._row[field] += amount
-
-    def set(self, field: int, value: int) -> None:
-        self._row[field] = value
-
     def tick(self) -> None:
         """Moves the end of the observed lifetime to the last mark; after each batch and each idle spell."""
-        self._row[_NOW] = self._last_ns
+        self.row[_NOW] = self._last_ns
 
 
 _NOW = FIELD["now_ns"]
 _DECODE, _TRANSFORM = FIELD["decode"], FIELD["transform"]
 
 
-def describe(row: npt.NDArray[np.int64]) -> dict[str, Any]:
+def describe(row: Rows) -> dict[str, Any]:
     """One worker's row in plain JSON: `seconds` per stage (with `other`, their sum is `alive_s`), and the counts."""
     row = row.copy()  # the worker goes on writing
     seconds = {stage: int(row[FIELD[stage]]) / 1e9 for stage in STAGES}
     alive_s = int(row[FIELD["now_ns"]] - row[FIELD["started_ns"]]) / 1e9
     seconds["other"] = max(0.0, alive_s - sum(seconds.values()))
-    counts = {name: int(row[FIELD[name]]) for name in ("pid", "samples", "batches", "bytes_read", "bad_samples")}
+    counts = {name: int(row[FIELD[name]]) for name in COUNTS}
     return {**counts, "alive_s": sum(seconds.values()), "seconds": seconds}
 
 
 def fractions(workers: list[dict[str, Any]]) -> dict[str, float]:
     """Shares of all workers' time by stage, `other` included; they sum to 1 (all zero before the first batch)."""
-    names = (*STAGES, "other")
-    sums = {name: sum(worker["seconds"][name] for worker in workers) for name in names}
+    sums = {name: sum(worker["seconds"][name] for worker in workers) for name in (*STAGES, "other")}
     total = sum(sums.values())
     return {name: value / total if total else 0.0 for name, value in sums.items()}
-
-
-def merge(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Worker by worker, what earlier processes did and what the present ones have done."""
-    merged = [*now, *before[len(now) :]]
-    for number, earlier in enumerate(before[: len(now)]):
-        merged[number] = _sum(earlier, now[number])
-    return merged
-
-
-def _sum(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    seconds = {stage: earlier["seconds"][stage] + now["seconds"][stage] for stage in now["seconds"]}
-    counts = {name: earlier[name] + now[name] for name in now if name not in ("pid", "seconds")}
-    return {**counts, "pid": now["pid"], "seconds": seconds}

@@ -8,20 +8,18 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
 from feedline.pipeline.base.errors import SampleError, TransformError, WorkerError
-from feedline.pipeline.base.memory import Columns, SharedMemory
+from feedline.pipeline.base.memory import Layout, SharedMemory
 from feedline.pipeline.draw.order import PADDING, EpochPlan
 from feedline.pipeline.workers import counters
-from feedline.pipeline.workers.entry import make_filler, perform
-from feedline.pipeline.workers.fill import Filler, FillSpec
-from feedline.pipeline.workers.messages import BAD_SAMPLE, BROKEN, DONE, GIVEN_UP, Reply, Task
-from feedline.pipeline.workers.pool import Crew, Equipment, InlineCrew, WorkerCrew
-from feedline.pipeline.workers.slots import CHANNELS, Fence, Images, Ledger, SlotLayout
+from feedline.pipeline.workers.counters import FIELD
+from feedline.pipeline.workers.entry import Worker
+from feedline.pipeline.workers.fill import FillSpec
+from feedline.pipeline.workers.messages import BAD_SAMPLE, BROKEN, DONE, Reply, Task
+from feedline.pipeline.workers.pool import InlineCrew, WorkerCrew
+from feedline.pipeline.workers.slots import CHANNELS, Fence, Images, Ledger, Numbers, SlotLayout
 
 SPARE_SLOTS = 3
 """Slots the user may hold without a copy being made: the batch in hand, the next, and one fetched ahead."""
@@ -30,9 +28,9 @@ _MOST_IN_FLIGHT = 128  # tasks in the socket's buffer; more would only wait ther
 
 @dataclass(kw_only=True)
 class Waits:
-    """The trainer's side of the account, in seconds and counts since the loader was made."""
+    """The trainer's side of the account since the loader was made, as `Loader.stats` shows it."""
 
-    trainer_wait_s: float = 0.0
+    wait_s: float = 0.0
     """Blocked in `next()` until the batch was there."""
     slot_wait_s: float = 0.0
     """A worker could have had a task but no slot was free."""
@@ -46,38 +44,36 @@ class Waits:
     """Samples left out or replaced: number and reason."""
 
     @contextmanager
-    def clock(self, name: str) -> Generator[None]:
-        """Adds what happens inside to one of the seconds."""
+    def copying(self) -> Generator[None]:
         started_s = time.perf_counter()
         try:
             yield
         finally:
-            setattr(self, name, getattr(self, name) + time.perf_counter() - started_s)
+            self.copy_s += time.perf_counter() - started_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostBatch:
+class HostBatch(NamedTuple):
     images: Images
     """Flat bytes as the filler wrote them. Shows a slot, or is a copy of one."""
-    labels_N: npt.NDArray[np.int64]
+    labels_N: Numbers
     number: int
     px: int
 
     @property
     def images_NHWC(self) -> Images:
         """A view of the bytes of `PixelFiller`."""
-        return self.images.reshape(len(self.labels_N), self.px, self.px, CHANNELS)
+        count = len(self.labels_N)
+        return self.images[: count * self.px * self.px * CHANNELS].reshape(count, self.px, self.px, CHANNELS)
 
 
 class Engine:
     """Owns memory and workers; `close` ends them. One run at a time."""
 
-    def __init__(self, spec: FillSpec, index: SharedMemory, index_layout: dict[str, list[Any]], layout: SlotLayout,
-                 *, workers: int, depth: int, fence: Callable[[], Fence | None],
-                 where: Callable[[int], str]) -> None:  # fmt: skip
-        """`where(sample)` names a sample in messages."""
+    def __init__(self, spec: FillSpec, index: SharedMemory, index_layout: Layout, layout: SlotLayout,
+                 *, workers: int, depth: int, fence: Callable[[], Fence], where: Callable[[int], str],
+                 before: counters.Rows | None = None) -> None:  # fmt: skip
+        """`where(sample)` names a sample in messages. `before`: the rows of an engine to go on for."""
         self._where = where
-        self._on_close: list[Callable[[], None]] = []
         self.depth = min(depth, _MOST_IN_FLIGHT)
         self.layout = layout
         slots = self.depth + SPARE_SLOTS
@@ -86,101 +82,60 @@ class Engine:
         self.ledger = Ledger(slots, fence)
         rows = max(workers, 1) + 1  # the last one is ours: which run is the current one
         self._counters = SharedMemory("counters", rows * counters.ROW_BYTES)
-        self._rows = counters.rows_of(self._counters.view, rows)
-        self._outstanding = 0
-        self.crew: Crew
+        self.rows = counters.rows_of(self._counters.view, rows)
+        if before is not None:
+            self.rows[:-1] = before[:-1]
+            self.rows[:-1, FIELD["pid"]] = 0
+        self.outstanding = 0
+        self.on_close: list[Callable[[], None]] = []
+        orders = {"slot_layout": asdict(layout), "index_layout": index_layout, "fill": asdict(spec), "rows": rows}
+        memories = [self.memory, index, self._counters]
+        self.crew: InlineCrew | WorkerCrew
         if workers:
-            orders = {
-                "workers": workers,
-                "slot_layout": asdict(layout),
-                "index_layout": index_layout,
-                "fill": asdict(spec),
-            }
-            equipment = Equipment(slots=self.memory, index=index, counters=self._counters, orders=orders)
-            self.crew = WorkerCrew(workers, equipment, self._doing)
+            self.crew = WorkerCrew(workers, orders, memories, self._doing)
         else:
-            clock = counters.Clock(self._rows[0])
-            filler = make_filler(spec, Columns.unpack(index.view, index_layout), clock)
-            self.crew = InlineCrew(lambda task: self._inline(task, filler, clock))
-
-    def _inline(self, task: Task, filler: Filler, clock: counters.Clock) -> Reply:
-        if task.run < self._rows[-1][0]:
-            return Reply(GIVEN_UP, 0, task.slot, task.run, task.batch)
-        clock.skip()  # between batches the trainer's thread is not ours: that time is nobody's
-        reply = perform(task, 0, filler, self.layout, self.view, clock)
-        clock.tick()
-        return reply
-
-    def next_run(self) -> int:
-        """Workers do not begin the tasks of an earlier run any more."""
-        self._rows[-1][0] += 1
-        return int(self._rows[-1][0])
+            self.crew = InlineCrew(Worker(0, orders, *(memory.view for memory in memories)))
 
     def submit(self, task: Task) -> None:
         self.crew.submit(task)
-        self._outstanding += 1
+        self.outstanding += 1
 
-    def receive(self) -> Reply | None:
-        """The next reply; None when there was none to wait for, and a slot's fence was waited for instead."""
-        if not self._outstanding:
-            self.ledger.wait()
-            return None
-        return self._counted(self.crew.receive())
-
-    def receive_ready(self) -> Reply | None:
-        """A reply if one is there already."""
-        return self._counted(self.crew.receive()) if self._outstanding and self.crew.ready() else None
-
-    def _counted(self, reply: Reply) -> Reply:
-        self._outstanding -= reply.slot >= 0
+    def receive(self) -> Reply:
+        reply = self.crew.receive()
+        self.outstanding -= reply.slot >= 0
         return reply
 
-    @property
-    def pids(self) -> list[int]:
-        return self.crew.pids
-
-    def worker_stats(self) -> list[dict[str, Any]]:
-        return [counters.describe(row) for row in self._rows[:-1] if row[counters.FIELD["started_ns"]]]
-
     def _doing(self, worker: int) -> str:
-        """For the error about a dead worker; in terms that `Loader` turns into a key."""
-        sample = int(self._rows[worker][counters.FIELD["sample"]])
-        started = int(self._rows[worker][counters.FIELD["started_ns"]])
-        if not started:
+        """For the error about a dead worker."""
+        row = self.rows[worker]
+        if not row[FIELD["pid"]]:
             return "before it could start"
+        sample = int(row[FIELD["sample"]])
         return "while it waited for work" if sample < 0 else f"while it worked on {self._where(sample)}"
-
-    def on_close(self, undo: Callable[[], None]) -> None:
-        self._on_close.append(undo)
 
     def close(self) -> None:
         self.crew.close()
-        while self._on_close:
-            self._on_close.pop()()
+        while self.on_close:
+            self.on_close.pop()()
         self.memory.close_descriptor()
         self._counters.close_descriptor()
 
 
-class Run:
+class Run(Iterator[HostBatch]):
     """The batches of a plan, in order. Iterate it once; a newer run of the same engine ends it."""
 
-    def __init__(
-        self, engine: Engine, plan: EpochPlan, epoch: int, px: int, waits: Waits, *, trim: bool = False
-    ) -> None:
+    def __init__(self, engine: Engine, plan: EpochPlan, px: int, waits: Waits, *, trim: bool = False) -> None:
         """`trim`: padding is left out, so that the last batch is shorter."""
-        self._engine, self.plan, self._epoch, self._px, self.waits = engine, plan, epoch, px, waits
-        self._number = engine.next_run()
+        self._engine, self.plan, self._px, self.waits, self._trim = engine, plan, px, waits, trim
+        engine.rows[-1][0] += 1  # workers do not begin the tasks of an earlier run any more
+        self._number = int(engine.rows[-1][0])
         self._batches = len(plan)
         self._sent = self._received = self._shown = 0
         self._ready: dict[int, int] = {}
         self._failed: dict[int, SampleError | TransformError] = {}
         """By batch; raised when its turn comes, whichever worker was first."""
-        self._trim = trim
         self._lacked_slot_since: float | None = None
         self._send_tasks()
-
-    def __iter__(self) -> Iterator[HostBatch]:
-        return self
 
     def __next__(self) -> HostBatch:
         """Raises StopIteration, SampleError, TransformError or WorkerError."""
@@ -191,40 +146,38 @@ class Run:
         while self._shown not in self._ready:
             if self._shown in self._failed:
                 raise self._failed.pop(self._shown)
-            reply = self._engine.receive()
-            if reply is not None:
-                self._take_reply(reply)
+            if self._engine.outstanding:
+                self._take_reply(self._engine.receive())
+            else:
+                self._engine.ledger.wait()
             self._send_tasks()
-        self.waits.trainer_wait_s += time.perf_counter() - started_s
-        batch = self._show(self._shown, self._ready.pop(self._shown))
+        self.waits.wait_s += time.perf_counter() - started_s
         self._shown += 1
-        return batch
+        return self._show(self._shown - 1, self._ready.pop(self._shown - 1))
 
     def next_if_ready(self) -> HostBatch | None:
         """The next batch if that needs no waiting; None otherwise, and at the end."""
-        while self._shown not in self._ready and (reply := self._engine.receive_ready()) is not None:
-            self._take_reply(reply)
+        engine = self._engine
+        while self._shown not in self._ready and engine.outstanding and engine.crew.ready():
+            self._take_reply(engine.receive())
         return next(self) if self._shown in self._ready else None
 
     def _send_tasks(self) -> None:
         engine = self._engine
         while self._sent < self._batches and self._sent - self._received < engine.depth:
-            slot = engine.ledger.take()
-            if slot is None:
+            number = engine.ledger.take()
+            if number is None:
                 self._lacked_slot_since = self._lacked_slot_since or time.perf_counter()
                 return
-            self._note_slot()
+            if self._lacked_slot_since is not None:
+                self.waits.slot_wait_s += time.perf_counter() - self._lacked_slot_since
+                self._lacked_slot_since = None
             samples_N = self.plan.batch(self._sent)
             if self._trim:
                 samples_N = samples_N[samples_N != PADDING]
-            engine.layout.samples_N(engine.view, slot, len(samples_N))[:] = samples_N
-            engine.submit(Task(self._number, self._sent, slot, len(samples_N), self._epoch, self._px))
+            engine.layout.slot(engine.view, number).samples_N[: len(samples_N)] = samples_N
+            engine.submit(Task(self._number, self._sent, number, len(samples_N), self.plan.epoch, self._px))
             self._sent += 1
-
-    def _note_slot(self) -> None:
-        if self._lacked_slot_since is not None:
-            self.waits.slot_wait_s += time.perf_counter() - self._lacked_slot_since
-            self._lacked_slot_since = None
 
     def _take_reply(self, reply: Reply) -> None:
         if reply.slot >= 0 and reply.run != self._number:  # of a run that was given up
@@ -243,22 +196,21 @@ class Run:
             sample, _, reason = line.partition(" ")
             self.waits.bad.append((int(sample), reason))
 
-    def _show(self, number: int, slot: int) -> HostBatch:
+    def _show(self, number: int, slot_number: int) -> HostBatch:
         engine, waits = self._engine, self.waits
-        filled, size_bytes = engine.layout.filled(engine.view, slot).tolist()
-        images = engine.layout.images(engine.view, slot, size_bytes)
-        labels_N = engine.layout.labels_N(engine.view, slot, filled).copy()
+        slot = engine.layout.slot(engine.view, slot_number)
+        filled, size_bytes = slot.filled.tolist()
+        images = slot.images
         if engine.ledger.lent < SPARE_SLOTS:
-            engine.ledger.lend(slot, images)
+            engine.ledger.lend(slot_number, images)
         else:
-            started_s = time.perf_counter()
-            images = images.copy()
-            engine.ledger.give_back(slot)
+            with waits.copying():
+                images = images[:size_bytes].copy()
+            engine.ledger.give_back(slot_number)
             waits.copied_batches += 1
-            waits.copy_s += time.perf_counter() - started_s
         waits.batches += 1
         waits.samples += filled
-        return HostBatch(images=images, labels_N=labels_N, number=number, px=self._px)
+        return HostBatch(images, slot.labels_N[:filled].copy(), number, self._px)
 
     def close(self) -> None:
         """Gives up what is under way; the workers finish it and its slots come back with the next run's replies."""

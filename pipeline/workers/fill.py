@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedline.pipeline.base.errors import DatasetError, SampleError, TransformError
-from feedline.pipeline.codecs.decode import make_kernel
+from feedline.pipeline.base.errors import DatasetError, SampleError, TransformError, first_line
+from feedline.pipeline.codecs.table import make_kernel
 from feedline.pipeline.draw.order import PADDING
 from feedline.pipeline.draw.regions import Augment
-from feedline.pipeline.format.local import Files, LocalFiles
-from feedline.pipeline.format.raw_batches import Gather
+from feedline.pipeline.format.local import LocalFiles, RawBatches
 from feedline.pipeline.workers import ship
 from feedline.pipeline.workers.counters import FIELD, Clock
-from feedline.pipeline.workers.slots import CHANNELS, Images
+from feedline.pipeline.workers.slots import CHANNELS, Images, Numbers
 
 _TRANSFORM_STREAM = 1
 """Keeps the user's random numbers apart from those of the crop."""
@@ -30,27 +29,25 @@ _SAMPLE, _BYTES = FIELD["sample"], FIELD["bytes_read"]
 _READ, _TRANSFORM, _COLLATE = FIELD["read"], FIELD["transform"], FIELD["collate"]
 _REPLACEMENTS = 16
 """`on_bad="replace"` tries this many neighbours before it gives up on the shard."""
+Bad = list[tuple[int, str]]
+"""Samples that cannot be used, by number, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FillSpec:
-    """Everything that decides what a slot will hold, in plain JSON."""
+    """Everything that decides what a slot will hold, in plain JSON; mostly as LoaderConfig has it."""
 
     folder: str
     shards: list[str]
-    codec: Any
-    """The manifest's."""
+    codec: str
     seed: int
     augment: dict[str, Any]
     """The fields of `regions.Augment`."""
     on_bad: str
-    """raise, skip or replace."""
     checksums: bool
-    """Check each sample's CRC the first time it is read."""
     transform: str = ""
-    """`ship.pack` of the user's function on one sample: (image_HWC[, rng]) -> image_HWC."""
     batch_transform: str = ""
-    """The same on a whole batch: (images_NHWC, labels_N) -> None or a new pair; it may write in place."""
+    """`ship.pack` of the user's functions."""
     decode: str = "cpu"
     """cpu: `PixelFiller`; gpu: `RegionFiller`, whose slots hold JPEG regions that the device decodes."""
     gather_px: int = 0
@@ -58,61 +55,62 @@ class FillSpec:
     address: str = ""
     """Where the shards come from when they are not in `folder`."""
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What fsspec needs to know for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class BadSample:
-    sample: int
-    reason: str
 
 
 class Filler:
-    """Reads samples, checks their CRC, and does what `on_bad` says. What lands in the slot is the subclass's."""
+    """Reads samples, checks their CRC, and does what `on_bad` says. What lands in the slot is the subclass's `fill`:
+
+    (samples_N, epoch, px, the slot's bytes, labels_N) -> how many samples are there (fewer than asked for where bad
+    ones are skipped), how many bytes they take, and what was bad. Raises SampleError with `on_bad="raise"`, and
+    TransformError for whatever a transform of the user's raises.
+    """
 
     def __init__(self, spec: FillSpec, columns: dict[str, npt.NDArray[Any]], clock: Clock) -> None:
         """`columns`: label, shard, offset, length, crc32, and checked (a byte per sample: its CRC was right once)."""
         self.spec = spec
         self.clock = clock
-        self.labels_N = columns["label"]
         self.augment = Augment(**spec.augment)
+        self._labels_N = columns["label"]
         self._where = tuple(columns[name].data for name in ("shard", "offset", "length", "crc32"))
         self._checked = columns["checked"].data
-        self._files = open_files(spec)
+        self._files = LocalFiles(Path(spec.folder), spec.shards)
+        if spec.address:
+            from feedline.pipeline.format.remote import RemoteFiles
 
-    def fill(self, samples_N: npt.NDArray[np.int64], epoch: int, px: int, images: Images,
-             labels_N: npt.NDArray[np.int64]) -> tuple[int, int, list[BadSample]]:  # fmt: skip
-        """Fills the slot's bytes `images` and `labels_N`. Returns how many samples are there (fewer than asked for
-        where bad ones are skipped), how many bytes they take, and what was bad.
+            self._files = RemoteFiles(Path(spec.folder), spec.shards, spec.address, spec.storage_options)
 
-        Raises SampleError with `on_bad="raise"`, and TransformError for whatever a transform of the user's raises.
-        """
-        raise NotImplementedError
+    def one_by_one(self, samples_N: Numbers, labels_N: Numbers, put: Callable[[int, int], None], bad: Bad) -> int:
+        """Has `put(sample, position)` fill one place after the other; returns how many are filled."""
+        position = 0
+        for sample in samples_N.tolist():
+            used = self._attempt(sample, position, put, bad)
+            if used is not None:
+                labels_N[position] = PADDING if used == PADDING else self._labels_N[used]
+                position += 1
+        self.clock.mark(_COLLATE)
+        return position
 
-    def close(self) -> None:
-        self._files.close()
-
-    def attempt(self, sample: int, use: Callable[[int], None], bad: list[BadSample]) -> int | None:
+    def _attempt(self, sample: int, position: int, put: Callable[[int, int], None], bad: Bad) -> int | None:
         """Uses the sample, or what `on_bad` puts in its place; the number of what was used, None for nothing."""
         candidate = sample
         for _ in range(_REPLACEMENTS):
             try:
-                use(candidate)
+                put(candidate, position)
             except SampleError as error:
                 if self.spec.on_bad == "raise":
                     raise
-                bad.append(BadSample(candidate, error.reason))
-                self.clock.add(FIELD["bad_samples"], 1)
+                bad.append((candidate, error.reason))
+                self.clock.row[FIELD["bad_samples"]] += 1
                 if self.spec.on_bad == "skip":
                     return None
-                candidate = (candidate + 1) % len(self.labels_N)
+                candidate = (candidate + 1) % len(self._labels_N)
             else:
                 return candidate
         raise SampleError(f"nor can any of the {_REPLACEMENTS - 1} after it be used in its place", sample)
 
     def read(self, sample: int) -> bytes:
         """A sample's checked bytes. Raises SampleError."""
-        self.clock.set(_SAMPLE, sample)
+        self.clock.row[_SAMPLE] = sample
         shards, offsets, lengths, crcs = self._where
         try:
             data = self._files.read(shards[sample], offsets[sample], lengths[sample])
@@ -122,7 +120,7 @@ class Filler:
             if zlib.crc32(data) != crcs[sample]:
                 raise SampleError("its bytes are not those that were written (wrong CRC)", sample)
             self._checked[sample] = 1
-        self.clock.add(_BYTES, len(data))
+        self.clock.row[_BYTES] += len(data)
         self.clock.mark(_READ)
         return data
 
@@ -133,126 +131,88 @@ class PixelFiller(Filler):
     def __init__(self, spec: FillSpec, columns: dict[str, npt.NDArray[Any]], clock: Clock) -> None:
         super().__init__(spec, columns, clock)
         self._kernel = make_kernel(spec.codec, self.augment, spec.seed)
-        self._transform = _SampleTransform(spec.transform, spec.seed) if spec.transform else None
+        self._transform = ship.unpack(spec.transform) if spec.transform else None
+        self._wants_rng = self._transform is not None and ship.takes_rng(self._transform)
         self._batch_transform = ship.unpack(spec.batch_transform) if spec.batch_transform else None
-        self._gather = Gather(Path(spec.folder), spec.shards, columns, spec.gather_px) if spec.gather_px else None
+        self._raw = RawBatches(Path(spec.folder), spec.shards, columns, spec.gather_px) if spec.gather_px else None
 
-    def fill(self, samples_N: npt.NDArray[np.int64], epoch: int, px: int, images: Images,
-             labels_N: npt.NDArray[np.int64]) -> tuple[int, int, list[BadSample]]:  # fmt: skip
+    def fill(self, samples_N: Numbers, epoch: int, px: int, images: Images,
+             labels_N: Numbers) -> tuple[int, int, Bad]:  # fmt: skip
         size_bytes = px * px * CHANNELS
         images_NHWC = images[: len(samples_N) * size_bytes].reshape(-1, px, px, CHANNELS)
-        bad: list[BadSample] = []
-        if self._gather is not None and self._gather.takes(samples_N, px):
-            filled = self._copy(self._gather, samples_N, images_NHWC, labels_N)
+        bad: Bad = []
+        if self._raw is not None and self._raw.takes(samples_N, px):
+            try:
+                self._raw.into(images_NHWC, samples_N)
+            except DatasetError as error:
+                raise SampleError(str(error), int(samples_N[0])) from error
+            self.clock.row[_BYTES] += images_NHWC.nbytes
+            self.clock.mark(_READ)
+            filled, labels_N[:] = len(samples_N), self._labels_N[samples_N]
+            self.clock.mark(_COLLATE)
         else:
-            filled = self._one_by_one(samples_N, epoch, images_NHWC, labels_N, bad)
+
+            def put(sample: int, position: int) -> None:
+                self._decode(sample, epoch, images_NHWC[position])
+
+            filled = self.one_by_one(samples_N, labels_N, put, bad)
         if self._batch_transform is not None:
-            self._whole_batch(self._batch_transform, images_NHWC[:filled], labels_N[:filled])
+            self._change_batch(self._batch_transform, images_NHWC[:filled], labels_N[:filled])
         return filled, filled * size_bytes, bad
 
-    def _one_by_one(self, samples_N: npt.NDArray[np.int64], epoch: int, images_NHWC: Images,
-                    labels_N: npt.NDArray[np.int64], bad: list[BadSample]) -> int:  # fmt: skip
-        position = 0
-        for sample in samples_N.tolist():
-            used = self._place(sample, epoch, images_NHWC[position], bad)
-            if used is not None:
-                labels_N[position] = PADDING if used == PADDING else self.labels_N[used]
-                position += 1
-        self.clock.mark(_COLLATE)
-        return position
-
-    def _copy(self, gather: Gather, samples_N: npt.NDArray[np.int64], images_NHWC: Images,
-              labels_N: npt.NDArray[np.int64]) -> int:  # fmt: skip
-        try:
-            gather.into(images_NHWC, samples_N)
-        except DatasetError as error:
-            raise SampleError(str(error), int(samples_N[0])) from error
-        self.clock.add(_BYTES, images_NHWC.nbytes)
-        self.clock.mark(_READ)
-        labels_N[:] = self.labels_N[samples_N]
-        self.clock.mark(_COLLATE)
-        return len(samples_N)
-
-    def _place(self, sample: int, epoch: int, out_HWC: Images, bad: list[BadSample]) -> int | None:
-        """The number of the sample that went to `out_HWC`; None where a bad one is left out."""
+    def _decode(self, sample: int, epoch: int, out_HWC: Images) -> None:
         if sample == PADDING:
             out_HWC[:] = 0
-            return PADDING
-        return self.attempt(sample, lambda candidate: self._one(candidate, epoch, out_HWC), bad)
-
-    def _one(self, sample: int, epoch: int, out_HWC: Images) -> None:
-        clock = self.clock
+            return
         data = self.read(sample)
         try:
-            self._kernel(data, out_HWC, sample, epoch, clock)
+            self._kernel(data, out_HWC, sample, epoch, self.clock)
         except DatasetError as error:
             raise SampleError(str(error), sample) from error
         except (ValueError, RuntimeError, OSError) as error:
-            raise SampleError(f"it cannot be decoded: {_first_line(error)}", sample) from error
+            raise SampleError(f"it cannot be decoded: {first_line(error)}", sample) from error
         if self._transform is not None:
-            self._transform(out_HWC, sample, epoch)
-            clock.mark(_TRANSFORM)
+            self._change(self._transform, sample, epoch, out_HWC)
 
-    def _whole_batch(self, transform: Callable[..., Any], images_NHWC: Images,
-                     labels_N: npt.NDArray[np.int64]) -> None:  # fmt: skip
-        try:
-            result = transform(images_NHWC, labels_N)
-        except Exception as error:
-            raise TransformError(f"the batch transform raised {where_raised(error)}", PADDING) from error
-        if result is not None:
-            if not isinstance(result, tuple) or len(result) != 2:
-                kind = type(result).__name__
-                raise TransformError(f"the batch transform returned {kind}, not (images, labels) or None", PADDING)
-            images, labels = result
-            _put(images, images_NHWC, "the batch transform", PADDING)
-            _put(labels, labels_N, "the batch transform", PADDING)
-        self.clock.mark(_TRANSFORM)
-
-
-def open_files(spec: FillSpec) -> Files:
-    if not spec.address:
-        return LocalFiles(Path(spec.folder), spec.shards)
-    from feedline.pipeline.format.remote import RemoteFiles
-
-    return RemoteFiles(Path(spec.folder), spec.shards, spec.address, spec.storage_options)
-
-
-class _SampleTransform:
-    """The user's function on one image, with a generator that depends on (seed, epoch, sample) if it wants one."""
-
-    def __init__(self, packed: str, seed: int) -> None:
-        self._function = ship.unpack(packed)
-        self._wants_rng = ship.takes_rng(self._function)
-        self._seed = seed
-
-    def __call__(self, out_HWC: Images, sample: int, epoch: int) -> None:
+    def _change(self, transform: Callable[..., Any], sample: int, epoch: int, out_HWC: Images) -> None:
+        """The user's function on one image, with a generator keyed by (seed, epoch, sample) if it wants one."""
         try:
             if self._wants_rng:
-                rng = np.random.default_rng((self._seed, epoch, sample, _TRANSFORM_STREAM))
-                result = self._function(out_HWC, rng=rng)
+                rng = np.random.default_rng((self.spec.seed, epoch, sample, _TRANSFORM_STREAM))
+                result = transform(out_HWC, rng=rng)
             else:
-                result = self._function(out_HWC)
+                result = transform(out_HWC)
         except Exception as error:
             raise TransformError(f"the transform raised {where_raised(error)}", sample) from error
         _put(result, out_HWC, "the transform", sample)
+        self.clock.mark(_TRANSFORM)
+
+    def _change_batch(self, transform: Callable[..., Any], images_NHWC: Images, labels_N: Numbers) -> None:
+        try:
+            result = transform(images_NHWC, labels_N)
+        except Exception as error:
+            raise TransformError(f"the batch transform raised {where_raised(error)}") from error
+        if result is not None:
+            if not isinstance(result, tuple) or len(result) != 2:
+                kind = type(result).__name__
+                raise TransformError(f"the batch transform returned {kind}, not (images, labels) or None")
+            _put(result[0], images_NHWC, "the batch transform")
+            _put(result[1], labels_N, "the batch transform")
+        self.clock.mark(_TRANSFORM)
 
 
-def _put(result: Any, out: npt.NDArray[Any], who: str, sample: int) -> None:
+def _put(result: Any, out: npt.NDArray[Any], who: str, sample: int = -1) -> None:
     """Raises TransformError for what NumPy would cast or spread in silence: floats in 0..1 became a black image."""
-    found = np.asarray(result)
-    fits = found.dtype == out.dtype if out.dtype == np.uint8 else found.dtype.kind in "iu"
-    if not fits or found.shape != out.shape:
-        what = f"{found.dtype} of shape {found.shape}, not {out.dtype} of shape {out.shape}"
+    array = np.asarray(result)
+    fits = array.dtype == out.dtype if out.dtype == np.uint8 else array.dtype.kind in "iu"
+    if not fits or array.shape != out.shape:
+        what = f"{array.dtype} of shape {array.shape}, not {out.dtype} of shape {out.shape}"
         raise TransformError(f"{who} returned {what}: normalise on the device or in the training step", sample)
     if result is not out:
-        out[:] = found
+        out[:] = array
 
 
 def where_raised(error: BaseException) -> str:
     """Of an error that is not ours, one line with its kind, its text and the place."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {_first_line(error)} ({last.filename}:{last.lineno})"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"{type(error).__name__}: {first_line(error)} ({last.filename}:{last.lineno})"

@@ -8,12 +8,12 @@ Each JPEG is a cut: a valid file of little more than the region, so that few byt
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feedline.pipeline.base.errors import DatasetError, SampleError
 from feedline.pipeline.codecs import crop_jpeg
 from feedline.pipeline.draw import regions
-from feedline.pipeline.workers.fill import BadSample, Filler, Images
+from feedline.pipeline.workers.fill import Bad, Filler
+from feedline.pipeline.workers.slots import Images, Numbers
 
 RECORD = 8
 SLOT_PX = 256
@@ -24,28 +24,29 @@ _BORDER_PX = 2  # chroma is smoothed across the region's edge
 class RegionFiller(Filler):
     """Raises SampleError for what is no JPEG, and when the slot is full. No padding."""
 
-    def fill(self, samples_N: npt.NDArray[np.int64], epoch: int, px: int, images: Images,
-             labels_N: npt.NDArray[np.int64]) -> tuple[int, int, list[BadSample]]:  # fmt: skip
+    def fill(self, samples_N: Numbers, epoch: int, px: int, images: Images,
+             labels_N: Numbers) -> tuple[int, int, Bad]:  # fmt: skip
         records = images[: len(samples_N) * RECORD * 4].view(np.int32).reshape(-1, RECORD)
-        bad, position, end = list[BadSample](), 0, records.nbytes
+        end = records.nbytes
 
-        def add(sample: int) -> None:
+        def put(sample: int, position: int) -> None:
             nonlocal end
             data = self.read(sample)
             try:
                 cut, box = self._cut(data, epoch, sample, px)
-                begin, end = end, _append(images, end, cut)
             except DatasetError as error:
                 raise SampleError(str(error), sample) from error
+            begin, end = end, end + len(cut)
+            if end > len(images):
+                end = begin
+                what = f"the batch's JPEGs do not fit into {len(images):,} bytes: use decode='cpu'"
+                raise SampleError(what, sample)
+            images[begin:end] = np.frombuffer(cut, np.uint8)
             records[position] = (begin, len(cut), *box, 0)
             self.clock.transformed()
 
-        for sample in samples_N.tolist():
-            used = self.attempt(sample, add, bad)
-            if used is not None:
-                labels_N[position] = self.labels_N[used]
-                position += 1
-        return position, end, bad
+        bad: Bad = []
+        return self.one_by_one(samples_N, labels_N, put, bad), end, bad
 
     def _cut(self, data: bytes, epoch: int, sample: int, px: int) -> tuple[bytes, tuple[int, int, int, int, int]]:
         """The JPEG, and left, top, width, height in it, flip."""
@@ -57,16 +58,7 @@ class RegionFiller(Filler):
         return cut.data, (*corner, max(1, round(width)), max(1, round(height)), int(region.flip))
 
 
-def _append(images: Images, at: int, data: bytes) -> int:
-    """Where the next one goes."""
-    end = at + len(data)
-    if end > len(images):
-        raise DatasetError(f"the batch's JPEGs do not fit into {len(images):,} bytes: use decode='cpu'")
-    images[at:end] = np.frombuffer(data, np.uint8)
-    return end
-
-
-def unpack(flat: npt.NDArray[np.uint8], count: int) -> list[tuple[npt.NDArray[np.uint8], list[int]]]:
+def unpack(flat: Images, count: int) -> list[tuple[Images, list[int]]]:
     """(JPEG bytes as a view, [left, top, width, height, flip]) of each sample."""
     records: Any = flat[: count * RECORD * 4].view(np.int32).reshape(count, RECORD)
     return [(flat[start : start + length], rest[:5]) for start, length, *rest in records.tolist()]

@@ -5,7 +5,7 @@ a lock that a dying worker could keep.
 """
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _TASK = struct.Struct("<qqiiii")
 _REPLY = struct.Struct("<BxHiqqq")
@@ -15,20 +15,19 @@ DONE, BAD_SAMPLE, BAD_TRANSFORM, BROKEN, GIVEN_UP = range(1, 6)
 not begun, because the trainer has started another run since."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Fill `slot` with the `count` samples whose numbers the trainer wrote into it."""
+class Task(NamedTuple):
+    """Fill `slot` with the samples whose numbers the trainer wrote into it; `samples` says how many."""
 
     run: int
     """Counts the loader's iterations: replies of an abandoned one are recognised."""
     batch: int
     slot: int
-    count: int
+    samples: int
     epoch: int
     px: int
 
     def pack(self) -> bytes:
-        return _TASK.pack(self.run, self.batch, self.slot, self.count, self.epoch, self.px)
+        return _TASK.pack(*self)
 
     @classmethod
     def unpack(cls, data: bytes) -> "Task":
@@ -38,8 +37,7 @@ class Task:
 STOP = Task(0, 0, -1, 0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     kind: int
     worker: int
     slot: int
@@ -51,8 +49,7 @@ class Reply:
     """The error in one line. With DONE: the bad samples left out or replaced, "NUMBER REASON" a line."""
 
     def pack(self) -> bytes:
-        head = _REPLY.pack(self.kind, self.worker, self.slot, self.run, self.batch, self.sample)
-        return head + self.text.encode(errors="replace")[: MAX_BYTES - len(head)]
+        return (_REPLY.pack(*self[:-1]) + self.text.encode(errors="replace"))[:MAX_BYTES]
 
     @classmethod
     def unpack(cls, data: bytes) -> "Reply":

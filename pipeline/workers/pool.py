@@ -3,6 +3,8 @@
 A worker is `python -m feedline.pipeline.workers.entry`: no fork of a process full of torch, no start method, no guard
 in the user's script. It gets its memory by file descriptor and its tasks by datagram. It ends when it is told
 to, when the trainer's end of the socket closes, and when the trainer dies in whatever way.
+
+A crew takes tasks and gives replies in any order; `receive` waits, unless `ready`.
 """
 
 import json
@@ -15,44 +17,36 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from feedline.pipeline.base.errors import WorkerError
 from feedline.pipeline.base.memory import SharedMemory
+from feedline.pipeline.workers.entry import Worker
 from feedline.pipeline.workers.messages import MAX_BYTES, STOP, Reply, Task
 
 GRACE_S = 2.0
 """How long a worker may take to end by itself before it is killed; a batch takes milliseconds."""
-
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
 )
 """A worker per core: a numeric library that starts a thread per core in each of them only makes them queue."""
-
-
-class Crew(Protocol):
-    """Takes tasks, gives replies in any order. `receive` waits, unless `ready`."""
-
-    @property
-    def pids(self) -> list[int]: ...
-    def submit(self, task: Task) -> None: ...
-    def ready(self) -> bool: ...
-    def receive(self) -> Reply: ...
-    def close(self) -> None: ...
+HINTS: dict[int, str] = {
+    signal.SIGKILL: ", perhaps for want of memory,",
+    signal.SIGBUS: ", perhaps because a shard became shorter while it was read,",
+}
 
 
 class InlineCrew:
     """`num_workers=0`: the task is done in the trainer itself, when its reply is asked for."""
 
-    def __init__(self, perform: Callable[[Task], Reply]) -> None:
-        self._perform = perform
-        self._tasks: deque[Task] = deque()
-
     pids: list[int] = []  # noqa: RUF012 never changed
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker: Worker | None = worker
+        self._tasks: deque[Task] = deque()
 
     def submit(self, task: Task) -> None:
         self._tasks.append(task)
@@ -61,44 +55,34 @@ class InlineCrew:
         return False  # it takes the trainer's own time
 
     def receive(self) -> Reply:
-        return self._perform(self._tasks.popleft())
+        if self._worker is None:
+            raise WorkerError("the loader has been closed")
+        self._worker.clock.skip()  # between batches the trainer's thread is not ours: that time is nobody's
+        reply = self._worker.perform(self._tasks.popleft())
+        self._worker.clock.tick()
+        return reply
 
     def close(self) -> None:
-        self._tasks.clear()
-        self._perform = _gone  # it leads back to who owns us: the memory must not wait for the cycle collector
-
-
-def _gone(_: Task) -> Reply:
-    raise WorkerError("the loader has been closed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Equipment:
-    """What every worker of a crew is given."""
-
-    slots: SharedMemory
-    index: SharedMemory
-    counters: SharedMemory
-    orders: dict[str, Any]
-    """Plain JSON: the layout of the memory and how to fill a slot."""
+        self._worker = None
 
 
 class WorkerCrew:
-    def __init__(self, workers: int, equipment: Equipment, blame: Callable[[int], str]) -> None:
-        """`blame(worker)` says in words what the worker was doing when it died."""
+    def __init__(self, workers: int, orders: dict[str, Any], memories: list[SharedMemory],
+                 blame: Callable[[int], str]) -> None:  # fmt: skip
+        """What `entry.Worker` takes: plain JSON, and the memories of slots, index and counters. `blame(worker)` says
+        in words what the worker was doing when it died."""
         self._blame = blame
         self._process = os.getpid()
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        text = json.dumps(equipment.orders).encode()
-        orders = SharedMemory("orders", len(text))
-        orders.view[: len(text)] = text
-        memories = (equipment.slots, equipment.index, equipment.counters, orders)
         self._workers: list[subprocess.Popen[bytes]] = []
+        self._watches: dict[int, int] = {}
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._poll = select.poll()
         self._poll.register(self._ours, select.POLLIN)
-        self._watches: dict[int, int] = {}
+        text = json.dumps(orders).encode()
+        shared_orders = SharedMemory("orders", len(text))
+        shared_orders.view[: len(text)] = text
         try:
-            handed = [theirs.fileno(), *(memory.descriptor for memory in memories)]
+            handed = [theirs.fileno(), *(memory.descriptor for memory in (*memories, shared_orders))]
             for number in range(workers):
                 self._start(number, handed)
         except BaseException:
@@ -106,7 +90,7 @@ class WorkerCrew:
             raise
         finally:
             theirs.close()
-            orders.close_descriptor()
+            shared_orders.close_descriptor()
 
     @property
     def pids(self) -> list[int]:
@@ -116,8 +100,15 @@ class WorkerCrew:
         in_main = threading.current_thread() is threading.main_thread()
         numbers = (number, os.getpid(), int(in_main), *handed)
         command = [sys.executable, "-P", "-m", "feedline.pipeline.workers.entry", *map(str, numbers)]
-        with _no_interrupts():
-            worker = subprocess.Popen(command, env=_environment(), pass_fds=handed, stdin=subprocess.DEVNULL)
+        # the trainer's environment, with its import path: what it can import its workers can, whatever changed since
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
+        # a Ctrl-C now is delivered to us afterwards; the child inherits the mask until it ignores the signal
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            worker = subprocess.Popen(command, env=environment, pass_fds=handed, stdin=subprocess.DEVNULL)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._workers.append(worker)
         watch = os.pidfd_open(worker.pid)
         self._watches[watch] = number
@@ -127,7 +118,7 @@ class WorkerCrew:
         try:
             self._ours.send(task.pack())
         except (BrokenPipeError, ConnectionResetError):
-            self._bury_one()
+            self._raise_death()
 
     def ready(self) -> bool:
         return bool(self._poll.poll(0))
@@ -137,24 +128,24 @@ class WorkerCrew:
         kills one (a memory limit, usually) will do it again."""
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
-            if ready.isdisjoint(self._watches) and (data := self._read()):
-                return Reply.unpack(data)
-            self._bury_one()
+            if ready.isdisjoint(self._watches):
+                # nothing comes, or a reset, when all have closed or one died with orders unread
+                with suppress(ConnectionResetError):
+                    if data := self._ours.recv(MAX_BYTES):
+                        return Reply.unpack(data)
+            self._raise_death()
 
-    def _read(self) -> bytes:
-        """b"" when all workers have closed; so does one that dies with orders unread, before its end is announced."""
-        try:
-            return self._ours.recv(MAX_BYTES)
-        except ConnectionResetError:
-            return b""
-
-    def _bury_one(self) -> None:
+    def _raise_death(self) -> None:
         """Raises WorkerError that says which worker ended and how."""
         deadline_s = time.monotonic() + GRACE_S
         while time.monotonic() < deadline_s:
             for number, worker in enumerate(self._workers):
-                if worker.poll() is not None:
-                    raise WorkerError(f"loader worker {number} {_end(worker)} {self._blame(number)}")
+                if (status := worker.poll()) is not None:
+                    end = f"ended with status {status}"
+                    if status < 0:
+                        name = signal.Signals(-status).name if -status in set(signal.Signals) else -status
+                        end = f"was killed by {name}{HINTS.get(-status, '')}"
+                    raise WorkerError(f"loader worker {number} (pid {worker.pid}) {end} {self._blame(number)}")
             select.select(list(self._watches), [], [], GRACE_S)
         raise WorkerError("a loader worker closed its connection and did not end")
 
@@ -169,52 +160,14 @@ class WorkerCrew:
         except OSError:
             pass  # full or broken: closing says the same
         self._ours.close()
-        _wait(self._workers, GRACE_S)
+        deadline_s = time.monotonic() + GRACE_S
         for worker in self._workers:
-            if worker.poll() is None:
+            try:
+                worker.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
                 worker.kill()
-            worker.wait()
+                worker.wait()
         for watch in self._watches:
             os.close(watch)
         self._workers, self._watches = [], {}
-        self._blame = str  # as `_perform` above
-
-
-def _environment() -> dict[str, str]:
-    """The trainer's, with its import path: what it can import its workers can, whatever changed sys.path since."""
-    path = [entry or str(Path.cwd()) for entry in sys.path]
-    return {**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(path)}
-
-
-@contextmanager
-def _no_interrupts() -> Generator[None]:
-    """A Ctrl-C in here is delivered to us at the end; the child inherits the mask until it ignores the signal."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-HINTS: dict[int, str] = {
-    signal.SIGKILL: ", perhaps for want of memory,",
-    signal.SIGBUS: ", perhaps because a shard became shorter while it was read,",
-}
-
-
-def _end(worker: subprocess.Popen[bytes]) -> str:
-    status = worker.returncode
-    if status >= 0:
-        return f"(pid {worker.pid}) ended with status {status}"
-    name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
-    hint = HINTS.get(-status, "")
-    return f"(pid {worker.pid}) was killed by {name}{hint}"
-
-
-def _wait(workers: list[subprocess.Popen[bytes]], seconds: float) -> None:
-    deadline_s = time.monotonic() + seconds
-    for worker in workers:
-        try:
-            worker.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass  # the caller kills it
+        self._blame = str  # it leads back to who owns us: the memory must not wait for the cycle collector

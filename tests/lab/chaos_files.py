@@ -157,19 +157,18 @@ class Cached:
         (folder / "cache" / "identity").mkdir(parents=True)
 
     def act(self, folder: Path) -> None:
-        from feedline.pipeline.format.cache import CacheSpec, Shard, ShardCache
+        from feedline.pipeline.format.remote import ShardCache
 
         manifest = shards.read_manifest(self._source)
         size = manifest.shards[0].bytes
-        spec = CacheSpec(folder=folder / "cache", most_bytes=2 * size)
-        cache = ShardCache(folder / "cache" / "identity", spec, self._fetch)
-        for one in manifest.shards:
-            cache.ensure(Shard(one.name, one.bytes, one.sha256))
+        cache = ShardCache(folder / "cache" / "identity", 2 * size, self._fetch)
+        for shard in manifest.shards:
+            cache.ensure(shard)
         if sum(path.stat().st_size for path in (folder / "cache").rglob("*.tar")) > 2 * size:
             raise AssertionError("the cache is larger than allowed")
 
-    def _fetch(self, name: str, path: Path, size_bytes: int, sha256: str) -> None:
-        path.write_bytes((self._source / name).read_bytes())
+    def _fetch(self, shard: shards.ShardInfo, path: Path) -> None:
+        path.write_bytes((self._source / shard.name).read_bytes())
 
     def left(self, folder: Path) -> dict[str, str]:
         """The last shard is there whole; which others had to go depends on when it was struck."""

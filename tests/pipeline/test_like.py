@@ -22,7 +22,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.functional import InterpolationMode
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.format.manifest import ShardReader, read_index, read_manifest
+from feedline.pipeline.format.local import LocalFiles
+from feedline.pipeline.format.manifest import read_index, read_manifest
 from feedline.pipeline.loader import Loader
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
@@ -31,12 +32,12 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 @pytest.fixture
 def folder(split: Path, tmp_path: Path) -> Path:
     """The split's images as an image folder of one class."""
-    index, manifest = read_index(split), read_manifest(split)
-    reader = ShardReader(split, manifest, index)
+    index = read_index(split)
+    files = LocalFiles(split, read_manifest(split).shard_names)
     (tmp_path / "c0").mkdir()
     for sample in range(len(index)):
-        (tmp_path / "c0" / f"{index.key(sample)}.jpg").write_bytes(reader.read(sample))
-    reader.close()
+        (tmp_path / "c0" / f"{index.key(sample)}.jpg").write_bytes(files.read(*index.place(sample)))
+    files.close()
     return tmp_path
 
 
@@ -105,6 +106,34 @@ def test_version_2_transforms_and_colour_jitter_run_in_the_workers(folder: Path,
 def test_what_cannot_be_carried_over_is_said(folder: Path, split: Path, steps: list[Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Loader.like(dataloader(folder, steps), split)
+
+
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [
+        ([transforms.Grayscale(1)], "Grayscale"),
+        ([transforms.Pad(4)], "Pad"),
+        ([v2.ToImage(), transforms.ColorJitter(0.1), v2.Pad(4)], "Pad"),
+        ([transforms.FiveCrop(8)], "FiveCrop"),
+        ([transforms.FiveCrop(8), transforms.PILToTensor()], "FiveCrop"),
+        ([transforms.Pad(4), transforms.RandomCrop(16), transforms.Grayscale(1)], "Grayscale"),
+    ],
+)
+def test_a_step_that_changes_the_picture_s_kind_or_size_is_refused_by_name(
+    folder: Path, split: Path, steps: list[Any], name: str
+) -> None:
+    theirs = dataloader(folder, [transforms.RandomResizedCrop(16), *steps, transforms.ToTensor()])
+    with pytest.raises(UsageError, match=f"^{name}, which leaves no RGB picture of 16 px, cannot be carried over"):
+        Loader.like(theirs, split)
+
+
+def test_a_step_whose_size_a_later_one_takes_back_is_carried_over(folder: Path, split: Path) -> None:
+    steps = [transforms.RandomResizedCrop(16), transforms.Pad(4), transforms.RandomCrop(16), transforms.ToTensor()]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    loader = Loader.like(dataloader(folder, steps), split, num_workers=0, rank=0, world_size=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert next(iter(loader))[0].shape == (10, 3, 16, 16)
 
 
 def double(batch: list[Any]) -> Any:

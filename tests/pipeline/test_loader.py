@@ -17,7 +17,7 @@ from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageErro
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
-from feedline.pipeline.loader import Loader, live_loaders
+from feedline.pipeline.loader import Loader, which_rank
 from feedline.pipeline.shards_dataset import Shards
 
 MakeSplit = Callable[..., Path]
@@ -178,6 +178,18 @@ def test_another_epoch_drops_the_resumed_position(split: Path) -> None:
     loader.load_state_dict(loader.state_dict() | {"samples": 24})
     loader.set_epoch(1)
     assert len(labels(loader)) == 56
+
+
+def test_an_epoch_named_while_another_is_under_way_begins_at_its_start(split: Path) -> None:
+    loader = Loader(split, **SMALL | {"num_workers": 0})
+    for _ in loader:
+        loader.set_epoch(3)
+        break
+    iterator = iter(loader)
+    loader.set_epoch(5)
+    next(iterator)
+    assert len(labels(loader)) == 56
+    assert loader.state_dict()["epoch"] == 6
 
 
 def test_the_state_of_a_changed_dataset_is_refused(split: Path, make_split: MakeSplit) -> None:
@@ -382,7 +394,6 @@ def test_an_epoch_without_a_batch_is_said(split: Path) -> None:
 
 def test_stats_say_where_the_time_went(split: Path) -> None:
     loader = Loader(split, **SMALL | {"persistent_workers": False})
-    assert loader in live_loaders
     labels(loader)
     labels(loader)
     stats = loader.stats()
@@ -412,3 +423,25 @@ def test_a_loader_is_not_pickled_and_says_what_is(split: Path) -> None:
         with pytest.raises(UsageError, match="make a Loader in each process"):
             copy_it(loader)
     assert pickle.loads(pickle.dumps(loader.config)) == loader.config
+
+
+def test_the_rank_is_given_or_from_the_environment_or_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert which_rank(None, None) == (0, 1) and which_rank(2, 3) == (2, 3)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert which_rank(None, None) == (1, 4) and which_rank(2, 3) == (2, 3)
+
+
+@pytest.mark.parametrize("text", ["one", "1.0", "%h"])
+def test_an_environment_that_is_no_number_is_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", text)
+    with pytest.raises(UsageError, match=f"WORLD_SIZE={text} in the environment is no number"):
+        which_rank(None, None)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(3, 3), (-1, 2), (0, 0), (1, None), (None, 1)])
+def test_a_rank_that_cannot_be_is_refused(rank: int | None, world_size: int | None) -> None:
+    with pytest.raises(UsageError):
+        which_rank(rank, world_size)

@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.shards_dataset import Shards, collate_uint8
+from feedline.pipeline.shards_dataset import Shards
 
 MakeSplit = Callable[..., Path]
 
 
-small = transforms.Resize((8, 8))
+small = transforms.Compose([transforms.Resize((8, 8)), transforms.PILToTensor()])
 
 
 def test_samples_by_number(split: Path) -> None:
@@ -34,11 +34,9 @@ def test_samples_by_number(split: Path) -> None:
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_in_the_workers_of_a_torch_dataloader(split: Path, start: str) -> None:
-    loader = DataLoader(
-        Shards(split, small), batch_size=16, num_workers=2, collate_fn=collate_uint8, multiprocessing_context=start
-    )
+    loader = DataLoader(Shards(split, small), batch_size=16, num_workers=2, multiprocessing_context=start)
     batches = list(loader)
-    assert batches[0][0].shape == (16, 8, 8, 3)
+    assert batches[0][0].shape == (16, 3, 8, 8)
     assert batches[0][0].dtype == torch.uint8
     assert torch.cat([labels for _, labels in batches]).tolist() == list(range(60))
 

@@ -55,7 +55,7 @@ def test_what_is_only_kept_depends_on_no_resampler(monkeypatch: pytest.MonkeyPat
 def test_an_encoder_that_differs_in_its_bytes_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint((Output(),)).encoder
     fingerprint.cache_clear()
-    encode = jpeg.encode_image
+    encode = jpeg.encode
     monkeypatch.setitem(CODECS, "jpeg", replace(CODECS["jpeg"], encode=lambda *what: encode(*what) + b"\0"))
     assert fingerprint((Output(),)).encoder != before
 

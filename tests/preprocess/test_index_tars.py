@@ -3,6 +3,7 @@
 import hashlib
 import io
 import tarfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError
-from feedline.pipeline.format.manifest import ShardReader, read_index, read_manifest
+from feedline.pipeline.format.local import LocalFiles
+from feedline.pipeline.format.manifest import read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.index_tars import index_shards
@@ -39,11 +41,11 @@ def test_foreign_shards_become_readable_at_random(tmp_path: Path) -> None:
     assert [hashlib.sha256(path.read_bytes()).digest() for path in sorted(tmp_path.glob("*.tar"))] == before
     manifest, index = read_manifest(tmp_path), read_index(tmp_path)
     assert (manifest.codec, manifest.samples, len(manifest.classes)) == ("keep", 6, 2)
-    reader = ShardReader(tmp_path, manifest, index)
+    files = LocalFiles(tmp_path, manifest.shard_names)
     for sample in range(6):
-        assert reader.read(sample) == pictures[sample]
-        reader.check(sample, pictures[sample])
-    reader.close()
+        assert files.read(*index.place(sample)) == pictures[sample]
+        assert zlib.crc32(pictures[sample]) == index.crc32_N[sample]
+    files.close()
     assert index.widths_N.tolist() == [60, 61, 62, 63, 64, 65]
     assert verify(str(tmp_path), full=True)["ok"]
     data = bytearray((tmp_path / "data-1.tar").read_bytes())

@@ -319,7 +319,7 @@ def test_a_jpeg_that_is_not_crop_addressable_breaks_a_promise(prepared: Path) ->
 @settings(max_examples=40, deadline=None)
 @given(width=st.integers(16, 400), height=st.integers(16, 300), subsampling=st.sampled_from(["420", "444"]))
 def test_a_right_cut_has_the_very_pixels_of_the_whole(width: int, height: int, subsampling: Any) -> None:
-    data = jpeg.encode_image(photo(width * height, width, height), 90, subsampling)
+    data = jpeg.encode(photo(width * height, width, height), 90, subsampling)
     assert jpeg.check(data, width, height, {"crop_addressable": True}) == ""
 
 

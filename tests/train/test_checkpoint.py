@@ -40,7 +40,7 @@ def test_a_cut_file_is_noticed() -> None:
 
 def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
-    with pytest.raises(CheckpointError, match="it is no file"):
+    with pytest.raises(CheckpointError, match="it is not a regular file"):
         checkpoint.read(tmp_path / "pipe.pt")
 
 

@@ -7,6 +7,7 @@ import pytest
 from feedline.benchmarks.experiments.footprint import enlarge
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
+from feedline.pipeline.format.local import LocalFiles
 
 
 @pytest.fixture
@@ -32,15 +33,17 @@ def split(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("copies", "files"), [(True, 6), (False, 2)])
+@pytest.mark.parametrize(("copies", "count"), [(True, 6), (False, 2)])
 def test_an_enlarged_split_holds_the_same_samples_again_and_again(
-    split: Path, tmp_path: Path, copies: bool, files: int
+    split: Path, tmp_path: Path, copies: bool, count: int
 ) -> None:
     larger = enlarge(split, tmp_path / "larger", 10, copies=copies)
     index = shards.read_index(larger, shards.read_manifest(larger))
-    reader = shards.ShardReader(larger, shards.read_manifest(larger), index)
-    assert [reader.read(sample) for sample in range(10)] == [f"picture {n % 4}".encode() for n in range(10)]
+    files = LocalFiles(larger, shards.read_manifest(larger).shard_names)
+    assert [files.read(*index.place(sample)) for sample in range(10)] == [
+        f"picture {n % 4}".encode() for n in range(10)
+    ]
     assert index.labels_N.tolist() == [n % 4 for n in range(10)]
     assert len(set(index.keys)) == 10
-    assert len(list(larger.glob("*.tar"))) == files
-    reader.close()
+    assert len(list(larger.glob("*.tar"))) == count
+    files.close()

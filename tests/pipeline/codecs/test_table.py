@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.base import Codec, Pixels
-from feedline.pipeline.codecs.npy import npy_view
+from feedline.pipeline.codecs.raw import npy_view
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.draw.regions import Region
 

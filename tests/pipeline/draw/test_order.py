@@ -125,9 +125,3 @@ def test_class_balanced_shows_each_class_equally_and_repeats_evenly(labels: list
     for label in per_class:
         counts = [times[sample] for sample in np.flatnonzero(labels_N == label).tolist()]
         assert max(counts) - min(counts) <= 1
-
-
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"rank": 1}, {"policy": "keep"}, {"start": -1}])
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(UsageError):
-        EpochPlan(**{"samples": 10, "batch_size": 2, **wrong})  # type: ignore[arg-type]

@@ -16,7 +16,8 @@ import pytest
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.format import remote as storage
-from feedline.pipeline.format.cache import CacheSpec, Prefetcher, Shard, ShardCache, locked
+from feedline.pipeline.format.manifest import ShardInfo
+from feedline.pipeline.format.remote import Prefetcher, ShardCache, locked
 from feedline.pipeline.loader import Loader
 
 MakeSplit = Callable[..., Path]
@@ -178,13 +179,13 @@ def wait_for(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
     return condition()
 
 
-def shard(number: int, size: int = 1000) -> Shard:
-    data = bytes([number]) * size
-    return Shard(f"train-{number:06d}.tar", size, hashlib.sha256(data).hexdigest())
+def shard(number: int, size: int = 1000) -> ShardInfo:
+    sha256 = hashlib.sha256(bytes([number]) * size).hexdigest()
+    return ShardInfo(name=f"train-{number:06d}.tar", samples=1, planned_samples=1, bytes=size, sha256=sha256)
 
 
-def write(name: str, path: Path, size: int, sha256: str) -> None:
-    path.write_bytes(bytes([int(name[6:12])]) * size)
+def write(shard: ShardInfo, path: Path) -> None:
+    path.write_bytes(bytes([int(shard.name[6:12])]) * shard.bytes)
 
 
 @pytest.fixture
@@ -200,11 +201,11 @@ def names(folder: Path) -> list[str]:
 def test_the_cache_never_outgrows_its_bound_and_drops_what_was_used_longest_ago(folder: Path) -> None:
     most: list[int] = []
 
-    def fetch(name: str, path: Path, size: int, sha256: str) -> None:
-        write(name, path, size, sha256)
+    def fetch(shard: ShardInfo, path: Path) -> None:
+        write(shard, path)
         most.append(sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".tar", ".part")))
 
-    cache = ShardCache(folder, CacheSpec(folder=folder.parent, most_bytes=3500), fetch)
+    cache = ShardCache(folder, 3500, fetch)
     for number in (0, 1, 2):
         assert cache.ensure(shard(number))
     cache.ensure(shard(0))
@@ -215,11 +216,11 @@ def test_the_cache_never_outgrows_its_bound_and_drops_what_was_used_longest_ago(
 
 
 def test_a_fetch_that_fails_leaves_nothing(folder: Path) -> None:
-    def fetch(name: str, path: Path, size: int, sha256: str) -> None:
+    def fetch(shard: ShardInfo, path: Path) -> None:
         path.write_bytes(b"half")
         raise DatasetError("the network is gone")
 
-    cache = ShardCache(folder, CacheSpec(folder=folder.parent, most_bytes=9999), fetch)
+    cache = ShardCache(folder, 9999, fetch)
     with pytest.raises(DatasetError):
         cache.ensure(shard(0))
     assert not [path for path in folder.iterdir() if path.suffix != ".lock"]
@@ -227,9 +228,7 @@ def test_a_fetch_that_fails_leaves_nothing(folder: Path) -> None:
 
 def test_one_process_fetches_and_the_others_go_on(folder: Path) -> None:
     fetched: list[str] = []
-    cache = ShardCache(
-        folder, CacheSpec(folder=folder.parent, most_bytes=9999), lambda name, *_: fetched.append(name)
-    )
+    cache = ShardCache(folder, 9999, lambda shard, _: fetched.append(shard.name))
     with locked(folder / f".{shard(0).name}.lock"):
         assert cache.ensure(shard(0))
     assert not fetched
@@ -239,21 +238,22 @@ def test_a_fetcher_killed_in_the_middle_is_cleaned_up_after(folder: Path) -> Non
     script = f"""
 import sys, time
 from pathlib import Path
-from feedline.pipeline.format.cache import *
+from feedline.pipeline.format.manifest import ShardInfo
+from feedline.pipeline.format.remote import ShardCache
 folder = Path({str(folder)!r})
-def fetch(name, path, size, sha256):
+def fetch(shard, path):
     path.write_bytes(b"x" * 400)
     print("fetching", flush=True)
     time.sleep(60)
-spec = CacheSpec(folder=folder.parent, most_bytes=2000)
-ShardCache(folder, spec, fetch).ensure(Shard("train-000009.tar", 1900, ""))
+shard = ShardInfo(name="train-000009.tar", samples=1, planned_samples=1, bytes=1900, sha256="")
+ShardCache(folder, 2000, fetch).ensure(shard)
 """
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "fetching\n"
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    cache = ShardCache(folder, CacheSpec(folder=folder.parent, most_bytes=2000), write)
+    cache = ShardCache(folder, 2000, write)
     assert cache.ensure(shard(1))
     assert cache.ensure(shard(2)), "what the dead one had reserved is free again"
     assert names(folder) == [shard(1).name, shard(2).name]
@@ -261,7 +261,7 @@ ShardCache(folder, spec, fetch).ensure(Shard("train-000009.tar", 1900, ""))
 
 
 def test_the_prefetcher_stays_a_few_ahead(folder: Path) -> None:
-    cache = ShardCache(folder, CacheSpec(folder=folder.parent, most_bytes=99999), write)
+    cache = ShardCache(folder, 99999, write)
     prefetcher = Prefetcher(cache, [shard(n) for n in range(8)], [n * 100 for n in range(8)], ahead=2)
     prefetcher.reached(0)
     assert wait_for(lambda: len(names(folder)) == 3)
@@ -275,7 +275,7 @@ def test_the_prefetcher_stays_a_few_ahead(folder: Path) -> None:
 def test_a_shard_with_other_bytes_than_the_manifest_says_is_not_kept(split: Path, serve: Any, tmp_path: Path) -> None:
     remote = storage.Remote(f"{serve(split).address}", {})
     with pytest.raises(DatasetError, match=r"are not the 10 that were written"):
-        remote.download("train-000000.tar", tmp_path / "x", 10, "0" * 64)
+        remote.download(shard(0, size=10), tmp_path / "x")
 
 
 @pytest.mark.parametrize("address", ["http://", "s3:///"])

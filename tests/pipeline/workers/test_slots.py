@@ -4,10 +4,11 @@ import gc
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.pipeline.base.memory import Columns, SharedMemory
+from feedline.pipeline.base.memory import SharedMemory, share_columns, shared_columns
 from feedline.pipeline.workers import counters
 from feedline.pipeline.workers.messages import MAX_BYTES, Reply, Task
 from feedline.pipeline.workers.slots import Ledger, SlotLayout
@@ -15,7 +16,7 @@ from feedline.pipeline.workers.slots import Ledger, SlotLayout
 LAYOUT = SlotLayout(batch_size=5, px=7)
 
 
-class FakeFence:
+class FakeEvent:
     def __init__(self) -> None:
         self.passed = False
 
@@ -46,8 +47,8 @@ def test_a_lent_slot_is_free_when_the_last_view_is_gone() -> None:
 
 
 def test_a_slot_waits_for_the_fence_behind_its_copy() -> None:
-    fence = FakeFence()
-    ledger = Ledger(2, lambda: fence)
+    fence = FakeEvent()
+    ledger = Ledger(2, lambda: [fence])
     first, second = ledger.take(), ledger.take()
     assert first is not None
     assert second is not None
@@ -70,21 +71,20 @@ def test_a_slot_waits_for_the_fence_behind_its_copy() -> None:
 def test_parts_of_a_slot_do_not_overlap_and_slots_do_not_touch() -> None:
     view = memoryview(bytearray(3 * LAYOUT.slot_bytes))
     for slot in range(3):
-        parts = (LAYOUT.images(view, slot), LAYOUT.labels_N(view, slot, 5), LAYOUT.samples_N(view, slot, 5),
-                 LAYOUT.filled(view, slot))  # fmt: skip
-        for number, part in enumerate(parts):
+        for number, part in enumerate(LAYOUT.slot(view, slot)):
             part[:] = 16 * slot + number + 1
     for slot in range(3):
-        assert (LAYOUT.images(view, slot, 5 * 7 * 7 * 3) == 16 * slot + 1).all()
-        assert (LAYOUT.labels_N(view, slot, 5) == 16 * slot + 2).all()
-        assert (LAYOUT.samples_N(view, slot, 5) == 16 * slot + 3).all()
-        assert LAYOUT.filled(view, slot)[0] == 16 * slot + 4
+        parts = LAYOUT.slot(view, slot)
+        assert (parts.images == 16 * slot + 1).all() and len(parts.images) >= 5 * 7 * 7 * 3
+        assert (parts.labels_N == 16 * slot + 2).all() and (parts.samples_N == 16 * slot + 3).all()
+        assert (parts.filled == 16 * slot + 4).all()
+        assert [len(part) for part in parts[1:]] == [5, 5, 2]
 
 
 NUMBERS = st.integers(0, 2**31 - 1)
 
 
-@given(st.builds(Task, run=NUMBERS, batch=NUMBERS, slot=NUMBERS, count=NUMBERS, epoch=NUMBERS, px=NUMBERS))
+@given(st.builds(Task, run=NUMBERS, batch=NUMBERS, slot=NUMBERS, samples=NUMBERS, epoch=NUMBERS, px=NUMBERS))
 def test_tasks_travel_unchanged(task: Task) -> None:
     assert Task.unpack(task.pack()) == task
 
@@ -100,8 +100,8 @@ def test_replies_travel_unchanged(
 
 def test_columns_are_shared_and_not_copied() -> None:
     arrays: dict[str, Any] = {"a": np.arange(5, dtype=np.int64), "b": np.arange(3, dtype=np.uint8)}
-    memory, layout = Columns.pack(arrays)
-    one, two = Columns.unpack(memory.view, layout), Columns.unpack(memory.view, layout)
+    memory, layout = share_columns(arrays)
+    one, two = shared_columns(memory.view, layout), shared_columns(memory.view, layout)
     one["b"][1] = 77
     assert two["b"].tolist() == [0, 77, 2]
     assert two["a"].tolist() == [0, 1, 2, 3, 4]
@@ -120,5 +120,17 @@ def test_stages_and_the_rest_make_up_a_workers_life() -> None:
     assert sum(described["seconds"].values()) == described["alive_s"]
     assert abs(sum(counters.fractions([described]).values()) - 1) < 1e-9
     assert sum(counters.fractions([]).values()) == 0
-    twice = counters.merge([described], [described])[0]
-    assert twice["alive_s"] == 2 * described["alive_s"]
+
+
+def test_a_clock_goes_on_where_an_earlier_worker_s_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = iter([1000, 1010, 5000, 5030])
+    monkeypatch.setattr(counters.time, "perf_counter_ns", lambda: next(now_ns))
+    row = np.zeros(counters.ROW_BYTES // 8, np.int64)
+    for samples in (3, 7):
+        clock = counters.Clock(row)
+        clock.row[counters.FIELD["samples"]] += samples
+        clock.mark(counters.FIELD["decode"])
+        clock.tick()
+    described = counters.describe(row)
+    assert described["samples"] == 10
+    assert described["alive_s"] == described["seconds"]["decode"] == pytest.approx(40e-9)

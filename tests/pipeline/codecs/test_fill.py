@@ -13,8 +13,9 @@ from PIL import Image
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs import crop_jpeg, jpeg
 from feedline.pipeline.codecs.crop_jpeg import parse
-from feedline.pipeline.codecs.decode import make_kernel
 from feedline.pipeline.codecs.planes import planes
+from feedline.pipeline.codecs.table import CODECS as TABLE
+from feedline.pipeline.codecs.table import make_kernel
 from feedline.pipeline.draw.regions import Augment, Region, choose
 from feedline.pipeline.draw.resample import halved, needs_pillow
 from feedline.pipeline.workers.counters import FIELD, ROW_BYTES, Clock
@@ -167,6 +168,18 @@ def test_kept_originals_may_be_anything_pillow_reads() -> None:
             assert difference(fill("keep", file.getvalue(), px, EVAL), expected) < 3
 
 
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_kept_originals_of_sixteen_bits_keep_their_upper_eight(kind: str) -> None:
+    """As `prepare` reads them; Pillow itself would clip them to white."""
+    grey = (np.arange(64 * 64).reshape(64, 64) * 16).astype(np.uint16)
+    file = io.BytesIO()
+    Image.fromarray(grey).save(file, kind)
+    expected = np.repeat((grey >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+    assert np.array_equal(TABLE["keep"].pixels(file.getvalue()), expected)
+    whole = Augment(train=False, crop_fraction=1.0)
+    assert np.array_equal(fill("keep", file.getvalue(), 64, whole), expected)
+
+
 @pytest.mark.parametrize("make", [jpeg.encode, plain_jpeg], ids=["tiles", "no tiles"])
 @pytest.mark.parametrize("config", [Augment(), EVAL], ids=["train", "eval"])
 def test_a_picture_that_is_cut_short_is_never_filled_up(make: Callable[..., bytes], config: Augment) -> None:
@@ -223,9 +236,6 @@ def test_a_picture_that_cannot_be_shortened_is_decoded_whole(monkeypatch: pytest
     usual_HWC, whole_HWC = (np.empty((64, 64, 3), np.uint8) for _ in range(2))
     make_kernel("keep", config, 0)(data, usual_HWC, 3, 0, new_clock())
 
-    def refuse(*_: object) -> None:
-        raise crop_jpeg.JpegError("not this one")
-
-    monkeypatch.setattr(jpeg, "decode_shortened", refuse)
+    monkeypatch.setattr(crop_jpeg, "shorten", lambda data, *_: data[: len(data) // 2])
     make_kernel("keep", config, 0)(data, whole_HWC, 3, 0, new_clock())
     assert np.abs(whole_HWC.astype(int) - usual_HWC).max() <= 2
