@@ -9,9 +9,12 @@
 GPU. This file ties them together and keeps the state.
 """
 
+import os
+import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -78,6 +81,7 @@ class Loader:
         self._rows: counters.Rows | None = None
         self._delivery: device.Deliver | None = None
         self._prefetcher: Prefetcher | None = None
+        self._turn = threading.Lock()
         weakref.finalize(self, _close, self._engines)
         samples = -(-self.manifest.samples // self.world_size)
         if self._policy == "drop" and samples < config.batch_size:
@@ -86,11 +90,12 @@ class Loader:
 
     @classmethod
     def like(cls, dataloader: Any, split: str | Path, **options: Any) -> "Loader":
-        """A loader with the batch size, workers, order and torchvision transforms of a torch DataLoader.
+        """A loader with the batch size, workers, shuffling and torchvision transforms of a torch DataLoader.
 
         A `generator` becomes the seed it was made with (`config.seed`), a DistributedSampler the seed and the place.
-        Without ToTensor images stay uint8 NHWC. `options` win over what is taken. Raises UsageError, by name, for
-        what cannot be carried over: other samplers, `collate_fn`, a dataset's own code, …
+        Without shuffling, samples come in the shards' order. Without ToTensor images stay uint8 NHWC. `options` win
+        over what is taken. Raises UsageError, by name, for what cannot be carried over: other samplers,
+        `collate_fn`, a dataset's own code, …
         """
         from feedline.pipeline.like import check_same_data, options_like  # torch.utils.data: nobody else needs it
 
@@ -140,7 +145,23 @@ class Loader:
         self._epoch, self._delivered, self._begins = state["epoch"], state["samples"], "where anything is left"
 
     def __iter__(self) -> Iterator[Batch]:
+        with self._one_thread():
+            return self._begin()
+
+    @contextmanager
+    def _one_thread(self) -> Generator[None]:
+        if not self._turn.acquire(blocking=False):
+            raise UsageError("two threads take batches of one Loader at once: make a Loader for each")
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _begin(self) -> Iterator[Batch]:
         config = self.config
+        if self._engines and self._engines[0].process != os.getpid():  # our parent's, who forked us
+            self._run = None
+            _close(self._engines)
         if self._run is not None:
             self._run.close()
         begins, self._begins = self._begins, "at the next start"
@@ -275,6 +296,8 @@ class Loader:
         """One batch to the user, counted; the epoch's end and a dead worker change what the next `iter()` does."""
         if self._run is not run:
             raise UsageError("this iterator has ended: its epoch failed, or the loader has begun another since")
+        if self._engines[0].process != os.getpid():
+            raise UsageError("this iterator is that of the process that forked this one: begin a new one here")
         try:
             number, images, labels_N = deliver(run)
         except StopIteration:
@@ -306,7 +329,8 @@ class _Batches(Iterator[Batch]):
         self._loader, self._run, self._deliver = loader, run, deliver
 
     def __next__(self) -> Batch:
-        return self._loader._next_batch(self._run, self._deliver)
+        with self._loader._one_thread():
+            return self._loader._next_batch(self._run, self._deliver)
 
 
 def which_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -4,6 +4,7 @@ Tasks go out in order, one per free slot, at most `depth` at a time; replies com
 their turn. So the order of batches never depends on how many workers there are or how fast each is.
 """
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -74,6 +75,7 @@ class Engine:
                  before: counters.Rows | None = None) -> None:  # fmt: skip
         """`where(sample)` names a sample in messages. `before`: the rows of an engine to go on for."""
         self._where = where
+        self.process = os.getpid()
         self.depth = min(depth, _MOST_IN_FLIGHT)
         self.layout = layout
         slots = self.depth + SPARE_SLOTS

@@ -119,6 +119,75 @@ assert len(list(iterator)) == 6
     assert all_gone(pids)
 
 
+def test_a_forked_child_has_workers_of_its_own(start) -> None:  # type: ignore[no-untyped-def]
+    """Taking the parent's replies, it would leave the parent waiting for ever."""
+    then = """
+import os
+from feedline.pipeline.base.errors import UsageError
+loader.set_epoch(0)
+expected = [labels.tolist() for _, labels in loader][1:]
+loader.set_epoch(0)
+iterator = iter(loader)
+next(iterator)
+child = os.fork()
+if not child:
+    try:
+        next(iterator)
+    except UsageError as error:
+        assert "forked" in str(error)
+        loader.set_epoch(0)
+        status = int([labels.tolist() for _, labels in loader][1:] != expected)
+        loader.close()
+        os._exit(status)
+    os._exit(9)
+assert [labels.tolist() for _, labels in iterator] == expected
+assert os.waitpid(child, 0)[1] == 0
+"""
+    process, pids = start(then)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert all_gone(pids)
+
+
+def test_two_threads_at_once_are_told_in_one_line(start) -> None:  # type: ignore[no-untyped-def]
+    then = """
+import threading
+errors = []
+def go():
+    try:
+        for _ in range(50):
+            list(loader)
+    except Exception as error:
+        errors.append(f"{type(error).__name__}: {error}")
+threads = [threading.Thread(target=go) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+words = ("two threads take batches of one Loader at once", "begun another since")
+assert errors
+assert not [error for error in errors if not any(word in error for word in words)], errors
+assert len(list(loader)) == 7
+"""
+    process, _ = start(then)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+
+
+def test_workers_end_without_a_word(start) -> None:  # type: ignore[no-untyped-def]
+    """Whatever their transform's libraries would say at an interpreter's end: triton's report leaks, line by line."""
+    then = """
+def loud(image):
+    import atexit
+    atexit.register(print, "leaked!", file=sys.stderr)
+    return image
+noisy = Loader(sys.argv[1], batch_size=8, image_size=16, num_workers=1, rank=0, world_size=1, transform=loud)
+assert len(list(noisy)) == 7
+noisy.close()
+"""
+    process, _ = start(then)
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+
+
 def test_starts_and_ends_at_random_moments_leave_the_process_table_as_it_was(split: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(then=FOREVER))
