@@ -36,7 +36,7 @@ from feedline.preprocess.sources.base import (
     passed_over,
 )
 from feedline.preprocess.sources.devkit import Devkit, Truth, read_devkit
-from feedline.preprocess.sources.folder import FolderTask, class_folders, has_images
+from feedline.preprocess.sources.folder import ClassFolder, FolderTask, class_folders, has_images
 from feedline.preprocess.sources.labels import class_entry, class_names, kind_of, odd_label
 from feedline.preprocess.sources.listing import expand, is_image, is_pattern
 from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, TarError, reader, walk
@@ -138,7 +138,7 @@ class IlsvrcSource(Source):
             if place is not None and place.form == "class folders":
                 tasks += FolderTask.of_classes(split, Path(place.path), self.label_of)
         if self.val is not None and self.val.form == "flat":
-            tasks.append(FolderTask.flat("val", Path(self.val.path)))
+            tasks.append(FolderTask(split="val", folders=[ClassFolder("", -1, self.val.path)]))
         if self.val is not None and self.val.form == "archive":
             tasks.append(TarTask(split="val", tars=[ClassTar(name="", path=self.val.path)], options=storage))
         return tasks
