@@ -178,7 +178,7 @@ def folders_of(place: Place | None) -> list[str]:
 
 
 def class_tars(train: Place, options: dict[str, Any]) -> list[ClassTar]:
-    """Train's class tars, sorted by name: the outer tar's members, or the folder's files. Raises TarError."""
+    """Train's class tars, sorted by name: the outer tar's members, or the folder's files."""
     path = train.path
     tars: list[ClassTar] = []
     if train.form == "archive":
@@ -192,20 +192,15 @@ def class_tars(train: Place, options: dict[str, Any]) -> list[ClassTar]:
         if not tars:
             raise SourceError(f"{path} holds no class tars: give ILSVRC2012_img_train.tar as downloaded")
     elif train.form == "class tars":
-        files = tar_files(path, options)
-        tars = [ClassTar(name=file.rpartition("/")[2].removesuffix(".tar"), path=file) for file in files]
+        for file in expand(path, (".tar",), options):
+            is_class = WNID_TAR.fullmatch(file.under) or "://" not in path
+            if is_class and "/" not in file.under:
+                tars.append(ClassTar(name=file.under.removesuffix(".tar"), path=file.path))
     tars.sort(key=lambda tar: tar.name)
     for one, other in itertools.pairwise(tars):
         if one.name == other.name:
             raise SourceError(f"{path} holds class tar {one.name}.tar twice")
     return tars
-
-
-def tar_files(folder: str, options: dict[str, Any]) -> list[str]:
-    if "://" in folder:
-        files = [file.path for file in expand(folder, (".tar",), options)]
-        return [file for file in files if WNID_TAR.fullmatch(file.rpartition("/")[2])]
-    return [str(file) for file in Path(folder).glob("[!.]*.tar") if not file.is_dir()]
 
 
 # --- recognising --------------------------------------------------------------------------------------
