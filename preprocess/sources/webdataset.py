@@ -19,8 +19,8 @@ from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.cache import CacheSpec
-from feedline.pipeline.format.manifest import MANIFEST, Manifest, read_index, read_manifest
-from feedline.pipeline.format.remote import Remote, fetch_metadata
+from feedline.pipeline.format.manifest import MANIFEST, read_index, read_manifest
+from feedline.pipeline.format.remote import fetch_metadata
 from feedline.preprocess.sources.base import (
     Classes,
     Found,
@@ -214,54 +214,19 @@ def with_tars_in_names(parts: Sequence[Part]) -> Sequence[Part]:
     return [replace(part, names=[f"{stem}/{name}" for name in part.names]) for part, stem in pairs]
 
 
-# --- a dataset that feedline prepared -----------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class IndexRead:
-    """Reads one prepared split's index."""
-
-    split: str
-    path: str
-    options: SourceOptions
-
-    def run(self) -> Part:
-        with scratch_folder("index") as scratch:
-            folder = Path(self.path)
-            if "://" in self.path:
-                folder = fetch_metadata(
-                    self.path, self.options.storage_options, CacheSpec(folder=scratch, most_bytes=0)
-                )
-            try:
-                manifest = read_manifest(folder)
-                index = read_index(folder, manifest)
-                keys = index.keys
-            except DatasetError as error:
-                what = str(error).replace(str(folder), self.path)
-                raise SourceError(f"{what}: run `feedline verify` on {self.path}") from error
-        return Part(
-            split=self.split,
-            names=[f"{key}.jpg" for key in keys],
-            labels_N=index.labels_N,
-            paths=[f"{self.path}/{shard.name}" for shard in manifest.shards],
-            path_N=index.shards_N,
-            offsets_N=index.offsets_N,
-            lengths_N=index.lengths_N,
-            crc32_N=index.crc32_N,
-        )
-
-
 @dataclass(kw_only=True)
 class PreparedSource(Source):
-    splits: list[IndexRead]
+    """A dataset that feedline prepared: its index has been read, there is nothing to walk."""
+
+    parts: list[Part]
     classes: Classes
     kind = "prepared"
 
     def tasks(self) -> Sequence[IndexTask]:
-        return self.splits
+        return []
 
     def finish(self, parts: Sequence[Part]) -> Found:
-        return Found(columns=joined(parts), classes=self.classes)
+        return Found(columns=joined(self.parts), classes=self.classes)
 
 
 # --- recognising --------------------------------------------------------------------------------------
@@ -279,29 +244,44 @@ COMPRESSED = (".tar.gz", ".tgz")
 
 
 def recognise_prepared(path: str, folders: Sequence[str], options: SourceOptions) -> Source:
-    """Raises UsageError when the dataset has several forms, or one that is no image."""
+    """Raises UsageError when the dataset has several forms, or one that is no image; SourceError for damage."""
     above = folders[0].rpartition("/")[0]
     if any(folder.rpartition("/")[0] != above for folder in folders):
         raise UsageError(f"{path} holds several prepared datasets: give one of them, like {above}")
-    manifests: list[Manifest] = []
+    classes: list[Classes] = []
+    parts: list[Part] = []
     for folder in folders:
-        if "://" in folder:
-            text = Remote(folder, options.storage_options).read(MANIFEST).decode("utf-8", "replace")
-            manifests.append(Manifest.from_json(text, f"{folder}/{MANIFEST}"))
-        else:
-            manifests.append(read_manifest(Path(folder)))
-        if not CODECS[manifests[-1].codec].image_file:
-            raise UsageError(
-                f"{folder} was prepared as {manifests[-1].codec}, which is no image file: give the original source"
+        with scratch_folder("index") as scratch:
+            cache = CacheSpec(folder=scratch, most_bytes=0)
+            here = fetch_metadata(folder, options.storage_options, cache) if "://" in folder else Path(folder)
+            try:
+                manifest = read_manifest(here)
+                if not CODECS[manifest.codec].image_file:
+                    raise UsageError(
+                        f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
+                    )
+                index = read_index(here, manifest)
+                names = [f"{key}.jpg" for key in index.keys]
+            except DatasetError as error:
+                what = str(error).replace(str(here), folder)
+                raise SourceError(f"{what}: run `feedline verify` on {folder}") from error
+        classes.append(manifest.classes)
+        if options.wants(manifest.split):
+            parts.append(
+                Part(
+                    split=manifest.split,
+                    names=names,
+                    labels_N=index.labels_N,
+                    paths=[f"{folder}/{shard.name}" for shard in manifest.shards],
+                    path_N=index.shards_N,
+                    offsets_N=index.offsets_N,
+                    lengths_N=index.lengths_N,
+                    crc32_N=index.crc32_N,
+                )
             )
-    if any(manifest.classes != manifests[0].classes for manifest in manifests):
+    if any(other != classes[0] for other in classes):
         raise SourceError(f"{path}: its splits have different classes")
-    splits = [
-        IndexRead(split=manifest.split, path=folder, options=options)
-        for folder, manifest in zip(folders, manifests, strict=True)
-        if options.wants(manifest.split)
-    ]
-    return PreparedSource(splits=splits, classes=manifests[0].classes)
+    return PreparedSource(parts=parts, classes=classes[0])
 
 
 def recognise_tars(path: str, options: SourceOptions) -> ShardsSource | None:
