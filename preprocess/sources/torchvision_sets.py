@@ -14,7 +14,7 @@ from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.preprocess.sources.base import TORCHVISION, Classes, OnProgress, Source, SourceError, SourceOptions
-from feedline.preprocess.sources.staging import Unpacked, staged
+from feedline.preprocess.sources.staging import Unpacked, identity, staged
 from feedline.preprocess.sources.webdataset import ShardsSource
 
 SPLIT_WORDS = {"train": ("train", "trainval", "train-standard"), "val": ("val", "valid", "validation", "test")}
@@ -39,12 +39,11 @@ class TorchvisionSource(Source):
 
     def stage(self, folder: Path, on_progress: OnProgress = lambda _: None) -> Source:
         files = sorted(path for path in Path(self.root).rglob("*") if path.is_file())[:1000]
-        stats = [(str(path), path.stat()) for path in files]
         made_from = {
             "dataset": self.name,
             "root": self.root,
             "splits": self.options.splits,
-            "files": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats],
+            "files": [identity(str(path)) for path in files],
         }
         classes: Classes = []
         tars, classes = staged(folder, made_from, self._samples(classes, on_progress), classes)
