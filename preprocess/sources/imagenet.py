@@ -197,9 +197,9 @@ def class_tars(train: Place, options: dict[str, Any]) -> list[ClassTar]:
             if is_class and "/" not in file.under:
                 tars.append(ClassTar(name=file.under.removesuffix(".tar"), path=file.path))
     tars.sort(key=lambda tar: tar.name)
-    for one, other in itertools.pairwise(tars):
-        if one.name == other.name:
-            raise SourceError(f"{path} holds class tar {one.name}.tar twice")
+    for tar, following in itertools.pairwise(tars):
+        if tar.name == following.name:
+            raise SourceError(f"{path} holds class tar {tar.name}.tar twice")
     return tars
 
 
@@ -219,9 +219,9 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
         alone = val is not None and where.is_file() and options.ground_truth is None
         kit = devkit_beside(where.parent if alone else where)  # train's labels need none: they are its tars' ranks
         forms = {place.form for place in (train, val) if place is not None}
-        told = kit is not None or options.devkit is not None
-        is_ours = bool(forms & {"archive", "class tars"} or (forms and told))
-        is_ours = is_ours or ("flat" in forms and options.ground_truth is not None)
+        has_devkit = kit is not None or options.devkit is not None
+        is_flat_with_truth = "flat" in forms and options.ground_truth is not None
+        is_ours = bool(forms & {"archive", "class tars"}) or (bool(forms) and has_devkit) or is_flat_with_truth
     if not is_ours:
         return None
     kit = options.devkit or kit
@@ -322,9 +322,8 @@ def remote_places(address: str, options: dict[str, Any]) -> tuple[Place | None, 
 def train_folder(address: str, folders: list[str]) -> str:
     """The one of the folders with class tars that holds train's. Raises UsageError where that cannot be told."""
     named = [folder for folder in folders if re.search(r"(^|_)train$", folder.rpartition("/")[2].lower())]
-    found = named or [folder for folder in folders if folder == address.rstrip("/")]
-    if len(found) != 1:
-        others = found or folders
-        more = f" and {others[1]}" if len(others) > 1 else ""
-        raise UsageError(f"class tars are in {others[0]}{more}: give the folder that holds train's as SOURCE")
-    return found[0]
+    candidates = named or [folder for folder in folders if folder == address.rstrip("/")]
+    if len(candidates) != 1:
+        places = " and ".join((candidates or folders)[:2])
+        raise UsageError(f"class tars are in {places}: give the folder that holds train's as SOURCE")
+    return candidates[0]

@@ -63,37 +63,36 @@ class ShardWalk:
         imageless = 0
         with reader(self.path, self.options.storage_options, WINDOW_BYTES) as (read, size):
             for key, members in samples(walk(read, 0, size, self.path), self.path):
-                image = self._one_of(members, "image", [name for name in members if f".{name}" in IMAGE_EXTENSIONS])
-                if len(image) > 1:
-                    raise self._doubt(key, "images", "image", f"{image[0]} and {image[1]}", image[0])
-                if not image:
+                usual = [name for name in members if f".{name}" in IMAGE_EXTENSIONS]
+                images = present(members, self.options.image_column, usual)
+                if len(images) > 1:
+                    raise self._doubt(key, "image", f"{images[0]} and {images[1]}", images[0])
+                if not images:
                     imageless += 1
                     continue
-                _, offset, length, trouble = members[image[0]]
-                labels = self._one_of(members, "label", [name for name in LABEL_EXTENSIONS if name in members])
+                labels = present(members, self.options.label_column, LABEL_EXTENSIONS)
                 compared = labels[: 2 if len(rows) < LABELS_COMPARED else 1]
                 words = [label_word(name, members[name], read) for name in compared] or [""]
                 if len(words) == 2 and words[0] and words[1] and words[0] != words[1]:
                     both = f"{words[0]!r} in {labels[0]} and {words[1]!r} in {labels[1]}"
-                    raise self._doubt(key, "labels", "label", both, labels[0])
+                    raise self._doubt(key, "label", both, labels[0])
+                _, offset, length, trouble = members[images[0]]
                 trouble = trouble or ("label cannot be read" if words[0] is None else "")
-                rows.append(Sample(f"{key}.{image[0]}", self.path, offset, length, -1, trouble, words[0] or ""))
+                rows.append(Sample(f"{key}.{images[0]}", self.path, offset, length, -1, trouble, words[0] or ""))
         missing = {"samples without an image": imageless} if imageless else {}
         return Part.of(self.split, rows, [self.path], passed_over=missing)
 
-    def _one_of(self, members: Mapping[str, Member], what: str, usual: list[str]) -> list[str]:
-        """The extension that the user says, if it is there, or else the usual ones."""
-        asked = self.options.image_column if what == "image" else self.options.label_column
-        if asked is None:
-            return usual
-        asked = asked.lower().removeprefix(".")
-        return [asked] if asked in members else []
-
-    def _doubt(self, key: str, what: str, option: str, found: str, example: str) -> SourceError:
+    def _doubt(self, key: str, what: str, both: str, example: str) -> SourceError:
         return SourceError(
-            f"{self.path}: sample {key!r} has two {what}, {found}: say which is meant, "
-            f"like --source-option {option}_column={example}"
+            f"{self.path}: sample {key!r} has two {what}s, {both}: say which is meant, "
+            f"like --source-option {what}_column={example}"
         )
+
+
+def present(members: Mapping[str, Member], asked: str | None, usual: Iterable[str]) -> list[str]:
+    """Of the extensions: the one that the user says, or else the usual ones."""
+    names = usual if asked is None else [asked.lower().removeprefix(".")]
+    return [name for name in names if name in members]
 
 
 def samples(members: Iterable[Member], where: str) -> Iterator[tuple[str, dict[str, Member]]]:
