@@ -78,14 +78,14 @@ def leaf_synsets(meta: bytes, where: str) -> list[tuple[int, str, str]]:
     try:
         synsets = np.atleast_1d(loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"])
         leaves = [synset for synset in synsets if int(synset["num_children"]) == 0]
-        found = [(int(leaf["ILSVRC2012_ID"]), str(leaf["WNID"]), str(leaf["words"])) for leaf in leaves]
+        rows = [(int(leaf["ILSVRC2012_ID"]), str(leaf["WNID"]), str(leaf["words"])) for leaf in leaves]
     except Exception as error:  # scipy raises anything at all on a damaged file
         raise SourceError(
             f"{where}: {META} cannot be read ({type(error).__name__}): download the devkit again"
         ) from error
-    if not found:
+    if not rows:
         raise SourceError(f"{where}: {META} lists no synset without children: download the devkit again")
-    return found
+    return rows
 
 
 # --- ground truth -------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Truth:
 
     def _by_rank(self, names: Sequence[str]) -> dict[str, str]:
         ordered = sorted(names)
-        twice = next((one for one, other in itertools.pairwise(ordered) if one == other), None)
+        twice = next((name for name, following in itertools.pairwise(ordered) if name == following), None)
         if twice is not None:
             raise SourceError(f"val image {twice!r} is there twice, so that its truth cannot be told")
         count = len(names) - len(self.rows)

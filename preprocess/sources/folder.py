@@ -34,7 +34,7 @@ CLASSES_PER_TASK = 16
 
 class ClassFolder(NamedTuple):
     name: str
-    """"" is a folder with images of any class."""
+    """"" is a folder with images right in it, of any class."""
     label: int
     path: str
 
@@ -45,7 +45,6 @@ class FolderTask:
 
     split: str
     folders: list[ClassFolder]
-    deep: bool = True
 
     @classmethod
     def of_classes(cls, split: str, folder: Path, labels: Mapping[str, int]) -> Iterator["FolderTask"]:
@@ -60,17 +59,13 @@ class FolderTask:
         for start in range(0, len(folders), CLASSES_PER_TASK):
             yield cls(split=split, folders=folders[start : start + CLASSES_PER_TASK])
         if has_images(folder):
-            yield cls.flat(split, folder)
-
-    @classmethod
-    def flat(cls, split: str, folder: Path) -> "FolderTask":
-        return cls(split=split, folders=[ClassFolder("", -1, str(folder))], deep=False)
+            yield cls(split=split, folders=[ClassFolder("", -1, str(folder))])
 
     def run(self) -> Part:
         rows: list[Sample] = []
         others: Counter[str] = Counter()
         for folder in self.folders:
-            for name, path, size in sorted(images_under(folder.path, others, self.deep)):
+            for name, path, size in sorted(images_under(folder.path, others, deep=bool(folder.name))):
                 full_name = f"{folder.name}/{name}" if folder.name else name
                 trouble = "broken link" if size < 0 else ""
                 rows.append(Sample(full_name, path, 0, max(size, 0), folder.label, trouble))

@@ -36,7 +36,7 @@ from feedline.preprocess.sources.base import (
     passed_over,
 )
 from feedline.preprocess.sources.devkit import Devkit, Truth, read_devkit
-from feedline.preprocess.sources.folder import FolderTask, class_folders, has_images
+from feedline.preprocess.sources.folder import ClassFolder, FolderTask, class_folders, has_images
 from feedline.preprocess.sources.labels import class_entry, class_names, kind_of, odd_label
 from feedline.preprocess.sources.listing import expand, is_image, is_pattern
 from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, TarError, reader, walk
@@ -138,7 +138,7 @@ class IlsvrcSource(Source):
             if place is not None and place.form == "class folders":
                 tasks += FolderTask.of_classes(split, Path(place.path), self.label_of)
         if self.val is not None and self.val.form == "flat":
-            tasks.append(FolderTask.flat("val", Path(self.val.path)))
+            tasks.append(FolderTask(split="val", folders=[ClassFolder("", -1, self.val.path)]))
         if self.val is not None and self.val.form == "archive":
             tasks.append(TarTask(split="val", tars=[ClassTar(name="", path=self.val.path)], options=storage))
         return tasks
@@ -178,7 +178,7 @@ def folders_of(place: Place | None) -> list[str]:
 
 
 def class_tars(train: Place, options: dict[str, Any]) -> list[ClassTar]:
-    """Train's class tars, sorted by name: the outer tar's members, or the folder's files. Raises TarError."""
+    """Train's class tars, sorted by name: the outer tar's members, or the folder's files."""
     path = train.path
     tars: list[ClassTar] = []
     if train.form == "archive":
@@ -192,20 +192,15 @@ def class_tars(train: Place, options: dict[str, Any]) -> list[ClassTar]:
         if not tars:
             raise SourceError(f"{path} holds no class tars: give ILSVRC2012_img_train.tar as downloaded")
     elif train.form == "class tars":
-        files = tar_files(path, options)
-        tars = [ClassTar(name=file.rpartition("/")[2].removesuffix(".tar"), path=file) for file in files]
+        for file in expand(path, (".tar",), options):
+            is_class = WNID_TAR.fullmatch(file.under) or "://" not in path
+            if is_class and "/" not in file.under:
+                tars.append(ClassTar(name=file.under.removesuffix(".tar"), path=file.path))
     tars.sort(key=lambda tar: tar.name)
-    for one, other in itertools.pairwise(tars):
-        if one.name == other.name:
-            raise SourceError(f"{path} holds class tar {one.name}.tar twice")
+    for tar, following in itertools.pairwise(tars):
+        if tar.name == following.name:
+            raise SourceError(f"{path} holds class tar {tar.name}.tar twice")
     return tars
-
-
-def tar_files(folder: str, options: dict[str, Any]) -> list[str]:
-    if "://" in folder:
-        files = [file.path for file in expand(folder, (".tar",), options)]
-        return [file for file in files if WNID_TAR.fullmatch(file.rpartition("/")[2])]
-    return [str(file) for file in Path(folder).glob("[!.]*.tar") if not file.is_dir()]
 
 
 # --- recognising --------------------------------------------------------------------------------------
@@ -224,9 +219,9 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
         alone = val is not None and where.is_file() and options.ground_truth is None
         kit = devkit_beside(where.parent if alone else where)  # train's labels need none: they are its tars' ranks
         forms = {place.form for place in (train, val) if place is not None}
-        told = kit is not None or options.devkit is not None
-        is_ours = bool(forms & {"archive", "class tars"} or (forms and told))
-        is_ours = is_ours or ("flat" in forms and options.ground_truth is not None)
+        has_devkit = kit is not None or options.devkit is not None
+        is_flat_with_truth = "flat" in forms and options.ground_truth is not None
+        is_ours = bool(forms & {"archive", "class tars"}) or (bool(forms) and has_devkit) or is_flat_with_truth
     if not is_ours:
         return None
     kit = options.devkit or kit
@@ -327,9 +322,8 @@ def remote_places(address: str, options: dict[str, Any]) -> tuple[Place | None, 
 def train_folder(address: str, folders: list[str]) -> str:
     """The one of the folders with class tars that holds train's. Raises UsageError where that cannot be told."""
     named = [folder for folder in folders if re.search(r"(^|_)train$", folder.rpartition("/")[2].lower())]
-    found = named or [folder for folder in folders if folder == address.rstrip("/")]
-    if len(found) != 1:
-        others = found or folders
-        more = f" and {others[1]}" if len(others) > 1 else ""
-        raise UsageError(f"class tars are in {others[0]}{more}: give the folder that holds train's as SOURCE")
-    return found[0]
+    candidates = named or [folder for folder in folders if folder == address.rstrip("/")]
+    if len(candidates) != 1:
+        places = " and ".join((candidates or folders)[:2])
+        raise UsageError(f"class tars are in {places}: give the folder that holds train's as SOURCE")
+    return candidates[0]

@@ -2,7 +2,8 @@
 
 Labels in digits are the labels themselves; leading zeros are allowed (`00` to `99`). Labels in words are classes in
 text order. A source has either. One odd label among them (`unknown` among numbers, `1.0`, `07` beside `7`) must not
-renumber the others, nor become one of them: it is refused, until the user says what labels are:
+renumber the others, nor become one of them: it is refused, as is a column of floats, until the user says what labels
+are:
 
     labels=numbers   whole numbers (also `1.0`, and `07` is 7); a sample with another label goes to quarantine
     labels=words     every label is a class name, as it is written

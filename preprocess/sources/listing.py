@@ -78,12 +78,12 @@ def local_files(path: str, endings: tuple[str, ...], options: dict[str, Any]) ->
         raise UsageError(f"{path} does not exist")
     if not Path(path).is_dir():
         return [path]
-    found: list[str] = []
+    paths: list[str] = []
     for folder, folders, files in os.walk(path, followlinks=True):
         depth = len(Path(folder).relative_to(path).parts)
         folders[:] = [name for name in folders if not name.startswith(".") and depth + 1 < FOLDER_DEPTH]
-        found += [str(Path(folder) / name) for name in files if name.endswith(endings)]
-    return found
+        paths += [str(Path(folder) / name) for name in files if name.endswith(endings)]
+    return paths
 
 
 def remote_files(address: str, endings: tuple[str, ...], options: dict[str, Any]) -> list[str]:
@@ -104,18 +104,19 @@ def remote_files(address: str, endings: tuple[str, ...], options: dict[str, Any]
 
 def braces(path: str) -> Iterator[str]:
     """`x-{000000..000146}.tar` and `{a,b}.tar`, as webdataset writes them. Raises UsageError."""
-    found = RANGE_OR_CHOICE.search(path)
-    if found is None:
+    match = RANGE_OR_CHOICE.search(path)
+    if match is None:
         yield path
         return
-    low, high, choice = found.groups()
-    choices = choice.split(",") if low is None else []
-    if low is not None:
-        if not 0 <= int(high) - int(low) < EXPANDED_MAX:
-            raise UsageError(f"{path}: {found[0]} is not a range of file numbers")
+    low, high, choice = match.groups()
+    if choice is not None:
+        choices = choice.split(",")
+    elif 0 <= int(high) - int(low) < EXPANDED_MAX:
         choices = [f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)]
+    else:
+        raise UsageError(f"{path}: {match[0]} is not a range of file numbers")
     for word in choices:
-        yield from braces(path[: found.start()] + word + path[found.end() :])
+        yield from braces(path[: match.start()] + word + path[match.end() :])
 
 
 def is_image(name: str) -> bool:

@@ -19,7 +19,7 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.preprocess.sources.base import OnProgress, Source, SourceError, SourceOptions
 from feedline.preprocess.sources.listing import Listed, expand, is_pattern
 from feedline.preprocess.sources.reading import open_remote, what_happened
-from feedline.preprocess.sources.staging import Unpacked, staged
+from feedline.preprocess.sources.staging import Unpacked, identity, staged
 from feedline.preprocess.sources.webdataset import ShardsSource
 
 IMAGE_NAMES = ("image", "img", "jpg", "picture", "pixels")
@@ -41,17 +41,14 @@ class ParquetSource(Source):
         images = fitting(schema, "image", self.options)
         self.image = self._chosen("image", images, IMAGE_NAMES if len(images) > 1 else images, schema)
         labels = fitting(schema, "label", self.options)
-        named = [name for name in labels if self._class_names(schema, name)]
+        named = [name for name in labels if hub_names(schema, name)]
         self.label = self._chosen("label", labels, (*LABEL_NAMES, *(named if len(named) == 1 else ())), schema)
-        self.names = self._class_names(schema, self.label)
+        # what the user says of labels goes before what the hub says
+        self.names = hub_names(schema, self.label) if self.options.labels is None else None
 
     def stage(self, folder: Path, on_progress: OnProgress = lambda _: None) -> Source:
-        stats = {file.path: Path(file.path).stat() for file in self.files if "://" not in file.path}
         made_from = {
-            "files": [
-                [file.path, *([stat.st_size, stat.st_mtime_ns] if (stat := stats.get(file.path)) else [])]
-                for file in self.files
-            ],
+            "files": [identity(file.path) for file in self.files],
             "columns": {"image": self.image, "label": self.label},
             "names": self.names,
         }
@@ -69,15 +66,6 @@ class ParquetSource(Source):
     def _schema(self, file: Listed) -> pa.Schema:
         with opened(file.path, self.options) as parquet:
             return parquet.schema_arrow
-
-    def _class_names(self, schema: pa.Schema, label: str) -> list[str] | None:
-        """Class names that a dataset hub keeps in the schema's metadata, unless the user says what labels are."""
-        try:
-            names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]["names"]
-        except (KeyError, ValueError, TypeError, RecursionError):
-            return None
-        good = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
-        return names if good and self.options.labels is None else None
 
     def _chosen(self, what: str, columns: Sequence[str], usual: Sequence[str], schema: pa.Schema) -> str:
         """Raises UsageError when it cannot be told which column is meant."""
@@ -110,7 +98,7 @@ class ParquetSource(Source):
                     raise SourceError(f"{file.path} has no column {column!r}, which other files have")
                 if column not in fitting(schema, what, self.options):
                     raise self._unfit(what, column, schema)
-            if self._class_names(schema, self.label) != self.names:
+            if self.options.labels is None and hub_names(schema, self.label) != self.names:
                 raise SourceError(
                     f"{file.path} names other classes than {self.first.path}, or in another order: prepare them "
                     "apart, or say --source-option labels=numbers to take the numbers whatever their names"
@@ -169,6 +157,15 @@ def fitting(schema: pa.Schema, what: str, options: SourceOptions) -> list[str]:
         return types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
 
     return [column.name for column in schema if fits(column.type)]
+
+
+def hub_names(schema: pa.Schema, label: str) -> list[str] | None:
+    """Class names that a dataset hub keeps in the schema's metadata."""
+    try:
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]["names"]
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return None
+    return names if isinstance(names, list) and names and all(isinstance(name, str) for name in names) else None
 
 
 def recognise(path: str, options: SourceOptions) -> Source | None:

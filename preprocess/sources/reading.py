@@ -141,7 +141,7 @@ def fetch(group: Sequence[Where], options: Mapping[str, Any]) -> list[bytes]:
     from fsspec.utils import merge_offset_ranges
 
     filesystem = fsspec.filesystem(group[0].path.partition("://")[0], **options)
-    ranges = {(one.path, one.offset, one.offset + one.length) for one in group if one.length}
+    ranges = {(sample.path, sample.offset, sample.offset + sample.length) for sample in group if sample.length}
     columns = [list(column) for column in zip(*sorted(ranges), strict=True)] or [[], [], []]
     paths, starts, ends = merge_offset_ranges(*columns, max_gap=COALESCE_GAP_BYTES)
     try:

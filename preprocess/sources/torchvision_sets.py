@@ -4,18 +4,17 @@ torchvision is imported here, in the driver, and only while unpacking: every pic
 """
 
 import difflib
+import importlib.util
 import inspect
 import io
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.preprocess.sources.base import TORCHVISION, Classes, OnProgress, Source, SourceError, SourceOptions
-from feedline.preprocess.sources.staging import Unpacked, staged
+from feedline.preprocess.sources.staging import Unpacked, identity, staged
 from feedline.preprocess.sources.webdataset import ShardsSource
 
 SPLIT_WORDS = {"train": ("train", "trainval", "train-standard"), "val": ("val", "valid", "validation", "test")}
@@ -39,25 +38,21 @@ class TorchvisionSource(Source):
     needs_staging = True
 
     def stage(self, folder: Path, on_progress: OnProgress = lambda _: None) -> Source:
-        try:
-            installed = version("torchvision")
-        except PackageNotFoundError as error:
-            raise UsageError("torchvision is not installed: pip install 'feedline[train]'") from error
         files = sorted(path for path in Path(self.root).rglob("*") if path.is_file())[:1000]
         made_from = {
             "dataset": self.name,
             "root": self.root,
             "splits": self.options.splits,
-            "files": [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files],
-            "torchvision": installed,
+            "files": [identity(str(path)) for path in files],
         }
-
         classes: Classes = []
         tars, classes = staged(folder, made_from, self._samples(classes, on_progress), classes)
         return ShardsSource(where=self.where, tars=tars, options=SourceOptions(), classes=classes or None)
 
     def _samples(self, classes: Classes, on_progress: OnProgress) -> Iterator[Unpacked]:
         """Every picture as a PNG; fills `classes`. Raises SourceError for an item that is not (image, label)."""
+        if importlib.util.find_spec("torchvision") is None:
+            raise UsageError("torchvision is not installed: pip install 'feedline[train]'")
         from PIL import Image
         from torchvision.transforms.functional import to_pil_image
 
@@ -91,33 +86,29 @@ def datasets_of(name: str, root: str, options: SourceOptions) -> list[tuple[str,
         raise UsageError(f"torchvision has no dataset {name!r}{f': did you mean {near[0]}?' if near else ''}")
     if name in REFUSED:
         raise UsageError(f"torchvision's {name} {REFUSED[name]}: export it to an image folder first")
-    known = {*inspect.signature(kind).parameters}
+    known = inspect.signature(kind).parameters
+    splits = (
+        [split for split in SPLIT_WORDS if options.wants(split)] if known.keys() & {"train", "split"} else ["train"]
+    )
+    return [(split, opened(kind, root, split)) for split in splits]
+
+
+def opened(kind: Any, root: str, split: str) -> Any:
+    known, name = inspect.signature(kind).parameters, kind.__name__
     common = {key: value for key, value in {"root": root, "download": False}.items() if key in known}
-    if not known & {"train", "split"}:
-        return [("train", opened(kind, common))]
-    wanted = [split for split in SPLIT_WORDS if options.wants(split)]
-    if "train" in known:
-        return [(split, opened(kind, common | {"train": split == "train"})) for split in wanted]
-    return [(split, opened_split(kind, common, split)) for split in wanted]
-
-
-def opened_split(kind: Any, common: dict[str, Any], split: str) -> Any:
-    for word in SPLIT_WORDS[split]:
-        with suppress(ValueError):  # how torchvision says that it has no such split
-            return opened(kind, common | {"split": word})
-    raise UsageError(f"torchvision's {kind.__name__} has no {split} split: say --source-option splits=…")
-
-
-def opened(kind: Any, arguments: dict[str, Any]) -> Any:
-    try:
-        return kind(**arguments)
-    except (RuntimeError, TypeError, OSError, ModuleNotFoundError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        root = arguments.get("root", "")
-        raise UsageError(
-            f"torchvision's {kind.__name__} cannot be opened in {root} ({first}): download it there first, with "
-            f"torchvision.datasets.{kind.__name__}({root!r}, download=True)"
-        ) from error
+    words = [{"split": word} for word in SPLIT_WORDS[split]] if "split" in known else [{}]
+    for choice in [{"train": split == "train"}] if "train" in known else words:
+        try:
+            return kind(**common, **choice)
+        except ValueError:  # how torchvision says that it has no such split
+            continue
+        except (RuntimeError, TypeError, OSError, ModuleNotFoundError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UsageError(
+                f"torchvision's {name} cannot be opened in {root} ({first}): download it there first, with "
+                f"torchvision.datasets.{name}({root!r}, download=True)"
+            ) from error
+    raise UsageError(f"torchvision's {name} has no {split} split: say --source-option splits=…")
 
 
 def recognise(path: str, options: SourceOptions) -> Source | None:

@@ -19,8 +19,8 @@ from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.cache import CacheSpec
-from feedline.pipeline.format.manifest import MANIFEST, Manifest, read_index, read_manifest
-from feedline.pipeline.format.remote import Remote, fetch_metadata
+from feedline.pipeline.format.manifest import MANIFEST, read_index, read_manifest
+from feedline.pipeline.format.remote import fetch_metadata
 from feedline.preprocess.sources.base import (
     Classes,
     Found,
@@ -63,37 +63,36 @@ class ShardWalk:
         imageless = 0
         with reader(self.path, self.options.storage_options, WINDOW_BYTES) as (read, size):
             for key, members in samples(walk(read, 0, size, self.path), self.path):
-                image = self._one_of(members, "image", [name for name in members if f".{name}" in IMAGE_EXTENSIONS])
-                if len(image) > 1:
-                    raise self._doubt(key, "images", "image", f"{image[0]} and {image[1]}", image[0])
-                if not image:
+                usual = [name for name in members if f".{name}" in IMAGE_EXTENSIONS]
+                images = present(members, self.options.image_column, usual)
+                if len(images) > 1:
+                    raise self._doubt(key, "image", f"{images[0]} and {images[1]}", images[0])
+                if not images:
                     imageless += 1
                     continue
-                _, offset, length, trouble = members[image[0]]
-                labels = self._one_of(members, "label", [name for name in LABEL_EXTENSIONS if name in members])
+                labels = present(members, self.options.label_column, LABEL_EXTENSIONS)
                 compared = labels[: 2 if len(rows) < LABELS_COMPARED else 1]
                 words = [label_word(name, members[name], read) for name in compared] or [""]
                 if len(words) == 2 and words[0] and words[1] and words[0] != words[1]:
                     both = f"{words[0]!r} in {labels[0]} and {words[1]!r} in {labels[1]}"
-                    raise self._doubt(key, "labels", "label", both, labels[0])
+                    raise self._doubt(key, "label", both, labels[0])
+                _, offset, length, trouble = members[images[0]]
                 trouble = trouble or ("label cannot be read" if words[0] is None else "")
-                rows.append(Sample(f"{key}.{image[0]}", self.path, offset, length, -1, trouble, words[0] or ""))
+                rows.append(Sample(f"{key}.{images[0]}", self.path, offset, length, -1, trouble, words[0] or ""))
         missing = {"samples without an image": imageless} if imageless else {}
         return Part.of(self.split, rows, [self.path], passed_over=missing)
 
-    def _one_of(self, members: Mapping[str, Member], what: str, usual: list[str]) -> list[str]:
-        """The extension that the user says, if it is there, or else the usual ones."""
-        asked = self.options.image_column if what == "image" else self.options.label_column
-        if asked is None:
-            return usual
-        asked = asked.lower().removeprefix(".")
-        return [asked] if asked in members else []
-
-    def _doubt(self, key: str, what: str, option: str, found: str, example: str) -> SourceError:
+    def _doubt(self, key: str, what: str, both: str, example: str) -> SourceError:
         return SourceError(
-            f"{self.path}: sample {key!r} has two {what}, {found}: say which is meant, "
-            f"like --source-option {option}_column={example}"
+            f"{self.path}: sample {key!r} has two {what}s, {both}: say which is meant, "
+            f"like --source-option {what}_column={example}"
         )
+
+
+def present(members: Mapping[str, Member], asked: str | None, usual: Iterable[str]) -> list[str]:
+    """Of the extensions: the one that the user says, or else the usual ones."""
+    names = usual if asked is None else [asked.lower().removeprefix(".")]
+    return [name for name in names if name in members]
 
 
 def samples(members: Iterable[Member], where: str) -> Iterator[tuple[str, dict[str, Member]]]:
@@ -218,54 +217,19 @@ def with_tars_in_names(parts: Sequence[Part]) -> Sequence[Part]:
     return [replace(part, names=[f"{stem}/{name}" for name in part.names]) for part, stem in pairs]
 
 
-# --- a dataset that feedline prepared -----------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class IndexRead:
-    """Reads one prepared split's index."""
-
-    split: str
-    path: str
-    options: SourceOptions
-
-    def run(self) -> Part:
-        with scratch_folder("index") as scratch:
-            folder = Path(self.path)
-            if "://" in self.path:
-                folder = fetch_metadata(
-                    self.path, self.options.storage_options, CacheSpec(folder=scratch, most_bytes=0)
-                )
-            try:
-                manifest = read_manifest(folder)
-                index = read_index(folder, manifest)
-                keys = index.keys
-            except DatasetError as error:
-                what = str(error).replace(str(folder), self.path)
-                raise SourceError(f"{what}: run `feedline verify` on {self.path}") from error
-        return Part(
-            split=self.split,
-            names=[f"{key}.jpg" for key in keys],
-            labels_N=index.labels_N,
-            paths=[f"{self.path}/{shard.name}" for shard in manifest.shards],
-            path_N=index.shards_N,
-            offsets_N=index.offsets_N,
-            lengths_N=index.lengths_N,
-            crc32_N=index.crc32_N,
-        )
-
-
 @dataclass(kw_only=True)
 class PreparedSource(Source):
-    splits: list[IndexRead]
+    """A dataset that feedline prepared: its index has been read, there is nothing to walk."""
+
+    parts: list[Part]
     classes: Classes
     kind = "prepared"
 
     def tasks(self) -> Sequence[IndexTask]:
-        return self.splits
+        return []
 
     def finish(self, parts: Sequence[Part]) -> Found:
-        return Found(columns=joined(parts), classes=self.classes)
+        return Found(columns=joined(self.parts), classes=self.classes)
 
 
 # --- recognising --------------------------------------------------------------------------------------
@@ -283,29 +247,44 @@ COMPRESSED = (".tar.gz", ".tgz")
 
 
 def recognise_prepared(path: str, folders: Sequence[str], options: SourceOptions) -> Source:
-    """Raises UsageError when the dataset has several forms, or one that is no image."""
+    """Raises UsageError when the dataset has several forms, or one that is no image; SourceError for damage."""
     above = folders[0].rpartition("/")[0]
     if any(folder.rpartition("/")[0] != above for folder in folders):
         raise UsageError(f"{path} holds several prepared datasets: give one of them, like {above}")
-    manifests: list[Manifest] = []
+    classes: list[Classes] = []
+    parts: list[Part] = []
     for folder in folders:
-        if "://" in folder:
-            text = Remote(folder, options.storage_options).read(MANIFEST).decode("utf-8", "replace")
-            manifests.append(Manifest.from_json(text, f"{folder}/{MANIFEST}"))
-        else:
-            manifests.append(read_manifest(Path(folder)))
-        if not CODECS[manifests[-1].codec].image_file:
-            raise UsageError(
-                f"{folder} was prepared as {manifests[-1].codec}, which is no image file: give the original source"
+        with scratch_folder("index") as scratch:
+            cache = CacheSpec(folder=scratch, most_bytes=0)
+            here = fetch_metadata(folder, options.storage_options, cache) if "://" in folder else Path(folder)
+            try:
+                manifest = read_manifest(here)
+                if not CODECS[manifest.codec].image_file:
+                    raise UsageError(
+                        f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
+                    )
+                index = read_index(here, manifest)
+                names = [f"{key}.jpg" for key in index.keys]
+            except DatasetError as error:
+                what = str(error).replace(str(here), folder)
+                raise SourceError(f"{what}: run `feedline verify` on {folder}") from error
+        classes.append(manifest.classes)
+        if options.wants(manifest.split):
+            parts.append(
+                Part(
+                    split=manifest.split,
+                    names=names,
+                    labels_N=index.labels_N,
+                    paths=[f"{folder}/{shard.name}" for shard in manifest.shards],
+                    path_N=index.shards_N,
+                    offsets_N=index.offsets_N,
+                    lengths_N=index.lengths_N,
+                    crc32_N=index.crc32_N,
+                )
             )
-    if any(manifest.classes != manifests[0].classes for manifest in manifests):
+    if any(other != classes[0] for other in classes):
         raise SourceError(f"{path}: its splits have different classes")
-    splits = [
-        IndexRead(split=manifest.split, path=folder, options=options)
-        for folder, manifest in zip(folders, manifests, strict=True)
-        if options.wants(manifest.split)
-    ]
-    return PreparedSource(splits=splits, classes=manifests[0].classes)
+    return PreparedSource(parts=parts, classes=classes[0])
 
 
 def recognise_tars(path: str, options: SourceOptions) -> ShardsSource | None:

@@ -102,6 +102,7 @@ def test_a_lone_column_of_another_name_is_not_taken_for_the_label(tmp_path: Path
     said = {"info": {"features": {"kind": {"names": NAMES}}}}
     named = write(tmp_path / "y.parquet", hub.replace_schema_metadata({"huggingface": json.dumps(said)}))
     assert indexed(named, tmp_path / "more").classes == [{"name": "cat"}, {"name": "dog"}]
+    assert indexed(named, tmp_path / "plain", labels="words").classes == [{"name": "0"}, {"name": "1"}]
 
 
 @pytest.mark.parametrize("labels", [["7", "07", "8"], ["1", "2", "unknown"]])
