@@ -1,11 +1,14 @@
-"""What a job says about itself: stage times, speed, skew, and what full ImageNet would cost. Pure."""
+"""What a job says about itself: counts, stage times, speed, skew, and what full ImageNet would cost. Pure."""
 
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from statistics import mean, median, stdev
 from typing import Any
 
+from feedline.pipeline.base.errors import DatasetError
+from feedline.preprocess.receipts import Receipt
 from feedline.preprocess.write_shard import Outcome
 
 STAGES = ("read", "decode", "resize", "encode", "write")
@@ -25,17 +28,34 @@ def versions() -> dict[str, str]:
     return found
 
 
-def stage_seconds(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Seconds over all tasks, by stage; `other` is the rest of the tasks' time."""
-    sums = {stage: sum(outcome.stage_s.get(stage, 0.0) for outcome in outcomes) for stage in STAGES}
-    other = sum(outcome.total_s for outcome in outcomes) - sum(sums.values())
-    return {stage: round(seconds, 3) for stage, seconds in sums.items()} | {"other": round(max(other, 0.0), 3)}
+def totals(receipts: Sequence[Receipt]) -> dict[str, Any]:
+    """Counts over all shards; samples are counted once, however many outputs there are. Raises DatasetError when
+    they do not add up."""
+    reasons = Counter(bad.reason for receipt in receipts for bad in receipt.quarantined)
+    notes = Counter[str]()
+    for receipt in receipts:
+        notes.update(receipt.notes)
+    counts: dict[str, Any] = {
+        "input_samples": sum(receipt.planned_samples for receipt in receipts),
+        "output_samples": sum(receipt.outputs[0].samples for receipt in receipts),
+        "quarantined": sum(reasons.values()),
+        "reasons": dict(sorted(reasons.items())),
+        "notes": dict(sorted(notes.items())),
+        "shards": sum(len(receipt.outputs) for receipt in receipts),
+        "bytes_in": sum(receipt.bytes_in for receipt in receipts),
+        "bytes_out": sum(written.bytes for receipt in receipts for written in receipt.outputs),
+    }
+    if counts["output_samples"] + counts["quarantined"] != counts["input_samples"]:
+        raise DatasetError("the receipts do not add up (in is not out + quarantined): run again with --overwrite")
+    return counts
 
 
-def speed(outcomes: Sequence[Outcome], run_s: float) -> dict[str, Any]:
+def speed(outcomes: Sequence[Outcome], run_s: float, commit_s: float) -> dict[str, Any]:
     """Of this run alone: shards done in an earlier one do not count. None where nothing ran."""
     done = sum(outcome.samples + outcome.quarantined for outcome in outcomes)
     busy_s = sum(outcome.total_s for outcome in outcomes)
+    stage_s = {stage: sum(outcome.stage_s.get(stage, 0.0) for outcome in outcomes) for stage in STAGES}
+    stage_s |= {"other": max(busy_s - sum(stage_s.values()), 0.0), "commit": commit_s}
     return {
         "samples_per_s": round(done / run_s, 1) if done and run_s else None,
         "samples_per_s_per_core": round(done / busy_s, 1) if done and busy_s else None,
@@ -43,6 +63,7 @@ def speed(outcomes: Sequence[Outcome], run_s: float) -> dict[str, Any]:
         "skew": skew(outcomes),
         "peak_rss_bytes": max((outcome.peak_rss_bytes for outcome in outcomes), default=0),
         "hosts": sorted({outcome.host.rpartition(":")[0] for outcome in outcomes}),
+        "stage_s": {stage: round(seconds, 3) for stage, seconds in stage_s.items()},
     }
 
 
@@ -67,11 +88,11 @@ def skew(outcomes: Sequence[Outcome]) -> dict[str, float] | None:
     """How uneven the tasks were: the slowest and the longest-by-bytes against the median."""
     if not outcomes:
         return None
-    times = sorted(outcome.total_s for outcome in outcomes)
-    sizes = sorted(outcome.bytes_out for outcome in outcomes)
+    times = [outcome.total_s for outcome in outcomes]
+    sizes = [outcome.bytes_out for outcome in outcomes]
     return {
         "task_median_s": round(median(times), 3),
-        "task_max_s": round(times[-1], 3),
-        "time_ratio": round(times[-1] / max(median(times), 1e-9), 3),
-        "bytes_ratio": round(sizes[-1] / max(median(sizes), 1), 3),
+        "task_max_s": round(max(times), 3),
+        "time_ratio": round(max(times) / max(median(times), 1e-9), 3),
+        "bytes_ratio": round(max(sizes) / max(median(sizes), 1), 3),
     }

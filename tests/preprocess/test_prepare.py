@@ -26,7 +26,7 @@ from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.scratch import PREFIX
 from feedline.pipeline.format.manifest import read_index, read_manifest
 from feedline.pipeline.loader import Loader
-from feedline.preprocess import commit, output
+from feedline.preprocess import commit, output, quarantine
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.engine import EngineRun, OnOutcome
@@ -35,7 +35,7 @@ from feedline.preprocess.index_source import indexed, source_stats
 from feedline.preprocess.inspect import inspect
 from feedline.preprocess.picture import Output
 from feedline.preprocess.spark import SparkEngine
-from feedline.preprocess.store import WORK, LocalAttempt, LocalStore, open_store
+from feedline.preprocess.store import WORK, LocalStore, open_store
 from feedline.preprocess.verify import verify
 from feedline.preprocess.write_shard import Order, ShardJob, ShardTask
 from tests.preprocess.making import CLASSES, PER_CLASS, After, Here, off_by_one, photo, saved, write_images
@@ -125,18 +125,18 @@ def test_a_death_while_writing_leaves_nothing_behind(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(images, tmp_path / "calm")
-    whole = ShardJob._publish
+    whole = ShardJob.publish
     calls: list[int] = []
 
-    def dies_before_publishing(self: ShardJob, *arguments: Any) -> None:
+    def dies_before_publishing(self: ShardJob) -> None:
         calls.append(1)
         if len(calls) == 3:
             (Path(self.order.address) / "train" / ".manifest.json.77.tmp").write_text("half")
             raise Killed
-        whole(self, *arguments)
+        whole(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShardJob, "_publish", dies_before_publishing)
+        patch.setattr(ShardJob, "publish", dies_before_publishing)
         with pytest.raises(Killed):
             prepare(images, tmp_path / "out")
     left = tmp_path / "out" / ".feedline" / "attempts-dead"
@@ -151,13 +151,13 @@ def test_a_worker_killed_at_a_quarantined_file_leaves_no_part_of_it(
 ) -> None:
     """Another worker does its shard again within the same job."""
     prepare(images, tmp_path / "calm")
-    whole = ShardJob._publish
+    whole = ShardJob.publish
 
-    def after_a_death(self: ShardJob, *arguments: Any) -> None:
+    def after_a_death(self: ShardJob) -> None:
         (Path(self.order.address) / "quarantine" / ".train-000000-00001-cut.bin.0a.77.tmp").write_text("half")
-        whole(self, *arguments)
+        whole(self)
 
-    monkeypatch.setattr(ShardJob, "_publish", after_a_death)
+    monkeypatch.setattr(ShardJob, "publish", after_a_death)
     prepare(images, tmp_path / "out")
     assert digests(tmp_path / "calm") == digests(tmp_path / "out")
 
@@ -167,14 +167,14 @@ def test_a_death_between_the_manifests_is_mended(
 ) -> None:
     outputs = tuple(parse_output(text) for text in ("64:jpeg", "32:raw"))
     prepare(images, tmp_path / "calm", outputs=outputs)
-    whole = door.commit.publish_manifests
+    whole = commit.publish_manifests
 
     def dies_after_one(store: Any, manifests: dict[str, Any]) -> None:
         whole(store, dict(list(manifests.items())[:1]))
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(door.commit, "publish_manifests", dies_after_one)
+        patch.setattr(commit, "publish_manifests", dies_after_one)
         with pytest.raises(Killed):
             prepare(images, tmp_path / "out", outputs=outputs)
     assert not verify(str(tmp_path / "out"))["ok"]
@@ -417,8 +417,6 @@ def test_a_death_while_an_unfinished_run_is_removed_is_mended(
         patch.setattr(LocalStore, "delete", dies)
         with pytest.raises(Killed):
             prepare(images, tmp_path / "out", seed=1, overwrite=True)
-    with pytest.raises(UsageError, match="being overwritten"):
-        prepare(images, tmp_path / "out", seed=1)
     prepare(images, tmp_path / "out", seed=1, overwrite=True)
     prepare(images, tmp_path / "fresh", seed=1)
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
@@ -525,10 +523,10 @@ def test_a_file_that_a_full_disk_cut_short_is_left_without_another_error(tmp_pat
     store = LocalStore(tmp_path)
     store.prepare(["train", f"{WORK}/attempts-run"])
     with store.attempt("run") as attempt, Path("/dev/full").open("wb") as full:
-        attempt.file.write(b"x")
-        os.dup2(full.fileno(), attempt.file.fileno())
+        attempt.write(b"x")
+        os.dup2(full.fileno(), attempt.fileno())
         with pytest.raises(OSError, match="No space left"):
-            attempt.publish("train", "train-000000.tar", "")
+            store.publish(attempt, "train", "train-000000.tar", "")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -537,11 +535,11 @@ def test_what_was_made_beside_a_shard_that_failed_is_not_published(
 ) -> None:
     tried: list[str] = []
 
-    def full(self: LocalAttempt, folder: str, name: str, sha256: str) -> str:
+    def full(self: LocalStore, attempt: Any, folder: str, name: str, sha256: str) -> str:
         tried.append(name)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(LocalAttempt, "publish", full)
+    monkeypatch.setattr(LocalStore, "publish", full)
     with pytest.raises(FeedlineError, match="no space left while writing shard 0 of train"):
         prepare(images, tmp_path / "out")
     assert len(tried) == 1
@@ -573,8 +571,8 @@ def test_links_to_nothing_and_images_without_a_class_are_quarantined(clean_image
     shutil.copy(source / "bear" / "bear_1.JPEG", source / "stray.jpg")
     said = prepare(source, tmp_path / "out", shards=1, max_bad=0.1)
     assert (said["output_samples"], said["reasons"]) == (48, {"broken link": 1, "no label": 1})
-    rows = commit.read_quarantine(open_store(str(tmp_path / "out")))
-    assert {(row["key"], row["source"]) for row in rows} == {
+    rows = quarantine.read_report(open_store(str(tmp_path / "out")))
+    assert {(row.key, row.source) for row in rows} == {
         ("apple/gone", str(source / "apple/gone.jpg")), ("stray", str(source / "stray.jpg")),
     }  # fmt: skip
 

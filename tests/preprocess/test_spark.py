@@ -3,12 +3,13 @@
 import contextlib
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from feedline.cli import main as feedline_main
-from feedline.preprocess.jvm import temporary_files_in, with_retries
-from feedline.preprocess.spark import SparkFailed, deaths_in_one_line
+from feedline.preprocess import spark
 from tests.preprocess.making import photo, saved
 
 FEEDLINE = [str(Path(sys.executable).with_name("feedline"))]
@@ -285,20 +285,36 @@ def test_a_master_that_is_none_is_one_line(source: Path, tmp_path: Path, scratch
     [("local[*]", "local[*,4]"), ("local", "local[1,4]"), ("local[2,7]", "local[2,7]"), ("yarn", "yarn")],
 )
 def test_local_tasks_are_tried_again(master: str, expected: str) -> None:
-    assert with_retries(master) == expected
+    assert spark.with_retries(master) == expected
 
 
 @pytest.mark.parametrize(
     "death", [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(), EOFError()]
 )
-def test_a_jvm_that_dies_under_any_call_is_one_line(death: Exception) -> None:
+def test_a_jvm_that_dies_under_any_call_is_one_line(death: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by chaos_prepare: killed while Python workers are started, before there is a job."""
-    with pytest.raises(SparkFailed, match="JVM died"), deaths_in_one_line():
+
+    @contextlib.contextmanager
+    def dies(*_: Any) -> Generator[Any]:
         raise death
+        yield
+
+    monkeypatch.setattr(spark, "spark_context", dies)
+    order: Any = None
+    with pytest.raises(spark.SparkFailed, match="JVM died"):
+        spark.SparkEngine().run(order, [], lambda _: None)
 
 
-def test_what_pyspark_leaves_when_killed_at_its_start_is_in_our_own_folder(tmp_path: Path) -> None:
-    with temporary_files_in(tmp_path):
+def test_what_pyspark_leaves_when_killed_at_its_start_is_in_our_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_IP", "mine")
+    before = dict(os.environ)
+    with spark.what_a_start_changes("local[1]", tmp_path):
         made = tempfile.mkdtemp()
+        os.write(1, b"greeting")
+        assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
     assert Path(made).parent == tmp_path
+    assert (tmp_path / "jvm.log").read_bytes() == b"greeting"
     assert Path(tempfile.gettempdir()) != tmp_path
+    assert dict(os.environ) == before
