@@ -1,10 +1,10 @@
-"""What a job says about itself: counts, stage times, speed, skew, and what full ImageNet would cost. Pure."""
+"""What a job says about itself: counts, stage times, speed, and what full ImageNet would cost. Pure."""
 
 import platform
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError
@@ -60,7 +60,6 @@ def speed(outcomes: Sequence[Outcome], run_s: float, commit_s: float) -> dict[st
         "samples_per_s": round(done / run_s, 1) if done and run_s else None,
         "samples_per_s_per_core": round(done / busy_s, 1) if done and busy_s else None,
         "imagenet": projection(outcomes),
-        "skew": skew(outcomes),
         "peak_rss_bytes": max((outcome.peak_rss_bytes for outcome in outcomes), default=0),
         "hosts": sorted({outcome.host.rpartition(":")[0] for outcome in outcomes}),
         "stage_s": {stage: round(seconds, 3) for stage, seconds in stage_s.items()},
@@ -81,18 +80,4 @@ def projection(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
         "samples": IMAGENET_SAMPLES,
         "hours_by_cores": hours,
         "relative_error": round(error / mean(per_sample), 4),
-    }
-
-
-def skew(outcomes: Sequence[Outcome]) -> dict[str, float] | None:
-    """How uneven the tasks were: the slowest and the longest-by-bytes against the median."""
-    if not outcomes:
-        return None
-    times = [outcome.total_s for outcome in outcomes]
-    sizes = [outcome.bytes_out for outcome in outcomes]
-    return {
-        "task_median_s": round(median(times), 3),
-        "task_max_s": round(max(times), 3),
-        "time_ratio": round(max(times) / max(median(times), 1e-9), 3),
-        "bytes_ratio": round(max(sizes) / max(median(sizes), 1), 3),
     }

@@ -22,7 +22,7 @@ import numpy as np
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Index, Manifest, read_index
-from feedline.pipeline.format.shard_tar import member_header, padding_bytes
+from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header, padding_bytes
 from feedline.preprocess import quarantine
 from feedline.preprocess.output import PLAN, is_exchanging, prepared_folders
 from feedline.preprocess.sources.base import SPLITS
@@ -255,7 +255,7 @@ def check_shard(store: Store, split: Split, number: int, full: bool) -> tuple[in
     if full or not same:
         wrong += wrong_bytes(data, split, rows)
     elif not split.foreign:
-        wrong += [(split.keys[row], what) for row in rows if (what := label_trouble(data, split, row)[1])]
+        wrong += [(split.keys[row], what) for row in rows if (what := label_trouble(data, split, row))]
     if not same and not wrong:
         wrong.append(("", "its SHA-256 is not the manifest's, in a place the index does not cover"))
     if not full and len(rows) > SAMPLES_DECODED:
@@ -281,19 +281,19 @@ def wrong_bytes(data: bytes, split: Split, rows: Sequence[int]) -> list[tuple[st
     headers = [b"" if split.foreign else image_header(data, split, row) for row in rows]
     starts = [int(index.offsets_N[row]) for row in rows]
     begins = [0, *(start - len(header) for start, header in zip(starts[1:], headers[1:], strict=True)), len(data)]
-    for row, start, header, begin, end in zip(rows, starts, headers, begins, begins[1:], strict=False):
-        key, image_end = split.keys[row], start + int(index.lengths_N[row])
-        if zlib.crc32(data[start:image_end]) != int(index.crc32_N[row]):
+    for n, (row, start, header) in enumerate(zip(rows, starts, headers, strict=True)):
+        key, end = split.keys[row], start + int(index.lengths_N[row])
+        if zlib.crc32(data[start:end]) != int(index.crc32_N[row]):
             wrong.append((key, "image bytes are not those that were written (CRC-32)"))
         if split.foreign:
             continue
-        label_end, trouble = label_trouble(data, split, row)
-        if trouble:
-            wrong.append((key, trouble))
-        if data[begin:start] != header or any(data[image_end : image_end + padding_bytes(image_end)]):
+        padding = padding_bytes(end)
+        if data[begins[n] : start] != header or any(data[end : end + padding]):
             wrong.append((key, "the image's tar header or padding is not what was written"))
+        if trouble := label_trouble(data, split, row):
+            wrong.append((key, trouble))
         # Then its metadata, whose text only the SHA-256 covers, or nothing; after the last the archive's end.
-        rest = data[label_end:end].rstrip(b"\0")
+        rest = data[end + padding + len(label_member(split, row)) : begins[n + 1]].rstrip(b"\0")
         text = rest[len(member_header(f"{key}.json", 0)) :]
         if rest not in (b"", member_header(f"{key}.json", len(text)) + text):
             wrong.append((key, "what follows the label is neither its metadata nor the archive's end"))
@@ -310,17 +310,19 @@ def image_header(data: bytes, split: Split, row: int) -> bytes:
     return member_header(f"{key}.{extension[0].decode() if extension else ''}", int(split.index.lengths_N[row]))
 
 
-def label_trouble(data: bytes, split: Split, row: int) -> tuple[int, str]:
-    """Where the member KEY.cls ends, which follows the image, and what is wrong with it."""
-    index = split.index
-    image_end = int(index.offsets_N[row] + index.lengths_N[row])
-    text = str(index.labels_N[row]).encode()
-    header = member_header(f"{split.keys[row]}.cls", len(text))
-    start = image_end + padding_bytes(image_end) + len(header)
-    padding = start + len(text)
-    end = padding + padding_bytes(padding)
-    if data[start:padding] != text:
-        return end, f"the label in the tar is {data[start:padding]!r}, the index says {index.labels_N[row]}"
-    if data[start - len(header) : start] != header or any(data[padding:end]):
-        return end, "the label's tar header or padding is not what was written"
-    return end, ""
+def label_member(split: Split, row: int) -> bytes:
+    text = str(split.index.labels_N[row]).encode()
+    return member_header(f"{split.keys[row]}.cls", len(text)) + text.ljust(BLOCK_BYTES, b"\0")
+
+
+def label_trouble(data: bytes, split: Split, row: int) -> str:
+    """What is wrong with the member KEY.cls, which follows the image; "" when nothing is."""
+    end = int(split.index.offsets_N[row] + split.index.lengths_N[row])
+    start, member = end + padding_bytes(end), label_member(split, row)
+    there = data[start : start + len(member)]
+    if there == member:
+        return ""
+    text = there[-BLOCK_BYTES:].rstrip(b"\0")
+    return (
+        f"the label in the tar is not what was written: it says {text!r:.40}, the index {split.index.labels_N[row]}"
+    )
