@@ -61,7 +61,7 @@ def speed(outcomes: Sequence[Outcome], run_s: float, commit_s: float) -> dict[st
         "samples_per_s_per_core": round(done / busy_s, 1) if done and busy_s else None,
         "imagenet": projection(outcomes),
         "peak_rss_bytes": max((outcome.peak_rss_bytes for outcome in outcomes), default=0),
-        "hosts": sorted({outcome.host.rpartition(":")[0] for outcome in outcomes}),
+        "hosts": sorted({outcome.host for outcome in outcomes}),
         "stage_s": {stage: round(seconds, 3) for stage, seconds in stage_s.items()},
     }
 

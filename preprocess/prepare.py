@@ -74,11 +74,6 @@ class Preparation:
         config = self.config
         source = open_configured(config)  # a wrong path is said before anything is made
         self.store = self.place = open_store(config.out, dict(config.storage_options))
-        if source.needs_staging and not isinstance(self.place, LocalStore) and (master := self.engine.elsewhere()):
-            raise UsageError(
-                f"{config.source} must be unpacked first, where all executors of {master} see it: give an OUT folder "
-                "that they share, or --master local[*]"
-            )
         with output.locked(self.place), staging_folder(self.place) as staging:
             exchanged = output.finish_exchange(self.place)
             started = time.monotonic()

@@ -64,18 +64,6 @@ class SparkEngine:
         if not under_submit() and callers_context() is None:
             check_java()
 
-    def elsewhere(self) -> str:
-        if (context := callers_context()) is not None:
-            master = str(getattr(context, "master", ""))
-        elif (asked := self.conf.get("spark.master") or self.master) or not under_submit():
-            master = asked or "local[*]"
-        else:
-            from pyspark import SparkConf, SparkContext
-
-            SparkContext._ensure_initialized()  # what spark-submit was told, its JVM knows
-            master = str(SparkConf().get("spark.master", ""))
-        return "" if master.startswith("local") else master
-
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         from py4j.protocol import Py4JError
 

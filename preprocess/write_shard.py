@@ -6,7 +6,6 @@ plus two shards' index rows.
 """
 
 import gc
-import os
 import re
 import resource
 import socket
@@ -17,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,13 +90,9 @@ def is_staged(path: str, staging: str) -> bool:
 class Outcome:
     """What the driver hears of a shard; the rest is in its receipt."""
 
-    split: str
-    shard: int
-    host: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
+    host: str = field(default_factory=socket.gethostname)
     samples: int = 0
     quarantined: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
     stage_s: dict[str, float] = field(default_factory=dict[str, float])
     total_s: float = 0.0
     peak_rss_bytes: int = 0
@@ -141,27 +137,20 @@ class ShardJob:
     """The state of one attempt at one shard: `make`, then `publish` or `discard`, maybe on another thread."""
 
     def __init__(self, order: Order, task: ShardTask) -> None:
-        self.order, self.task = order, task
-        self.outcome = Outcome(split=task.split, shard=task.shard)
+        self.order, self.task, self.outcome = order, task, Outcome()
         self.quarantined: list[Quarantined] = []
+        self.bytes_in = 0
         self.read_s = self.write_s = 0.0
         self._attempts_end = ExitStack()
 
     def make(self) -> None:
-        """Reads, prepares and writes the samples; nobody sees them yet. Refuses libraries that would write other
-        bytes than the plan says."""
-        order, config = self.order, self.order.config
+        """Reads, prepares and writes the samples; nobody sees them yet."""
+        config = self.order.config
         with self._accounted():
-            mine = fingerprint(config.outputs)
-            if mine != order.fingerprint:
-                raise FeedlineError(
-                    f"executor {socket.gethostname()} encodes differently or reads other formats (fingerprint "
-                    f"{mine}; the plan has {order.fingerprint}): give all executors the same Pillow, libjpeg-turbo "
-                    "and simplejpeg"
-                )
-            self.store = open_store(order.address, dict(config.storage_options))
+            self._check_executor()
+            self.store = open_store(self.order.address, dict(config.storage_options))
             self.kernel = Kernel(config.outputs, config.max_pixels)
-            attempts = [self.store.attempt(order.run) for _ in config.outputs]
+            attempts = [self.store.attempt(self.order.run) for _ in config.outputs]
             self._attempts = [self._attempts_end.enter_context(attempt) for attempt in attempts]
             self._writers = [ShardWriter(attempt, self.task.shard) for attempt in self._attempts]
             with ExitStack() as writers_end:
@@ -178,13 +167,27 @@ class ShardJob:
                 self.write_s += time.perf_counter() - started
                 self.outcome.samples = len(self._writers[0].rows)
                 self.outcome.quarantined = len(self.quarantined)
-                self.outcome.bytes_out = sum(writer.bytes for writer in self._writers)
                 self.outcome.stage_s = {"read": self.read_s, **self.kernel.seconds, "write": self.write_s}
         self.discard()
 
     def discard(self) -> None:
         """Removes what was written and not published; again does nothing."""
         self._attempts_end.close()
+
+    def _check_executor(self) -> None:
+        """Refuses libraries that would write other bytes than the plan says, and a machine that cannot see what was
+        unpacked."""
+        order, mine = self.order, fingerprint(self.order.config.outputs)
+        if mine != order.fingerprint:
+            raise FeedlineError(
+                f"executor {socket.gethostname()} encodes differently or reads other formats (fingerprint {mine}; "
+                f"the plan has {order.fingerprint}): give all executors the same Pillow, libjpeg-turbo and simplejpeg"
+            )
+        if not all(Path(path).exists() for path in self.task.paths if is_staged(path, order.staging)):
+            raise FeedlineError(
+                f"executor {socket.gethostname()} does not see what {order.config.source} was unpacked to "
+                f"({order.staging}): give an OUT folder that all executors share, or --master local[*]"
+            )
 
     @contextmanager
     def _accounted(self) -> Generator[None]:
@@ -209,7 +212,7 @@ class ShardJob:
             before = clock()
             data = next(arriving)
             self.read_s += clock() - before
-            self.outcome.bytes_in += len(data)
+            self.bytes_in += len(data)
             try:
                 if position in task.troubles:
                     raise BadImage(task.troubles[position])
@@ -280,7 +283,7 @@ class ShardJob:
             split=task.split,
             shard=task.shard,
             planned_samples=len(task),
-            bytes_in=self.outcome.bytes_in,
+            bytes_in=self.bytes_in,
             outputs=written,
             rows=[Rows.of(writer.rows) for writer in self._writers],
             quarantined=self.quarantined,

@@ -58,14 +58,11 @@ def off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 class Here:
     """An engine: the tasks in this process, two at a time; then it `dies`, if it shall, with what is left undone."""
 
-    def __init__(self, most: int | None = None, dies: BaseException | None = None, elsewhere: str = "") -> None:
-        self._most, self._dies, self._elsewhere = most, dies, elsewhere
+    def __init__(self, most: int | None = None, dies: BaseException | None = None) -> None:
+        self._most, self._dies = most, dies
 
     def check(self) -> None:
         """It can always run."""
-
-    def elsewhere(self) -> str:
-        return self._elsewhere
 
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         tasks = tasks[: self._most]

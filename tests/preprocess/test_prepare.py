@@ -34,7 +34,6 @@ from feedline.preprocess.fingerprint import Fingerprint, fingerprint
 from feedline.preprocess.index_source import indexed, source_stats
 from feedline.preprocess.inspect import inspect
 from feedline.preprocess.picture import Output
-from feedline.preprocess.spark import SparkEngine
 from feedline.preprocess.store import WORK, LocalStore, open_store
 from feedline.preprocess.verify import verify
 from feedline.preprocess.write_shard import Order, ShardJob, ShardTask
@@ -756,20 +755,22 @@ def test_an_object_store_keeps_the_old_dataset_until_the_manifest_changes(images
     assert verify(out, full=True)["ok"]
 
 
-def test_what_must_be_unpacked_is_refused_where_executors_would_not_see_it(tmp_path: Path) -> None:
+def test_what_was_unpacked_where_executors_do_not_see_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = pa.table({"image": pa.array([saved(photo(n)) for n in range(4)], pa.binary()), "label": [0, 1] * 2})
     (tmp_path / "in").mkdir()
     pq.write_table(table, tmp_path / "in" / "train-0.parquet")
     out = f"memory://{tmp_path.name}"
-    with pytest.raises(UsageError, match=r"must be unpacked first, where all executors of yarn"):
-        prepare(tmp_path / "in", out, shards=1, engine=Here(elsewhere="yarn"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def on_another_machine() -> None:
+        for folder in tmp_path.glob(f"{PREFIX}staging-*"):
+            shutil.rmtree(folder)
+
+    with pytest.raises(FeedlineError, match=r"does not see what .*: give an OUT folder that all executors share"):
+        prepare(tmp_path / "in", out, shards=1, engine=After(on_another_machine))
     assert prepare(tmp_path / "in", out, shards=1)["output_samples"] == 4
-
-
-def test_spark_says_whether_its_executors_are_on_other_machines() -> None:
-    assert SparkEngine(master="spark://host:7077").elsewhere() == "spark://host:7077"
-    assert SparkEngine(conf={"spark.master": "yarn"}).elsewhere() == "yarn"
-    assert SparkEngine(master="local[2]").elsewhere() == SparkEngine().elsewhere() == ""
 
 
 def test_a_long_index_says_how_far_it_is(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
