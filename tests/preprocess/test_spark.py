@@ -1,7 +1,6 @@
 """Prepare on a real Spark: the same bytes on any number of cores and after any death; nothing left behind."""
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -20,7 +19,7 @@ from py4j.protocol import Py4JNetworkError
 
 from feedline.cli import main as feedline_main
 from feedline.preprocess import spark
-from tests.preprocess.making import photo, saved
+from tests.preprocess.making import digests, photo, saved
 
 FEEDLINE = [str(Path(sys.executable).with_name("feedline"))]
 SHARDS = 12
@@ -67,11 +66,6 @@ def run(source: Path, out: Path, *options: str) -> subprocess.CompletedProcess[s
     done = subprocess.run(command(source, out, *options), capture_output=True, text=True, timeout=240, check=False)
     assert "Traceback" not in done.stderr
     return done
-
-
-def digests(out: Path) -> dict[str, str]:
-    files = (path for path in sorted(out.rglob("*")) if path.is_file() and path.name != "report.json")
-    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 120) -> Any:
