@@ -15,16 +15,13 @@ from feedline.preprocess.store import TEMPORARY_FILE, WORK, Store
 from feedline.preprocess.write_shard import Order
 
 
-def held_receipt(store: Store, order: Order, split: str, shard: int, planned: int) -> Receipt | None:
+def held_receipt(store: Store, order: Order, split: str, shard: int) -> Receipt | None:
     """The receipt of a finished shard whose files are there with the right size; None when it must be done."""
     data = store.read(f"{WORK}/{receipt_name(order.plan_hash, split, shard)}")
     receipt = Receipt.from_bytes(data) if data is not None else None
-    if receipt is None or (receipt.plan_hash, receipt.planned_samples) != (order.plan_hash, planned):
+    if receipt is None or (receipt.quarantined and receipt.fingerprint.formats != order.fingerprint.formats):
         return None
-    lacked = receipt.quarantined and receipt.fingerprint.formats != order.fingerprint.formats
     folders = order.config.folders(split)
-    if lacked or receipt.fingerprint.encoder != order.fingerprint.encoder or len(receipt.outputs) != len(folders):
-        return None
     files = {f"{folder}/{file.name}": file.bytes for folder, file in zip(folders, receipt.outputs, strict=True)}
     files |= {f"{QUARANTINE}/{bad.file}": bad.length for bad in receipt.quarantined}
     return receipt if all(store.size(name) == length for name, length in files.items()) else None

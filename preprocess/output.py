@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -110,10 +110,16 @@ def manifest_in(store: Store, folder: str) -> Manifest | None:
         return None
 
 
-def finished(store: Store, folders: Sequence[str]) -> list[Manifest] | None:
-    """The manifests, when every one of these splits is finished; None otherwise."""
-    manifests = [manifest for folder in folders if (manifest := manifest_in(store, folder)) is not None]
+def finished(store: Store, folders: Sequence[str]) -> dict[str, Manifest] | None:
+    """The manifests by folder, when every one of these splits is finished; None otherwise."""
+    manifests = {folder: manifest for folder in folders if (manifest := manifest_in(store, folder)) is not None}
     return manifests if len(manifests) == len(folders) else None
+
+
+def is_whole(store: Store, manifests: Mapping[str, Manifest]) -> bool:
+    """Whether every shard is there with its size."""
+    sizes = {f"{folder}/{shard.name}": shard.bytes for folder, one in manifests.items() for shard in one.shards}
+    return all(store.size(name) == size_bytes for name, size_bytes in sizes.items())
 
 
 def prepared_folders(store: Store) -> set[str]:
@@ -167,12 +173,14 @@ def check_free(store: Store, plan_hash: str, about: str, folders: Sequence[str],
             )
 
 
-def check_formats(store: Store, manifests: Sequence[Manifest], formats: dict[str, str], retry: bool) -> None:
+def check_formats(store: Store, manifests: Mapping[str, Manifest], formats: dict[str, str], retry: bool) -> None:
     """Raises UsageError where what is there was begun by a Pillow that reads other formats: samples of one format
     would be both in shards and in quarantine. With more formats it may go on by retrying what is in quarantine."""
     running = unfinished_plan(store)
-    short = any(shard.samples < shard.planned_samples for manifest in manifests for shard in manifest.shards)
-    before = running.get("formats") if running is not None else manifests[0].formats if short else None
+    before = None if running is None else running.get("formats")
+    for manifest in manifests.values() if running is None else ():
+        if any(shard.samples < shard.planned_samples for shard in manifest.shards):
+            before = manifest.formats
     if not isinstance(before, dict) or before == formats:
         return
     grew = before.items() <= formats.items()

@@ -266,18 +266,10 @@ def relabelled(columns: Columns, classes: Classes, listed: Sequence[int]) -> tup
 
 
 def rows_of(columns: Columns, rows_N: npt.NDArray[np.int64]) -> Columns:
-    listed = rows_N.tolist()
-    return replace(
-        columns,
-        keys=[columns.keys[row] for row in listed],
-        labels_N=columns.labels_N[rows_N],
-        splits_N=columns.splits_N[rows_N],
-        path_N=columns.path_N[rows_N],
-        offsets_N=columns.offsets_N[rows_N],
-        lengths_N=columns.lengths_N[rows_N],
-        crc32_N=None if columns.crc32_N is None else columns.crc32_N[rows_N],
-        troubles={n: columns.troubles[row] for n, row in enumerate(listed) if row in columns.troubles},
-    )
+    rows = rows_N.tolist()
+    arrays = {name: value[rows_N] for name, value in vars(columns).items() if isinstance(value, np.ndarray)}
+    troubles = {n: columns.troubles[row] for n, row in enumerate(rows) if row in columns.troubles}
+    return replace(columns, keys=[columns.keys[row] for row in rows], troubles=troubles, **arrays)
 
 
 def with_val_split(columns: Columns, fraction: float, seed: int) -> Columns:

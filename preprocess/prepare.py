@@ -107,8 +107,8 @@ class Preparation:
         done = output.finished(place, folders)
         quarantined = quarantine.read_report(place) if retry else []
         if not overwrite:
-            output.check_formats(place, done or [], formats, retry)
-            if done and not quarantined and output.unfinished_plan(place) is None and self._complete(folders, done):
+            output.check_formats(place, done or {}, formats, retry)
+            if done and not quarantined and output.unfinished_plan(place) is None and output.is_whole(place, done):
                 output.end(place)
                 self.on_note("already prepared: nothing to do (--overwrite would do it again)")
                 return commit.read_report(place) | {"already_complete": True}
@@ -130,14 +130,6 @@ class Preparation:
             output.end(place)
         return report
 
-    def _complete(self, folders: list[str], manifests: list[Manifest]) -> bool:
-        """Whether every shard of the finished dataset is there with its size."""
-        return all(
-            self.place.size(f"{folder}/{shard.name}") == shard.bytes
-            for folder, manifest in zip(folders, manifests, strict=True)
-            for shard in manifest.shards
-        )
-
     def _say_room(self) -> None:
         mean_bytes = float(np.maximum(self.plan.columns.lengths_N, 0).mean())
         new_bytes = len(self.plan.columns) * sum(estimated_bytes(form, mean_bytes) for form in self.config.outputs)
@@ -146,15 +138,15 @@ class Preparation:
             f"until then about {math.ceil(new_bytes / 2**20):,} MiB more are needed there"
         )
 
-    # --- writing --------------------------------------------------------------------------------------
+    # --- writing and committing -----------------------------------------------------------------------
 
     def _write(self) -> dict[str, Any]:
         started = time.monotonic()
         pending: list[ShardTask] = []
         for split in self.plan.splits:
-            for shard in range(split.shards):
+            for shard, receipt in enumerate(self._receipts(split)):
                 again = self.mended.get((split.split, shard), {})
-                if again or self._receipt(split, shard) is None:
+                if again or receipt is None:
                     pending.append(self.plan.task(split, shard, again))
         resumed = len(self.plan.columns) - sum(len(task) for task in pending)
         outcomes: list[Outcome] = []
@@ -165,6 +157,13 @@ class Preparation:
         except TooManyBad:
             self._say_what_is_bad()
             raise
+        except OSError as error:
+            raise write_error(error, f"preparing {self.store.address}") from error
+
+    def _receipts(self, split: SplitPlan) -> list[Receipt | None]:
+        """Of each shard of the split; None for those that are still to be done."""
+        shards = range(split.shards)
+        return [commit.held_receipt(self.store, self.order, split.split, shard) for shard in shards]
 
     def _run_tasks(self, pending: list[ShardTask], resumed: int, outcomes: list[Outcome]) -> EngineRun:
         """Progress for people, and the early end when something cannot be mended."""
@@ -183,9 +182,6 @@ class Preparation:
         self.on_progress(done, samples)
         return self.engine.run(self.order, pending, on_outcome)
 
-    def _receipt(self, split: SplitPlan, shard: int) -> Receipt | None:
-        return commit.held_receipt(self.store, self.order, split.split, shard, split.planned(shard))
-
     def _check_bad(self, bad: int, samples: int) -> None:
         """As asked; unasked 0.1 %, but a handful (at most one in twenty) does not end a small job."""
         asked = self.config.max_bad
@@ -200,55 +196,48 @@ class Preparation:
         """What the receipts know so far, for whoever is told that it is too much. Deletes nothing, and leaves the
         rows that a retry has still to go by."""
         with suppress(OSError):  # what is to be said is that it is too much
-            held = [self._receipt(split, shard) for split in self.plan.splits for shard in range(split.shards)]
-            bad = [row for receipt in held if receipt is not None for row in receipt.quarantined]
+            receipts = [receipt for split in self.plan.splits for receipt in self._receipts(split) if receipt]
             before = quarantine.read_report(self.store) if self.config.retry_quarantine else []
-            quarantine.write_report(self.store, bad, before)
-
-    # --- committing -----------------------------------------------------------------------------------
+            quarantine.write_report(self.store, [row for receipt in receipts for row in receipt.quarantined], before)
 
     def _commit(self, ran: EngineRun, outcomes: list[Outcome], resumed: int, started: float) -> dict[str, Any]:
+        """The report and, last of all, the manifests, once every shard has left its receipt."""
         commit_started, store = time.monotonic(), self.store
-        try:
-            receipts = {split.split: self._all_receipts(split) for split in self.plan.splits}
-            every = [receipt for of_split in receipts.values() for receipt in of_split]
-            counts = job_report.totals(every)
-            self._check_bad(counts["quarantined"], counts["input_samples"])
-            manifests: dict[str, Manifest] = {}
-            for split, of_split in receipts.items():
-                manifests |= commit.commit_split(store, self.order, split, of_split, self.classes)
-            quarantine.commit_quarantine(store, [row for receipt in every for row in receipt.quarantined])
-            ended = time.monotonic()
-            self.seconds |= {"commit": ended - commit_started, "all": ended - started}
-            report = counts | job_report.speed(outcomes, ran.run_s, self.seconds["commit"])
-            report |= {
-                "splits": {
-                    split.split: {"samples": len(split.rows_N), "shards": split.shards, "why": split.reason}
-                    for split in self.plan.splits
-                },
-                "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
-                "plan_hash": self.plan.hash,
-                "resumed_samples": resumed,
-                "master": ran.master,
-                "parallelism": ran.parallelism,
-                "versions": job_report.versions(),
-            }
-            store.write(output.REPORT, (json.dumps(report, indent=1) + "\n").encode())
-            commit.publish_manifests(store, manifests)
-            commit.remove_replaced(store, manifests)
-            return report
-        except OSError as error:
-            raise write_error(error, f"committing {store.address}") from error
-
-    def _all_receipts(self, split: SplitPlan) -> list[Receipt]:
-        held = [self._receipt(split, shard) for shard in range(split.shards)]
-        missing = [number for number, receipt in enumerate(held) if receipt is None]
-        if missing:
-            raise FeedlineError(
-                f"{len(missing)} shards of {split.split} (first: {missing[0]}) left no receipt in "
-                f"{self.store.address}: do all executors see this folder? Run again to resume"
-            )
-        return [receipt for receipt in held if receipt is not None]
+        by_split: dict[str, list[Receipt]] = {}
+        for split in self.plan.splits:
+            held = self._receipts(split)
+            by_split[split.split] = receipts = [receipt for receipt in held if receipt is not None]
+            if len(receipts) < len(held):
+                raise FeedlineError(
+                    f"{held.count(None)} shards of {split.split} (first: {held.index(None)}) left no receipt in "
+                    f"{store.address}: do all executors see this folder? Run again to resume"
+                )
+        every = [receipt for receipts in by_split.values() for receipt in receipts]
+        counts = job_report.totals(every)
+        self._check_bad(counts["quarantined"], counts["input_samples"])
+        manifests: dict[str, Manifest] = {}
+        for name, receipts in by_split.items():
+            manifests |= commit.commit_split(store, self.order, name, receipts, self.classes)
+        quarantine.commit_quarantine(store, [row for receipt in every for row in receipt.quarantined])
+        ended = time.monotonic()
+        self.seconds |= {"commit": ended - commit_started, "all": ended - started}
+        report = counts | job_report.speed(outcomes, ran.run_s, self.seconds["commit"])
+        report |= {
+            "splits": {
+                split.split: {"samples": len(split.rows_N), "shards": split.shards, "why": split.reason}
+                for split in self.plan.splits
+            },
+            "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
+            "plan_hash": self.plan.hash,
+            "resumed_samples": resumed,
+            "master": ran.master,
+            "parallelism": ran.parallelism,
+            "versions": job_report.versions(),
+        }
+        store.write(output.REPORT, (json.dumps(report, indent=1) + "\n").encode())
+        commit.publish_manifests(store, manifests)
+        commit.remove_replaced(store, manifests)
+        return report
 
 
 @contextmanager

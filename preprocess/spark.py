@@ -1,7 +1,7 @@
 """Spark as an engine of `prepare`: groups of tasks out, outcomes back, and no process or file left behind.
 
 Spark carries descriptors out and short outcomes back; pixels never enter the JVM. This is the only file that imports
-pyspark, and only when a job runs. Spark's JVM is a guest of this process: what its start changes here is put back.
+pyspark, and only when a job runs. Spark's JVM is a guest of this process: what its start needs of it is put back.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -225,8 +224,7 @@ def spark_context(master: str | None, conf: Mapping[str, str]) -> Generator[Any]
     with scratch_folder("spark") as scratch, quiet_py4j():
         master = master or (None if under_submit() else "local[*]")
         try:
-            with what_a_start_changes(master, scratch):
-                context = start(settings(master, scratch, conf), scratch)
+            context = start(settings(master, scratch, conf), scratch)
             if server := getattr(context, "_accumulatorServer", None):
                 # The thread that hears of finished tasks prints a trace when the JVM dies; we say that in one line.
                 server.handle_error = lambda request, client_address: None
@@ -241,31 +239,51 @@ def spark_context(master: str | None, conf: Mapping[str, str]) -> Generator[Any]
             end_spark_of(scratch)  # whatever kept it from ending as it should
 
 
+def start(conf: Mapping[str, str], scratch: Path) -> Any:
+    """A context of our own. Another thread makes it, which no signal interrupts: whenever one comes, the JVM can be
+    ended. There, too, pyspark leaves Ctrl-C alone: its handler would stay, and calls the JVM even amid another call.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    spark_conf = SparkConf().setAll(list(conf.items()))
+
+    def make() -> Any:
+        with (scratch / "jvm.log").open("ab") as log:  # the JVM greets with warnings that no setting silences
+            gateway = launch_gateway(spark_conf, {"stdout": log, "stderr": log})
+        context = SparkContext(conf=spark_conf, environment={**ONE_THREAD}, gateway=gateway)
+        context.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        return context
+
+    with what_a_start_reads(scratch, local=is_local(conf.get("spark.master"))):
+        made = ThreadPoolExecutor(1, "feedline-jvm").submit(make)
+        try:
+            return made.result()
+        except Exception as error:
+            reason = str(getattr(error, "java_exception", None) or error).strip().splitlines()
+            raise SparkFailed(f"Spark did not start with master {conf.get('spark.master', 'of spark-submit')} "
+                              f"({reason[0][:300] if reason else type(error).__name__})") from error  # fmt: skip
+        finally:
+            while not made.done():
+                end_spark_of(scratch)
+                time.sleep(POLL_S / 10)
+
+
 @contextlib.contextmanager
-def what_a_start_changes(master: str | None, scratch: Path) -> Generator[None]:
-    """While Spark starts: the variables it reads (the caller's own Python wins), its greeting, which no setting
-    silences, and its temporary folder go to `scratch`. All is put back, and Ctrl-C stays what it was: pyspark's
-    handler would stay for good, and calls the JVM even amid another call."""
-    wanted = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
-    wanted |= {"SPARK_LOCAL_IP": "127.0.0.1"} if is_local(master) else {}
-    with contextlib.ExitStack() as put_back, (scratch / "jvm.log").open("ab") as log:
-        put_back.callback(os.environ.update, {name: os.environ[name] for name in wanted if name in os.environ})
-        for name in wanted:
-            put_back.callback(os.environ.pop, name)
-        os.environ.update(wanted)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for descriptor in (1, 2):
-            saved = os.dup(descriptor)
-            put_back.callback(os.close, saved)
-            put_back.callback(os.dup2, saved, descriptor)
-            os.dup2(log.fileno(), descriptor)
-        put_back.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
-        tempfile.tempdir = str(scratch)
-        handler = signal.getsignal(signal.SIGINT)
-        if handler is not None and threading.current_thread() is threading.main_thread():
-            put_back.callback(signal.signal, signal.SIGINT, handler)
+def what_a_start_reads(scratch: Path, *, local: bool) -> Generator[None]:
+    """Settings that are the process's: a local JVM need not know its host's name, and the folder that pyspark makes
+    meanwhile goes with ours should we be killed then. Both are put back."""
+    address, folder = os.environ.get("SPARK_LOCAL_IP"), tempfile.tempdir
+    tempfile.tempdir = str(scratch)
+    if local:
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    try:
         yield
+    finally:
+        tempfile.tempdir = folder
+        os.environ.pop("SPARK_LOCAL_IP", None)
+        if address is not None:
+            os.environ["SPARK_LOCAL_IP"] = address
 
 
 @contextlib.contextmanager
@@ -288,27 +306,6 @@ def quiet_py4j() -> Generator[None]:
 
 def not_of_py4j(record: logging.LogRecord) -> bool:
     return "py4j" not in record.pathname
-
-
-def start(conf: Mapping[str, str], scratch: Path) -> Any:
-    """The JVM is started by another thread, which no signal interrupts: whenever one comes, the JVM can be ended."""
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
-
-    spark_conf = SparkConf().setAll(list(conf.items()))
-    gateway = ThreadPoolExecutor(1, "feedline-jvm").submit(launch_gateway, spark_conf)
-    try:
-        return SparkContext(conf=spark_conf, environment={**ONE_THREAD}, gateway=gateway.result())
-    except Exception as error:
-        reason = str(getattr(error, "java_exception", None) or error).strip().splitlines()
-        raise SparkFailed(f"Spark did not start with master {conf.get('spark.master', 'of spark-submit')} "
-                          f"({reason[0][:300] if reason else type(error).__name__})") from error  # fmt: skip
-    finally:
-        while not gateway.done():
-            end_spark_of(scratch)
-            time.sleep(POLL_S / 10)
-        if gateway.exception() is None:
-            SparkContext._gateway = gateway.result()  # so that it is ended also where pyspark has not taken it yet
 
 
 def end_jvm() -> None:
