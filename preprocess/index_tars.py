@@ -28,7 +28,7 @@ from feedline.pipeline.format.manifest import (
     read_manifest,
     refuse_address,
 )
-from feedline.preprocess.job_report import versions
+from feedline.preprocess.fingerprint import versions
 from feedline.preprocess.plan import checked, with_safe_names
 from feedline.preprocess.receipts import ROW, Rows, index_table
 from feedline.preprocess.sources.base import Columns, SourceOptions, check_used, parse_options

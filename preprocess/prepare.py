@@ -21,10 +21,10 @@ from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import write_error
 from feedline.pipeline.base.scratch import clear_abandoned, scratch_folder
 from feedline.pipeline.format.manifest import Manifest
-from feedline.preprocess import commit, job_report, output, quarantine
+from feedline.preprocess import commit, output, quarantine
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.engine import Engine, EngineRun
-from feedline.preprocess.fingerprint import fingerprint
+from feedline.preprocess.fingerprint import fingerprint, versions
 from feedline.preprocess.index_source import OnNote, gather, open_configured
 from feedline.preprocess.plan import SplitPlan, estimated_bytes, make_plan
 from feedline.preprocess.receipts import Receipt
@@ -213,7 +213,7 @@ class Preparation:
                     f"{store.address}: do all executors see this folder? Run again to resume"
                 )
         every = [receipt for receipts in by_split.values() for receipt in receipts]
-        counts = job_report.totals(every)
+        counts = commit.totals(every)
         self._check_bad(counts["quarantined"], counts["input_samples"])
         manifests: dict[str, Manifest] = {}
         for name, receipts in by_split.items():
@@ -221,7 +221,7 @@ class Preparation:
         quarantine.commit_quarantine(store, [row for receipt in every for row in receipt.quarantined])
         ended = time.monotonic()
         self.seconds |= {"commit": ended - commit_started, "all": ended - started}
-        report = counts | job_report.speed(outcomes, ran.run_s, self.seconds["commit"])
+        report = counts | commit.speed(outcomes, ran.run_s, self.seconds["commit"])
         report |= {
             "splits": {
                 split.split: {"samples": len(split.rows_N), "shards": split.shards, "why": split.reason}
@@ -232,7 +232,7 @@ class Preparation:
             "resumed_samples": resumed,
             "master": ran.master,
             "parallelism": ran.parallelism,
-            "versions": job_report.versions(),
+            "versions": versions(),
         }
         store.write(output.REPORT, (json.dumps(report, indent=1) + "\n").encode())
         commit.publish_manifests(store, manifests)
