@@ -75,7 +75,7 @@ class PrepareConfig:
     def source_storage_options(self) -> dict[str, Any]:
         """For fsspec at the source's end; `source_options["storage_options"]` wins."""
         out, source = (where.partition("://")[0] if "://" in where else "" for where in (self.out, self.source))
-        ours = self.storage_options if out in ("", source) else {}
+        ours = self.storage_options if out in ("", "file", source) else {}
         return dict(self.source_options.get("storage_options", ours))
 
     def folders(self, split: str) -> list[str]:

@@ -231,8 +231,7 @@ def with_safe_names(classes: Classes) -> Classes:
 
 def in_class_order(columns: Columns, classes: Classes, order: Sequence[str]) -> tuple[Columns, Classes]:
     """Labels renumbered as the user lists the class names. Raises UsageError for unknown or missing names."""
-    names = [str(entry["name"]) for entry in classes]
-    by_name = {name: label for label, name in enumerate(names)}
+    by_name = {str(entry["name"]): label for label, entry in enumerate(classes)}
     by_name |= {str(entry["wnid"]): label for label, entry in enumerate(classes) if "wnid" in entry}
     unknown = [name for name in order if name not in by_name]
     if unknown:
@@ -240,7 +239,7 @@ def in_class_order(columns: Columns, classes: Classes, order: Sequence[str]) -> 
     listed = [by_name[name] for name in order]
     missing = sorted(set(range(len(classes))) - set(listed))
     if missing or len(set(listed)) != len(listed):
-        what = f"leaves out {names[missing[0]]!r}" if missing else "names a class twice"
+        what = f"leaves out {str(classes[missing[0]]['name'])!r}" if missing else "names a class twice"
         raise UsageError(f"class order {what}: it must list each class once")
     return relabelled(columns, classes, listed)
 
@@ -283,14 +282,11 @@ def with_val_split(columns: Columns, fraction: float, seed: int) -> Columns:
     train = np.flatnonzero(columns.splits_N == columns.split_names.index("train"))
     ranks_N = keyed_ranks([columns.keys[row] for row in train.tolist()], seed, "val")
     order = train[np.lexsort((ranks_N, columns.labels_N[train]))]
-    ordered = columns.labels_N[order]
-    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    sizes = np.diff(np.append(starts, len(ordered)))
-    place_in_class = np.arange(len(ordered)) - np.repeat(starts, sizes)
-    taken = place_in_class < np.repeat(np.rint(sizes * fraction), sizes)
-    if not taken.any() or taken.all():
-        raise UsageError(f"val fraction {fraction:g} would leave {'train' if taken.any() else 'val'} empty")
+    classes = np.split(order, np.flatnonzero(np.diff(columns.labels_N[order])) + 1)
+    taken = np.concatenate([rows[: round(len(rows) * fraction)] for rows in classes])
+    if len(taken) in (0, len(train)):
+        raise UsageError(f"val fraction {fraction:g} would leave {'train' if len(taken) else 'val'} empty")
     names = [*(name for name in columns.split_names if name != "val"), "val"]
     splits_N = np.array([names.index(name) for name in columns.split_names], np.int8)[columns.splits_N]
-    splits_N[order[taken]] = names.index("val")
+    splits_N[taken] = names.index("val")
     return replace(columns, splits_N=splits_N, split_names=names)

@@ -33,15 +33,6 @@ TASK_ATTEMPTS = 4
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """In local mode the JVM only hands out tasks: compiling it well, on several threads, takes cores from the work."""
-QUIET_LOG = """\
-rootLogger.level = error
-rootLogger.appenderRef.file.ref = file
-appender.file.type = File
-appender.file.name = file
-appender.file.fileName = {log}
-appender.file.layout.type = PatternLayout
-appender.file.layout.pattern = %d %p %c: %m%n%ex
-"""
 PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
 
 
@@ -179,14 +170,13 @@ def check_java() -> None:
 
 def settings(master: str | None, scratch: Path, extra: Mapping[str, str]) -> dict[str, str]:
     """What the job needs of Spark; anything in `extra` wins."""
-    log_settings = scratch / "log4j2.properties"
-    log_settings.write_text(QUIET_LOG.format(log=scratch / "spark.log"))
-    java = f"-Dlog4j2.configurationFile=file:{log_settings} -Djava.io.tmpdir={scratch} -XX:-UsePerfData"
+    java = f"-Djava.io.tmpdir={scratch} -XX:-UsePerfData"
     conf = {"spark.app.name": "feedline prepare", "spark.ui.showConsoleProgress": "false"}
     conf |= {f"spark.executorEnv.{name}": value for name, value in ONE_THREAD.items()}
     if not under_submit():  # there, these are the user's
         conf |= {
             "spark.ui.enabled": "false",
+            "spark.log.level": "ERROR",
             "spark.task.maxFailures": str(TASK_ATTEMPTS),
             "spark.driver.extraJavaOptions": f"{java} {LIGHT_JVM}" if is_local(master) else java,
         }
