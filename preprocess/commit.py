@@ -94,9 +94,6 @@ def read_report(store: Store) -> dict[str, Any]:
         return {}
 
 
-# --- what the report says -------------------------------------------------------------------------------
-
-
 def totals(receipts: Sequence[Receipt]) -> dict[str, Any]:
     """Counts over all shards; samples are counted once, however many outputs there are. Raises DatasetError when
     they do not add up."""

@@ -68,8 +68,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-# --- what it looks at ---------------------------------------------------------------------------------
-
 GRAINS_PX = (1, 2, 5, 13, 37)
 MODES: tuple[tuple[str, int, str, dict[str, Any]], ...] = (  # mode, bytes a pixel, file format, how it is saved
     ("RGB", 3, "JPEG", {"quality": 95, "subsampling": 2}),

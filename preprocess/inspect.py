@@ -116,9 +116,6 @@ def summary(split: Mapping[str, Any], most_classes: int) -> list[str]:
     return lines
 
 
-# --- samples ------------------------------------------------------------------------------------------
-
-
 def thumbnails(out: Path, count: int, seed: int = 0) -> list[Thumbnail]:
     """Samples drawn at random, the same for the same seed, spread over all splits."""
     folders = splits(out)

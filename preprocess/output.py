@@ -29,6 +29,8 @@ from feedline.preprocess.sources.base import SPLITS
 from feedline.preprocess.store import TEMPORARY_FILE, WORK, LocalStore, ObjectStore, Store
 
 PLAN = f"{WORK}/plan.json"
+PlanFile = dict[str, Any]
+"""What is in it: plan_hash, said (the plan in a few words), folders, formats (as in a `Fingerprint`)."""
 NEW = f"{WORK}/new"
 """Where what will replace a finished dataset is prepared: a store of its own."""
 STAGING = "staging"
@@ -92,7 +94,7 @@ def is_ours(name: str) -> bool:
     return name in (INDEX, MANIFEST) or bool(SHARD_FILE.fullmatch(name) or TEMPORARY_FILE.fullmatch(name))
 
 
-def unfinished_plan(store: Store) -> dict[str, Any] | None:
+def unfinished_plan(store: Store) -> PlanFile | None:
     """What the running or killed job wrote down; empty when it is damaged, None when there is no such job."""
     text = store.read(PLAN)
     try:
@@ -139,22 +141,23 @@ def holds_dataset(store: Store) -> bool:
     return any(store.size(f"{folder}/{MANIFEST}") for folder in prepared_folders(store))
 
 
-def check_free(store: Store, plan_hash: str, about: str, folders: Sequence[str], *, overwrite: bool = False) -> None:
+def check_free(store: Store, plan: PlanFile, *, overwrite: bool = False) -> None:
     """Raises UsageError when the place holds anything but this plan's own work, or, to `overwrite`, feedline's.
 
     A name proves nothing (others' tars are called train-000000.tar too): the manifest names its shards, and a plan is
     only begun where nothing else was.
     """
     running = unfinished_plan(store)
-    if running is not None and running.get("plan_hash") != plan_hash and not overwrite:
+    if running is not None and running.get("plan_hash") != plan["plan_hash"] and not overwrite:
         raise UsageError(
             f"{store.address} holds an unfinished run of another plan ({running.get('said', 'unknown')}; this one: "
-            f"{about}): finish it with its own options and libraries, choose another folder, or give --overwrite"
+            f"{plan['said']}): finish it with its own options and libraries, choose another folder, or give "
+            "--overwrite"
         )
-    for folder in sorted(claimed_folders(store) | set(folders)):
+    for folder in sorted(claimed_folders(store) | set(plan["folders"])):
         manifest = manifest_in(store, folder)
         there = store.size(f"{folder}/{MANIFEST}") is not None
-        if there and not overwrite and (manifest is None or manifest.plan_hash != plan_hash):
+        if there and not overwrite and (manifest is None or manifest.plan_hash != plan["plan_hash"]):
             raise UsageError(
                 f"{store.address}/{folder} holds a dataset of another plan (source, options or libraries): "
                 "choose another folder or --overwrite"
@@ -196,32 +199,22 @@ def check_formats(store: Store, manifests: Mapping[str, Manifest], formats: dict
 # --- a run's beginning and end ------------------------------------------------------------------------
 
 
-def begin(
-    store: Store,
-    plan_hash: str,
-    about: str,
-    folders: Sequence[str],
-    run: str,
-    formats: dict[str, str],
-    *,
-    anew: bool = False,
-) -> None:
+def begin(store: Store, plan: PlanFile, run: str, *, anew: bool) -> None:
     """Writes the plan down, makes the folders, and clears what dead runs left. `anew` removes all that an unfinished
     run has done; never a file that feedline did not write, nor what this job has unpacked to read from."""
-    keep = {STAGING, "plan.json"} | (set() if anew else {receipts_folder(plan_hash)})
+    receipts = receipts_folder(plan["plan_hash"])
     for name in store.list(WORK):
-        if name.rstrip("/") not in keep:
+        if name.rstrip("/") not in (STAGING, "plan.json", None if anew else receipts):
             (store.delete_tree if name.endswith("/") else store.delete)(f"{WORK}/{name}")
     store.prepare([WORK])
     stale = sorted(claimed_folders(store)) if anew else []
-    write_plan(store, plan_hash, about, sorted({*folders, *stale}), formats=formats)
+    write_plan(store, plan | {"folders": list(dict.fromkeys([*plan["folders"], *stale]))})
     for folder in stale:
         remove_dataset(store, folder)
-    store.prepare([*folders, f"{WORK}/{receipts_folder(plan_hash)}", f"{WORK}/attempts-{run}", QUARANTINE])
+    store.prepare([*plan["folders"], f"{WORK}/{receipts}", f"{WORK}/attempts-{run}", QUARANTINE])
 
 
-def write_plan(store: Store, plan_hash: str, about: str, folders: Sequence[str], **more: Any) -> None:
-    plan = {"plan_hash": plan_hash, "said": about, "folders": folders, **more}
+def write_plan(store: Store, plan: PlanFile) -> None:
     try:
         store.write(PLAN, (json.dumps(plan, sort_keys=True) + "\n").encode())
     except OSError as error:
@@ -249,29 +242,27 @@ def remove_dataset(store: Store, folder: str) -> None:
 # --- in the place of a finished dataset ---------------------------------------------------------------
 
 
-def beside(store: Store, plan_hash: str, about: str, formats: dict[str, str]) -> Store:
-    """Where to prepare what will replace the dataset in `store`. What an interrupted run of the same did, with the
-    same readable formats, is kept."""
+def beside(store: Store, plan: PlanFile) -> Store:
+    """Where to prepare what will replace the dataset in `store`. What an interrupted run of the same plan did, with
+    the same readable formats, is kept."""
     if isinstance(store, ObjectStore):
         return store
     new = LocalStore(store.root / NEW)
     if new.root.is_symlink():
         raise UsageError(f"{new.root} is a link: remove it")
-    begun = unfinished_plan(new) or {}
-    if [begun.get(name) for name in ("plan_hash", "said", "formats")] != [plan_hash, about, formats]:
+    if unfinished_plan(new) != plan:
         store.delete_tree(NEW)
     return new
 
 
-def put_in_place(store: LocalStore, plan_hash: str, about: str) -> None:
+def put_in_place(store: LocalStore, plan: PlanFile) -> None:
     """Exchanges the finished dataset in `store` for the whole one beside it."""
     new = LocalStore(store.root / NEW)
-    folders = sorted(prepared_folders(new))
-    check_free(store, plan_hash, about, folders, overwrite=True)
+    check_free(store, plan, overwrite=True)
     new.prepare([QUARANTINE])
-    for folder in (*folders, QUARANTINE):
+    for folder in (*plan["folders"], QUARANTINE):
         new.write(f"{folder}/{NOT_IN_PLACE}", b"")
-    write_plan(store, plan_hash, about, folders, exchange=True)
+    write_plan(store, plan | {"exchange": True})
     finish_exchange(store)
 
 
@@ -284,7 +275,7 @@ def finish_exchange(store: Store) -> str | None:
     if not isinstance(store, LocalStore) or not is_exchanging(store):
         return None
     plan, new = unfinished_plan(store) or {}, LocalStore(store.root / NEW)
-    check_free(store, plan["plan_hash"], plan["said"], [], overwrite=True)
+    check_free(store, plan, overwrite=True)
     new.delete_tree(WORK)
     if new.size(f"{QUARANTINE}/{NOT_IN_PLACE}") is not None:
         for name in store.list(QUARANTINE):

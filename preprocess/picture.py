@@ -264,8 +264,6 @@ ORIENTATIONS = {
 }
 
 
-# --- geometry and encoding ----------------------------------------------------------------------------
-
 Box = tuple[float, float, float, float]
 
 

@@ -43,9 +43,6 @@ class SplitPlan:
     def shards(self) -> int:
         return len(self.starts) - 1
 
-    def planned(self, shard: int) -> int:
-        return self.starts[shard + 1] - self.starts[shard]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -119,9 +116,6 @@ def keyed_ranks(keys: Sequence[str], seed: int, purpose: str) -> npt.NDArray[np.
     return np.frombuffer(b"".join(map(digest, keys)), ">u8").astype(np.uint64)
 
 
-# --- how many shards ----------------------------------------------------------------------------------
-
-
 def estimated_bytes(output: Output, mean_bytes_in: float) -> float:
     """About how long one sample becomes in its shard."""
     side = output.size_px
@@ -148,9 +142,6 @@ def choose_shards(samples: int, bytes_per_sample: float, config: PrepareConfig) 
         f"about {samples * bytes_per_sample / count / 2**20:.3g} MiB and {samples / count:.0f} samples each; "
         f"divides evenly over {readers} readers (ranks x workers)"
     )
-
-
-# --- identity -----------------------------------------------------------------------------------------
 
 
 def plan_hash(
@@ -192,9 +183,6 @@ def origins(columns: Columns, rows_N: npt.NDArray[np.int64], source: str, stagin
     offsets_N = np.where(staged_P[path_N], -1, columns.offsets_N[rows_N])
     paths = "\0".join([shown[path] for path in path_N.tolist()])
     return paths.encode("utf-8", "surrogateescape") + offsets_N.astype(np.int64).tobytes()
-
-
-# --- which samples, with which label and split ---------------------------------------------------------
 
 
 def selected(columns: Columns, classes: Classes, config: PrepareConfig) -> tuple[Columns, Classes]:

@@ -96,18 +96,20 @@ class Preparation:
 
     def _claim(self, *, overwrite: bool) -> dict[str, Any]:
         """Nothing where the same plan is finished; else begins or resumes, beside what is to be replaced."""
-        place, plan, order, retry = self.place, self.plan, self.order, self.config.retry_quarantine
-        formats = order.fingerprint.formats
-        about = (  # the plan in a few words, for whoever meets it unfinished
-            f"{', '.join(form.name for form in self.config.outputs)} of {self.config.source}, "
-            f"seed {self.config.seed}, encoder {order.fingerprint}{', quarantine tried again' if retry else ''}"
-        )
-        folders = [folder for split in plan.splits for folder in self.config.folders(split.split)]
-        output.check_free(place, plan.hash, about, folders, overwrite=overwrite)
-        done = output.finished(place, folders)
+        place, config, retry = self.place, self.config, self.config.retry_quarantine
+        made_by, splits = self.order.fingerprint, self.plan.splits
+        plan: output.PlanFile = {
+            "plan_hash": self.plan.hash,
+            "said": f"{', '.join(form.name for form in config.outputs)} of {config.source}, seed {config.seed}, "
+            f"encoder {made_by}{', quarantine tried again' if retry else ''}",
+            "folders": [folder for split in splits for folder in config.folders(split.split)],
+            "formats": made_by.formats,
+        }
+        output.check_free(place, plan, overwrite=overwrite)
+        done = output.finished(place, plan["folders"])
         quarantined = quarantine.read_report(place) if retry else []
         if not overwrite:
-            output.check_formats(place, done or {}, formats, retry)
+            output.check_formats(place, done or {}, made_by.formats, retry)
             if done and not quarantined and output.unfinished_plan(place) is None and output.is_whole(place, done):
                 output.end(place)
                 self.on_note("already prepared: nothing to do (--overwrite would do it again)")
@@ -115,17 +117,17 @@ class Preparation:
         self.mended: dict[tuple[str, int], dict[int, str]] = {}
         for row in quarantined:
             self.mended.setdefault((row.split, row.shard), {})[row.position] = row.file
-        for split in plan.splits:
+        for split in splits:
             self.on_note(f"{split.split}: {len(split.rows_N):,} samples in {split.shards} shards ({split.reason})")
         replaces = output.holds_dataset(place) if overwrite else bool(done and self.mended)
         if replaces:
-            self.store = output.beside(place, plan.hash, about, formats)
-            self.order = replace(order, address=self.store.address)
+            self.store = output.beside(place, plan)
+            self.order = replace(self.order, address=self.store.address)
             self._say_room()
-        output.begin(self.store, plan.hash, about, folders, order.run, formats, anew=overwrite and not replaces)
+        output.begin(self.store, plan, self.order.run, anew=overwrite and not replaces)
         report = self._write()
         if isinstance(place, LocalStore) and self.store != place:
-            output.put_in_place(place, plan.hash, about)
+            output.put_in_place(place, plan)
         else:
             output.end(place)
         return report

@@ -47,11 +47,11 @@ def read_report(store: Store) -> list[Quarantined]:
     try:
         rows = [Quarantined(**json.loads(line)) for line in text.splitlines()]
         for row in rows:
-            if not (isinstance(row.shard, int) and isinstance(row.position, int)):
-                raise ValueError("a shard or position is no number")
+            for name, kind in Quarantined.__annotations__.items():
+                if not isinstance(getattr(row, name), kind):
+                    raise ValueError(f"{name} {getattr(row, name)!r:.60} is no {kind.__name__}")
             if row.file and ("/" in row.file or not FILE.fullmatch(row.file)):
                 raise ValueError(f"file {row.file!r:.60} is none of its own")
-            hash((row.split, row.key))
         return rows
     except (ValueError, TypeError, RecursionError) as error:
         raise DatasetError(f"{store.address}/{REASONS} is damaged ({error})") from error

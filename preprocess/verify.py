@@ -119,9 +119,6 @@ def load(store: Store, folder: str, problems: list[Problem]) -> Split | None:
     return Split(folder, manifest, index, keys)
 
 
-# --- what needs no shard ------------------------------------------------------------------------------
-
-
 def manifest_problems(store: Store, split: Split) -> list[Problem]:
     manifest, shards = split.manifest, split.manifest.shards
     untrue: list[str] = []
@@ -209,9 +206,6 @@ def quarantine_problems(store: Store, splits: Sequence[Split]) -> list[Problem]:
                 what = f"{missing} samples short of its plan, {known} of them in quarantine"
                 problems.append(Problem(split.path(shard.name), "", what))
     return problems
-
-
-# --- shards -------------------------------------------------------------------------------------------
 
 
 def shard_problems(

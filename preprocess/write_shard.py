@@ -74,11 +74,12 @@ class ShardTask(Columns):
         rows = [] if self.stats_P2 is None else self.stats_P2.tolist()
         return {path: Stat(*row) for path, row in zip(self.paths, rows, strict=bool(rows)) if row[0] >= 0}
 
-    def origin(self, position: int, order: Order) -> tuple[str, int]:
-        """(path, offset) that people and KEY.json are told; offset -1: unpacked from there, the key says which."""
+    def origin(self, position: int, order: Order) -> dict[str, Any]:
+        """Source and offset as people and KEY.json are told; offset -1: unpacked from there, the key says which."""
         path = self.paths[int(self.path_N[position])]
-        staged = is_staged(path, order.staging)
-        return (order.config.source, -1) if staged else (path, int(self.offsets_N[position]))
+        if is_staged(path, order.staging):
+            return {"source": order.config.source, "offset": -1}
+        return {"source": path, "offset": int(self.offsets_N[position])}
 
 
 def is_staged(path: str, staging: str) -> bool:
@@ -223,10 +224,7 @@ class ShardJob:
                 self._quarantine(position, bad, data)
                 continue
             before = clock()
-            metadata: dict[str, Any] | None = None
-            if self.order.config.metadata:
-                source, offset = task.origin(position, self.order)
-                metadata = {"source": source, "offset": offset}
+            metadata = task.origin(position, self.order) if self.order.config.metadata else None
             for writer, member in zip(self._writers, prepared, strict=True):
                 writer.add(key, member.data, member.extension, label=label, width=member.width,
                            height=member.height, metadata=metadata)  # fmt: skip
@@ -251,15 +249,13 @@ class ShardJob:
 
     def _quarantine(self, position: int, bad: BadImage, data: bytes) -> None:
         task = self.task
-        source, offset = task.origin(position, self.order)
         row = Quarantined(
+            **task.origin(position, self.order),
             split=task.split,
             key=task.keys[position],
             label=int(task.labels_N[position]),
             reason=bad.reason,
             detail=re.sub(r"\b0x[0-9a-f]+", "0x…", bad.detail),
-            source=source,
-            offset=offset,
             length=len(data),
             file=file_name(task.split, task.shard, position, task.keys[position]),
             shard=task.shard,
