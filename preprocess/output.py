@@ -126,8 +126,9 @@ def is_whole(store: Store, manifests: Mapping[str, Manifest]) -> bool:
 
 def prepared_folders(store: Store) -> set[str]:
     """Every folder in the place that could be a prepared split of ours."""
-    tops = [top for name in store.list("") if OUTPUT_FOLDER.fullmatch(top := name.rstrip("/"))]
-    folders = {*SPLITS, *(f"{top}/{split}" for top in tops for split in SPLITS)}
+    tops = [name.rstrip("/") for name in store.list("") if name.endswith("/")]
+    folders = [top for top in tops if top in SPLITS]
+    folders += [f"{top}/{split}" for top in tops if OUTPUT_FOLDER.fullmatch(top) for split in SPLITS]
     return {folder for folder in folders if any(is_ours(name) for name in store.list(folder))}
 
 
