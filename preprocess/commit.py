@@ -1,111 +1,69 @@
-"""The end of a job: every receipt checked, then indexes, quarantine report and, last of all, the manifests."""
+"""The end of a job: every receipt checked and counted, then indexes, report and, last of all, the manifests."""
 
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from statistics import mean, stdev
 from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes
-from feedline.preprocess.fingerprint import Fingerprint
-from feedline.preprocess.output import (
-    QUARANTINE_FILE,
-    TEMPORARY_FILE,
-    Store,
-    claimed_folders,
-    is_ours,
-    remove_dataset,
-)
-from feedline.preprocess.receipts import Quarantined, Receipt, index_table, receipt_name
-from feedline.preprocess.store import WORK
-from feedline.preprocess.write_shard import QUARANTINE
+from feedline.preprocess.fingerprint import versions
+from feedline.preprocess.output import REPORT, claimed_folders, is_ours, remove_dataset
+from feedline.preprocess.quarantine import QUARANTINE
+from feedline.preprocess.receipts import Receipt, index_table, receipt_name
+from feedline.preprocess.sources.base import Classes
+from feedline.preprocess.store import TEMPORARY_FILE, WORK, Store
+from feedline.preprocess.write_shard import Order, Outcome
 
-REASONS = "report.jsonl"
-"""In the quarantine folder: a line for each sample there."""
+STAGES = ("read", "decode", "resize", "encode", "write")
+IMAGENET_SAMPLES = 1_281_167 + 50_000
+CORES = (2, 8, 32, 128)
 
 
-@dataclass(kw_only=True)
-class Totals:
-    """Counts over all receipts; samples are counted once, however many outputs there are."""
-
-    input_samples: int = 0
-    output_samples: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    shards: int = 0
-    reasons: Counter[str] = field(default_factory=Counter[str])
-    notes: Counter[str] = field(default_factory=Counter[str])
-
-
-def held_receipt(
-    store: Store, plan_hash: str, made_by: Fingerprint, split: str, shard: int, planned: int, folders: Sequence[str]
-) -> Receipt | None:
+def held_receipt(store: Store, order: Order, split: str, shard: int) -> Receipt | None:
     """The receipt of a finished shard whose files are there with the right size; None when it must be done."""
-    data = store.read(f"{WORK}/{receipt_name(plan_hash, split, shard)}")
+    data = store.read(f"{WORK}/{receipt_name(order.plan_hash, split, shard)}")
     receipt = Receipt.from_bytes(data) if data is not None else None
-    if receipt is None or (receipt.plan_hash, receipt.planned_samples) != (plan_hash, planned):
+    if receipt is None or (receipt.quarantined and receipt.fingerprint.formats != order.fingerprint.formats):
         return None
-    lacked = receipt.quarantined and receipt.fingerprint.formats != made_by.formats
-    if lacked or receipt.fingerprint.encoder != made_by.encoder or len(receipt.outputs) != len(folders):
-        return None
-    for written, folder in zip(receipt.outputs, folders, strict=True):
-        if store.size(f"{folder}/{written.name}") != written.bytes:
-            return None
-    for bad in receipt.quarantined:
-        if store.size(f"{QUARANTINE}/{bad.file}") != bad.length:
-            return None
-    return receipt
+    folders = order.config.folders(split)
+    files = {f"{folder}/{file.name}": file.bytes for folder, file in zip(folders, receipt.outputs, strict=True)}
+    files |= {f"{QUARANTINE}/{bad.file}": bad.length for bad in receipt.quarantined}
+    return receipt if all(store.size(name) == length for name, length in files.items()) else None
 
 
-def totals_of(receipts: Sequence[Receipt]) -> Totals:
-    totals = Totals()
-    for receipt in receipts:
-        totals.input_samples += receipt.planned_samples
-        totals.output_samples += receipt.outputs[0].samples
-        totals.bytes_in += receipt.bytes_in
-        totals.bytes_out += sum(written.bytes for written in receipt.outputs)
-        totals.shards += len(receipt.outputs)
-        totals.reasons.update(bad.reason for bad in receipt.quarantined)
-        totals.notes.update(receipt.notes)
-    if totals.output_samples + sum(totals.reasons.values()) != totals.input_samples:
-        raise DatasetError("the receipts do not add up (in is not out + quarantined): run again with --overwrite")
-    return totals
-
-
-def commit_split(store: Store, folder: str, output: int, receipts: Sequence[Receipt]) -> tuple[list[ShardInfo], str]:
-    """Writes the index of one output of one split; returns its shard list and the index's SHA-256."""
-    index = index_table_bytes(index_table([receipt.rows[output] for receipt in receipts]))
-    store.write(f"{folder}/{INDEX}", index)
-    infos = [
-        ShardInfo(
-            **vars(receipt.outputs[output]),
-            planned_samples=receipt.planned_samples,
-            fingerprint=receipt.fingerprint.encoder,
+def commit_split(
+    store: Store, order: Order, split: str, receipts: Sequence[Receipt], classes: Classes
+) -> dict[str, Manifest]:
+    """Writes the split's indexes; returns the manifests of its outputs by folder."""
+    config, manifests = order.config, dict[str, Manifest]()
+    for number, output in enumerate(config.outputs):
+        folder = config.folders(split)[number]
+        index = index_table_bytes(index_table([receipt.rows[number] for receipt in receipts]))
+        store.write(f"{folder}/{INDEX}", index)
+        manifests[folder] = Manifest(
+            split=split,
+            samples=sum(receipt.outputs[number].samples for receipt in receipts),
+            classes=classes,
+            shards=[
+                ShardInfo(
+                    **vars(receipt.outputs[number]),
+                    planned_samples=receipt.planned_samples,
+                    fingerprint=receipt.fingerprint.encoder,
+                )
+                for receipt in receipts
+            ],
+            settings=output.settings()
+            | {"max_pixels": config.max_pixels, "metadata": config.metadata, "shuffle": "keyed hash"},
+            seed=config.seed,
+            plan_hash=order.plan_hash,
+            index_sha256=hashlib.sha256(index).hexdigest(),
+            versions=versions(),
+            formats=order.fingerprint.formats,
         )
-        for receipt in receipts
-    ]
-    return infos, hashlib.sha256(index).hexdigest()
-
-
-def commit_quarantine(store: Store, bad: Sequence[Quarantined]) -> None:
-    """`report.jsonl` beside the bytes; stale files of ours go, and nothing stays when all samples were fine."""
-    keep = {row.file for row in bad} | ({REASONS} if bad else set())
-    for name in store.list(QUARANTINE):
-        killed = TEMPORARY_FILE.fullmatch(name)
-        if killed or (QUARANTINE_FILE.fullmatch(name) and name not in keep):
-            store.delete(f"{QUARANTINE}/{name}")
-    if bad:
-        write_quarantine(store, bad)
-
-
-def write_quarantine(store: Store, bad: Sequence[Quarantined], before: Sequence[dict[str, Any]] = ()) -> None:
-    """`report.jsonl` alone: the rows that were there `before`, then those of other samples."""
-    known = {(row["split"], row["shard"], row["position"]) for row in before}
-    rows = [*before, *(vars(row) for row in bad if (row.split, row.shard, row.position) not in known)]
-    lines = (json.dumps(row, sort_keys=True, ensure_ascii=False) for row in rows)
-    store.write(f"{QUARANTINE}/{REASONS}", "".join(f"{line}\n" for line in lines).encode())
+    return manifests
 
 
 def publish_manifests(store: Store, manifests: Mapping[str, Manifest]) -> None:
@@ -123,27 +81,69 @@ def remove_replaced(store: Store, manifests: Mapping[str, Manifest]) -> None:
                 store.delete(f"{folder}/{name}")
     for folder in claimed_folders(store) - set(manifests):
         remove_dataset(store, folder)
+    for name in store.list(""):
+        if name.startswith(f".{REPORT}.") and TEMPORARY_FILE.fullmatch(name):
+            store.delete(name)
 
 
-def read_quarantine(store: Store) -> list[dict[str, Any]]:
-    """The rows of `report.jsonl`; empty when nothing was quarantined. Raises DatasetError when it is damaged."""
-    text = store.read(f"{QUARANTINE}/{REASONS}") or b""
+def read_report(store: Store) -> dict[str, Any]:
+    """Empty when it is missing or damaged."""
     try:
-        rows = [vars(Quarantined(**json.loads(line))) for line in text.splitlines()]
-        for row in rows:
-            if not (isinstance(row["shard"], int) and isinstance(row["position"], int)):
-                raise ValueError("a shard or position is no number")
-            if row["file"] and ("/" in row["file"] or not QUARANTINE_FILE.fullmatch(row["file"])):
-                raise ValueError(f"file {row['file']!r:.60} is none of its own")
-            hash((row["split"], row["key"]))
-        return rows
-    except (ValueError, TypeError, RecursionError) as error:
-        raise DatasetError(f"{store.address}/{QUARANTINE}/{REASONS} is damaged ({error})") from error
-
-
-def read_report(store: Store, name: str) -> dict[str, Any]:
-    text = store.read(name)
-    try:
-        return dict(json.loads(text)) if text else {}
+        return dict(json.loads(store.read(REPORT) or b"{}"))
     except ValueError:
         return {}
+
+
+def totals(receipts: Sequence[Receipt]) -> dict[str, Any]:
+    """Counts over all shards; samples are counted once, however many outputs there are. Raises DatasetError when
+    they do not add up."""
+    reasons = Counter(bad.reason for receipt in receipts for bad in receipt.quarantined)
+    notes = Counter[str]()
+    for receipt in receipts:
+        notes.update(receipt.notes)
+    counts: dict[str, Any] = {
+        "input_samples": sum(receipt.planned_samples for receipt in receipts),
+        "output_samples": sum(receipt.outputs[0].samples for receipt in receipts),
+        "quarantined": sum(reasons.values()),
+        "reasons": dict(sorted(reasons.items())),
+        "notes": dict(sorted(notes.items())),
+        "shards": sum(len(receipt.outputs) for receipt in receipts),
+        "bytes_in": sum(receipt.bytes_in for receipt in receipts),
+        "bytes_out": sum(written.bytes for receipt in receipts for written in receipt.outputs),
+    }
+    if counts["output_samples"] + counts["quarantined"] != counts["input_samples"]:
+        raise DatasetError("the receipts do not add up (in is not out + quarantined): run again with --overwrite")
+    return counts
+
+
+def speed(outcomes: Sequence[Outcome], run_s: float, commit_s: float) -> dict[str, Any]:
+    """Of this run alone: shards done in an earlier one do not count. None where nothing ran."""
+    done = sum(outcome.samples + outcome.quarantined for outcome in outcomes)
+    busy_s = sum(outcome.total_s for outcome in outcomes)
+    stage_s = {stage: sum(outcome.stage_s.get(stage, 0.0) for outcome in outcomes) for stage in STAGES}
+    stage_s |= {"other": max(busy_s - sum(stage_s.values()), 0.0), "commit": commit_s}
+    return {
+        "samples_per_s": round(done / run_s, 1) if done and run_s else None,
+        "samples_per_s_per_core": round(done / busy_s, 1) if done and busy_s else None,
+        "imagenet": projection(outcomes),
+        "peak_rss_bytes": max((outcome.peak_rss_bytes for outcome in outcomes), default=0),
+        "hosts": sorted({outcome.host for outcome in outcomes}),
+        "stage_s": {stage: round(seconds, 3) for stage, seconds in stage_s.items()},
+    }
+
+
+def projection(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
+    """Hours for all of ImageNet on N cores, from the tasks' seconds per sample; ± twice the standard error.
+
+    Assumes the same images' cost and storage that keeps up; None with fewer than two tasks to judge the spread by.
+    """
+    per_sample = [o.total_s / (o.samples + o.quarantined) for o in outcomes if o.samples + o.quarantined]
+    if len(per_sample) < 2:
+        return None
+    error = 2 * stdev(per_sample) / len(per_sample) ** 0.5
+    hours = {str(cores): round(mean(per_sample) * IMAGENET_SAMPLES / cores / 3600, 3) for cores in CORES}
+    return {
+        "samples": IMAGENET_SAMPLES,
+        "hours_by_cores": hours,
+        "relative_error": round(error / mean(per_sample), 4),
+    }

@@ -1,7 +1,7 @@
 """What a prepare job is asked to do."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,12 +75,12 @@ class PrepareConfig:
     def source_storage_options(self) -> dict[str, Any]:
         """For fsspec at the source's end; `source_options["storage_options"]` wins."""
         out, source = (where.partition("://")[0] if "://" in where else "" for where in (self.out, self.source))
-        ours = self.storage_options if out in ("", source) else {}
+        ours = self.storage_options if out in ("", "file", source) else {}
         return dict(self.source_options.get("storage_options", ours))
 
-    def folder(self, output: Output, split: str) -> str:
-        """Where a split goes, relative to `out`."""
-        return split if len(self.outputs) == 1 else f"{output.name}/{split}"
+    def folders(self, split: str) -> list[str]:
+        """Where each output of a split goes, relative to `out`."""
+        return [split] if len(self.outputs) == 1 else [f"{output.name}/{split}" for output in self.outputs]
 
 
 def parse_output(text: str, **settings: Any) -> Output:
@@ -102,15 +102,11 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
 
 def parse_bytes(text: str) -> int:
     """`64MiB`, `500KB`, `1048576`. Raises UsageError."""
-    found = SIZE.fullmatch(text.strip())
-    if found is None:
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
         raise UsageError(f"size {text!r} is not a number of bytes like 64MiB or 1000000")
-    number, unit, binary = found.groups()
+    number, unit, binary = match.groups()
     power = " KMGT".index(unit.upper()) if unit else 0
     size = float(number) * (1024 if binary else 1000) ** power
     check(size < 1 << 62, "a size is of more bytes than anything holds")
     return int(size)
-
-
-def output_names(outputs: Sequence[Output]) -> list[str]:
-    return [output.name for output in outputs]

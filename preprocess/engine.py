@@ -41,10 +41,6 @@ class Engine(Protocol):
         """Before any long work. Raises FeedlineError where the engine cannot run at all."""
         ...
 
-    def elsewhere(self) -> str:
-        """The name of the other machines that tasks may run on; "" when all run on this one."""
-        ...
-
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         """Runs all tasks, in any order, and tries again those whose process died; leaves no process behind, also
         when `on_outcome` raises. Raises FeedlineError for anything that keeps it from finishing.

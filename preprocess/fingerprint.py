@@ -7,9 +7,11 @@ small differences in most pictures but not in all, so many noisy ones are compar
 import base64
 import hashlib
 import io
+import platform
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from PIL import Image
 from feedline.pipeline.codecs.raw import rgb_array
 from feedline.preprocess.picture import BadImage, Kernel, Output, encoded, resized
 
+PACKAGES = ("feedline", "numpy", "pillow", "pillow-simd", "simplejpeg", "pyarrow", "pyspark")
 PICTURES = 24
 LARGEST_PX = 512
 """Larger outputs are compared at this size: resamplers that differ do so at every size, and it must not take long."""
@@ -54,7 +57,16 @@ def fingerprint(outputs: tuple[Output, ...]) -> Fingerprint:
     return Fingerprint(encoder=digest.hexdigest(), formats=formats)
 
 
-# --- what it looks at ---------------------------------------------------------------------------------
+def versions() -> dict[str, str]:
+    """Of whatever can change the prepared bytes, and of what ran the job."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
 
 GRAINS_PX = (1, 2, 5, 13, 37)
 MODES: tuple[tuple[str, int, str, dict[str, Any]], ...] = (  # mode, bytes a pixel, file format, how it is saved

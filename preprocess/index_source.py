@@ -23,58 +23,12 @@ NEWS_S = 10.0
 """Between two lines on how far a long index is."""
 
 
-def source_stats(paths: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Size and time (ns) of each file now; -1 for those that are not local and for broken links. Raises SourceChanged
-    for one that is gone. 16 bytes a file, so that a million loose images are watched too.
-    """
-    found_P2 = np.full((len(paths), 2), -1, np.int64)
-    for number, path in enumerate(paths):
-        if "://" not in path:
-            try:
-                now = os.stat(path)  # noqa: PTH116
-            except OSError as error:
-                if Path(path).is_symlink():
-                    continue
-                raise SourceChanged(f"{path} cannot be read any more: {error.strerror}") from error
-            found_P2[number] = now.st_size, now.st_mtime_ns
-    return found_P2
-
-
-def absolute(path: str) -> str:
-    """Executors have working folders of their own. Quick: there may be a million loose images."""
-    return path if path.startswith("/") or "://" in path else f"{os.getcwd()}/{path}"  # noqa: PTH109
-
-
 def open_configured(config: PrepareConfig) -> Source:
     """Only looks around. Raises UsageError for a source that is not there or is none of the known kinds."""
     options = dict(config.source_options)
     if storage_options := config.source_storage_options:
         options["storage_options"] = storage_options
     return open_source(config.source, **options)
-
-
-class News:
-    """A line now and then while something goes on for long."""
-
-    def __init__(self, on_note: OnNote) -> None:
-        self._on_note = on_note
-        self._said = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        if time.monotonic() - self._said >= NEWS_S:
-            self._on_note(text)
-            self._said = time.monotonic()
-
-
-def indexed(tasks: Sequence[IndexTask], threads: int, on_note: OnNote) -> list[Part]:
-    """The tasks' parts, in order."""
-    news, parts, samples = News(on_note), list[Part](), 0
-    with ThreadPoolExecutor(threads, "feedline-index") as pool:
-        for part in pool.map(lambda task: task.run(), tasks):
-            parts.append(part)
-            samples += len(part)
-            news(f"indexing: {len(parts):,} of {len(tasks):,} pieces, {samples:,} samples")
-    return parts
 
 
 def gather(
@@ -87,11 +41,53 @@ def gather(
     source = source or open_configured(config)
     if source.needs_staging:
         staging.mkdir(parents=True, exist_ok=True)
-        news = News(on_note)
+        news = now_and_then(on_note)
         source = source.stage(staging, lambda done: news(f"unpacking: {done:,} samples"))
     found = source.finish(indexed(source.tasks(), INDEX_THREADS, on_note))
     for note in found.notes:
         on_note(note)
-    columns = replace(found.columns, paths=[absolute(path) for path in found.columns.paths])
-    columns, classes = selected(columns, list(found.classes), config)
+    here = os.getcwd()  # noqa: PTH109 executors have working folders of their own; there may be a million paths
+    paths = [path if path.startswith("/") or "://" in path else f"{here}/{path}" for path in found.columns.paths]
+    columns, classes = selected(replace(found.columns, paths=paths), list(found.classes), config)
     return columns, classes, source_stats(columns.paths)
+
+
+def indexed(tasks: Sequence[IndexTask], threads: int, on_note: OnNote) -> list[Part]:
+    """The tasks' parts, in order."""
+    news, parts, samples = now_and_then(on_note), list[Part](), 0
+    with ThreadPoolExecutor(threads, "feedline-index") as pool:
+        for part in pool.map(lambda task: task.run(), tasks):
+            parts.append(part)
+            samples += len(part)
+            news(f"indexing: {len(parts):,} of {len(tasks):,} pieces, {samples:,} samples")
+    return parts
+
+
+def now_and_then(on_note: OnNote) -> OnNote:
+    """Passes on a line every NEWS_S while something goes on for long."""
+    last_s = time.monotonic()
+
+    def note(text: str) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s >= NEWS_S:
+            on_note(text)
+            last_s = time.monotonic()
+
+    return note
+
+
+def source_stats(paths: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Size and time (ns) of each file now; -1 for those that are not local and for broken links. Raises SourceChanged
+    for one that is gone. 16 bytes a file, so that a million loose images are watched too.
+    """
+    stats_P2 = np.full((len(paths), 2), -1, np.int64)
+    for number, path in enumerate(paths):
+        if "://" not in path:
+            try:
+                now = os.stat(path)  # noqa: PTH116
+            except OSError as error:
+                if Path(path).is_symlink():
+                    continue
+                raise SourceChanged(f"{path} cannot be read any more: {error.strerror}") from error
+            stats_P2[number] = now.st_size, now.st_mtime_ns
+    return stats_P2

@@ -7,8 +7,9 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ from feedline.pipeline.format.manifest import (
     read_manifest,
     refuse_address,
 )
-from feedline.preprocess.job_report import versions
-from feedline.preprocess.plan import with_checked_labels, with_safe_keys, with_safe_names
-from feedline.preprocess.receipts import KINDS, Rows, index_table
+from feedline.preprocess.fingerprint import versions
+from feedline.preprocess.plan import checked, with_safe_names
+from feedline.preprocess.receipts import ROW, Rows, index_table
 from feedline.preprocess.sources.base import Columns, SourceOptions, check_used, parse_options
 from feedline.preprocess.sources.reading import Where, read_local
 from feedline.preprocess.sources.webdataset import ShardsSource, recognise_tars
@@ -88,28 +89,24 @@ def index_folder(folder: Path, options: SourceOptions, on_progress: OnProgress) 
     if source is None:
         raise UsageError(f"{folder} holds no tar")
     found = source.finish([task.run() for task in source.tasks()])
-    columns = with_checked_labels(with_safe_keys(found.columns), len(found.classes))
+    columns = checked(found.columns, len(found.classes))
     splits = [columns.split_names[number] for number in np.unique(columns.splits_N).tolist()]
     if len(splits) != 1:
         raise UsageError(f"{folder} holds shards of {', '.join(splits)}: give each split a folder of its own")
-    shards = [Shard(columns, number) for number in range(len(columns.paths))]
-    rows: list[Rows] = []
-    done = 0
+    shards: list[Shard] = []
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for shard, one in zip(shards, pool.map(Shard.examine, shards), strict=True):
-            rows.append(one)
-            done += len(shard.members)
-            on_progress(done, len(columns))
-    infos = [shard.info(one) for shard, one in zip(shards, rows, strict=True)]
-    index = index_table_bytes(index_table(rows))
+        for shard in pool.map(lambda number: examine(columns, number), range(len(columns.paths))):
+            shards.append(shard)
+            on_progress(sum(len(shard.rows.keys) + len(shard.left_out) for shard in shards), len(columns))
+    index = index_table_bytes(index_table([shard.rows for shard in shards]))
     manifest = Manifest(
         split=splits[0],
-        samples=sum(info.samples for info in infos),
+        samples=sum(shard.info.samples for shard in shards),
         classes=with_safe_names(list(found.classes)),
-        shards=infos,
+        shards=[shard.info for shard in shards],
         settings={"codec": "keep", "foreign": True},
         seed=0,
-        plan_hash=hashlib.sha256("".join(info.sha256 for info in infos).encode()).hexdigest(),
+        plan_hash=hashlib.sha256("".join(shard.info.sha256 for shard in shards).encode()).hexdigest(),
         index_sha256=hashlib.sha256(index).hexdigest(),
         versions=versions(),
     )
@@ -117,53 +114,44 @@ def index_folder(folder: Path, options: SourceOptions, on_progress: OnProgress) 
     write_atomically(folder / INDEX, index)
     write_atomically(folder / MANIFEST, manifest.to_json().encode())
     left_out = [why for shard in shards for why in shard.left_out]
-    return {"samples": manifest.samples, "shards": len(infos), "left_out": left_out[:MAX_NAMED], "bad": len(left_out)}
+    return {
+        "samples": manifest.samples,
+        "shards": len(shards),
+        "left_out": left_out[:MAX_NAMED],
+        "bad": len(left_out),
+    }
 
 
+@dataclass(frozen=True)
 class Shard:
-    """One foreign tar and what its images are."""
+    """What one foreign tar holds."""
 
-    def __init__(self, columns: Columns, number: int) -> None:
-        self.path = Path(columns.paths[number])
-        self.number = number
-        self.members: list[int] = np.flatnonzero(columns.path_N == number).tolist()
-        self.left_out: list[str] = []
-        self._columns = columns
-
-    def examine(self) -> Rows:
-        """Index rows of the usable images, in the tar's order."""
-        columns, keys = self._columns, list[str]()
-        values: list[tuple[int, ...]] = []
-        offsets, lengths = columns.offsets_N[self.members].tolist(), columns.lengths_N[self.members].tolist()
-        places = [Where(str(self.path), at, length) for at, length in zip(offsets, lengths, strict=True)]
-        for row, place, data in zip(self.members, places, read_local(places, {}), strict=True):
-            size = None if row in columns.troubles else picture_size(data)
-            if size is None:
-                why = columns.troubles.get(row, "not an image that can be read")
-                self.left_out.append(f"{self.path.name}: {columns.keys[row]}: {why}")
-                continue
-            keys.append(columns.keys[row])
-            label = int(columns.labels_N[row])
-            values.append((label, self.number, place.offset, place.length, *size, zlib.crc32(data)))
-        return rows_of(keys, values)
-
-    def info(self, rows: Rows) -> ShardInfo:
-        digest = hashlib.sha256()
-        with self.path.open("rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-        return ShardInfo(
-            name=self.path.name,
-            samples=len(rows.keys),
-            planned_samples=len(rows.keys),
-            bytes=self.path.stat().st_size,
-            sha256=digest.hexdigest(),
-        )
+    info: ShardInfo
+    rows: Rows
+    """Of the usable images, in the tar's order."""
+    left_out: list[str]
 
 
-def rows_of(keys: list[str], values: Sequence[tuple[int, ...]]) -> Rows:
-    table = np.array(values, np.int64).reshape(len(values), len(KINDS))
-    return Rows(keys, [table[:, n].astype(kind) for n, kind in enumerate(KINDS)])
+def examine(columns: Columns, number: int) -> Shard:
+    path = Path(columns.paths[number])
+    members: list[int] = np.flatnonzero(columns.path_N == number).tolist()
+    places = [Where(str(path), int(columns.offsets_N[row]), int(columns.lengths_N[row])) for row in members]
+    keys: list[str] = []
+    table: list[tuple[int, ...]] = []
+    left_out: list[str] = []
+    for row, place, data in zip(members, places, read_local(places, {}), strict=True):
+        size = None if row in columns.troubles else picture_size(data)
+        if size is None:
+            why = columns.troubles.get(row, "not an image that can be read")
+            left_out.append(f"{path.name}: {columns.keys[row]}: {why}")
+            continue
+        keys.append(columns.keys[row])
+        table.append((int(columns.labels_N[row]), number, place.offset, place.length, *size, zlib.crc32(data)))
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    size_bytes = path.stat().st_size
+    info = ShardInfo(name=path.name, samples=len(keys), planned_samples=len(keys), bytes=size_bytes, sha256=sha256)
+    return Shard(info, Rows(keys, np.array(table, ROW)), left_out)
 
 
 def picture_size(data: bytes) -> tuple[int, int] | None:

@@ -17,15 +17,23 @@ from PIL import Image, ImageDraw
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.local import LocalFiles
-from feedline.pipeline.format.manifest import Index, Manifest, prepared_splits, read_index, read_manifest
+from feedline.pipeline.format.manifest import prepared_splits, read_index, read_manifest
 
 THUMB_PX = 112
 CAPTION_PX = 14
+BLOCKS = " ▁▂▃▄▅▆▇█"
+PAGE_CLASSES = 40
+STYLE = """
+:root{color-scheme:light dark}
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}
+h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}pre{overflow:auto}
+.sheet{display:flex;flex-wrap:wrap;gap:.6rem}.sheet figure{margin:0;width:112px}
+.sheet figcaption{font-size:.8rem;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+"""
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    split: str
     key: str
     class_name: str
     image: Image.Image
@@ -33,24 +41,22 @@ class Thumbnail:
 
 def inspect(out: Path) -> dict[str, dict[str, Any]]:
     """By split folder: settings, counts by class, histograms of sides and bytes. Raises DatasetError if none."""
-    return {relative(folder, out): describe_split(folder) for folder in splits_of(out)}
+    return {
+        str(folder.relative_to(out)) if folder != out else folder.name: describe(folder) for folder in splits(out)
+    }
 
 
-def splits_of(out: Path) -> Sequence[Path]:
-    found = prepared_splits(out)
-    if not found:
+def splits(out: Path) -> Sequence[Path]:
+    folders = prepared_splits(out)
+    if not folders:
         raise DatasetError(f"{out} is not a prepared dataset (no manifest.json): run `feedline prepare` first")
-    return found
+    return folders
 
 
-def relative(folder: Path, out: Path) -> str:
-    return str(folder.relative_to(out)) if folder != out else folder.name
-
-
-def describe_split(folder: Path) -> dict[str, Any]:
+def describe(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     index = read_index(folder, manifest)
-    counts = np.bincount(index.labels_N, minlength=len(manifest.classes))
+    counts = np.bincount(index.labels_N, minlength=len(manifest.classes)).tolist()
     return {
         "split": manifest.split,
         "samples": manifest.samples,
@@ -60,8 +66,8 @@ def describe_split(folder: Path) -> dict[str, Any]:
         "seed": manifest.seed,
         "plan_hash": manifest.plan_hash,
         "classes": [
-            {"label": label, "name": class_name(manifest, label), "samples": int(counts[label])}
-            for label in range(len(manifest.classes))
+            {"label": label, "name": class_name(entry), "samples": counts[label]}
+            for label, entry in enumerate(manifest.classes)
         ],
         "width_px": histogram(index.widths_N),
         "height_px": histogram(index.heights_N),
@@ -69,8 +75,7 @@ def describe_split(folder: Path) -> dict[str, Any]:
     }
 
 
-def class_name(manifest: Manifest, label: int) -> str:
-    entry = manifest.classes[label]
+def class_name(entry: Mapping[str, Any]) -> str:
     names = entry.get("names") or []
     return f"{entry['name']} ({names[0]})" if names and names[0] != entry["name"] else str(entry["name"])
 
@@ -90,34 +95,49 @@ def histogram(values_N: npt.NDArray[Any], bins: int = 20) -> dict[str, Any]:
     }
 
 
-# --- samples ------------------------------------------------------------------------------------------
+def summary(split: Mapping[str, Any], most_classes: int) -> list[str]:
+    """Lines on one split of `inspect`'s, for a terminal and for the page."""
+    mean = split["bytes"] / max(split["samples"], 1)
+    lines = [
+        f"{split['samples']:,} samples in {split['shards']} shards, {mean:,.0f} bytes a sample",
+        ", ".join(f"{key} {value}" for key, value in split["settings"].items()),
+        f"seed {split['seed']}, plan {split['plan_hash'][:16]}",
+    ]
+    for name, label in (("width_px", "width"), ("height_px", "height"), ("sample_bytes", "bytes")):
+        values = split[name]
+        if values["min"] is not None:
+            bars = "".join(BLOCKS[-(-n * (len(BLOCKS) - 1) // max(values["counts"]))] for n in values["counts"])
+            lines.append(f"{label:<7} {bars} {values['min']:,} to {values['max']:,}, median {values['median']:,.0f}")
+    classes = split["classes"]
+    counts = [entry["samples"] for entry in classes]
+    lines.append(f"{len(counts):,} classes of {min(counts, default=0):,} to {max(counts, default=0):,} samples")
+    lines += [f"  {entry['label']:>4} {entry['name']}: {entry['samples']:,}" for entry in classes[:most_classes]]
+    if len(classes) > most_classes:
+        lines.append(f"  … and {len(classes) - most_classes} more (all of them with --json)")
+    return lines
 
 
 def thumbnails(out: Path, count: int, seed: int = 0) -> list[Thumbnail]:
     """Samples drawn at random, the same for the same seed, spread over all splits."""
-    folders = splits_of(out)
-    per_split = [count // len(folders) + (n < count % len(folders)) for n in range(len(folders))]
-    return [one for folder, number in zip(folders, per_split, strict=True) for one in of_split(folder, number, seed)]
-
-
-def of_split(folder: Path, count: int, seed: int) -> list[Thumbnail]:
-    manifest = read_manifest(folder)
-    index = read_index(folder, manifest)
-    chosen = np.random.default_rng(seed).permutation(len(index))[:count]
-    files = LocalFiles(folder, manifest.shard_names)
-    try:
-        return [thumbnail(manifest, index, files, sample) for sample in sorted(chosen.tolist())]
-    finally:
-        files.close()
-
-
-def thumbnail(manifest: Manifest, index: Index, files: LocalFiles, sample: int) -> Thumbnail:
-    try:
-        image = Image.fromarray(CODECS[manifest.codec].pixels(files.read(*index.place(sample))))
-    except (DatasetError, ValueError, OSError):
-        image = Image.new("RGB", (THUMB_PX, THUMB_PX), (160, 0, 0))  # red: it is there and cannot be shown
-    image.thumbnail((THUMB_PX, THUMB_PX), Image.Resampling.BICUBIC)
-    return Thumbnail(manifest.split, index.key(sample), class_name(manifest, int(index.labels_N[sample])), image)
+    folders = splits(out)
+    shown: list[Thumbnail] = []
+    for number, folder in enumerate(folders):
+        manifest = read_manifest(folder)
+        index = read_index(folder, manifest)
+        files = LocalFiles(folder, manifest.shard_names)
+        of_split = count // len(folders) + (number < count % len(folders))
+        try:
+            for sample in sorted(np.random.default_rng(seed).permutation(len(index))[:of_split].tolist()):
+                name = class_name(manifest.classes[index.labels_N[sample]])
+                try:
+                    image = Image.fromarray(CODECS[manifest.codec].pixels(files.read(*index.place(sample))))
+                except (DatasetError, ValueError, OSError):
+                    image = Image.new("RGB", (THUMB_PX, THUMB_PX), (160, 0, 0))  # red: there, and cannot be shown
+                image.thumbnail((THUMB_PX, THUMB_PX), Image.Resampling.BICUBIC)
+                shown.append(Thumbnail(index.key(sample), name, image))
+        finally:
+            files.close()
+    return shown
 
 
 def contact_sheet(samples: Sequence[Thumbnail], columns: int = 8) -> bytes:
@@ -136,81 +156,23 @@ def contact_sheet(samples: Sequence[Thumbnail], columns: int = 8) -> bytes:
     return file.getvalue()
 
 
-# --- the page ------------------------------------------------------------------------------------------
-
-STYLE = """
-:root{color-scheme:light dark}
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}
-h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}
-table{border-collapse:collapse}td,th{padding:.15rem .8rem .15rem 0;text-align:left;vertical-align:top}
-.charts{display:flex;flex-wrap:wrap;gap:1.5rem}figure{margin:0}figcaption{font-size:.8rem;opacity:.75}
-.sheet{display:flex;flex-wrap:wrap;gap:.6rem}.sheet figure{width:112px}
-.sheet figcaption{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
-rect{fill:#3a6ea5}
-"""
-CHART_W, CHART_H = 300, 90
-CLASSES_SHOWN = 40
-
-
 def page(title: str, splits: Mapping[str, Mapping[str, Any]], samples: Sequence[Thumbnail]) -> str:
-    parts = [split_part(name, said) for name, said in splits.items()]
-    cells = "".join(
-        f'<figure><img alt="{html.escape(one.key)}" src="{data_address(one)}">'
-        f'<figcaption title="{html.escape(one.key)}">{html.escape(one.class_name)}</figcaption></figure>'
-        for one in samples
-    )
+    """One HTML page that needs no other file."""
+    parts: list[str] = []
+    for name, split in splits.items():
+        text = "\n".join(summary(split, PAGE_CLASSES))
+        parts.append(f"<h2>{html.escape(name)}</h2><pre>{html.escape(text)}</pre>")
+    cells: list[str] = []
+    for sample in samples:
+        file = io.BytesIO()
+        sample.image.save(file, "JPEG", quality=85)
+        key, data = html.escape(sample.key), base64.b64encode(file.getvalue()).decode()
+        cells.append(
+            f'<figure><img alt="{key}" src="data:image/jpeg;base64,{data}">'
+            f'<figcaption title="{key}">{html.escape(sample.class_name)}</figcaption></figure>'
+        )
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f"<style>{STYLE}</style><h1>{html.escape(title)}</h1>{''.join(parts)}"
-        f'<h2>{len(samples)} samples, drawn at random</h2><div class="sheet">{cells}</div></html>\n'
+        f'<h2>{len(samples)} samples, drawn at random</h2><div class="sheet">{"".join(cells)}</div></html>\n'
     )
-
-
-def split_part(name: str, said: Mapping[str, Any]) -> str:
-    facts = {
-        "samples": f"{said['samples']:,}",
-        "shards": f"{said['shards']:,}",
-        "bytes": f"{said['bytes']:,}",
-        "settings": ", ".join(f"{key} {value}" for key, value in said["settings"].items()),
-        "seed": said["seed"],
-        "plan": said["plan_hash"][:16],
-    }
-    rows = "".join(f"<tr><th>{key}<td>{html.escape(str(value))}" for key, value in facts.items())
-    charts = "".join(
-        f"<figure>{bars(said[key])}<figcaption>{html.escape(caption(label, said[key]))}</figcaption></figure>"
-        for key, label in (("width_px", "width, px"), ("height_px", "height, px"), ("sample_bytes", "bytes"))
-    )
-    return (
-        f"<h2>{html.escape(name)}</h2><table>{rows}</table>"
-        f'<div class="charts">{charts}</div>{classes_part(said["classes"])}'
-    )
-
-
-def caption(label: str, said: Mapping[str, Any]) -> str:
-    if said["min"] is None:
-        return f"{label}: no samples"
-    return f"{label}: {said['min']:,} to {said['max']:,}, median {said['median']:,.0f}"
-
-
-def bars(said: Mapping[str, Any]) -> str:
-    counts: list[int] = said["counts"]
-    tallest, width = max(counts, default=0) or 1, CHART_W / max(len(counts), 1)
-    drawn = "".join(
-        f'<rect x="{n * width + 0.5:.1f}" y="{CHART_H * (1 - count / tallest):.1f}" width="{width - 1:.1f}" '
-        f'height="{CHART_H * count / tallest:.1f}"><title>{count:,}</title></rect>'
-        for n, count in enumerate(counts)
-    )
-    return f'<svg width="{CHART_W}" height="{CHART_H}" role="img" aria-label="histogram">{drawn}</svg>'
-
-
-def classes_part(classes: Sequence[Mapping[str, Any]]) -> str:
-    shown = classes[:CLASSES_SHOWN]
-    rows = "".join(f"<tr><td>{c['label']}<td>{html.escape(c['name'])}<td>{c['samples']:,}" for c in shown)
-    more = f"<p>… and {len(classes) - len(shown)} more classes" if len(classes) > len(shown) else ""
-    return f"<details><summary>{len(classes):,} classes</summary><table>{rows}</table>{more}</details>"
-
-
-def data_address(one: Thumbnail) -> str:
-    file = io.BytesIO()
-    one.image.save(file, "JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

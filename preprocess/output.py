@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,23 +22,26 @@ from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.files import exchange, write_error
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest
+from feedline.preprocess import quarantine
+from feedline.preprocess.quarantine import QUARANTINE
 from feedline.preprocess.receipts import receipts_folder
-from feedline.preprocess.store import WORK, LocalStore, ObjectStore
-from feedline.preprocess.write_shard import QUARANTINE
+from feedline.preprocess.sources.base import SPLITS
+from feedline.preprocess.store import TEMPORARY_FILE, WORK, LocalStore, ObjectStore, Store
 
-Store = LocalStore | ObjectStore
 PLAN = f"{WORK}/plan.json"
+PlanFile = dict[str, Any]
+"""What is in it: plan_hash, said (the plan in a few words), folders, formats (as in a `Fingerprint`)."""
 NEW = f"{WORK}/new"
 """Where what will replace a finished dataset is prepared: a store of its own."""
 STAGING = "staging"
 REPORT = "report.json"
-SPLITS = ("train", "val", "test")
 SHARD_FILE = re.compile(r"[a-z]+-\d{6}(-[0-9a-f]{16})?\.tar")
-QUARANTINE_FILE = re.compile(r"report\.jsonl|[a-z]+-\d{6}-\d{5}-.*-[0-9a-f]{8}\.bin")
 OUTPUT_FOLDER = re.compile(rf"(\d+-)?({'|'.join(CODECS)})")
-TEMPORARY_FILE = re.compile(r"\..+\.\d+\.tmp")
 NOT_IN_PLACE = ".new.0.tmp"
 """Marks a folder of the new dataset until all are in their places."""
+
+
+# --- one job at a time --------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -72,55 +75,116 @@ def locked(store: Store) -> Generator[None]:
 def refuse_links(root: Path) -> None:
     """Raises UsageError where one of our folders is a link: what lies behind it is not ours to write or clear."""
     ours = [root / name for name in os.listdir(root) if is_place_of_ours(name)]  # noqa: PTH208
-    inner = [one / split for one in ours if OUTPUT_FOLDER.fullmatch(one.name) for split in SPLITS]
+    inner = [folder / split for folder in ours if OUTPUT_FOLDER.fullmatch(folder.name) for split in SPLITS]
     for folder in (*ours, *inner):
         if folder.is_symlink():
             raise UsageError(f"{folder} is a link: put the folder itself there, or choose another output")
 
 
-def finished(store: Store, folders: list[str]) -> list[Manifest] | None:
-    """The manifests, when every one of these splits is finished; None otherwise."""
-    found: list[Manifest] = []
-    for folder in folders:
-        text = store.read(f"{folder}/{MANIFEST}")
-        if text is None:
-            return None
-        try:
-            found.append(Manifest.from_json(text.decode(), f"{store.address}/{folder}/{MANIFEST}"))
-        except (DatasetError, UnicodeDecodeError):
-            return None
-    return found
+# --- what is ours, and whose plan it is ---------------------------------------------------------------
 
 
-def check_free(store: Store, plan_hash: str, said: str, folders: list[str], *, overwrite: bool = False) -> None:
-    """Raises UsageError when the place holds anything but this plan's own work, or, to `overwrite`, feedline's."""
+def is_place_of_ours(top: str) -> bool:
+    """Whether `prepare` may write or wipe under this name in its output folder."""
+    return top in (*SPLITS, WORK, QUARANTINE) or bool(OUTPUT_FOLDER.fullmatch(top))
+
+
+def is_ours(name: str) -> bool:
+    """By its name alone: enough only where a manifest or a plan says that the folder is ours."""
+    return name in (INDEX, MANIFEST) or bool(SHARD_FILE.fullmatch(name) or TEMPORARY_FILE.fullmatch(name))
+
+
+def unfinished_plan(store: Store) -> PlanFile | None:
+    """What the running or killed job wrote down; empty when it is damaged, None when there is no such job."""
+    text = store.read(PLAN)
+    try:
+        return None if text is None else dict(json.loads(text))
+    except ValueError:
+        return {}
+
+
+def manifest_in(store: Store, folder: str) -> Manifest | None:
+    """None when it is missing or damaged."""
+    text = store.read(f"{folder}/{MANIFEST}")
+    try:
+        return None if text is None else Manifest.from_json(text.decode("utf-8", "replace"), MANIFEST)
+    except DatasetError:
+        return None
+
+
+def finished(store: Store, folders: Sequence[str]) -> dict[str, Manifest] | None:
+    """The manifests by folder, when every one of these splits is finished; None otherwise."""
+    manifests = {folder: manifest for folder in folders if (manifest := manifest_in(store, folder)) is not None}
+    return manifests if len(manifests) == len(folders) else None
+
+
+def is_whole(store: Store, manifests: Mapping[str, Manifest]) -> bool:
+    """Whether every shard is there with its size."""
+    sizes = {f"{folder}/{shard.name}": shard.bytes for folder, one in manifests.items() for shard in one.shards}
+    return all(store.size(name) == size_bytes for name, size_bytes in sizes.items())
+
+
+def prepared_folders(store: Store) -> set[str]:
+    """Every folder in the place that could be a prepared split of ours."""
+    tops = [name.rstrip("/") for name in store.list("") if name.endswith("/")]
+    folders = [top for top in tops if top in SPLITS]
+    folders += [f"{top}/{split}" for top in tops if OUTPUT_FOLDER.fullmatch(top) for split in SPLITS]
+    return {folder for folder in folders if any(is_ours(name) for name in store.list(folder))}
+
+
+def claimed_folders(store: Store) -> set[str]:
+    """Those with a manifest, and those of an unfinished plan."""
+    begun = (unfinished_plan(store) or {}).get("folders", [])
+    return {folder for folder in prepared_folders(store) if folder in begun or store.size(f"{folder}/{MANIFEST}")}
+
+
+def holds_dataset(store: Store) -> bool:
+    return any(store.size(f"{folder}/{MANIFEST}") for folder in prepared_folders(store))
+
+
+def check_free(store: Store, plan: PlanFile, *, overwrite: bool = False) -> None:
+    """Raises UsageError when the place holds anything but this plan's own work, or, to `overwrite`, feedline's.
+
+    A name proves nothing (others' tars are called train-000000.tar too): the manifest names its shards, and a plan is
+    only begun where nothing else was.
+    """
     running = unfinished_plan(store)
-    if running is not None and running.get("plan_hash") != plan_hash and not overwrite:
+    if running is not None and running.get("plan_hash") != plan["plan_hash"] and not overwrite:
         raise UsageError(
             f"{store.address} holds an unfinished run of another plan ({running.get('said', 'unknown')}; this one: "
-            f"{said}): finish it with its own options and libraries, choose another folder, or give --overwrite"
+            f"{plan['said']}): finish it with its own options and libraries, choose another folder, or give "
+            "--overwrite"
         )
-    for folder in sorted(claimed_folders(store) | set(folders)):
-        text = store.read(f"{folder}/{MANIFEST}")
-        if text is not None:
-            try:
-                hash_there = json.loads(text).get("plan_hash")
-            except ValueError:
-                hash_there = None
-            if hash_there != plan_hash and not overwrite:
-                raise UsageError(
-                    f"{store.address}/{folder} holds a dataset of another plan (source, options or libraries): "
-                    "choose another folder or --overwrite"
-                )
-        check_only_ours(store, folder)
+    for folder in sorted(claimed_folders(store) | set(plan["folders"])):
+        manifest = manifest_in(store, folder)
+        there = store.size(f"{folder}/{MANIFEST}") is not None
+        if there and not overwrite and (manifest is None or manifest.plan_hash != plan["plan_hash"]):
+            raise UsageError(
+                f"{store.address}/{folder} holds a dataset of another plan (source, options or libraries): "
+                "choose another folder or --overwrite"
+            )
+        names = store.list(folder)
+        ours = {name for name in names if TEMPORARY_FILE.fullmatch(name)}
+        if folder in (running or {}).get("folders", []):
+            ours |= {name for name in names if is_ours(name)}
+        elif manifest is not None:
+            foreign = manifest.settings.get("foreign", False)
+            ours |= {INDEX, MANIFEST, *(() if foreign else (shard.name for shard in manifest.shards))}
+        if strange := [name for name in names if name not in ours]:
+            raise UsageError(
+                f"{store.address}/{folder} holds files that are not feedline's ({strange[0]}): choose another "
+                "folder, or move them away"
+            )
 
 
-def check_formats(store: Store, folders: list[str], formats: dict[str, str], retry: bool) -> None:
+def check_formats(store: Store, manifests: Mapping[str, Manifest], formats: dict[str, str], retry: bool) -> None:
     """Raises UsageError where what is there was begun by a Pillow that reads other formats: samples of one format
     would be both in shards and in quarantine. With more formats it may go on by retrying what is in quarantine."""
-    running, manifests = unfinished_plan(store), finished(store, folders) or []
-    short = any(shard.samples < shard.planned_samples for manifest in manifests for shard in manifest.shards)
-    before = running.get("formats") if running is not None else manifests[0].formats if short else None
+    running = unfinished_plan(store)
+    before = None if running is None else running.get("formats")
+    for manifest in manifests.values() if running is None else ():
+        if any(shard.samples < shard.planned_samples for shard in manifest.shards):
+            before = manifest.formats
     if not isinstance(before, dict) or before == formats:
         return
     grew = before.items() <= formats.items()
@@ -133,88 +197,25 @@ def check_formats(store: Store, folders: list[str], formats: dict[str, str], ret
         )
 
 
-def check_only_ours(store: Store, folder: str) -> None:
-    """Raises UsageError for the first file that neither a manifest nor an unfinished plan says is feedline's."""
-    ours = files_of_ours(store, folder)
-    foreign = [name for name in store.list(folder) if name not in ours and not TEMPORARY_FILE.fullmatch(name)]
-    if foreign:
-        raise UsageError(
-            f"{store.address}/{folder} holds files that are not feedline's ({foreign[0]}): choose another folder, or "
-            "move them away"
-        )
+# --- a run's beginning and end ------------------------------------------------------------------------
 
 
-def files_of_ours(store: Store, folder: str) -> set[str]:
-    """A name proves nothing (others' tars are called train-000000.tar too): the manifest names its shards, and a plan
-    is only begun where nothing else was."""
-    if folder in (unfinished_plan(store) or {}).get("folders", []):
-        return {name for name in store.list(folder) if is_ours(name)}
-    text = store.read(f"{folder}/{MANIFEST}")
-    if text is None:
-        return set()
-    try:
-        manifest = Manifest.from_json(text.decode(), MANIFEST)
-    except (DatasetError, UnicodeDecodeError):
-        return set()
-    shards = [] if manifest.settings.get("foreign", False) else manifest.shards
-    return {INDEX, MANIFEST, *(shard.name for shard in shards)}
-
-
-def is_ours(name: str) -> bool:
-    return name in (INDEX, MANIFEST) or bool(SHARD_FILE.fullmatch(name) or TEMPORARY_FILE.fullmatch(name))
-
-
-def is_place_of_ours(top: str) -> bool:
-    """Whether `prepare` may write or wipe under this name in its output folder."""
-    return top in (*SPLITS, WORK, QUARANTINE) or bool(OUTPUT_FOLDER.fullmatch(top))
-
-
-def unfinished_plan(store: Store) -> dict[str, Any] | None:
-    text = store.read(PLAN)
-    if text is None:
-        return None
-    try:
-        return dict(json.loads(text))
-    except ValueError:
-        return {}
-
-
-def prepared_folders(store: Store) -> set[str]:
-    """Every folder in the place that could be a prepared split of ours."""
-    tops = [name.rstrip("/") for name in store.list("") if name.endswith("/")]
-    found = {top for top in tops if top in SPLITS}
-    for top in tops:
-        if OUTPUT_FOLDER.fullmatch(top):
-            found |= {f"{top}/{name.rstrip('/')}" for name in store.list(top) if name.rstrip("/") in SPLITS}
-    return {folder for folder in found if any(is_ours(name) for name in store.list(folder))}
-
-
-def claimed_folders(store: Store) -> set[str]:
-    """Those with a manifest, and those of an unfinished plan."""
-    begun = set((unfinished_plan(store) or {}).get("folders", []))
-    return {folder for folder in prepared_folders(store) if folder in begun or store.size(f"{folder}/{MANIFEST}")}
-
-
-def begin(store: Store, plan_hash: str, said: str, folders: list[str], run: str, formats: dict[str, str]) -> None:
-    """Writes the plan down, makes the folders, and clears what dead runs left."""
+def begin(store: Store, plan: PlanFile, run: str, *, anew: bool) -> None:
+    """Writes the plan down, makes the folders, and clears what dead runs left. `anew` removes all that an unfinished
+    run has done; never a file that feedline did not write, nor what this job has unpacked to read from."""
+    receipts = receipts_folder(plan["plan_hash"])
     for name in store.list(WORK):
-        ours = name.rstrip("/") in (receipts_folder(plan_hash), STAGING, "plan.json")
-        if not ours:
-            remove(store, f"{WORK}/{name}")
-    work = [WORK, f"{WORK}/{receipts_folder(plan_hash)}", f"{WORK}/attempts-{run}", QUARANTINE]
-    store.prepare([*folders, *work])
-    for folder in [*folders, QUARANTINE, f"{WORK}/{receipts_folder(plan_hash)}"]:
-        for name in store.list(folder):
-            if TEMPORARY_FILE.fullmatch(name):
-                store.delete(f"{folder}/{name}")
-    for name in store.list(""):
-        if name.startswith(f".{REPORT}.") and TEMPORARY_FILE.fullmatch(name):
-            store.delete(name)
-    write_plan(store, plan_hash, said, folders, formats=formats)
+        if name.rstrip("/") not in (STAGING, "plan.json", None if anew else receipts):
+            (store.delete_tree if name.endswith("/") else store.delete)(f"{WORK}/{name}")
+    store.prepare([WORK])
+    stale = sorted(claimed_folders(store)) if anew else []
+    write_plan(store, plan | {"folders": list(dict.fromkeys([*plan["folders"], *stale]))})
+    for folder in stale:
+        remove_dataset(store, folder)
+    store.prepare([*plan["folders"], f"{WORK}/{receipts}", f"{WORK}/attempts-{run}", QUARANTINE])
 
 
-def write_plan(store: Store, plan_hash: str, said: str, folders: list[str], **more: Any) -> None:
-    plan = {"plan_hash": plan_hash, "said": said, "folders": folders, **more}
+def write_plan(store: Store, plan: PlanFile) -> None:
     try:
         store.write(PLAN, (json.dumps(plan, sort_keys=True) + "\n").encode())
     except OSError as error:
@@ -225,92 +226,6 @@ def end(store: Store) -> None:
     """Removes the work folder. A straggler of this run can then publish nothing more."""
     store.delete(PLAN)
     store.delete_tree(WORK)
-    store.delete_folder_if_empty(QUARANTINE)
-
-
-def remove(store: Store, name: str) -> None:
-    if name.endswith("/"):
-        store.delete_tree(name.rstrip("/"))
-    else:
-        store.delete(name)
-
-
-def holds_dataset(store: Store) -> bool:
-    return any(store.size(f"{folder}/{MANIFEST}") for folder in prepared_folders(store))
-
-
-def beside(store: Store, plan_hash: str, said: str, formats: dict[str, str]) -> Store:
-    """Where to prepare what will replace the dataset in `store`. What an interrupted run of the same did, with the
-    same readable formats, is kept."""
-    if isinstance(store, ObjectStore):
-        return store
-    new = LocalStore(store.root / NEW)
-    if new.root.is_symlink():
-        raise UsageError(f"{new.root} is a link: remove it")
-    begun = unfinished_plan(new) or {}
-    if [begun.get(name) for name in ("plan_hash", "said", "formats")] != [plan_hash, said, formats]:
-        store.delete_tree(NEW)
-    return new
-
-
-def put_in_place(store: LocalStore, new: LocalStore, plan_hash: str, said: str) -> None:
-    """Exchanges the finished dataset in `store` for the whole one in `new`."""
-    folders = sorted(prepared_folders(new))
-    check_free(store, plan_hash, said, folders, overwrite=True)
-    new.prepare([QUARANTINE])
-    for folder in (*folders, QUARANTINE):
-        new.write(f"{folder}/{NOT_IN_PLACE}", b"")
-    write_plan(store, plan_hash, said, folders, exchange=True)
-    finish_exchange(store)
-
-
-def is_exchanging(store: Store) -> bool:
-    return bool((unfinished_plan(store) or {}).get("exchange"))
-
-
-def finish_exchange(store: Store) -> str | None:
-    """Does what is left to do of an exchange, whoever began it; returns its plan's hash, None where there is none."""
-    if not isinstance(store, LocalStore) or not is_exchanging(store):
-        return None
-    plan, new = unfinished_plan(store) or {}, LocalStore(store.root / NEW)
-    check_free(store, plan["plan_hash"], plan["said"], [], overwrite=True)
-    new.delete_tree(WORK)
-    if new.size(f"{QUARANTINE}/{NOT_IN_PLACE}") is not None:
-        for name in store.list(QUARANTINE):
-            if not QUARANTINE_FILE.fullmatch(name):  # somebody else's: it stays
-                (store.root / QUARANTINE / name).replace(new.root / QUARANTINE / name)
-    folders = (prepared_folders(new) | prepared_folders(store)) & set(plan["folders"])
-    for folder in (*sorted(folders), QUARANTINE):
-        if new.size(f"{folder}/{NOT_IN_PLACE}") is not None:
-            exchange(new.root / folder, store.root / folder)
-    for folder in claimed_folders(store) - folders:
-        exchange(store.root / folder, new.root / folder)
-        store.delete_folder_if_empty(folder.rpartition("/")[0])
-    if new.size(REPORT) is not None:
-        (new.root / REPORT).replace(store.root / REPORT)
-    for folder in (*folders, QUARANTINE):
-        store.delete(f"{folder}/{NOT_IN_PLACE}")
-    end(store)
-    return plan["plan_hash"]
-
-
-def wipe(store: Store) -> None:
-    """Removes what an unfinished run has done; never a file that feedline did not write, nor what this job has
-    unpacked to read from."""
-    folders = sorted(claimed_folders(store))
-    store.prepare([WORK])
-    write_plan(store, "", "being overwritten", folders)  # a death below leaves shards that are still known as ours
-    for folder in folders:
-        remove_dataset(store, folder)
-    for name in store.list(QUARANTINE):
-        if QUARANTINE_FILE.fullmatch(name):
-            store.delete(f"{QUARANTINE}/{name}")
-    if is_report(store):
-        store.delete(REPORT)
-    for name in store.list(WORK):
-        if name.rstrip("/") != STAGING:
-            remove(store, f"{WORK}/{name}")
-    store.delete_folder_if_empty(WORK)
     store.delete_folder_if_empty(QUARANTINE)
 
 
@@ -325,6 +240,58 @@ def remove_dataset(store: Store, folder: str) -> None:
         store.delete_folder_if_empty(folder.partition("/")[0])
 
 
-def is_report(store: Store) -> bool:
-    text = store.read(REPORT)
-    return text is not None and b'"plan_hash"' in text
+# --- in the place of a finished dataset ---------------------------------------------------------------
+
+
+def beside(store: Store, plan: PlanFile) -> Store:
+    """Where to prepare what will replace the dataset in `store`. What an interrupted run of the same plan did, with
+    the same readable formats, is kept."""
+    if isinstance(store, ObjectStore):
+        return store
+    new = LocalStore(store.root / NEW)
+    if new.root.is_symlink():
+        raise UsageError(f"{new.root} is a link: remove it")
+    if unfinished_plan(new) != plan:
+        store.delete_tree(NEW)
+    return new
+
+
+def put_in_place(store: LocalStore, plan: PlanFile) -> None:
+    """Exchanges the finished dataset in `store` for the whole one beside it."""
+    new = LocalStore(store.root / NEW)
+    check_free(store, plan, overwrite=True)
+    new.prepare([QUARANTINE])
+    for folder in (*plan["folders"], QUARANTINE):
+        new.write(f"{folder}/{NOT_IN_PLACE}", b"")
+    write_plan(store, plan | {"exchange": True})
+    finish_exchange(store)
+
+
+def is_exchanging(store: Store) -> bool:
+    return bool((unfinished_plan(store) or {}).get("exchange"))
+
+
+def finish_exchange(store: Store) -> str | None:
+    """Does what is left to do of an exchange, whoever began it; returns its plan's hash, None where there is none."""
+    if not isinstance(store, LocalStore) or not is_exchanging(store):
+        return None
+    plan, new = unfinished_plan(store) or {}, LocalStore(store.root / NEW)
+    check_free(store, plan, overwrite=True)
+    new.delete_tree(WORK)
+    if new.size(f"{QUARANTINE}/{NOT_IN_PLACE}") is not None:
+        for name in store.list(QUARANTINE):
+            if not quarantine.FILE.fullmatch(name):  # somebody else's: it stays
+                (store.root / QUARANTINE / name).replace(new.root / QUARANTINE / name)
+    folders = (prepared_folders(new) | prepared_folders(store)) & set(plan["folders"])
+    for folder in (*sorted(folders), QUARANTINE):
+        if new.size(f"{folder}/{NOT_IN_PLACE}") is not None:
+            exchange(new.root / folder, store.root / folder)
+    for folder in claimed_folders(store) - folders:
+        exchange(store.root / folder, new.root / folder)
+        store.delete_folder_if_empty(folder.rpartition("/")[0])
+    if new.size(REPORT) is not None:
+        (new.root / REPORT).replace(store.root / REPORT)
+    for folder in (*folders, QUARANTINE):
+        store.delete(f"{folder}/{NOT_IN_PLACE}")
+    end(store)
+    return plan["plan_hash"]

@@ -15,10 +15,9 @@ import time
 import warnings
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import simplejpeg
 from PIL import Image
 
@@ -30,16 +29,7 @@ from feedline.pipeline.codecs.table import CODECS
 Resize = Literal["shortest", "square", "crop", "stretch", "none"]
 Filter = Literal["bicubic", "bilinear", "lanczos", "box", "hamming"]
 
-Pixels = npt.NDArray[np.uint8]
-
-RESIZES = ("shortest", "square", "crop", "stretch", "none")
-FILTERS = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-}
+RESIZES, FILTERS = get_args(Resize), get_args(Filter)
 EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "PPM": "ppm", "TIFF": "tif"}
 MAX_PIXELS = 1 << 26
 KEEP_BUFFER_BYTES = 1 << 25  # a larger one is dropped again, so that one giant does not stay in memory
@@ -47,7 +37,7 @@ HEADER_BYTES = 1 << 17  # application segments come first; two of the longest fi
 
 
 class BadImage(Exception):
-    """An image that cannot be used. `reason` is a short phrase to count by, `detail` what the decoder said."""
+    """An image that cannot be used: a short phrase to count by, and what the decoder said."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -82,7 +72,7 @@ class Output:
         check(self.filter in FILTERS, f"filter {self.filter!r} is none of {', '.join(FILTERS)}")
         check(1 <= self.quality <= 100, f"quality {self.quality} is not between 1 and 100")
         check(self.subsampling in ("420", "444"), f"subsampling {self.subsampling!r} is neither 420 nor 444")
-        check(self.resizes is False or 2 <= self.size_px <= 16384, f"size {self.size_px} px is not in 2..16384")
+        check(not self.resizes or 2 <= self.size_px <= 16384, f"size {self.size_px} px is not in 2..16384")
 
     @property
     def form(self) -> Codec:
@@ -101,16 +91,13 @@ class Output:
         """What the manifest says about this output: only what applied."""
         if not self.form.sized:
             return {"codec": self.codec}
-        said: dict[str, object] = {"codec": self.codec, "resize": self.resize, "orientation": self.orientation}
+        orientation = "applied" if self.apply_orientation else "ignored"
+        settings: dict[str, object] = {"codec": self.codec, "resize": self.resize, "orientation": orientation}
         if self.resizes:
-            said |= {"size_px": self.size_px, "enlarge": self.enlarge}
+            settings |= {"size_px": self.size_px, "enlarge": self.enlarge}
             if self.resize != "crop":
-                said |= {"filter": f"{self.filter}, antialiased (Pillow)"}
-        return said | self.form.settings(self.quality, self.subsampling)
-
-    @property
-    def orientation(self) -> str:
-        return "applied" if self.apply_orientation else "ignored"
+                settings |= {"filter": f"{self.filter}, antialiased (Pillow)"}
+        return settings | self.form.settings(self.quality, self.subsampling)
 
 
 def check(fine: bool, what: str) -> None:
@@ -171,7 +158,7 @@ class Kernel:
         return self._decode_pillow(data)
 
     def _decode_turbo(self, data: bytes) -> Image.Image | None:
-        """None when libjpeg-turbo has any complaint or the colours are not its business."""
+        """None where libjpeg-turbo has any complaint, or does not turn these colours into RGB."""
         try:
             rows, columns, colours, _ = simplejpeg.decode_jpeg_header(data)
         except ValueError:
@@ -193,7 +180,7 @@ class Kernel:
         return Image.frombuffer("RGBX", (width, height), self._buffer, "raw", "RGBX", 0, 1)
 
     def _decode_pillow(self, data: bytes) -> tuple[Image.Image, str]:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as noted:
             warnings.simplefilter("always")  # broken EXIF, sizes we check ourselves; formats this Pillow lacks
             Image.init()
             try:
@@ -209,7 +196,8 @@ class Kernel:
             except Image.DecompressionBombError as error:
                 raise BadImage("too many pixels", str(error)) from None
             except Image.UnidentifiedImageError:
-                words = next((str(one.message) for one in said if "not installed" in str(one.message)), "")
+                texts = [str(warning.message) for warning in noted]
+                words = next((text for text in texts if "not installed" in text), "")
                 raise (not_supported(words) if words else BadImage("not an image")) from None
             except ImportError as error:
                 raise not_supported(str(error).partition(" (")[0]) from None
@@ -268,54 +256,33 @@ ORIENTATIONS = {
 }
 
 
-# --- geometry -----------------------------------------------------------------------------------------
-
 Box = tuple[float, float, float, float]
 
 
 def geometry(width: int, height: int, output: Output) -> tuple[int, int, Box]:
     """Target width and height, and the part of the source that fills them (left, top, right, bottom)."""
-    whole: Box = (0, 0, width, height)
-    target_w, target_h, box = width, height, whole
-    size = output.size_px
-    if output.resizes:
-        if output.resize == "shortest":
-            target_w, target_h = shortest_side(width, height, size, output.enlarge)
-        elif output.resize == "stretch":
-            target_w, target_h = (size, size) if output.enlarge else (min(size, width), min(size, height))
-        elif output.resize == "square":
-            side = min(width, height)
-            target_w = target_h = size if output.enlarge else min(size, side)
-            box = centred(width, height, side, side)
-        else:
-            target_w, target_h = min(size, width), min(size, height)
-            box = centred(width, height, target_w, target_h)
-    if output.form.even_sides:
-        target_w, target_h, box = made_even(target_w, target_h, box)
-    return target_w, target_h, box
-
-
-def shortest_side(width: int, height: int, size: int, enlarge: bool) -> tuple[int, int]:
-    """Rounded as torchvision does: the long side towards zero."""
-    short = min(width, height)
-    if short <= size and not enlarge:
-        return width, height
-    return (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
-
-
-def centred(width: int, height: int, inner_w: int, inner_h: int) -> Box:
+    size, short = output.size_px, min(width, height)
+    target_w, target_h = inner_w, inner_h = width, height
+    if output.resizes and output.resize == "shortest":
+        if short > size or output.enlarge:  # as torchvision does, the long side rounded towards zero
+            target_w, target_h = size * width // short, size * height // short
+    elif output.resizes:
+        if output.resize == "square":
+            inner_w = inner_h = short
+        target_w, target_h = min(size, inner_w), min(size, inner_h)
+        if output.resize == "crop":
+            inner_w, inner_h = target_w, target_h
+        elif output.enlarge:
+            target_w = target_h = size
     left, top = (width - inner_w) // 2, (height - inner_h) // 2
-    return left, top, left + inner_w, top + inner_h
-
-
-def made_even(target_w: int, target_h: int, box: Box) -> tuple[int, int, Box]:
-    """4:2:0 needs even sides: the last odd row or column is left out, scale unchanged."""
-    if target_w < 2 or target_h < 2:
-        raise BadImage("too small", f"{target_w}x{target_h} px has no 4:2:0 form")
-    left, top, right, bottom = box
-    right -= (right - left) * (target_w % 2) / target_w
-    bottom -= (bottom - top) * (target_h % 2) / target_h
-    return target_w - target_w % 2, target_h - target_h % 2, (left, top, right, bottom)
+    right, bottom = float(left + inner_w), float(top + inner_h)
+    if output.form.even_sides:  # the last odd row or column is left out, scale unchanged
+        if target_w < 2 or target_h < 2:
+            raise BadImage("too small", f"{target_w}x{target_h} px has no 4:2:0 form")
+        right -= inner_w * (target_w % 2) / target_w
+        bottom -= inner_h * (target_h % 2) / target_h
+        target_w, target_h = target_w - target_w % 2, target_h - target_h % 2
+    return target_w, target_h, (left, top, right, bottom)
 
 
 def resized(image: Image.Image, output: Output) -> Image.Image:
@@ -325,13 +292,10 @@ def resized(image: Image.Image, output: Output) -> Image.Image:
     if width < 1 or height < 1:
         raise BadImage("too small", f"{image.size[0]}x{image.size[1]} px would become {width}x{height}")
     if (box[2] - box[0], box[3] - box[1]) != (width, height):
-        return image.resize((width, height), FILTERS[output.filter], box=box)
+        return image.resize((width, height), Image.Resampling[output.filter.upper()], box=box)
     if (width, height) == image.size:
         return image
     return image.crop((int(box[0]), int(box[1]), int(box[2]), int(box[3])))
-
-
-# --- encoding -----------------------------------------------------------------------------------------
 
 
 def encoded(image: Image.Image, output: Output) -> tuple[bytes, str]:

@@ -26,6 +26,7 @@ MIN_SHARDS = 64
 MIN_SAMPLES_PER_SHARD = 32
 HEADERS_BYTES = 2048  # two members' headers, the label and the padding of one sample
 TYPICAL_RATIO = 4 / 3  # of a photograph's sides
+READERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of a job of up to 8 ranks × 8 workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,6 @@ class SplitPlan:
     def shards(self) -> int:
         return len(self.starts) - 1
 
-    def planned(self, shard: int) -> int:
-        return self.starts[shard + 1] - self.starts[shard]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -56,22 +54,14 @@ class Plan:
 
     def task(self, split: SplitPlan, shard: int, mended: dict[int, str] | None = None) -> ShardTask:
         """The descriptors of one shard, with only the paths it needs."""
-        rows = split.rows_N[split.starts[shard] : split.starts[shard + 1]]
-        used, path_N = np.unique(self.columns.path_N[rows], return_inverse=True)
-        listed = rows.tolist()
-        troubles = self.columns.troubles
+        rows = rows_of(self.columns, split.rows_N[split.starts[shard] : split.starts[shard + 1]])
+        used, path_N = np.unique(rows.path_N, return_inverse=True)
+        paths = [rows.paths[path] for path in used.tolist()]
         return ShardTask(
+            **vars(replace(rows, paths=paths, path_N=path_N.astype(np.int32))),
             split=split.split,
             shard=shard,
-            keys=[self.columns.keys[row] for row in listed],
-            labels_N=self.columns.labels_N[rows],
-            paths=[self.columns.paths[path] for path in used.tolist()],
-            path_N=path_N.astype(np.int32),
-            offsets_N=self.columns.offsets_N[rows],
-            lengths_N=self.columns.lengths_N[rows],
-            troubles={position: troubles[row] for position, row in enumerate(listed) if row in troubles},
             mended=mended or {},
-            crc32_N=None if self.columns.crc32_N is None else self.columns.crc32_N[rows],
             stats_P2=None if self.stats_P2 is None else self.stats_P2[used],
         )
 
@@ -103,7 +93,11 @@ def plan_split(
 ) -> SplitPlan:
     members = np.flatnonzero(columns.splits_N == number)
     rows_N = members[np.argsort(ranks_N[members], kind="stable")]
-    rows_N = break_ties(rows_N, ranks_N, columns.keys)
+    ordered = ranks_N[rows_N]
+    if bool(np.any(ordered[1:] == ordered[:-1])):
+        # Equal ranks (duplicate keys; a collision once in 10^7 ImageNets) are ordered by key, then as listed.
+        listed = sorted(rows_N.tolist(), key=lambda row: (int(ranks_N[row]), columns.keys[row], row))
+        rows_N = np.array(listed, np.int64)
     mean_bytes = float(np.maximum(columns.lengths_N[members], 0).mean())
     count, reason = choose_shards(len(rows_N), estimated_bytes(config.outputs[0], mean_bytes), config)
     starts = np.concatenate([[0], np.cumsum(balanced_sizes(len(rows_N), count))])
@@ -122,30 +116,12 @@ def keyed_ranks(keys: Sequence[str], seed: int, purpose: str) -> npt.NDArray[np.
     return np.frombuffer(b"".join(map(digest, keys)), ">u8").astype(np.uint64)
 
 
-def break_ties(
-    rows_N: npt.NDArray[np.int64], ranks_N: npt.NDArray[np.uint64], keys: Sequence[str]
-) -> npt.NDArray[np.int64]:
-    """Equal ranks (duplicate keys; a collision once in 10^7 ImageNets) are ordered by key, then as listed."""
-    ordered = ranks_N[rows_N]
-    if not bool(np.any(ordered[1:] == ordered[:-1])):
-        return rows_N
-    return np.array(sorted(rows_N.tolist(), key=lambda row: (int(ranks_N[row]), keys[row], row)), np.int64)
-
-
-# --- how many shards ----------------------------------------------------------------------------------
-
-
 def estimated_bytes(output: Output, mean_bytes_in: float) -> float:
     """About how long one sample becomes in its shard."""
     side = output.size_px
     square = output.resize in ("square", "stretch", "crop")
     pixels = side * side * (1.0 if square else TYPICAL_RATIO) if output.resizes else 500 * 375
     return output.form.estimate_bytes(pixels, output.quality, mean_bytes_in) + HEADERS_BYTES
-
-
-def round_counts(limit: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, 24 …: numbers that many rank × worker counts divide."""
-    return sorted({n for power in range(40) for n in (1 << power, 3 << power) if n <= limit})
 
 
 def choose_shards(samples: int, bytes_per_sample: float, config: PrepareConfig) -> tuple[int, str]:
@@ -156,23 +132,16 @@ def choose_shards(samples: int, bytes_per_sample: float, config: PrepareConfig) 
         return config.shards, "as asked"
     by_size = samples * bytes_per_sample / config.shard_bytes
     by_readers = min(MIN_SHARDS, samples // MIN_SAMPLES_PER_SHARD)
-    wanted = max(by_size, by_readers, 1)
-    counts = round_counts(samples)
+    # 1, 2, 3, 4, 6, 8, 12, 16, 24 …: numbers that many rank × worker counts divide.
+    counts = sorted({n for power in range(40) for n in (1 << power, 3 << power) if n <= samples})
     # Never under the readers' need; by size, the nearest in ratio.
     fitting = [count for count in counts if count >= by_readers] if by_readers >= MIN_SHARDS else counts
-    count = min(fitting, key=lambda count: abs(np.log(count / wanted)))
-    why = f"about {samples * bytes_per_sample / count / 2**20:.3g} MiB and {samples / count:.0f} samples each; "
-    reason = why + f"divides evenly over {readers(count)} readers (ranks x workers)"
-    return count, reason
-
-
-def readers(count: int) -> str:
-    """The reader counts that a job of up to 8 ranks × 8 workers would have and that divide `count`."""
-    common = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if count % n == 0]
-    return ", ".join(map(str, common))
-
-
-# --- identity -----------------------------------------------------------------------------------------
+    count = min(fitting, key=lambda count: abs(np.log(count / max(by_size, by_readers, 1))))
+    readers = ", ".join(str(n) for n in READERS if count % n == 0)
+    return count, (
+        f"about {samples * bytes_per_sample / count / 2**20:.3g} MiB and {samples / count:.0f} samples each; "
+        f"divides evenly over {readers} readers (ranks x workers)"
+    )
 
 
 def plan_hash(
@@ -185,7 +154,7 @@ def plan_hash(
 ) -> str:
     """SHA-256 of everything that decides the prepared bytes, and of nothing else (not where the source lies, unless
     KEY.json says it)."""
-    said = {
+    settings = {
         "outputs": [output.settings() for output in config.outputs],
         "seed": config.seed,
         "max_pixels": config.max_pixels,
@@ -193,7 +162,7 @@ def plan_hash(
         "classes": list(classes),
         "encoder": fingerprint,
     }
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for split in splits:
         rows = split.rows_N.tolist()
         troubles = {columns.keys[row]: columns.troubles[row] for row in rows if row in columns.troubles}
@@ -209,20 +178,16 @@ def plan_hash(
 def origins(columns: Columns, rows_N: npt.NDArray[np.int64], source: str, staging: str) -> bytes:
     """Where KEY.json says that the rows came from, as `ShardTask.origin` has it."""
     staged_P = np.array([is_staged(path, staging) for path in columns.paths], bool)
-    said = [source if staged else path for path, staged in zip(columns.paths, staged_P.tolist(), strict=True)]
+    shown = [source if staged else path for path, staged in zip(columns.paths, staged_P.tolist(), strict=True)]
     path_N = columns.path_N[rows_N]
     offsets_N = np.where(staged_P[path_N], -1, columns.offsets_N[rows_N])
-    paths = "\0".join([said[path] for path in path_N.tolist()])
+    paths = "\0".join([shown[path] for path in path_N.tolist()])
     return paths.encode("utf-8", "surrogateescape") + offsets_N.astype(np.int64).tobytes()
-
-
-# --- which samples, with which label and split ---------------------------------------------------------
 
 
 def selected(columns: Columns, classes: Classes, config: PrepareConfig) -> tuple[Columns, Classes]:
     """The user's choices applied: class order, subset, val split; then keys and labels checked."""
-    columns = with_safe_keys(columns)
-    columns = with_checked_labels(columns, len(classes))
+    columns = checked(columns, len(classes))
     if config.class_order is not None:
         columns, classes = in_class_order(columns, classes, config.class_order)
     if config.classes is not None:
@@ -232,8 +197,9 @@ def selected(columns: Columns, classes: Classes, config: PrepareConfig) -> tuple
     return columns, with_safe_names(classes)
 
 
-def with_safe_keys(columns: Columns) -> Columns:
-    """Keys that WebDataset readers cut where we mean, and that leave no folder; later duplicates are troubles."""
+def checked(columns: Columns, classes: int) -> Columns:
+    """Keys that WebDataset readers cut where we mean, and that leave no folder. A later duplicate and a label that no
+    class has are troubles, not errors: the sample goes to quarantine."""
     keys = [safe_key(key) for key in columns.keys]
     troubles = dict(columns.troubles)
     seen: set[tuple[int, str]] = set()
@@ -241,6 +207,8 @@ def with_safe_keys(columns: Columns) -> Columns:
         if here in seen:
             troubles.setdefault(row, "duplicate key")
         seen.add(here)
+    for row in np.flatnonzero((columns.labels_N < 0) | (columns.labels_N >= classes)).tolist():
+        troubles.setdefault(row, "no label" if columns.labels_N[row] < 0 else "label out of range")
     return replace(columns, keys=keys, troubles=troubles)
 
 
@@ -249,19 +217,9 @@ def with_safe_names(classes: Classes) -> Classes:
     return [entry | {"name": printable(str(entry["name"]))} for entry in classes]
 
 
-def with_checked_labels(columns: Columns, classes: int) -> Columns:
-    """A label that no class has is a trouble, not an error: the sample goes to quarantine."""
-    wrong = np.flatnonzero((columns.labels_N < 0) | (columns.labels_N >= classes))
-    troubles = dict(columns.troubles)
-    for row in wrong.tolist():
-        troubles.setdefault(row, "no label" if columns.labels_N[row] < 0 else "label out of range")
-    return replace(columns, troubles=troubles)
-
-
 def in_class_order(columns: Columns, classes: Classes, order: Sequence[str]) -> tuple[Columns, Classes]:
     """Labels renumbered as the user lists the class names. Raises UsageError for unknown or missing names."""
-    names = [str(entry["name"]) for entry in classes]
-    by_name = {name: label for label, name in enumerate(names)}
+    by_name = {str(entry["name"]): label for label, entry in enumerate(classes)}
     by_name |= {str(entry["wnid"]): label for label, entry in enumerate(classes) if "wnid" in entry}
     unknown = [name for name in order if name not in by_name]
     if unknown:
@@ -269,7 +227,7 @@ def in_class_order(columns: Columns, classes: Classes, order: Sequence[str]) -> 
     listed = [by_name[name] for name in order]
     missing = sorted(set(range(len(classes))) - set(listed))
     if missing or len(set(listed)) != len(listed):
-        what = f"leaves out {names[missing[0]]!r}" if missing else "names a class twice"
+        what = f"leaves out {str(classes[missing[0]]['name'])!r}" if missing else "names a class twice"
         raise UsageError(f"class order {what}: it must list each class once")
     return relabelled(columns, classes, listed)
 
@@ -295,18 +253,10 @@ def relabelled(columns: Columns, classes: Classes, listed: Sequence[int]) -> tup
 
 
 def rows_of(columns: Columns, rows_N: npt.NDArray[np.int64]) -> Columns:
-    listed = rows_N.tolist()
-    return replace(
-        columns,
-        keys=[columns.keys[row] for row in listed],
-        labels_N=columns.labels_N[rows_N],
-        splits_N=columns.splits_N[rows_N],
-        path_N=columns.path_N[rows_N],
-        offsets_N=columns.offsets_N[rows_N],
-        lengths_N=columns.lengths_N[rows_N],
-        crc32_N=None if columns.crc32_N is None else columns.crc32_N[rows_N],
-        troubles={n: columns.troubles[row] for n, row in enumerate(listed) if row in columns.troubles},
-    )
+    rows = rows_N.tolist()
+    arrays = {name: value[rows_N] for name, value in vars(columns).items() if isinstance(value, np.ndarray)}
+    troubles = {n: columns.troubles[row] for n, row in enumerate(rows) if row in columns.troubles}
+    return replace(columns, keys=[columns.keys[row] for row in rows], troubles=troubles, **arrays)
 
 
 def with_val_split(columns: Columns, fraction: float, seed: int) -> Columns:
@@ -320,14 +270,11 @@ def with_val_split(columns: Columns, fraction: float, seed: int) -> Columns:
     train = np.flatnonzero(columns.splits_N == columns.split_names.index("train"))
     ranks_N = keyed_ranks([columns.keys[row] for row in train.tolist()], seed, "val")
     order = train[np.lexsort((ranks_N, columns.labels_N[train]))]
-    ordered = columns.labels_N[order]
-    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    sizes = np.diff(np.append(starts, len(ordered)))
-    place_in_class = np.arange(len(ordered)) - np.repeat(starts, sizes)
-    taken = place_in_class < np.repeat(np.rint(sizes * fraction), sizes)
-    if not taken.any() or taken.all():
-        raise UsageError(f"val fraction {fraction:g} would leave {'train' if taken.any() else 'val'} empty")
+    classes = np.split(order, np.flatnonzero(np.diff(columns.labels_N[order])) + 1)
+    taken = np.concatenate([rows[: round(len(rows) * fraction)] for rows in classes])
+    if len(taken) in (0, len(train)):
+        raise UsageError(f"val fraction {fraction:g} would leave {'train' if len(taken) else 'val'} empty")
     names = [*(name for name in columns.split_names if name != "val"), "val"]
     splits_N = np.array([names.index(name) for name in columns.split_names], np.int8)[columns.splits_N]
-    splits_N[order[taken]] = names.index("val")
+    splits_N[taken] = names.index("val")
     return replace(columns, splits_N=splits_N, split_names=names)

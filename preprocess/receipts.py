@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,18 @@ import pyarrow as pa
 
 from feedline.pipeline.format.manifest import INDEX_SCHEMA, SampleRow
 from feedline.preprocess.fingerprint import Fingerprint
+from feedline.preprocess.quarantine import Quarantined
+
+KINDS = {
+    "label": "<i4",
+    "shard": "<i4",
+    "offset": "<i8",
+    "length": "<i8",
+    "width": "<i4",
+    "height": "<i4",
+    "crc32": "<u4",
+}
+ROW = np.dtype(list(KINDS.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,47 +41,16 @@ class Written:
     samples: int
 
 
-NAMES = ("label", "shard", "offset", "length", "width", "height", "crc32")
-KINDS = ("<i4", "<i4", "<i8", "<i8", "<i4", "<i4", "<u4")
-
-
 @dataclass(frozen=True)
 class Rows:
-    """Index rows as columns, in the order of `NAMES`. Plain NumPy: Arrow's first array costs a worker a second."""
+    """Index rows; all but the key as a table of `ROW`. Plain NumPy: Arrow's first array costs a worker a second."""
 
     keys: list[str]
-    columns: list[npt.NDArray[Any]]
+    table_N: npt.NDArray[Any]
 
     @classmethod
     def of(cls, rows: Sequence[SampleRow]) -> "Rows":
-        columns = [
-            np.array([getattr(row, name) for row in rows], kind) for name, kind in zip(NAMES, KINDS, strict=True)
-        ]
-        return cls([row.key for row in rows], columns)
-
-    @classmethod
-    def from_columns(cls, columns: Sequence[bytes], samples: int) -> "Rows":
-        keys = columns[0].decode("utf-8", "surrogateescape").split("\0") if samples else []
-        return cls(keys, [np.frombuffer(data, kind) for data, kind in zip(columns[1:], KINDS, strict=True)])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quarantined:
-    """One sample that could not be used, and where its bytes are now."""
-
-    split: str
-    key: str
-    label: int
-    reason: str
-    detail: str
-    source: str
-    offset: int
-    length: int
-    file: str
-    """Name in the quarantine folder; "" when the bytes could not be read."""
-    shard: int
-    position: int
-    """Its place in the shard as planned."""
+        return cls([row.key for row in rows], np.array([*map(attrgetter(*KINDS), rows)], ROW))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,29 +63,23 @@ class Receipt:
     bytes_in: int
     outputs: list[Written]
     rows: list[Rows]
-    """Index rows, one set of columns per output."""
+    """Index rows of each output."""
     quarantined: list[Quarantined] = field(default_factory=list[Quarantined])
     notes: dict[str, int] = field(default_factory=dict[str, int])
 
     def to_bytes(self) -> bytes:
-        """One line of JSON, then the columns as they lie in memory."""
-        said: dict[str, Any] = {
-            "plan_hash": self.plan_hash,
-            "fingerprint": vars(self.fingerprint),
-            "split": self.split,
-            "shard": self.shard,
-            "planned_samples": self.planned_samples,
-            "bytes_in": self.bytes_in,
-            "outputs": [vars(written) for written in self.outputs],
-            "quarantined": [vars(bad) for bad in self.quarantined],
-            "notes": dict(sorted(self.notes.items())),
-        }
+        """One line of JSON, then keys and columns of each output, then SHA-256 of it all."""
         columns: list[bytes] = []
         for rows in self.rows:
             columns.append("\0".join(rows.keys).encode("utf-8", "surrogateescape"))
-            columns += [column.astype(kind).tobytes() for column, kind in zip(rows.columns, KINDS, strict=True)]
-        said["lengths"] = [len(column) for column in columns]
-        body = b"".join([json.dumps(said, sort_keys=True).encode(), b"\n", *columns])
+            columns += [rows.table_N[name].tobytes() for name in KINDS]
+        fields = {name: value for name, value in vars(self).items() if name != "rows"} | {
+            "fingerprint": vars(self.fingerprint),
+            "outputs": [vars(written) for written in self.outputs],
+            "quarantined": [vars(bad) for bad in self.quarantined],
+            "lengths": [len(column) for column in columns],
+        }
+        body = b"".join([json.dumps(fields, sort_keys=True).encode(), b"\n", *columns])
         return body + hashlib.sha256(body).digest()
 
     @classmethod
@@ -113,18 +89,20 @@ class Receipt:
         if hashlib.sha256(body).digest() != digest:
             return None
         head, _, rest = body.partition(b"\n")
-        said: dict[str, Any] = json.loads(head)
-        ends = np.cumsum([0, *said.pop("lengths")]).tolist()
-        columns = [rest[start:end] for start, end in pairwise(ends)]
-        outputs = [Written(**written) for written in said.pop("outputs")]
-        bad = [Quarantined(**row) for row in said.pop("quarantined")]
-        made_by = Fingerprint(**said.pop("fingerprint"))
-        per_output = 1 + len(KINDS)
-        rows = [
-            Rows.from_columns(columns[n * per_output : (n + 1) * per_output], written.samples)
-            for n, written in enumerate(outputs)
-        ]
-        return cls(fingerprint=made_by, outputs=outputs, quarantined=bad, rows=rows, **said)
+        fields: dict[str, Any] = json.loads(head)
+        ends = np.cumsum([0, *fields.pop("lengths")]).tolist()
+        columns = iter([rest[start:end] for start, end in pairwise(ends)])
+        outputs = [Written(**written) for written in fields.pop("outputs")]
+        rows: list[Rows] = []
+        for written in outputs:
+            keys = next(columns).decode("utf-8", "surrogateescape").split("\0") if written.samples else []
+            table_N = np.empty(written.samples, ROW)
+            for name, kind in KINDS.items():
+                table_N[name] = np.frombuffer(next(columns), kind)
+            rows.append(Rows(keys, table_N))
+        quarantined = [Quarantined(**row) for row in fields.pop("quarantined")]
+        made_by = Fingerprint(**fields.pop("fingerprint"))
+        return cls(fingerprint=made_by, outputs=outputs, quarantined=quarantined, rows=rows, **fields)
 
 
 def receipts_folder(plan_hash: str) -> str:
@@ -137,7 +115,7 @@ def receipt_name(plan_hash: str, split: str, shard: int) -> str:
 
 def index_table(rows: Sequence[Rows]) -> pa.Table:
     """The index of a split from its shards' rows, in order."""
-    columns = [np.concatenate([one.columns[n] for one in rows]) for n in range(len(KINDS))]
-    keys = pa.array([key for one in rows for key in one.keys], pa.string())
-    others = [pa.array(column, INDEX_SCHEMA.field(name).type) for name, column in zip(NAMES, columns, strict=True)]
+    table_N = np.concatenate([part.table_N for part in rows])
+    keys = pa.array([key for part in rows for key in part.keys], pa.string())
+    others = [pa.array(np.ascontiguousarray(table_N[name]), INDEX_SCHEMA.field(name).type) for name in KINDS]
     return pa.Table.from_arrays([keys, *others], schema=INDEX_SCHEMA)

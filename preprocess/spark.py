@@ -1,17 +1,21 @@
 """Spark as an engine of `prepare`: groups of tasks out, outcomes back, and no process or file left behind.
 
 Spark carries descriptors out and short outcomes back; pixels never enter the JVM. This is the only file that imports
-pyspark, and only when a job runs.
+pyspark, and only when a job runs. Spark's JVM is a guest of this process: what its start needs of it is put back.
 """
 
 import contextlib
+import logging
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,20 +25,15 @@ from typing import Any
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.scratch import end_spark_of, scratch_folder
 from feedline.preprocess.engine import EngineRun, OnOutcome, grouped, write_group
-from feedline.preprocess.jvm import (
-    ONE_THREAD,
-    check_java,
-    environment,
-    output_to,
-    own_interrupts,
-    quiet_py4j,
-    settings,
-    temporary_files_in,
-    under_submit,
-)
 from feedline.preprocess.write_shard import Order, Outcome, ShardTask, settle
 
 POLL_S = 0.5
+JAVA_MIN = 17
+TASK_ATTEMPTS = 4
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""In local mode the JVM only hands out tasks: compiling it well, on several threads, takes cores from the work."""
+PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
 
 
 class SparkFailed(FeedlineError):
@@ -52,60 +51,27 @@ class SparkEngine:
 
     def check(self) -> None:
         """Raises FeedlineError where there is no Java; under spark-submit, or with a context, there is one."""
-        if not under_submit() and not has_context():
+        if not under_submit() and callers_context() is None:
             check_java()
 
-    def elsewhere(self) -> str:
-        master = self._master()
-        return "" if master.startswith("local") else master
-
-    def _master(self) -> str:
-        """The master that the job will run on; of spark-submit's, what its JVM says."""
-        if has_context():
-            from pyspark import SparkContext
-
-            return str(getattr(SparkContext._active_spark_context, "master", ""))
-        asked = self.conf.get("spark.master") or self.master
-        if asked is None and under_submit():
-            from pyspark import SparkConf, SparkContext
-
-            SparkContext._ensure_initialized()
-            return str(SparkConf().get("spark.master", ""))
-        return asked or "local[*]"
-
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
+        from py4j.protocol import Py4JError
+
         times = [time.monotonic()]
-        with deaths_in_one_line(), spark_context(self.master, self.conf) as context:
-            warm_up(context)
-            times.append(time.monotonic())
-            parallelism, master = context.defaultParallelism, context.master
-            job = Job(context, order, tasks)
-            try:
-                for outcome in job.outcomes():
-                    on_outcome(outcome)
-            finally:
-                job.cancel()
-            times.append(time.monotonic())
+        try:
+            with spark_context(self.master, self.conf) as context:
+                parallelism, master = context.defaultParallelism, context.master
+                if master.startswith("local"):  # so that the start of its Python workers is not taken for work
+                    context.parallelize(range(parallelism), parallelism).foreach(settled)
+                times.append(time.monotonic())
+                with contextlib.closing(outcomes(context, order, grouped(tasks, parallelism))) as arriving:
+                    for outcome in arriving:
+                        on_outcome(outcome)
+                times.append(time.monotonic())
+        except (Py4JError, ConnectionError, EOFError) as error:  # the JVM may die under any call to it
+            raise SparkFailed(one_line(error)) from error
         start_s, run_s, stop_s = (later - sooner for sooner, later in pairwise([*times, time.monotonic()]))
         return EngineRun(start_s=start_s, run_s=run_s, stop_s=stop_s, parallelism=parallelism, master=master)
-
-
-@contextlib.contextmanager
-def deaths_in_one_line() -> Generator[None]:
-    """The JVM may die under any call to it, also before the job."""
-    from py4j.protocol import Py4JError
-
-    try:
-        yield
-    except (Py4JError, ConnectionError, EOFError) as error:
-        raise SparkFailed(one_line(error)) from error
-
-
-def warm_up(context: Any) -> None:
-    """Has local Python workers import what the tasks need, so that their start is not taken for work."""
-    if context.master.startswith("local"):
-        count = context.defaultParallelism
-        context.parallelize(range(count), count).foreach(settled)
 
 
 def settled(_: int) -> None:
@@ -113,48 +79,9 @@ def settled(_: int) -> None:
     settle()
 
 
-class Job:
-    """The Spark job in a thread of its own, and what is heard of it meanwhile."""
-
-    def __init__(self, context: Any, order: Order, tasks: Sequence[ShardTask]) -> None:
-        self._context = context
-        self._arrived = context.accumulator([], outcome_list())
-        self._group = f"feedline-{order.run}"
-        groups = grouped(tasks, context.defaultParallelism)
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(order, groups), name=self._group, daemon=True)
-        self._thread.start()
-
-    def _run(self, order: Order, groups: Sequence[Sequence[ShardTask]]) -> None:
-        try:
-            self._context.setJobGroup(self._group, f"feedline prepare, plan {order.plan_hash[:12]}", True)
-            arrived = self._arrived
-            rdd = self._context.parallelize(groups, len(groups))
-            rdd.foreach(lambda group: arrived.add(write_group(order, group)))
-        except BaseException as error:
-            self._error = error
-
-    def outcomes(self) -> Iterator[Outcome]:
-        """As they arrive, a few times a second. Raises SparkFailed."""
-        taken, running = 0, True
-        while running:
-            self._thread.join(POLL_S)
-            running = self._thread.is_alive()  # asked first, so that the last outcomes are taken too
-            fresh = self._arrived.value[taken:]
-            taken += len(fresh)
-            yield from fresh
-        if self._error is not None:
-            raise SparkFailed(one_line(self._error)) from self._error
-
-    def cancel(self) -> None:
-        """Ends what still runs; nothing when it is done."""
-        if self._thread.is_alive():
-            with contextlib.suppress(Exception):  # the JVM may be gone already
-                self._context.cancelJobGroup(self._group)
-            self._thread.join(10)
-
-
-def outcome_list() -> Any:
+def outcomes(context: Any, order: Order, groups: Sequence[Sequence[ShardTask]]) -> Generator[Outcome]:
+    """Runs the groups as a Spark job; its outcomes as they arrive, a few times a second. Closing it ends what still
+    runs. Raises SparkFailed."""
     from pyspark.accumulators import AccumulatorParam
 
     class OutcomeList(AccumulatorParam[list[Outcome]]):
@@ -167,23 +94,111 @@ def outcome_list() -> Any:
             value1.extend(value2)
             return value1
 
-    return OutcomeList()
+    arrived, name = context.accumulator([], OutcomeList()), f"feedline-{order.run}"
+    errors: list[BaseException] = []
 
+    def run() -> None:
+        try:
+            context.setJobGroup(name, f"feedline prepare, plan {order.plan_hash[:12]}", True)
+            context.parallelize(groups, len(groups)).foreach(lambda group: arrived.add(write_group(order, group)))
+        except BaseException as error:
+            errors.append(error)
 
-PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    taken, running = 0, True
+    try:
+        while running:
+            thread.join(POLL_S)
+            running = thread.is_alive()  # asked first, so that the last outcomes are taken too
+            fresh = arrived.value[taken:]
+            taken += len(fresh)
+            yield from fresh
+        if errors:
+            raise SparkFailed(one_line(errors[0])) from errors[0]
+    finally:
+        if thread.is_alive():
+            with contextlib.suppress(Exception):  # the JVM may be gone already
+                context.cancelJobGroup(name)
+            thread.join(10)
 
 
 def one_line(error: BaseException) -> str:
     """What a Spark failure was about, without its traces."""
     text = str(getattr(error, "java_exception", None) or error)
-    lost = "ExecutorLostFailure" in text or "Python worker exited unexpectedly" in text
-    if lost:
+    if "ExecutorLostFailure" in text or "Python worker exited unexpectedly" in text:
         return "a Python worker or executor died again and again (killed, or out of memory?): run again to resume"
     if isinstance(error, ConnectionError | EOFError) or "Answer from Java side is empty" in text or not text.strip():
         return "Spark's JVM died (killed, or out of memory?): run the same command again to resume"
-    found = PYTHON_ERROR.findall(text)
-    first = (found[-1] if found and "Py4J" not in found[-1] else text.strip().splitlines()[0])[:300]
+    errors = PYTHON_ERROR.findall(text)
+    first = (errors[-1] if errors and "Py4J" not in errors[-1] else text.strip().splitlines()[0])[:300]
     return f"Spark could not finish ({first}): run the same command again to resume"
+
+
+# --- before it starts ---------------------------------------------------------------------------------
+
+
+def callers_context() -> Any:
+    """The SparkContext that the caller has already; None if there is none."""
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context
+
+
+def under_submit() -> bool:
+    """Whether spark-submit started us: then there is a JVM, and master and settings are the user's."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def check_java() -> None:
+    """Raises FeedlineError when there is no Java that Spark can use."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
+    remedy = f"Spark needs Java {JAVA_MIN} or later (Debian/Ubuntu: apt-get install openjdk-{JAVA_MIN}-jre-headless)"
+    if java is None:
+        raise FeedlineError(f"no java {f'in JAVA_HOME ({home})' if home else 'on the path'}: {remedy}")
+    try:
+        text = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise FeedlineError(f"{java} does not run ({error}): {remedy}") from error
+    version = re.search(r'version "(?:1\.)?(\d+)', text)
+    if version is None or int(version[1]) < JAVA_MIN:
+        raise FeedlineError(f"{java} is version {version[1] if version else 'unknown'}: {remedy}")
+
+
+def settings(master: str | None, scratch: Path, extra: Mapping[str, str]) -> dict[str, str]:
+    """What the job needs of Spark; anything in `extra` wins."""
+    java = f"-Djava.io.tmpdir={scratch} -XX:-UsePerfData"
+    conf = {"spark.app.name": "feedline prepare", "spark.ui.showConsoleProgress": "false"}
+    conf |= {f"spark.executorEnv.{name}": value for name, value in ONE_THREAD.items()}
+    if not under_submit():  # there, these are the user's
+        conf |= {
+            "spark.ui.enabled": "false",
+            "spark.log.level": "ERROR",
+            "spark.task.maxFailures": str(TASK_ATTEMPTS),
+            "spark.driver.extraJavaOptions": f"{java} {LIGHT_JVM}" if is_local(master) else java,
+        }
+    if master is not None:
+        conf["spark.master"] = with_retries(master)
+    if is_local(master):
+        conf |= {
+            "spark.local.dir": str(scratch),
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+        }
+    return conf | dict(extra)
+
+
+def is_local(master: str | None) -> bool:
+    return master is not None and re.fullmatch(r"local(\[.*\])?", master) is not None
+
+
+def with_retries(master: str) -> str:
+    """`local[N]` ends the job when one task fails (a killed Python worker, say); `local[N,F]` tries again."""
+    match = re.fullmatch(r"local(?:\[([^,\]]+)\])?", master)
+    return f"local[{match[1] or 1},{TASK_ATTEMPTS}]" if match else master
 
 
 # --- the context --------------------------------------------------------------------------------------
@@ -192,69 +207,95 @@ def one_line(error: BaseException) -> str:
 @contextlib.contextmanager
 def spark_context(master: str | None, conf: Mapping[str, str]) -> Generator[Any]:
     """The caller's own SparkContext when there is one (left running), else a new one that leaves no trace."""
-    if has_context():
-        from pyspark import SparkContext
-
-        yield SparkContext._active_spark_context
+    context = callers_context()
+    if context is not None:
+        yield context
         return
     with scratch_folder("spark") as scratch, quiet_py4j():
         master = master or (None if under_submit() else "local[*]")
-        context = None
         try:
-            with environment(master), output_to(scratch / "jvm.log"), temporary_files_in(scratch), own_interrupts():
-                context = start(settings(master, scratch, conf), scratch)
-            quiet_accumulators(context)
+            context = start(settings(master, scratch, conf), scratch)
+            if server := getattr(context, "_accumulatorServer", None):
+                # The thread that hears of finished tasks prints a trace when the JVM dies; we say that in one line.
+                server.handle_error = lambda request, client_address: None
             yield context
         finally:
-            stop(context, keep_jvm=under_submit())
+            with warnings.catch_warnings(), contextlib.suppress(Exception):
+                warnings.simplefilter("ignore")  # a JVM that was killed cannot be stopped cleanly
+                if context is not None:
+                    context.stop()
+            if not under_submit():
+                end_jvm()
             end_spark_of(scratch)  # whatever kept it from ending as it should
 
 
-def has_context() -> bool:
-    """Whether the caller has a SparkContext already."""
-    if "pyspark" not in sys.modules:
-        return False
-    from pyspark import SparkContext
-
-    return SparkContext._active_spark_context is not None
-
-
 def start(conf: Mapping[str, str], scratch: Path) -> Any:
-    """The JVM is started by another thread, which no signal interrupts: whenever one comes, the JVM can be ended."""
+    """A context of our own. Another thread makes it, which no signal interrupts: whenever one comes, the JVM can be
+    ended. There, too, pyspark leaves Ctrl-C alone: its handler would stay, and calls the JVM even amid another call.
+    """
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
-    said = SparkConf().setAll(list(conf.items()))
-    gateway = ThreadPoolExecutor(1, "feedline-jvm").submit(launch_gateway, said)
+    spark_conf = SparkConf().setAll(list(conf.items()))
+
+    def make() -> Any:
+        with (scratch / "jvm.log").open("ab") as log:  # the JVM greets with warnings that no setting silences
+            gateway = launch_gateway(spark_conf, {"stdout": log, "stderr": log})
+        context = SparkContext(conf=spark_conf, environment={**ONE_THREAD}, gateway=gateway)
+        context.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        return context
+
+    with what_a_start_reads(scratch, local=is_local(conf.get("spark.master"))):
+        made = ThreadPoolExecutor(1, "feedline-jvm").submit(make)
+        try:
+            return made.result()
+        except Exception as error:
+            reason = str(getattr(error, "java_exception", None) or error).strip().splitlines()
+            raise SparkFailed(f"Spark did not start with master {conf.get('spark.master', 'of spark-submit')} "
+                              f"({reason[0][:300] if reason else type(error).__name__})") from error  # fmt: skip
+        finally:
+            while not made.done():
+                end_spark_of(scratch)
+                time.sleep(POLL_S / 10)
+
+
+@contextlib.contextmanager
+def what_a_start_reads(scratch: Path, *, local: bool) -> Generator[None]:
+    """Settings that are the process's: a local JVM need not know its host's name, and the folder that pyspark makes
+    meanwhile goes with ours should we be killed then. Both are put back."""
+    address, folder = os.environ.get("SPARK_LOCAL_IP"), tempfile.tempdir
+    tempfile.tempdir = str(scratch)
+    if local:
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     try:
-        return SparkContext(conf=said, environment={**ONE_THREAD}, gateway=gateway.result())
-    except Exception as error:
-        reason = str(getattr(error, "java_exception", None) or error).strip().splitlines()
-        raise SparkFailed(f"Spark did not start with master {conf.get('spark.master', 'of spark-submit')} "
-                          f"({reason[0][:300] if reason else type(error).__name__})") from error  # fmt: skip
+        yield
     finally:
-        while not gateway.done():
-            end_spark_of(scratch)
-            time.sleep(POLL_S / 10)
-        if gateway.exception() is None:
-            SparkContext._gateway = gateway.result()  # so that it is ended also where pyspark has not taken it yet
+        tempfile.tempdir = folder
+        os.environ.pop("SPARK_LOCAL_IP", None)
+        if address is not None:
+            os.environ["SPARK_LOCAL_IP"] = address
 
 
-def quiet_accumulators(context: Any) -> None:
-    """The thread that hears of finished tasks prints a trace when the JVM dies under it; we say that in one line."""
-    server = getattr(context, "_accumulatorServer", None)
-    if server is not None:
-        server.handle_error = lambda request, client_address: None
+@contextlib.contextmanager
+def quiet_py4j() -> Generator[None]:
+    """py4j logs whole traces when its JVM dies, some of them as if they were the user's; we say it in one line."""
+    root, silent = logging.getLogger(), logging.NullHandler()
+    levels = {logger: logger.level for logger in map(logging.getLogger, ("py4j", "pyspark"))}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL + 1)
+    root.addFilter(not_of_py4j)
+    root.addHandler(silent)  # without any, the first message would install one for good
+    try:
+        yield
+    finally:
+        root.removeHandler(silent)
+        root.removeFilter(not_of_py4j)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
-def stop(context: Any, *, keep_jvm: bool) -> None:
-    """None: of a start that failed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a JVM that was killed cannot be stopped cleanly
-        with contextlib.suppress(Exception):
-            context.stop()
-    if not keep_jvm:
-        end_jvm()
+def not_of_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in record.pathname
 
 
 def end_jvm() -> None:
@@ -267,8 +308,7 @@ def end_jvm() -> None:
         return
     with contextlib.suppress(Exception):
         gateway.shutdown()
-    process = getattr(gateway, "proc", None)
-    if process is None:
+    if (process := getattr(gateway, "proc", None)) is None:
         return
     with contextlib.suppress(OSError):
         process.stdin.close()

@@ -7,15 +7,16 @@ content's hash, so two attempts either write the same object or never meet.
 
 import errno
 import os
+import re
 import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from feedline.pipeline.base.errors import UsageError, redacted
 from feedline.pipeline.base.files import sync_folder, write_atomically, write_error
@@ -23,26 +24,9 @@ from feedline.pipeline.base.scratch import scratch_folder
 
 WORK = ".feedline"
 """The folder beside the splits that a running job keeps its plan, receipts and attempts in; gone when it is done."""
+TEMPORARY_FILE = re.compile(r"\..+\.\d+\.tmp")
+"""What `write` leaves in a folder when its process is killed."""
 DELETIONS = 3
-
-
-class Attempt(Protocol):
-    """A file being written that nobody sees yet."""
-
-    file: BinaryIO
-
-    def publish(self, folder: str, name: str, sha256: str) -> str:
-        """Makes the file visible, durably; returns the name it got in `folder`."""
-        ...
-
-
-def open_store(where: str, options: dict[str, Any] | None = None) -> "LocalStore | ObjectStore":
-    """A `LocalStore` for paths and file:// addresses, an `ObjectStore` for every other scheme."""
-    if where.startswith("file://"):
-        where = where.removeprefix("file://")
-    if "://" in where:
-        return ObjectStore(where.rstrip("/"), options or {})
-    return LocalStore(Path(where).absolute())
 
 
 @dataclass(frozen=True)
@@ -64,16 +48,27 @@ class LocalStore:
             raise UsageError(f"{self.root} cannot be written: choose another folder or its permissions")
 
     @contextmanager
-    def attempt(self, run: str) -> Generator["LocalAttempt"]:
-        """Fails when the run's folder is gone: a straggler of an older run must not bring anything back."""
+    def attempt(self, run: str) -> Generator[BinaryIO]:
+        """A file that nobody sees until it is published.
+
+        Fails when the run's folder is gone: a straggler of an older run must not bring anything back.
+        """
         path = self.root / WORK / f"attempts-{run}" / f"{uuid.uuid4().hex}.tmp"
         file = path.open("xb", buffering=1 << 20)
         try:
-            yield LocalAttempt(self.root, path, file)
+            yield file
         finally:
             with suppress(OSError):  # on a full disk closing fails too; what is published was flushed before
                 file.close()
             path.unlink(missing_ok=True)
+
+    def publish(self, attempt: BinaryIO, folder: str, name: str, sha256: str) -> str:
+        """Makes the attempt's file visible, durably; returns the name it got in `folder`."""
+        attempt.flush()
+        os.fsync(attempt.fileno())
+        Path(attempt.name).replace(self.root / folder / name)
+        sync_folder(self.root / folder)
+        return name
 
     def write(self, name: str, data: bytes) -> None:
         write_atomically(self.root / name, data)
@@ -97,13 +92,13 @@ class LocalStore:
     def list(self, folder: str) -> list[str]:
         """Names in a folder, sorted; folders among them end with a slash; none when it is not there."""
         with suppress(FileNotFoundError, NotADirectoryError):
-            return sorted(
-                e.name + ("/" if e.is_dir(follow_symlinks=False) else "") for e in os.scandir(self.root / folder)
-            )
+            entries = os.scandir(self.root / folder)
+            return sorted(entry.name + "/" * entry.is_dir(follow_symlinks=False) for entry in entries)
         return []
 
     @contextmanager
     def local_copy(self, name: str) -> Generator[Path]:
+        """A local file of the same name; absent when there is none."""
         yield self.root / name
 
     def delete(self, name: str) -> None:
@@ -122,21 +117,9 @@ class LocalStore:
 
 
 @dataclass
-class LocalAttempt:
-    root: Path
-    path: Path
-    file: BinaryIO
-
-    def publish(self, folder: str, name: str, sha256: str) -> str:
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.path.replace(self.root / folder / name)
-        sync_folder(self.root / folder)
-        return name
-
-
-@dataclass
 class ObjectStore:
+    """The same, method by method, for objects."""
+
     address: str
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -167,43 +150,39 @@ class ObjectStore:
             raise UsageError(f"{self.address} cannot be written: {error or type(error).__name__}") from error
 
     @contextmanager
-    def attempt(self, run: str) -> Generator["ObjectAttempt"]:
+    def attempt(self, run: str) -> Generator[BinaryIO]:
         with tempfile.TemporaryFile(prefix=f"feedline-{run}-") as file:
-            yield ObjectAttempt(self, file)
+            yield file
+
+    def publish(self, attempt: BinaryIO, folder: str, name: str, sha256: str) -> str:
+        """Streams the file; the object appears when all of it has arrived."""
+        stem, dot, extension = name.rpartition(".")
+        name = f"{stem}-{sha256[:16]}{dot}{extension}"
+        attempt.flush()
+        attempt.seek(0)
+        with self._fs.open(self._path(f"{folder}/{name}"), "wb", block_size=1 << 25) as target:
+            shutil.copyfileobj(attempt, target, 1 << 22)
+        self._forget(f"{folder}/{name}")
+        return name
 
     def write(self, name: str, data: bytes) -> None:
         self._fs.pipe_file(self._path(name), data)
         self._forget(name)
 
     def read(self, name: str) -> bytes | None:
-        self._forget(name)
-        try:
-            with self._in_one_line(name):
-                return self._fs.cat_file(self._path(name))
-        except FileNotFoundError:
-            return None
+        return self._ask(name, self._fs.cat_file)
 
     def size(self, name: str) -> int | None:
-        self._forget(name)
-        try:
-            with self._in_one_line(name):
-                return int(self._fs.info(self._path(name))["size"])
-        except FileNotFoundError:
-            return None
+        info = self._ask(name, self._fs.info)
+        return None if info is None else int(info["size"])
 
     def list(self, folder: str) -> list[str]:
-        self._forget(folder)
-        try:
-            with self._in_one_line(folder):
-                found = self._fs.ls(self._path(folder), detail=True)
-        except FileNotFoundError:
-            return []
-        names = (PurePosixPath(e["name"]).name + ("/" if e["type"] == "directory" else "") for e in found)
+        entries = self._ask(folder, lambda path: self._fs.ls(path, detail=True)) or ()
+        names = (PurePosixPath(e["name"]).name + "/" * (e["type"] == "directory") for e in entries)
         return sorted(name for name in names if name)
 
     @contextmanager
     def local_copy(self, name: str) -> Generator[Path]:
-        """A file of the same name in a temporary folder; absent there when it is absent here."""
         with scratch_folder("copy") as folder:
             path = folder / PurePosixPath(name).name
             data = self.read(name)
@@ -222,20 +201,14 @@ class ObjectStore:
     def delete_folder_if_empty(self, folder: str) -> None:
         """Nothing: a folder here is only a name's beginning."""
 
-    def upload(self, name: str, file: BinaryIO) -> None:
-        """Streams `file` from its start; the object appears when all of it has arrived."""
-        file.seek(0)
-        with self._fs.open(self._path(name), "wb", block_size=1 << 25) as target:
-            shutil.copyfileobj(file, target, 1 << 22)
+    def _ask(self, name: str, ask: Callable[[str], Any]) -> Any:
+        """None when it is not there. Every transport has its own kinds of errors; all become an OSError that names
+        the address."""
         self._forget(name)
-
-    @contextmanager
-    def _in_one_line(self, name: str) -> Generator[None]:
-        """Every transport has its own kinds of errors; they all become an OSError that names the address."""
         try:
-            yield
+            return ask(self._path(name))
         except FileNotFoundError:
-            raise
+            return None
         except Exception as error:
             what = redacted(f"{type(error).__name__}: {error}".splitlines()[0])
             number = getattr(error, "errno", None) or errno.EIO
@@ -247,18 +220,15 @@ class ObjectStore:
     def _forget(self, name: str) -> None:
         """Executors write here too: a listing kept from before their objects says that these do not exist."""
         path = self._path(name)
-        for one in (path, path.rpartition("/")[0]):  # some stores forget the name alone, not its folder's listing
-            self._fs.invalidate_cache(one)
+        for listed in (path, path.rpartition("/")[0]):  # some stores forget the name alone, not its folder's listing
+            self._fs.invalidate_cache(listed)
 
 
-@dataclass
-class ObjectAttempt:
-    store: ObjectStore
-    file: BinaryIO
+Store = LocalStore | ObjectStore
 
-    def publish(self, folder: str, name: str, sha256: str) -> str:
-        stem, dot, extension = name.rpartition(".")
-        final = f"{stem}-{sha256[:16]}{dot}{extension}"
-        self.file.flush()
-        self.store.upload(f"{folder}/{final}", self.file)
-        return final
+
+def open_store(where: str, options: dict[str, Any] | None = None) -> Store:
+    """A `LocalStore` for paths and file:// addresses, an `ObjectStore` for every other scheme."""
+    if "://" in where.removeprefix("file://"):
+        return ObjectStore(where.rstrip("/"), options or {})
+    return LocalStore(Path(where.removeprefix("file://")).absolute())

@@ -3,29 +3,62 @@
 Always: manifests, counts, balance, every label (index against tar; of foreign shards the index alone), index against
 manifest, SHA-256 of every shard, quarantine, strays; four samples of every shard decoded. `full`: every byte of every
 tar against what the index says should be there, every sample decoded, every JPEG cut and compared. A wrong byte is
-named by shard and sample in either mode.
+named by shard and sample in either mode: SHA-256 says whether there is one, then CRC-32 and the writer's own headers
+say where.
 """
 
 import hashlib
 import os
+import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, read_index
-from feedline.preprocess import commit
-from feedline.preprocess.output import PLAN, SPLITS, is_exchanging, prepared_folders
-from feedline.preprocess.store import LocalStore, ObjectStore, open_store
-from feedline.preprocess.verify_shard import Problem, ShardCheck, Split, file_in
-from feedline.preprocess.write_shard import QUARANTINE
+from feedline.pipeline.codecs.table import CODECS
+from feedline.pipeline.format.manifest import INDEX, MANIFEST, Index, Manifest, read_index
+from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header, padding_bytes
+from feedline.preprocess import quarantine
+from feedline.preprocess.output import PLAN, is_exchanging, prepared_folders
+from feedline.preprocess.sources.base import SPLITS
+from feedline.preprocess.store import Store, open_store
 
 OnProgress = Callable[[int, int], None]
 MAX_LABELS_NAMED = 20
+MAX_PROBLEMS_PER_SHARD = 20
+SAMPLES_DECODED = 4  # of each shard, when not all are
+HEADER_MAX_BYTES = 4096  # an extended header with a long name, and the member's own
+EXTENSION = re.compile(rb"[a-z0-9]+")
+
+
+@dataclass(frozen=True)
+class Problem:
+    shard: str
+    """Path of the shard or file, relative to the dataset."""
+    key: str
+    """The sample, or "" where no single one is meant."""
+    what: str
+
+
+@dataclass(frozen=True)
+class Split:
+    folder: str
+    manifest: Manifest
+    index: Index
+    keys: list[str]
+
+    @property
+    def foreign(self) -> bool:
+        """Whether others wrote the shards: of their tars only the images are known."""
+        return self.manifest.settings.get("foreign", False)
+
+    def path(self, name: str) -> str:
+        return f"{self.folder}/{name}" if self.folder else name
 
 
 def verify(
@@ -40,15 +73,20 @@ def verify(
     problems: list[Problem] = []
     if is_exchanging(store):
         what = "a prepare ended while it put a new dataset in place of the old: run its command again"
-        problems.append(Problem(shard=PLAN, key="", what=what))
-    splits = [found for folder in folders_of(store) if (found := load(store, folder, problems)) is not None]
-    if not any(store.size(f"{folder}/{MANIFEST}" if folder else MANIFEST) for folder in folders_of(store)):
-        raise DatasetError(no_dataset(store))
+        problems.append(Problem(PLAN, "", what))
+    folders = sorted(prepared_folders(store), key=lambda folder: (folder.rpartition("/")[0], folder))
+    if store.size(MANIFEST) is not None:
+        folders = [""]
+    splits = [split for folder in folders if (split := load(store, folder, problems)) is not None]
+    if not any(store.size(f"{folder}/{MANIFEST}".lstrip("/")) for folder in folders):
+        if store.read(PLAN) is not None:
+            raise DatasetError(f"{store.address} holds an unfinished prepare: run its command again to resume")
+        raise DatasetError(f"{store.address} is not a prepared dataset (no {MANIFEST}): run `feedline prepare` first")
     for split in splits:
-        problems += manifest_problems(split) + index_problems(split) + stray_problems(store, split)
-    problems += agreement_problems(splits) + mixture_problems(splits) + quarantine_problems(store, splits)
-    checked, found = shard_problems(store, splits, full, on_progress or (lambda *_: None))
-    problems += found
+        problems += manifest_problems(store, split) + index_problems(split)
+    problems += agreement_problems(splits) + quarantine_problems(store, splits)
+    checked, in_shards = shard_problems(store, splits, full, on_progress or (lambda *_: None))
+    problems += in_shards
     return {
         "ok": not problems,
         "checked_samples": checked,
@@ -60,143 +98,105 @@ def verify(
     }
 
 
-def folders_of(store: LocalStore | ObjectStore) -> list[str]:
-    if store.size(MANIFEST) is not None:
-        return [""]
-    return sorted(prepared_folders(store), key=lambda folder: (folder.rpartition("/")[0], folder))
-
-
-def no_dataset(store: LocalStore | ObjectStore) -> str:
-    if store.read(PLAN) is not None:
-        return f"{store.address} holds an unfinished prepare: run its command again to resume"
-    return f"{store.address} is not a prepared dataset (no {MANIFEST}): run `feedline prepare` first"
-
-
-def load(store: LocalStore | ObjectStore, folder: str, problems: list[Problem]) -> Split | None:
-    place = f"{folder}/" if folder else ""
-    where = f"{place}{MANIFEST}"
+def load(store: Store, folder: str, problems: list[Problem]) -> Split | None:
+    where = f"{folder}/{MANIFEST}".lstrip("/")
     try:
         text = store.read(where)
         if text is None:
             raise DatasetError("missing: the split was never finished")
         manifest = Manifest.from_json(text.decode("utf-8", "replace"), where)
-        where = f"{place}{INDEX}"
+        where = f"{folder}/{INDEX}".lstrip("/")
         with store.local_copy(where) as path:
             planned = sum(shard.planned_samples for shard in manifest.shards)
             index = read_index(path.parent, most_rows=max(manifest.samples, planned))
             keys = index.keys
-            found = hashlib.sha256(path.read_bytes()).hexdigest()
-        if manifest.index_sha256 not in ("", found):
-            problems.append(Problem(shard=where, key="", what="not the index that the manifest names (SHA-256)"))
+            index_sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        if manifest.index_sha256 not in ("", index_sha256):
+            problems.append(Problem(where, "", "not the index that the manifest names (SHA-256)"))
     except (DatasetError, OSError) as error:
-        problems.append(Problem(shard=where, key="", what=str(error)))
+        problems.append(Problem(where, "", str(error)))
         return None
     return Split(folder, manifest, index, keys)
 
 
-# --- what needs no shard ------------------------------------------------------------------------------
-
-
-def manifest_problems(split: Split) -> list[Problem]:
-    manifest = split.manifest
-    where = file_in(split, MANIFEST)
-    found: list[str] = []
+def manifest_problems(store: Store, split: Split) -> list[Problem]:
+    manifest, shards = split.manifest, split.manifest.shards
+    untrue: list[str] = []
     name = split.folder.rpartition("/")[2]
     if name in SPLITS and manifest.split != name:
-        found.append(f"is of split {manifest.split!r}: was the folder renamed?")
-    total = sum(shard.samples for shard in manifest.shards)
+        untrue.append(f"is of split {manifest.split!r}: was the folder renamed?")
+    total = sum(shard.samples for shard in shards)
     if total != manifest.samples:
-        found.append(f"says {manifest.samples} samples, its shards add up to {total}")
-    planned = [shard.planned_samples for shard in manifest.shards]
-    foreign = manifest.settings.get("foreign", False)
-    if planned and max(planned) - min(planned) > 1 and not foreign:
-        found.append(f"shards are not balanced: planned {min(planned)} to {max(planned)} samples")
-    names = [shard.name for shard in manifest.shards]
-    if len(set(names)) != len(names):
-        found.append("names a shard twice")
-    return [Problem(shard=where, key="", what=what) for what in found]
+        untrue.append(f"says {manifest.samples} samples, its shards add up to {total}")
+    planned = [shard.planned_samples for shard in shards]
+    if planned and max(planned) - min(planned) > 1 and not split.foreign:
+        untrue.append(f"shards are not balanced: planned {min(planned)} to {max(planned)} samples")
+    names = {shard.name for shard in shards}
+    if len(names) != len(shards):
+        untrue.append("names a shard twice")
+    problems = [Problem(split.path(MANIFEST), "", what) for what in untrue]
+    if split.folder and not split.foreign:
+        strays = [name for name in store.list(split.folder) if name not in {*names, MANIFEST, INDEX}]
+        problems += [Problem(split.path(name), "", "a file that the manifest does not name") for name in strays]
+    return problems
 
 
 def index_problems(split: Split) -> list[Problem]:
     index, manifest = split.index, split.manifest
-    where = file_in(split, INDEX)
+    where = split.path(INDEX)
     if len(index) != manifest.samples:
-        return [Problem(shard=where, key="", what=f"{len(index)} rows for {manifest.samples} samples")]
-    found = [Problem(shard=where, key=key, what="key appears twice") for key in duplicates(split.keys)]
+        return [Problem(where, "", f"{len(index)} rows for {manifest.samples} samples")]
+    twice = [key for key, times in Counter(split.keys).items() if times > 1]
+    problems = [Problem(where, key, "key appears twice") for key in twice]
     bad_labels = np.flatnonzero((index.labels_N < 0) | (index.labels_N >= len(manifest.classes)))
     for row in bad_labels.tolist()[:MAX_LABELS_NAMED]:
         what = f"label {index.labels_N[row]} is not one of {len(manifest.classes)} classes"
-        found.append(Problem(shard=where, key=split.keys[row], what=what))
+        problems.append(Problem(where, split.keys[row], what))
     counts = Counter(index.shards_N.tolist())
     for number, shard in enumerate(manifest.shards):
         if counts[number] != shard.samples:
             what = f"{counts[number]} rows for shard {shard.name}, which has {shard.samples} samples"
-            found.append(Problem(shard=where, key="", what=what))
+            problems.append(Problem(where, "", what))
     if bool(np.any(np.diff(index.shards_N) < 0)) or set(counts) - set(range(len(manifest.shards))):
-        found.append(Problem(shard=where, key="", what="rows are not in shard order"))
-    return found
-
-
-def duplicates(keys: Sequence[str]) -> list[str]:
-    if len(set(keys)) == len(keys):
-        return []
-    return [key for key, times in Counter(keys).items() if times > 1]
-
-
-def stray_problems(store: LocalStore | ObjectStore, split: Split) -> list[Problem]:
-    known = {shard.name for shard in split.manifest.shards} | {MANIFEST, INDEX}
-    if split.manifest.settings.get("foreign", False) or not split.folder:
-        return []
-    strays = [name for name in store.list(split.folder) if name not in known]
-    return [
-        Problem(shard=file_in(split, name), key="", what="a file that the manifest does not name") for name in strays
-    ]
+        problems.append(Problem(where, "", "rows are not in shard order"))
+    return problems
 
 
 def agreement_problems(splits: Sequence[Split]) -> list[Problem]:
-    """All splits know the same classes; several outputs of one pass hold the same samples in the same order."""
+    """All splits know the same classes; several outputs of one pass hold the same samples in the same order; one
+    encoder made all shards of a plan."""
     first: dict[str, Split] = {}
-    found: list[Problem] = []
+    encoders: dict[str, tuple[str, str]] = {}
+    problems: list[Problem] = []
     for split in splits:
-        if split.manifest.classes != splits[0].manifest.classes:
-            what = f"other classes than {splits[0].folder}"
-            found.append(Problem(shard=file_in(split, MANIFEST), key="", what=what))
-        other = first.setdefault(split.manifest.split, split)
-        if split is other:
-            continue
-        if split.manifest.plan_hash != other.manifest.plan_hash:
-            found.append(Problem(shard=file_in(split, MANIFEST), key="", what=f"another plan than {other.folder}"))
+        manifest = split.manifest
+        other = first.setdefault(manifest.split, split)
+        if manifest.classes != splits[0].manifest.classes:
+            problems.append(Problem(split.path(MANIFEST), "", f"other classes than {splits[0].folder}"))
+        if manifest.plan_hash != other.manifest.plan_hash:
+            problems.append(Problem(split.path(MANIFEST), "", f"another plan than {other.folder}"))
         elif split.keys != other.keys or not np.array_equal(split.index.labels_N, other.index.labels_N):
-            found.append(Problem(shard=file_in(split, INDEX), key="", what=f"other samples than {other.folder}"))
-    return found
-
-
-def mixture_problems(splits: Sequence[Split]) -> list[Problem]:
-    """All shards of a plan were made by one encoder."""
-    first: dict[str, tuple[str, str]] = {}
-    found: list[Problem] = []
-    for split in splits:
-        for shard in split.manifest.shards:
-            where = file_in(split, shard.name)
-            expected, there = first.setdefault(split.manifest.plan_hash, (shard.fingerprint, where))
-            if shard.fingerprint != expected:
+            problems.append(Problem(split.path(INDEX), "", f"other samples than {other.folder}"))
+        for shard in manifest.shards:
+            where = split.path(shard.name)
+            encoder, there = encoders.setdefault(manifest.plan_hash, (shard.fingerprint, where))
+            if shard.fingerprint != encoder:
                 what = f"made by another encoder than {there}: prepare the dataset again, all with one Pillow"
-                found.append(Problem(shard=where, key="", what=what))
-    return found
+                problems.append(Problem(where, "", what))
+    return problems
 
 
-def quarantine_problems(store: LocalStore | ObjectStore, splits: Sequence[Split]) -> list[Problem]:
+def quarantine_problems(store: Store, splits: Sequence[Split]) -> list[Problem]:
     """Every sample a shard is short of is in quarantine, with its bytes."""
     try:
-        rows = commit.read_quarantine(store)
+        rows = quarantine.read_report(store)
     except DatasetError as error:
-        return [Problem(shard=f"{QUARANTINE}/report.jsonl", key="", what=str(error))]
-    short = Counter((row["split"], row["shard"]) for row in rows)
-    found = [
-        Problem(shard=f"{QUARANTINE}/{row['file']}", key=row["key"], what="quarantined bytes are missing")
-        for row in rows
-        if store.size(f"{QUARANTINE}/{row['file']}") is None
+        return [Problem(quarantine.REASONS, "", str(error))]
+    files = {f"{quarantine.QUARANTINE}/{row.file}": row.key for row in rows}
+    problems = [
+        Problem(file, key, "quarantined bytes are missing") for file, key in files.items() if store.size(file) is None
     ]
+    short = Counter((row.split, row.shard) for row in rows)
     for split in splits:
         if not split.folder:  # a split looked at on its own: its quarantine is elsewhere
             continue
@@ -204,31 +204,119 @@ def quarantine_problems(store: LocalStore | ObjectStore, splits: Sequence[Split]
             missing, known = shard.planned_samples - shard.samples, short[split.manifest.split, number]
             if missing != known:
                 what = f"{missing} samples short of its plan, {known} of them in quarantine"
-                found.append(Problem(shard=file_in(split, shard.name), key="", what=what))
-    return found
-
-
-# --- shards -------------------------------------------------------------------------------------------
+                problems.append(Problem(split.path(shard.name), "", what))
+    return problems
 
 
 def shard_problems(
-    store: LocalStore | ObjectStore, splits: Sequence[Split], full: bool, on_progress: OnProgress
+    store: Store, splits: Sequence[Split], full: bool, on_progress: OnProgress
 ) -> tuple[int, list[Problem]]:
     """Samples decoded, and what was wrong, in shard order. One thread per core: the work releases the GIL."""
     jobs = [(split, number) for split in splits for number in range(len(split.manifest.shards))]
-    checked = 0
-    done = 0
     total = sum(split.manifest.samples for split in splits)
-    found: list[Problem] = []
+    checked = done = 0
+    problems: list[Problem] = []
     pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))))
     try:
-        for (split, number), (decoded, problems) in zip(
-            jobs, pool.map(lambda job: ShardCheck(store, job[0], job[1], full).run(), jobs), strict=True
-        ):
+        results = pool.map(lambda job: check_shard(store, job[0], job[1], full), jobs)
+        for (split, number), (decoded, of_shard) in zip(jobs, results, strict=True):
             checked += decoded
-            found += problems
+            problems += of_shard
             done += split.manifest.shards[number].samples
             on_progress(done, total)
     finally:
         pool.shutdown(cancel_futures=True)
-    return checked, found
+    return checked, problems
+
+
+def check_shard(store: Store, split: Split, number: int, full: bool) -> tuple[int, list[Problem]]:
+    """Samples decoded, and what is wrong with a shard's bytes against its manifest entry and its index rows."""
+    shard, index = split.manifest.shards[number], split.index
+    where = split.path(shard.name)
+    try:
+        data = store.read(where)
+    except OSError as error:
+        return 0, [Problem(where, "", f"cannot be read: {error.strerror or error}")]
+    if data is None:
+        return 0, [Problem(where, "", "missing")]
+    rows: list[int] = np.flatnonzero(index.shards_N == number).tolist()
+    wrong: list[tuple[str, str]] = []
+    if len(data) != shard.bytes:
+        before = [row for row in rows if index.offsets_N[row] <= len(data)] or rows[:1]
+        key = split.keys[before[-1]] if before else ""
+        wrong.append((key, f"{len(data)} bytes long, the manifest says {shard.bytes}"))
+    same = hashlib.sha256(data).hexdigest() == shard.sha256
+    if full or not same:
+        wrong += wrong_bytes(data, split, rows)
+    elif not split.foreign:
+        wrong += [(split.keys[row], what) for row in rows if (what := label_trouble(data, split, row))]
+    if not same and not wrong:
+        wrong.append(("", "its SHA-256 is not the manifest's, in a place the index does not cover"))
+    if not full and len(rows) > SAMPLES_DECODED:
+        rows = [rows[n * (len(rows) - 1) // (SAMPLES_DECODED - 1)] for n in range(SAMPLES_DECODED)]
+    for row in rows:
+        start = int(index.offsets_N[row])
+        sample = data[start : start + int(index.lengths_N[row])]
+        width, height = int(index.widths_N[row]), int(index.heights_N[row])
+        try:
+            what = CODECS[split.manifest.codec].check(sample, width, height, split.manifest.settings)
+        except (ValueError, OSError, EOFError, SyntaxError, DatasetError) as error:
+            what = f"does not decode ({error})"
+        if what:
+            wrong.append((split.keys[row], what))
+    return len(rows), [Problem(where, key, what) for key, what in wrong[:MAX_PROBLEMS_PER_SHARD]]
+
+
+def wrong_bytes(data: bytes, split: Split, rows: Sequence[int]) -> list[tuple[str, str]]:
+    """(key, what) for every sample whose part of the tar is not what the writer makes of its image and index row:
+    headers, padding and what follows up to the next sample too; of foreign shards the image alone."""
+    index = split.index
+    wrong: list[tuple[str, str]] = []
+    headers = [b"" if split.foreign else image_header(data, split, row) for row in rows]
+    starts = [int(index.offsets_N[row]) for row in rows]
+    begins = [0, *(start - len(header) for start, header in zip(starts[1:], headers[1:], strict=True)), len(data)]
+    for n, (row, start, header) in enumerate(zip(rows, starts, headers, strict=True)):
+        key, end = split.keys[row], start + int(index.lengths_N[row])
+        if zlib.crc32(data[start:end]) != int(index.crc32_N[row]):
+            wrong.append((key, "image bytes are not those that were written (CRC-32)"))
+        if split.foreign:
+            continue
+        padding = padding_bytes(end)
+        if data[begins[n] : start] != header or any(data[end : end + padding]):
+            wrong.append((key, "the image's tar header or padding is not what was written"))
+        if trouble := label_trouble(data, split, row):
+            wrong.append((key, trouble))
+        # Then its metadata, whose text only the SHA-256 covers, or nothing; after the last the archive's end.
+        rest = data[end + padding + len(label_member(split, row)) : begins[n + 1]].rstrip(b"\0")
+        text = rest[len(member_header(f"{key}.json", 0)) :]
+        if rest not in (b"", member_header(f"{key}.json", len(text)) + text):
+            wrong.append((key, "what follows the label is neither its metadata nor the archive's end"))
+    if not rows and not split.foreign and any(data):
+        wrong.append(("", "end-of-archive padding is not all zero"))
+    return wrong
+
+
+def image_header(data: bytes, split: Split, row: int) -> bytes:
+    """As the writer makes it; the extension alone is not in the index, and taken from the tar."""
+    key, start = split.keys[row], int(split.index.offsets_N[row])
+    _, _, tail = data[max(start - HEADER_MAX_BYTES, 0) : start].rpartition(f"{key}.".encode())
+    extension = EXTENSION.match(tail)
+    return member_header(f"{key}.{extension[0].decode() if extension else ''}", int(split.index.lengths_N[row]))
+
+
+def label_member(split: Split, row: int) -> bytes:
+    text = str(split.index.labels_N[row]).encode()
+    return member_header(f"{split.keys[row]}.cls", len(text)) + text.ljust(BLOCK_BYTES, b"\0")
+
+
+def label_trouble(data: bytes, split: Split, row: int) -> str:
+    """What is wrong with the member KEY.cls, which follows the image; "" when nothing is."""
+    end = int(split.index.offsets_N[row] + split.index.lengths_N[row])
+    start, member = end + padding_bytes(end), label_member(split, row)
+    there = data[start : start + len(member)]
+    if there == member:
+        return ""
+    text = there[-BLOCK_BYTES:].rstrip(b"\0")
+    return (
+        f"the label in the tar is not what was written: it says {text!r:.40}, the index {split.index.labels_N[row]}"
+    )

@@ -6,8 +6,6 @@ plus two shards' index rows.
 """
 
 import gc
-import hashlib
-import os
 import re
 import resource
 import socket
@@ -18,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,15 @@ from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import write_error
 from feedline.pipeline.base.process import keep_freed_memory
 from feedline.pipeline.format.shard_tar import ShardWriter, shard_name
+from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.fingerprint import Fingerprint, fingerprint
-from feedline.preprocess.picture import BadImage, Kernel, Output
-from feedline.preprocess.receipts import Quarantined, Receipt, Rows, Written, receipt_name
+from feedline.preprocess.picture import BadImage, Kernel
+from feedline.preprocess.quarantine import QUARANTINE, Quarantined, file_name
+from feedline.preprocess.receipts import Receipt, Rows, Written, receipt_name
+from feedline.preprocess.sources.base import Columns
 from feedline.preprocess.sources.reading import Stat, Where, read_all
 from feedline.preprocess.store import WORK, open_store
 
-QUARANTINE = "quarantine"
 KEPT_BYTES = 32 << 20
 """Of an executor's freed memory, for its next image. One giant's goes back."""
 
@@ -46,39 +47,22 @@ class Order:
     """Unique to this run of the job: attempts of older runs cannot publish."""
     plan_hash: str
     fingerprint: Fingerprint
+    config: PrepareConfig
+    """Its `out`, an absolute path or an address, holds the quarantined files that are tried again."""
     address: str
-    storage_options: dict[str, Any]
-    mended_in: str
-    """Address of the dataset whose quarantine holds the files that are tried again."""
-    folders: dict[str, list[str]]
-    """By split: where each output goes, relative to the address."""
-    outputs: tuple[Output, ...]
-    max_pixels: int
-    metadata: bool
-    source_storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Where the shards go: `out`, or a folder in it where what is to replace a dataset is made."""
     staging: str = ""
-    """Folder of staging tars, gone when the job ends: samples from there are said to be from `source`."""
-    source: str = ""
+    """Folder of staging tars, gone when the job ends: samples from there are said to be from the source."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardTask:
+class ShardTask(Columns):
     """The descriptors of one shard, in the order they are written."""
 
     split: str
     shard: int
-    keys: list[str]
-    labels_N: npt.NDArray[np.int32]
-    paths: list[str]
-    path_N: npt.NDArray[np.int32]
-    offsets_N: npt.NDArray[np.int64]
-    lengths_N: npt.NDArray[np.int64]
-    troubles: dict[int, str]
-    """Position -> why this sample goes to quarantine whatever its bytes are."""
     mended: dict[int, str] = field(default_factory=dict[int, str])
     """Position -> file in quarantine to read instead (a sample to be tried again)."""
-    crc32_N: npt.NDArray[np.uint32] | None = None
-    """Of the samples' bytes, where the source knows them; what was mended has others."""
     stats_P2: npt.NDArray[np.int64] | None = None
     """Size and time (ns) of each path when the plan was made, -1 where that is not known; None watches nothing."""
 
@@ -88,13 +72,14 @@ class ShardTask:
 
     def stats(self) -> dict[str, Stat]:
         rows = [] if self.stats_P2 is None else self.stats_P2.tolist()
-        return {path: Stat(*said) for path, said in zip(self.paths, rows, strict=bool(rows)) if said[0] >= 0}
+        return {path: Stat(*row) for path, row in zip(self.paths, rows, strict=bool(rows)) if row[0] >= 0}
 
-    def origin(self, position: int, order: Order) -> tuple[str, int]:
-        """(path, offset) that people and KEY.json are told; offset -1: unpacked from there, the key says which."""
+    def origin(self, position: int, order: Order) -> dict[str, Any]:
+        """Source and offset as people and KEY.json are told; offset -1: unpacked from there, the key says which."""
         path = self.paths[int(self.path_N[position])]
-        staged = is_staged(path, order.staging)
-        return (order.source, -1) if staged else (path, int(self.offsets_N[position]))
+        if is_staged(path, order.staging):
+            return {"source": order.config.source, "offset": -1}
+        return {"source": path, "offset": int(self.offsets_N[position])}
 
 
 def is_staged(path: str, staging: str) -> bool:
@@ -106,16 +91,11 @@ def is_staged(path: str, staging: str) -> bool:
 class Outcome:
     """What the driver hears of a shard; the rest is in its receipt."""
 
-    split: str
-    shard: int
-    host: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
+    host: str = field(default_factory=socket.gethostname)
     samples: int = 0
     quarantined: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
     stage_s: dict[str, float] = field(default_factory=dict[str, float])
     total_s: float = 0.0
-    cpu_s: float = 0.0
     peak_rss_bytes: int = 0
     fatal: str = ""
     """Why the job cannot go on: nothing that another attempt would mend."""
@@ -154,56 +134,66 @@ def write_shards(order: Order, tasks: Sequence[ShardTask]) -> list[Outcome]:
     return outcomes
 
 
-def check_encoder(order: Order) -> None:
-    """Refuses an executor whose libraries would write other bytes than the plan says."""
-    mine = fingerprint(order.outputs)
-    if mine != order.fingerprint:
-        raise FeedlineError(
-            f"executor {socket.gethostname()} encodes differently or reads other formats (fingerprint {mine}; "
-            f"the plan has {order.fingerprint}): give all executors the same Pillow, libjpeg-turbo and simplejpeg"
-        )
-
-
 class ShardJob:
     """The state of one attempt at one shard: `make`, then `publish` or `discard`, maybe on another thread."""
 
     def __init__(self, order: Order, task: ShardTask) -> None:
-        self.order, self.task = order, task
-        self.outcome = Outcome(split=task.split, shard=task.shard)
+        self.order, self.task, self.outcome = order, task, Outcome()
         self.quarantined: list[Quarantined] = []
+        self.bytes_in = 0
         self.read_s = self.write_s = 0.0
         self._attempts_end = ExitStack()
 
     def make(self) -> None:
         """Reads, prepares and writes the samples; nobody sees them yet."""
+        config = self.order.config
         with self._accounted():
-            check_encoder(self.order)
-            self.store = open_store(self.order.address, self.order.storage_options)
-            self.kernel = Kernel(self.order.outputs, self.order.max_pixels)
-            attempts = [self.store.attempt(self.order.run) for _ in self.order.outputs]
+            self._check_executor()
+            self.store = open_store(self.order.address, dict(config.storage_options))
+            self.kernel = Kernel(config.outputs, config.max_pixels)
+            attempts = [self.store.attempt(self.order.run) for _ in config.outputs]
             self._attempts = [self._attempts_end.enter_context(attempt) for attempt in attempts]
-            self._writers = [ShardWriter(attempt.file, self.task.shard) for attempt in self._attempts]
+            self._writers = [ShardWriter(attempt, self.task.shard) for attempt in self._attempts]
             with ExitStack() as writers_end:
                 for writer in self._writers:
                     writers_end.enter_context(writer)
-                self._samples(self._writers)
+                self._write_samples()
 
     def publish(self) -> None:
         """Nothing when making it failed: then there is nothing to be seen."""
         if not self.outcome.fatal:
             with self._accounted():
-                self._publish(self._writers, self._attempts)
+                started = time.perf_counter()
+                self._publish()
+                self.write_s += time.perf_counter() - started
+                self.outcome.samples = len(self._writers[0].rows)
+                self.outcome.quarantined = len(self.quarantined)
+                self.outcome.stage_s = {"read": self.read_s, **self.kernel.seconds, "write": self.write_s}
         self.discard()
 
     def discard(self) -> None:
         """Removes what was written and not published; again does nothing."""
         self._attempts_end.close()
 
+    def _check_executor(self) -> None:
+        """Refuses libraries that would write other bytes than the plan says, and a machine that cannot see what was
+        unpacked."""
+        order, mine = self.order, fingerprint(self.order.config.outputs)
+        if mine != order.fingerprint:
+            raise FeedlineError(
+                f"executor {socket.gethostname()} encodes differently or reads other formats (fingerprint {mine}; "
+                f"the plan has {order.fingerprint}): give all executors the same Pillow, libjpeg-turbo and simplejpeg"
+            )
+        if not all(Path(path).exists() for path in self.task.paths if is_staged(path, order.staging)):
+            raise FeedlineError(
+                f"executor {socket.gethostname()} does not see what {order.config.source} was unpacked to "
+                f"({order.staging}): give an OUT folder that all executors share, or --master local[*]"
+            )
+
     @contextmanager
     def _accounted(self) -> Generator[None]:
         """Adds the time, and keeps what no retry would mend as the outcome's."""
-        started, cpu = time.perf_counter(), time.thread_time()
-        outcome = self.outcome
+        outcome, started = self.outcome, time.perf_counter()
         try:
             yield
         except FeedlineError as error:
@@ -212,31 +202,30 @@ class ShardJob:
             doing = f"writing shard {self.task.shard} of {self.task.split} in {self.order.address}"
             outcome.fatal = str(write_error(error, doing))
         outcome.total_s += time.perf_counter() - started
-        outcome.cpu_s += time.thread_time() - cpu
         outcome.peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def _samples(self, writers: Sequence[ShardWriter]) -> None:
-        clock = time.perf_counter
-        labels = self.task.labels_N.tolist()
-        crcs = None if self.task.crc32_N is None else self.task.crc32_N.tolist()
+    def _write_samples(self) -> None:
+        clock, task = time.perf_counter, self.task
+        labels = task.labels_N.tolist()
+        crcs = None if task.crc32_N is None else task.crc32_N.tolist()
         arriving = self._read()
-        for position, (key, label) in enumerate(zip(self.task.keys, labels, strict=True)):
+        for position, (key, label) in enumerate(zip(task.keys, labels, strict=True)):
             before = clock()
             data = next(arriving)
             self.read_s += clock() - before
-            self.outcome.bytes_in += len(data)
+            self.bytes_in += len(data)
             try:
-                if position in self.task.troubles:
-                    raise BadImage(self.task.troubles[position])
-                if crcs is not None and position not in self.task.mended and zlib.crc32(data) != crcs[position]:
+                if position in task.troubles:
+                    raise BadImage(task.troubles[position])
+                if crcs is not None and position not in task.mended and zlib.crc32(data) != crcs[position]:
                     raise BadImage("damaged", "its bytes are not those that the source's index knows (CRC-32)")
                 prepared = self.kernel(data)
             except BadImage as bad:
                 self._quarantine(position, bad, data)
                 continue
             before = clock()
-            metadata = self._metadata(position) if self.order.metadata else None
-            for writer, member in zip(writers, prepared, strict=True):
+            metadata = task.origin(position, self.order) if self.order.config.metadata else None
+            for writer, member in zip(self._writers, prepared, strict=True):
                 writer.add(key, member.data, member.extension, label=label, width=member.width,
                            height=member.height, metadata=metadata)  # fmt: skip
             self.write_s += clock() - before
@@ -244,79 +233,56 @@ class ShardJob:
 
     def _read(self) -> Generator[bytes]:
         """The samples' bytes, in order, from their source or from where they were mended."""
-        mended = self.task.mended
-        places = [place for position, place in enumerate(self.task.where()) if position not in mended]
-        arriving = read_all(places, self.task.stats(), self.order.source_storage_options)
-        for position in range(len(self.task.keys)):
-            yield self._mended(mended[position]) if position in mended else next(arriving)
+        task, config = self.task, self.order.config
+        places = [place for position, place in enumerate(task.where()) if position not in task.mended]
+        arriving = read_all(places, task.stats(), config.source_storage_options)
+        for position in range(len(task)):
+            if position not in task.mended:
+                yield next(arriving)
+                continue
+            file = f"{QUARANTINE}/{task.mended[position]}"
+            data = open_store(config.out, dict(config.storage_options)).read(file)
+            if data is None:
+                raise FeedlineError(f"{config.out}/{file} is gone: put it back to try it again")
+            yield data
         next(arriving, None)  # lets the reader check that the source stayed the same
 
-    def _mended(self, file: str) -> bytes:
-        place = open_store(self.order.mended_in, self.order.storage_options)
-        data = place.read(f"{QUARANTINE}/{file}")
-        if data is None:
-            raise FeedlineError(f"{place.address}/{QUARANTINE}/{file} is gone: put it back to try it again")
-        return data
-
-    def _metadata(self, position: int) -> dict[str, Any]:
-        source, offset = self.task.origin(position, self.order)
-        return {"source": source, "offset": offset}
-
     def _quarantine(self, position: int, bad: BadImage, data: bytes) -> None:
-        key = self.task.keys[position]
-        source, offset = self.task.origin(position, self.order)
-        file = quarantine_name(self.task.split, self.task.shard, position, key)
-        self.store.write(f"{QUARANTINE}/{file}", data)
-        self.quarantined.append(
-            Quarantined(
-                split=self.task.split,
-                key=key,
-                label=int(self.task.labels_N[position]),
-                reason=bad.reason,
-                detail=re.sub(r"\b0x[0-9a-f]+", "0x…", bad.detail),
-                source=source,
-                offset=offset,
-                length=len(data),
-                file=file,
-                shard=self.task.shard,
-                position=position,
-            )
+        task = self.task
+        row = Quarantined(
+            **task.origin(position, self.order),
+            split=task.split,
+            key=task.keys[position],
+            label=int(task.labels_N[position]),
+            reason=bad.reason,
+            detail=re.sub(r"\b0x[0-9a-f]+", "0x…", bad.detail),
+            length=len(data),
+            file=file_name(task.split, task.shard, position, task.keys[position]),
+            shard=task.shard,
+            position=position,
         )
+        self.store.write(f"{QUARANTINE}/{row.file}", data)
+        self.quarantined.append(row)
 
-    def _publish(self, writers: Sequence[ShardWriter], attempts: Sequence[Any]) -> None:
-        before = time.perf_counter()
-        name = shard_name(self.task.split, self.task.shard)
+    def _publish(self) -> None:
+        order, task = self.order, self.task
+        name = shard_name(task.split, task.shard)
         written: list[Written] = []
-        for writer, attempt, folder in zip(writers, attempts, self.order.folders[self.task.split], strict=True):
-            final = attempt.publish(folder, name, writer.sha256)
+        for writer, attempt, folder in zip(
+            self._writers, self._attempts, order.config.folders(task.split), strict=True
+        ):
+            final = self.store.publish(attempt, folder, name, writer.sha256)
             written.append(Written(name=final, bytes=writer.bytes, sha256=writer.sha256, samples=len(writer.rows)))
         receipt = Receipt(
-            plan_hash=self.order.plan_hash,
-            fingerprint=self.order.fingerprint,
-            split=self.task.split,
-            shard=self.task.shard,
-            planned_samples=len(self.task.keys),
-            bytes_in=self.outcome.bytes_in,
+            plan_hash=order.plan_hash,
+            fingerprint=order.fingerprint,
+            split=task.split,
+            shard=task.shard,
+            planned_samples=len(task),
+            bytes_in=self.bytes_in,
             outputs=written,
-            rows=[Rows.of(writer.rows) for writer in writers],
+            rows=[Rows.of(writer.rows) for writer in self._writers],
             quarantined=self.quarantined,
             notes=dict(self.kernel.notes),
         )
-        self.store.write(
-            f"{WORK}/{receipt_name(self.order.plan_hash, self.task.split, self.task.shard)}", receipt.to_bytes()
-        )
-        self.write_s += time.perf_counter() - before
-        self._account(writers)
-
-    def _account(self, writers: Sequence[ShardWriter]) -> None:
-        self.outcome.samples = len(writers[0].rows)
-        self.outcome.quarantined = len(self.quarantined)
-        self.outcome.bytes_out = sum(writer.bytes for writer in writers)
-        self.outcome.stage_s = {"read": self.read_s, **self.kernel.seconds, "write": self.write_s}
-
-
-def quarantine_name(split: str, shard: int, position: int, key: str) -> str:
-    """A plain, unique, stable file name that still shows which sample it is."""
-    tail = re.sub(r"[^A-Za-z0-9_.-]+", "_", key.rpartition("/")[2])[:64]
-    digest = hashlib.sha256(key.encode()).hexdigest()[:8]
-    return f"{split}-{shard:06d}-{position:05d}-{tail}-{digest}.bin"
+        self.store.write(f"{WORK}/{receipt_name(order.plan_hash, task.split, task.shard)}", receipt.to_bytes())

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from feedline.benchmarks.experiments.prepare_speed import IMAGENET, imagenet_lik
 from feedline.pipeline.base.process import usable_cores
 from feedline.preprocess import prepare, spark
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.receipts import KINDS, Receipt, Rows, Written, receipt_name
+from feedline.preprocess.receipts import ROW, Receipt, Rows, Written, receipt_name
 from feedline.preprocess.store import WORK, open_store
 from feedline.preprocess.write_shard import Order, Outcome, ShardTask
 from feedline.profiling.record.host import describe_host
@@ -97,8 +98,8 @@ def driver_in_a_process() -> dict[str, Any]:
 
 def driver() -> dict[str, Any]:
     classes = [{"name": f"n{number:08d}"} for number in range(1000)]
-    prepare.open_configured = lambda config: None  # pyright: ignore[reportAttributeAccessIssue]
-    prepare.gather = lambda config, staging, on_note: (imagenet_like(IMAGENET), classes, {})
+    prepare.open_configured = lambda config: SimpleNamespace(needs_staging=False)  # pyright: ignore[reportAttributeAccessIssue]
+    prepare.gather = lambda config, staging, on_note, source: (imagenet_like(IMAGENET), classes, None)
     spark.write_group = fabricated
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder, JvmPeak() as jvm:
         config = PrepareConfig(source="imagenet", out=folder, master=f"local[{usable_cores()}]")
@@ -120,9 +121,9 @@ def fabricated(order: Order, group: Sequence[ShardTask]) -> list[Outcome]:
     store = open_store(order.address)
     found: list[Outcome] = []
     for task in group:
-        count = len(task.keys)
+        count = len(task)
         name, size = f"{task.split}-{task.shard:06d}.tar", count * SAMPLE_BYTES
-        path = Path(order.address) / order.folders[task.split][0] / name
+        path = Path(order.address) / order.config.folders(task.split)[0] / name
         path.touch()
         os.truncate(path, size)
         digest = hashlib.sha256(name.encode()).hexdigest()
@@ -134,19 +135,20 @@ def fabricated(order: Order, group: Sequence[ShardTask]) -> list[Outcome]:
             planned_samples=count,
             bytes_in=int(task.lengths_N.sum()),
             outputs=[Written(name=name, bytes=size, sha256=digest, samples=count)],
-            rows=[Rows(task.keys, plausible_columns(task))],
+            rows=[Rows(task.keys, plausible_rows(task))],
         )
         store.write(f"{WORK}/{receipt_name(order.plan_hash, task.split, task.shard)}", receipt.to_bytes())
-        found.append(Outcome(split=task.split, shard=task.shard, samples=count, bytes_out=size, total_s=1.0))
+        found.append(Outcome(samples=count, total_s=1.0))
     return found
 
 
-def plausible_columns(task: ShardTask) -> list[np.ndarray[Any, Any]]:
-    count = len(task.keys)
-    offsets_N = np.arange(count) * SAMPLE_BYTES + 512
-    others = [np.full(count, value) for value in (SAMPLE_BYTES - 2048, 341, 256, 0)]
-    columns = [task.labels_N, np.full(count, task.shard), offsets_N, *others]
-    return [column.astype(kind) for column, kind in zip(columns, KINDS, strict=True)]
+def plausible_rows(task: ShardTask) -> np.ndarray[Any, Any]:
+    table_N = np.zeros(len(task), ROW)
+    offsets_N = np.arange(len(task)) * SAMPLE_BYTES + 512
+    values = {"label": task.labels_N, "shard": task.shard, "offset": offsets_N, "length": SAMPLE_BYTES - 2048}
+    for name, value in {**values, "width": 341, "height": 256}.items():
+        table_N[name] = value
+    return table_N
 
 
 class JvmPeak:

@@ -32,7 +32,7 @@ from feedline.benchmarks.measure.rounds import rounds
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.codecs import jpeg
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.picture import FILTERS, Kernel, Output, geometry
+from feedline.preprocess.picture import Kernel, Output, geometry
 from feedline.preprocess.plan import Plan, make_plan
 from feedline.preprocess.sources.base import Columns
 from feedline.preprocess.sources.reading import Where, read_all
@@ -132,7 +132,7 @@ def parts(originals: Sequence[bytes]) -> dict[str, Callable[[], float]]:
     raw = [np.array(simplejpeg.decode_jpeg(data, "RGBX")) for data in originals]
     images = [Image.frombuffer("RGBX", SIZE_PX, one, "raw", "RGBX", 0, 1) for one in raw]
     width, height, box = geometry(*SIZE_PX, Output())
-    small = [image.resize((width, height), FILTERS["bicubic"], box=box) for image in images]
+    small = [image.resize((width, height), Image.Resampling.BICUBIC, box=box) for image in images]
 
     def decode() -> float:
         started = time.perf_counter()
@@ -143,7 +143,7 @@ def parts(originals: Sequence[bytes]) -> dict[str, Callable[[], float]]:
     def resize() -> float:
         started = time.perf_counter()
         for image in images:
-            image.resize((width, height), FILTERS["bicubic"], box=box)
+            image.resize((width, height), Image.Resampling.BICUBIC, box=box)
         return time.perf_counter() - started
 
     def encode() -> float:

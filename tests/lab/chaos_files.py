@@ -99,9 +99,6 @@ class _Here:
 
     def check(self) -> None: ...
 
-    def elsewhere(self) -> str:
-        return ""
-
     def run(self, order: Any, tasks: Any, on_outcome: Callable[[Any], None]) -> Any:
         from feedline.preprocess.engine import EngineRun
         from feedline.preprocess.write_shard import write_shards

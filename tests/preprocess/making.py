@@ -1,14 +1,18 @@
 """One small folder of photographs with oddities, and a way to run a prepare job without Spark."""
 
+import hashlib
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from feedline.preprocess import prepare as door
+from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.engine import EngineRun, OnOutcome
 from feedline.preprocess.write_shard import Order, ShardTask, write_shards
 
@@ -58,14 +62,11 @@ def off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 class Here:
     """An engine: the tasks in this process, two at a time; then it `dies`, if it shall, with what is left undone."""
 
-    def __init__(self, most: int | None = None, dies: BaseException | None = None, elsewhere: str = "") -> None:
-        self._most, self._dies, self._elsewhere = most, dies, elsewhere
+    def __init__(self, most: int | None = None, dies: BaseException | None = None) -> None:
+        self._most, self._dies = most, dies
 
     def check(self) -> None:
         """It can always run."""
-
-    def elsewhere(self) -> str:
-        return self._elsewhere
 
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         tasks = tasks[: self._most]
@@ -89,3 +90,27 @@ class After(Here):
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         self.action()
         return super().run(order, tasks, on_outcome)
+
+
+class Killed(BaseException):
+    """As if the process had died here."""
+
+
+def dies_after(count: int) -> Here:
+    return Here(count, dies=Killed())
+
+
+def prepare(source: Path, out: Path | str, **said: Any) -> dict[str, Any]:
+    said = {"max_bad": 0.2, "shards": 4} | said
+    engine = said.pop("engine", None) or Here()
+    return door.prepare(PrepareConfig(source=str(source), out=str(out), **said), engine=engine)
+
+
+def digests(out: Path) -> dict[str, str]:
+    """Every file but report.json, by relative name."""
+    files = (path for path in sorted(out.rglob("*")) if path.is_file() and path.name != "report.json")
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())

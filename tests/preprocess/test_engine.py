@@ -11,6 +11,7 @@ from feedline.preprocess.write_shard import ShardTask
 def shard_of(number: int, samples: int) -> ShardTask:
     nothing = np.zeros(0, np.int64)
     return ShardTask(split="train", shard=number, keys=[""] * samples, labels_N=nothing.astype(np.int32), paths=[],
+                     splits_N=nothing.astype(np.int8), split_names=[],
                      path_N=nothing.astype(np.int32), offsets_N=nothing, lengths_N=nothing, troubles={})  # fmt: skip
 
 

@@ -3,17 +3,21 @@
 import io
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.codecs import jpeg
 from feedline.pipeline.codecs.table import CODECS
+from feedline.pipeline.format.manifest import read_manifest
 from feedline.preprocess.fingerprint import fingerprint, optional_files
 from feedline.preprocess.picture import BadImage, Kernel, Output
-from tests.preprocess.making import off_by_one
+from feedline.preprocess.verify import verify
+from tests.preprocess.making import Here, Killed, dies_after, digests, off_by_one, photo, prepare, saved, write_images
 
 KEEP = Output(codec="keep", resize="none", size_px=0)
 
@@ -78,3 +82,72 @@ def test_it_names_the_formats_that_this_build_of_pillow_reads(monkeypatch: pytes
     monkeypatch.setitem(Image.OPEN, "GIF", (Image.OPEN["GIF"][0], lambda prefix: "GIF support not installed"))
     fingerprint.cache_clear()
     assert fingerprint((KEEP,)).formats == {}
+
+
+# --- jobs whose libraries change ---------------------------------------------------------------------
+
+
+def test_shards_name_the_encoder_that_made_them(images: Path, tmp_path: Path) -> None:
+    prepare(images, tmp_path / "out")
+    manifest = read_manifest(tmp_path / "out" / "train")
+    mine = fingerprint((Output(),))
+    assert {shard.fingerprint for shard in manifest.shards} == {mine.encoder}
+    assert (manifest.format_version, manifest.formats) == (2, mine.formats)
+
+
+def test_a_job_is_not_resumed_with_another_pillow(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", engine=dies_after(2))
+    with monkeypatch.context() as patch:
+        off_by_one(patch)
+        fingerprint.cache_clear()
+        with pytest.raises(UsageError, match=r"unfinished run of another plan .* libraries"):
+            prepare(images, tmp_path / "out")
+    fingerprint.cache_clear()
+    assert prepare(images, tmp_path / "out")["resumed_samples"] == 27
+    assert verify(str(tmp_path / "out"), full=True)["ok"]
+
+
+@pytest.mark.parametrize("ended", ["killed", "too many bad", "finished"])
+def test_more_formats_are_taken_up_by_retrying_what_is_in_quarantine(
+    ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = write_images(tmp_path / "in", oddities=False), tmp_path / "out"
+    for number in range(3):
+        (source / "cup" / f"moving_{number}.gif").write_bytes(saved(photo(200 + number).convert("P"), "GIF"))
+    with monkeypatch.context() as lean:
+        lean.setattr("feedline.preprocess.fingerprint.optional_files", lambda: [("GIF", saved(photo(7), "GIF"))])
+        fingerprint.cache_clear()
+        prepare(source, tmp_path / "calm")
+        Image.init()
+        with monkeypatch.context() as leaner:
+            leaner.setitem(Image.OPEN, "GIF", (Image.OPEN["GIF"][0], lambda prefix: "GIF support not installed"))
+            fingerprint.cache_clear()
+            if ended == "finished":
+                prepare(source, out)
+                prepare(source, out)
+            else:
+                engine, error = {"killed": (dies_after(2), Killed), "too many bad": (Here(), FeedlineError)}[ended]
+                with pytest.raises(error):
+                    prepare(source, out, engine=engine, max_bad=0.0 if ended == "too many bad" else 0.2)
+        fingerprint.cache_clear()
+        with pytest.raises(UsageError, match=r"\(there no optional format; here GIF\): give --retry-quarantine"):
+            prepare(source, out)
+        prepare(source, out, retry_quarantine=True)
+        assert digests(out) == digests(tmp_path / "calm")
+        assert verify(str(out), full=True)["ok"]
+        assert prepare(source, out)["already_complete"]
+
+
+def test_fewer_formats_are_refused(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [("GIF", saved(photo(7), "GIF"))]
+    monkeypatch.setattr("feedline.preprocess.fingerprint.optional_files", lambda: files)
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", engine=dies_after(1))
+    files.clear()
+    fingerprint.cache_clear()
+    for retry in (False, True):
+        with pytest.raises(UsageError, match=r"there GIF; here no optional format.*use the libraries"):
+            prepare(images, tmp_path / "out", retry_quarantine=retry)

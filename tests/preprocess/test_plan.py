@@ -15,12 +15,11 @@ from feedline.preprocess.config import PrepareConfig, parse_bytes, parse_output
 from feedline.preprocess.picture import Output
 from feedline.preprocess.plan import (
     Plan,
+    checked,
     choose_shards,
     in_class_order,
     make_plan,
     seeded_subset,
-    with_checked_labels,
-    with_safe_keys,
     with_val_split,
 )
 from feedline.preprocess.sources.base import Columns
@@ -57,7 +56,7 @@ def test_every_sample_is_in_exactly_one_place_and_shards_are_balanced(samples: i
     rows = np.concatenate([split.rows_N for split in plan.splits])
     assert sorted(rows.tolist()) == list(range(samples))
     for split in plan.splits:
-        sizes = [split.planned(shard) for shard in range(split.shards)]
+        sizes = np.diff(split.starts).tolist()
         assert max(sizes) - min(sizes) <= 1
         keys = [key for shard in range(split.shards) for key in plan.task(split, shard).keys]
         assert keys == [columns.keys[row] for row in split.rows_N.tolist()]
@@ -189,7 +188,7 @@ def test_a_split_that_would_be_empty_is_said(fraction: float, empty: str) -> Non
 def test_bad_names_and_labels_become_troubles_not_errors() -> None:
     columns = replace(table(5, 2), keys=["a", "../../a", "/etc/passwd", "b.c", "x y é"])
     columns = replace(columns, labels_N=np.array([0, 1, 2, -1, 0], np.int32))
-    found = with_checked_labels(with_safe_keys(columns), 2)
+    found = checked(columns, 2)
     assert found.keys == ["a", "a", "etc/passwd", "b_c", "x y é"]
     assert found.troubles == {1: "duplicate key", 2: "label out of range", 3: "no label"}
 

@@ -1,14 +1,14 @@
 """Prepare on a real Spark: the same bytes on any number of cores and after any death; nothing left behind."""
 
 import contextlib
-import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from feedline.cli import main as feedline_main
-from feedline.preprocess.jvm import temporary_files_in, with_retries
-from feedline.preprocess.spark import SparkFailed, deaths_in_one_line
-from tests.preprocess.making import photo, saved
+from feedline.preprocess import spark
+from tests.preprocess.making import digests, photo, saved
 
 FEEDLINE = [str(Path(sys.executable).with_name("feedline"))]
 SHARDS = 12
@@ -67,11 +66,6 @@ def run(source: Path, out: Path, *options: str) -> subprocess.CompletedProcess[s
     done = subprocess.run(command(source, out, *options), capture_output=True, text=True, timeout=240, check=False)
     assert "Traceback" not in done.stderr
     return done
-
-
-def digests(out: Path) -> dict[str, str]:
-    files = (path for path in sorted(out.rglob("*")) if path.is_file() and path.name != "report.json")
-    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 120) -> Any:
@@ -285,20 +279,34 @@ def test_a_master_that_is_none_is_one_line(source: Path, tmp_path: Path, scratch
     [("local[*]", "local[*,4]"), ("local", "local[1,4]"), ("local[2,7]", "local[2,7]"), ("yarn", "yarn")],
 )
 def test_local_tasks_are_tried_again(master: str, expected: str) -> None:
-    assert with_retries(master) == expected
+    assert spark.with_retries(master) == expected
 
 
 @pytest.mark.parametrize(
     "death", [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(), EOFError()]
 )
-def test_a_jvm_that_dies_under_any_call_is_one_line(death: Exception) -> None:
+def test_a_jvm_that_dies_under_any_call_is_one_line(death: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by chaos_prepare: killed while Python workers are started, before there is a job."""
-    with pytest.raises(SparkFailed, match="JVM died"), deaths_in_one_line():
+
+    @contextlib.contextmanager
+    def dies(*_: Any) -> Generator[Any]:
         raise death
+        yield
+
+    monkeypatch.setattr(spark, "spark_context", dies)
+    order: Any = None
+    with pytest.raises(spark.SparkFailed, match="JVM died"):
+        spark.SparkEngine().run(order, [], lambda _: None)
 
 
-def test_what_pyspark_leaves_when_killed_at_its_start_is_in_our_own_folder(tmp_path: Path) -> None:
-    with temporary_files_in(tmp_path):
+def test_what_pyspark_leaves_when_killed_at_its_start_is_in_our_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_IP", "mine")
+    before = dict(os.environ)
+    with spark.what_a_start_reads(tmp_path, local=True):
         made = tempfile.mkdtemp()
+        assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
     assert Path(made).parent == tmp_path
     assert Path(tempfile.gettempdir()) != tmp_path
+    assert dict(os.environ) == before

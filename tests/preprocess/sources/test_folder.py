@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.plan import with_checked_labels, with_safe_keys
+from feedline.preprocess.plan import checked
 from feedline.preprocess.sources.base import SourceError, open_source
 from tests.preprocess.raw import indexed, samples
 
@@ -114,7 +114,7 @@ def test_what_has_no_bytes_or_no_class_is_a_trouble(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(tmp_path / "nowhere")
     (tmp_path / "b/loop.jpg").symlink_to("loop.jpg")
     found = indexed(tmp_path)
-    columns = with_checked_labels(found.columns, len(found.classes))
+    columns = checked(found.columns, len(found.classes))
     assert {columns.keys[row]: why for row, why in columns.troubles.items()} == {
         "a/broken": "broken link", "a/gone": "broken link", "b/loop": "broken link", "c": "broken link",
         "stray": "no label",
@@ -158,7 +158,7 @@ def test_different_images_never_share_a_key(tmp_path: Path) -> None:
     columns = indexed(tmp_path).columns
     assert len(set(columns.keys)) == len(columns) == 7
     assert {"a_b_1", "ILSVRC2012_val_00000001", "c/x", clash} < set(columns.keys)
-    assert not with_safe_keys(columns).troubles
+    assert not checked(columns, len(indexed(tmp_path).classes)).troubles
 
 
 def test_classes_beside_a_split_are_not_dropped(tmp_path: Path) -> None:

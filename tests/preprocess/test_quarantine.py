@@ -1,0 +1,122 @@
+"""Samples that cannot be used: kept, counted, mended and tried again."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.format.manifest import read_index
+from feedline.preprocess import prepare as door
+from feedline.preprocess import quarantine
+from feedline.preprocess.store import open_store
+from feedline.preprocess.verify import verify
+from tests.preprocess.making import PER_CLASS, Killed, dies_after, names, photo, prepare, saved
+
+
+def test_quarantine_keeps_the_bytes_and_the_reason(images: Path, tmp_path: Path) -> None:
+    prepare(images, tmp_path / "out")
+    lines = (tmp_path / "out" / "quarantine" / "report.jsonl").read_text().splitlines()
+    rows = {row["reason"]: row for row in map(json.loads, lines)}
+    cut = rows["truncated"]
+    assert cut["source"] == str(images / "bear" / "cut.JPEG")
+    assert (tmp_path / "out" / "quarantine" / cut["file"]).read_bytes() == (images / "bear" / "cut.JPEG").read_bytes()
+    assert rows["empty"]["length"] == 0
+
+
+def test_the_size_of_what_is_too_large_is_said(clean_images: Path, tmp_path: Path) -> None:
+    prepare(clean_images, tmp_path / "out", max_bad=1, max_pixels=16)
+    lines = (tmp_path / "out" / "quarantine" / "report.jsonl").read_text().splitlines()
+    assert all(re.match(r"\d+x\d+ is over the limit of 16 ", json.loads(line)["detail"]) for line in lines)
+
+
+def test_links_to_nothing_and_images_without_a_class_are_quarantined(clean_images: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(clean_images, tmp_path / "in")
+    (source / "apple" / "gone.jpg").symlink_to("nowhere")
+    shutil.copy(source / "bear" / "bear_1.JPEG", source / "stray.jpg")
+    said = prepare(source, tmp_path / "out", shards=1, max_bad=0.1)
+    assert (said["output_samples"], said["reasons"]) == (48, {"broken link": 1, "no label": 1})
+    rows = quarantine.read_report(open_store(str(tmp_path / "out")))
+    assert {(row.key, row.source) for row in rows} == {
+        ("apple/gone", str(source / "apple/gone.jpg")), ("stray", str(source / "stray.jpg")),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change", [{"file": "../../secret"}, {"shard": [1]}, {"split": None, "more": 1}, {"key": {}}]
+)
+def test_a_crafted_quarantine_report_is_one_line(images: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    prepare(images, tmp_path / "out")
+    report = tmp_path / "out" / "quarantine" / "report.jsonl"
+    row = json.loads(report.read_text().splitlines()[0])
+    report.write_text(json.dumps(row | change) + "\n")
+    assert not verify(str(tmp_path / "out"))["ok"]
+    with pytest.raises(FeedlineError, match=r"report\.jsonl is damaged"):
+        prepare(images, tmp_path / "out", retry_quarantine=True)
+
+
+def test_too_many_bad_samples_are_an_error_that_resumes(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(door.TooManyBad, match=r"--max-bad .*quarantine/report\.jsonl"):
+        prepare(images, tmp_path / "out", max_bad=0.001)
+    assert not list((tmp_path / "out").rglob("manifest.json"))
+    assert reasons(tmp_path / "out")
+    report = prepare(images, tmp_path / "out", max_bad=0.1)
+    assert report["quarantined"] == 2
+
+
+def reasons(out: Path) -> list[str]:
+    lines = (out / "quarantine" / "report.jsonl").read_text().splitlines()
+    return sorted(json.loads(line)["reason"] for line in lines)
+
+
+def test_what_was_too_much_can_be_mended_and_tried_again(images: Path, tmp_path: Path) -> None:
+    """The reasons are there before the dataset is; too many left after a retry takes none of them away."""
+    out = tmp_path / "out"
+    for _ in range(2):  # the second finds nothing left to do but to commit
+        with pytest.raises(door.TooManyBad):
+            prepare(images, out, max_bad=0.001, shards=1)
+        assert reasons(out) == ["empty", "truncated"]
+    with pytest.raises(door.TooManyBad):
+        prepare(images, out, max_bad=0.001, shards=1, retry_quarantine=True)
+    assert reasons(out) == ["empty", "truncated"]
+    for file in (out / "quarantine").glob("*.bin"):
+        file.write_bytes(saved(photo(3)))
+    assert prepare(images, out, max_bad=0.001, shards=1, retry_quarantine=True)["quarantined"] == 0
+    assert verify(str(out), full=True)["ok"]
+
+
+def test_mended_files_go_to_their_places(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(images, out)
+    rows = [json.loads(line) for line in (out / "quarantine" / "report.jsonl").read_text().splitlines()]
+    cut = next(row for row in rows if row["reason"] == "truncated")
+    (out / "quarantine" / cut["file"]).write_bytes(saved(photo(3)))
+    report = prepare(images, out, retry_quarantine=True)
+    assert report["reasons"] == {"empty": 1}
+    assert report["output_samples"] == 3 * PER_CLASS + 4
+    assert cut["key"] in read_index(out / "train").keys
+    assert verify(str(out), full=True)["ok"]
+    assert len(names(out / "quarantine")) == 2
+    empty = json.loads((out / "quarantine" / "report.jsonl").read_text())
+    assert empty["source"].startswith(str(images))
+
+
+def test_a_retry_that_dies_leaves_the_dataset_as_it_was(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(images, out)
+    for file in (out / "quarantine").glob("*.bin"):
+        file.write_bytes(saved(photo(3)))
+    with pytest.raises(Killed):
+        prepare(images, out, retry_quarantine=True, engine=dies_after(2))
+    assert verify(str(out), full=True)["ok"]
+    assert prepare(images, out, retry_quarantine=True)["quarantined"] == 0
+    assert verify(str(out), full=True)["ok"]
+    assert prepare(images, out, retry_quarantine=True)["already_complete"]
+
+
+def test_nothing_bad_leaves_no_quarantine(clean_images: Path, tmp_path: Path) -> None:
+    prepare(clean_images, tmp_path / "out")
+    assert names(tmp_path / "out") == ["report.json", "train"]

@@ -1,0 +1,89 @@
+"""Where files go: a disk that is full, and an object store (a real server of each kind: test_storage)."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.format.manifest import read_manifest
+from feedline.preprocess.store import WORK, LocalStore
+from feedline.preprocess.verify import verify
+from tests.preprocess.making import (
+    Killed,
+    dies_after,
+    digests,
+    prepare,
+)
+
+
+def test_a_full_disk_is_one_line_and_resumes(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.fsync
+    calls: list[int] = []
+
+    def full(descriptor: int) -> None:
+        calls.append(1)
+        if len(calls) > 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(FeedlineError, match="no space left") as caught:
+            prepare(images, tmp_path / "out")
+    assert caught.value.exit_status == 1
+    assert not list((tmp_path / "out").rglob("manifest.json"))
+    prepare(images, tmp_path / "out")
+    prepare(images, tmp_path / "fresh")
+    assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_file_that_a_full_disk_cut_short_is_left_without_another_error(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.prepare(["train", f"{WORK}/attempts-run"])
+    with store.attempt("run") as attempt, Path("/dev/full").open("wb") as full:
+        attempt.write(b"x")
+        os.dup2(full.fileno(), attempt.fileno())
+        with pytest.raises(OSError, match="No space left"):
+            store.publish(attempt, "train", "train-000000.tar", "")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_an_object_store_gets_hashed_names_and_no_renames(images: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    out = f"memory://{tmp_path.name}"
+    with pytest.raises(Killed):
+        prepare(images, out, engine=dies_after(2))
+    report = prepare(images, out)
+    assert report["resumed_samples"] == 27
+    objects = [path.rpartition("/")[2] for path in fsspec.filesystem("memory").find(out)]
+    shards = sorted(name for name in objects if name.endswith(".tar"))
+    assert len(shards) == 4
+    assert all(len(name) == len("train-000000-0123456789abcdef.tar") for name in shards)
+    assert not [name for name in objects if name.endswith(".receipt")]
+    assert verify(out, full=True)["ok"]
+    prepare(images, tmp_path / "local")
+    local = read_manifest(tmp_path / "local" / "train")
+    assert sorted(shard.sha256[:16] for shard in local.shards) == sorted(name[13:29] for name in shards)
+
+
+def test_an_object_store_keeps_the_old_dataset_until_the_manifest_changes(images: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    def objects(address: str) -> list[str]:
+        found = fsspec.filesystem("memory").find(address)
+        return sorted(path.partition(address.removeprefix("memory:/"))[2] for path in found)
+
+    out, fresh = (f"memory://{tmp_path.name}/{name}" for name in ("out", "fresh"))
+    prepare(images, out, val_fraction=0.25)
+    with pytest.raises(Killed):
+        prepare(images, out, seed=1, overwrite=True, engine=dies_after(2))
+    problems = verify(out, full=True)["problems"]
+    assert {problem["what"] for problem in problems} == {"a file that the manifest does not name"}
+    assert prepare(images, out, seed=1, overwrite=True)["resumed_samples"] == 27
+    prepare(images, fresh, seed=1)
+    assert objects(out) == objects(fresh)
+    assert verify(out, full=True)["ok"]

@@ -1,0 +1,83 @@
+"""One shard on an executor: what goes wrong there."""
+
+import errno
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.scratch import PREFIX
+from feedline.preprocess.fingerprint import Fingerprint
+from feedline.preprocess.store import LocalStore
+from feedline.preprocess.write_shard import ShardJob
+from tests.preprocess.making import (
+    After,
+    digests,
+    photo,
+    prepare,
+    saved,
+)
+
+
+def test_what_was_made_beside_a_shard_that_failed_is_not_published(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def full(self: LocalStore, attempt: Any, folder: str, name: str, sha256: str) -> str:
+        tried.append(name)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LocalStore, "publish", full)
+    with pytest.raises(FeedlineError, match="no space left while writing shard 0 of train"):
+        prepare(images, tmp_path / "out")
+    assert len(tried) == 1
+    assert not [path.name for path in (tmp_path / "out").rglob("*") if path.suffix in (".tar", ".tmp", ".receipt")]
+
+
+def test_a_worker_killed_at_a_quarantined_file_leaves_no_part_of_it(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker does its shard again within the same job."""
+    prepare(images, tmp_path / "calm")
+    whole = ShardJob.publish
+
+    def after_a_death(self: ShardJob) -> None:
+        (Path(self.order.address) / "quarantine" / ".train-000000-00001-cut.bin.0a.77.tmp").write_text("half")
+        whole(self)
+
+    monkeypatch.setattr(ShardJob, "publish", after_a_death)
+    prepare(images, tmp_path / "out")
+    assert digests(tmp_path / "calm") == digests(tmp_path / "out")
+
+
+def test_an_executor_with_another_encoder_is_refused(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Fingerprint(encoder="0" * 64, formats={})
+    monkeypatch.setattr("feedline.preprocess.write_shard.fingerprint", lambda outputs: other)
+    with pytest.raises(FeedlineError, match="encodes differently"):
+        prepare(images, tmp_path / "out")
+
+
+def test_what_was_unpacked_where_executors_do_not_see_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"image": pa.array([saved(photo(n)) for n in range(4)], pa.binary()), "label": [0, 1] * 2})
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in" / "train-0.parquet")
+    out = f"memory://{tmp_path.name}"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def on_another_machine() -> None:
+        for folder in tmp_path.glob(f"{PREFIX}staging-*"):
+            shutil.rmtree(folder)
+
+    with pytest.raises(FeedlineError, match=r"does not see what .*: give an OUT folder that all executors share"):
+        prepare(tmp_path / "in", out, shards=1, engine=After(on_another_machine))
+    assert prepare(tmp_path / "in", out, shards=1)["output_samples"] == 4
