@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.profiling.explain.measure.situation import Measured, Situation, situation
-from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies import compute, own_loader, storage
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Vain
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import Recording, Trial
+from feedline.profiling.record.recording import Recording
 
 REMEDIES = (*own_loader.REMEDIES, *storage.REMEDIES, *compute.REMEDIES)
 MODEL_ERROR = 0.075
@@ -79,16 +78,21 @@ def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Predic
 
 def predict(at: Situation, change: Change) -> Prediction:
     """The rate after `change`, its interval, and whether that is worth having."""
-    then = change.then
-    same = then.binding() == at.now.binding()
-    modelled = then.rate()
-    top = at.ceiling * change.ceiling_times
+    then, ceiling = change.then, at.measured.rates.ceiling
+    same, modelled, top = then.binding() == at.now.binding(), then.rate(), at.ceiling * change.ceiling_times
     applied = modelled * (at.factor if same else math.sqrt(at.factor)) if math.isfinite(modelled) else at.ceiling
     value = min(top, applied)
-    reach = 1 + STANDARD_ERRORS * _error(at, then, same, change.extra_error)
+    errors = [MODEL_ERROR, at.rate.error, change.extra_error]
+    if not same:
+        errors.append(0.5 * abs(math.log(at.factor)))
+    if then.binding() == "compute":
+        errors.append(ceiling.error if ceiling else NO_CEILING_ERROR)
+    if then.workers and at.now.workers:
+        errors.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
+    reach = 1 + STANDARD_ERRORS * math.hypot(*errors)
     whole = then.over_epochs(value)
     gain = whole / at.rate_over_epochs
-    once = _preparing(at, change.trial, whole)
+    once = _preparing(at, change, whole)
     vain = isinstance(change.why, Vain)
     return Prediction(
         remedy=change.remedy,
@@ -106,29 +110,19 @@ def predict(at: Situation, change: Change) -> Prediction:
     )
 
 
-def _error(at: Situation, then: Throughput, same: bool, extra: float) -> float:
-    ceiling = at.measured.rates.ceiling
-    parts = [MODEL_ERROR, at.rate.error, extra]
-    if not same:
-        parts.append(0.5 * abs(math.log(at.factor)))
-    if then.binding() == "compute":
-        parts.append(ceiling.error if ceiling else NO_CEILING_ERROR)
-    if then.workers and at.now.workers:
-        parts.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
-    return math.hypot(*parts)
-
-
-def _preparing(at: Situation, trial: Trial | None, rate: float) -> dict[str, float | None]:
+def _preparing(at: Situation, change: Change, rate: float) -> dict[str, float | None]:
     """What it costs once, and after how many epochs it is paid back."""
-    samples = at.dataset_samples
+    samples, trial = at.dataset_samples, change.trial
     if trial is None or trial.codec == "as-is" or not samples:
         return {}
-    per_sample_s = trial.prepare_cpu_s_per_sample
+    per_sample_s, bytes_each = trial.prepare_cpu_s_per_sample, trial.bytes_per_sample
     prepare_s = samples * per_sample_s / at.measured.machine.cores if per_sample_s is not None else None
     saved_s = samples / at.rate_over_epochs - samples / rate if rate > 0 else 0.0
-    disk = samples * trial.bytes_per_sample if trial.bytes_per_sample is not None else None
-    epochs = prepare_s / saved_s if prepare_s is not None and saved_s > 0 else None
-    return {"prepare_s": prepare_s, "disk_bytes": disk, "break_even_epochs": epochs}
+    return {
+        "prepare_s": prepare_s,
+        "disk_bytes": samples * bytes_each if bytes_each is not None else None,
+        "break_even_epochs": prepare_s / saved_s if prepare_s is not None and saved_s > 0 else None,
+    }
 
 
 def _cost(change: Change, once: Mapping[str, float | None]) -> str:

@@ -10,7 +10,7 @@ Seconds are per sample of one rank. Shares are of the time of the measured steps
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -22,6 +22,13 @@ OWN = ("python", "logging", "checkpoint", "synchronise")
 """Parts that are the script's own Python."""
 NOT_BUSY = ("wait", "load", "unpickle", "copy", "synchronise", "other")
 """Parts in which the main thread may rightly sleep."""
+LEAST_KERNEL_SHARE = 0.04
+LEAST_FAULTS = 200
+"""Per step; below either, keeping memory would gain nothing that can be told from noise."""
+FAULTS_COST = 1.25
+"""Exponent of the share of CPU time that is not the kernel's: threads also wait for the one that faults. Fitted to
+the four models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast), within 9 % of each."""
+FAULTS_ERROR = 0.09
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +49,6 @@ class PageFaults:
     """The kernel's share of the model's CPU time."""
     left: float
     """The share of a step's time that is left when freed memory is kept; 1 where that would gain nothing."""
-
-
-LEAST_KERNEL_SHARE = 0.04
-LEAST_FAULTS = 200
-"""Per step; below either, keeping memory would gain nothing that can be told from noise."""
-FAULTS_COST = 1.25
-"""Exponent of the share of CPU time that is not the kernel's: threads also wait for the one that faults. Fitted to
-the four models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast), within 9 % of each."""
-FAULTS_ERROR = 0.09
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +80,17 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     ranks_s = seconds * max(1, len({step.rank for step in steps}))
     all_waited_s = sum(map(waited_s, steps))
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s else 0.0
-    slowdown = _slowdown(recording)
-    unpickling = _unpickling_share(recording, slowdown)
+    unpickling, slowdown = _unpickling(recording)
     free_cpu_s = leg_of(recording, "cached").trainer_cpu_s_per_sample
-    faults, layout_gain = page_faults(recording.compute), _layout_gain(recording)
+    kept, laid_out = leg_of(recording, "kept").samples_per_s, leg_of(recording, "laid_out").samples_per_s
+    # Pair by pair: a machine that is slower for a while is slower for both.
+    layout_gain = median_rate([b / a for a, b in zip(kept, laid_out, strict=False) if a > 0])
+    faults = _page_faults(recording.compute)
     return Trainer(
         steps=len(steps),
         seconds=seconds,
         wait_fraction=wait_fraction,
-        shares=_shares(steps, seconds, parts_of(recording)),
+        shares=_shares(steps, ranks_s, wait_fraction, parts_of(recording)),
         step_s=max(0.0, ranks_s - all_waited_s) / samples,
         copy_s=sum(step.copy_s for step in steps) / samples,
         unpickle_s=unpickling * ranks_s / samples / slowdown,
@@ -102,21 +102,16 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     )
 
 
-# --- the main thread's time ---------------------------------------------------------------------------
-
-
 def parts_of(recording: Recording) -> dict[str, float]:
     """Shares of the main thread's time by `TrainerPart`, the mean over ranks, from its stack samples."""
     total_s = sum(trainer.seconds for trainer in recording.trainers)
     names = {name for trainer in recording.trainers for name in trainer.parts}
-    if not total_s:
-        return {}
-    return {name: sum(trainer.parts.get(name, 0.0) for trainer in recording.trainers) / total_s for name in names}
+    return {name: _seconds_in(recording, name) / total_s for name in names} if total_s else {}
 
 
-def own_places(recording: Recording) -> dict[str, float]:
-    """Seconds of the main thread by place of the script's own Python, the largest first. A recorded place may have
-    its part before it (`python train.py:log:12`): those of other parts are left out."""
+def busiest_place(recording: Recording) -> str | None:
+    """Where the script's own Python takes most of the main thread's time. A recorded place may have its part before
+    it (`python train.py:log:12`): those of other parts do not count."""
     places: dict[str, float] = {}
     for trainer in recording.trainers:
         for name, seconds in trainer.functions.items():
@@ -125,14 +120,16 @@ def own_places(recording: Recording) -> dict[str, float]:
                 part, place = "python", name
             if part in OWN:
                 places[place] = places.get(place, 0.0) + seconds
-    return dict(sorted(places.items(), key=lambda item: -item[1]))
+    return max(places, key=lambda place: places[place], default=None)
 
 
-def _shares(steps: Sequence[Step], seconds: float, parts: dict[str, float]) -> Shares:
-    if not seconds:
+def _seconds_in(recording: Recording, part: str) -> float:
+    return sum(trainer.parts.get(part, 0.0) for trainer in recording.trainers)
+
+
+def _shares(steps: Sequence[Step], ranks_s: float, data: float, parts: Mapping[str, float]) -> Shares:
+    if not ranks_s:
         return Shares()
-    ranks_s = seconds * max(1, len({step.rank for step in steps}))
-    data = min(1.0, sum(map(waited_s, steps)) / ranks_s)
     copy = min(1.0 - data, sum(step.copy_s for step in steps) / ranks_s)
     on_device = any(step.starved_s is not None for step in steps)
     # On a GPU the main thread synchronises because it waits for the device: that is compute, not Python.
@@ -145,41 +142,29 @@ def _shares(steps: Sequence[Step], seconds: float, parts: dict[str, float]) -> S
     return Shares(data=data, copy=copy, trainer=trainer, compute=max(0.0, 1.0 - data - copy - trainer))
 
 
-def _slowdown(recording: Recording) -> float:
-    """Wall over CPU time of the main thread while it did something; 1 where its CPU time is not known, and on a GPU,
-    where it sleeps while it synchronises."""
-    cpu_s = sum(
-        s for trainer in recording.trainers for name, s in trainer.parts_cpu_s.items() if name not in NOT_BUSY
-    )
-    busy_s = sum(s for trainer in recording.trainers for name, s in trainer.parts.items() if name not in NOT_BUSY)
-    return max(1.0, busy_s / cpu_s) if cpu_s and recording.compute.device == "cpu" else 1.0
+def _unpickling(recording: Recording) -> tuple[float, float]:
+    """The share of the main thread's time in which it really unpickles, and its wall over CPU time while it did
+    something (1 where its CPU time is not known, and on a GPU, where it sleeps while it synchronises).
 
-
-def _unpickling_share(recording: Recording, slowdown: float) -> float:
-    """Share of the main thread's time in which it really unpickles. What it then waits for the worker that has the
-    bytes (a busy one answers late when its memory is asked for) is waiting for the worker."""
-    total_s = sum(trainer.seconds for trainer in recording.trainers)
-    wall_s = sum(trainer.parts.get("unpickle", 0.0) for trainer in recording.trainers)
-    if any(seconds > 0 for trainer in recording.trainers for seconds in trainer.parts_cpu_s.values()):
-        cpu_s = sum(trainer.parts_cpu_s.get("unpickle", 0.0) for trainer in recording.trainers)
+    What it waits, while it unpickles, for the worker that has the bytes (a busy one answers late when its memory is
+    asked for) is waiting for the worker.
+    """
+    trainers = recording.trainers
+    total_s, wall_s = sum(trainer.seconds for trainer in trainers), _seconds_in(recording, "unpickle")
+    busy_cpu_s = sum(s for trainer in trainers for name, s in trainer.parts_cpu_s.items() if name not in NOT_BUSY)
+    busy_s = sum(s for trainer in trainers for name, s in trainer.parts.items() if name not in NOT_BUSY)
+    slowdown = max(1.0, busy_s / busy_cpu_s) if busy_cpu_s and recording.compute.device == "cpu" else 1.0
+    if any(seconds > 0 for trainer in trainers for seconds in trainer.parts_cpu_s.values()):
+        cpu_s = sum(trainer.parts_cpu_s.get("unpickle", 0.0) for trainer in trainers)
         wall_s = min(wall_s, cpu_s * slowdown)
-    return wall_s / total_s if total_s else 0.0
+    return wall_s / total_s if total_s else 0.0, slowdown
 
 
-# --- what its computing depends on --------------------------------------------------------------------
-
-
-def page_faults(compute: Compute) -> PageFaults:
+def _page_faults(compute: Compute) -> PageFaults:
     share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
     per_step = compute.page_faults / compute.faulty_steps if compute.faulty_steps else 0.0
     notable = compute.device == "cpu" and share >= LEAST_KERNEL_SHARE and per_step >= LEAST_FAULTS
     return PageFaults(per_step=per_step, kernel_share=share, left=(1 - share) ** FAULTS_COST if notable else 1.0)
-
-
-def _layout_gain(recording: Recording) -> Rate | None:
-    """Pair by pair: a machine that is slower for a while is slower for both."""
-    kept, laid_out = leg_of(recording, "kept").samples_per_s, leg_of(recording, "laid_out").samples_per_s
-    return median_rate([b / a for a, b in zip(kept, laid_out, strict=False) if a > 0])
 
 
 def _our_batches(recording: Recording, faults: PageFaults, layout_gain: Rate | None) -> Rate:
@@ -190,5 +175,4 @@ def _our_batches(recording: Recording, faults: PageFaults, layout_gain: Rate | N
     if cached and kept:
         left = min(1.0, max(left, cached.value / kept.value))
     layout = layout_gain or Rate(value=1.0, error=0.0)
-    error = math.hypot(layout.error, FAULTS_ERROR if left < 1 else 0.0)
-    return Rate(value=layout.value / left, error=error)
+    return Rate(value=layout.value / left, error=math.hypot(layout.error, FAULTS_ERROR if left < 1 else 0.0))

@@ -1,19 +1,40 @@
 """A recording in numbers, and the throughput model set to it: all that verdict, remedies and predictions rest on."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from feedline.profiling.explain.measure.machine import Machine, measure_machine, recorded_cores
 from feedline.profiling.explain.measure.main_thread import Trainer, measure_trainer
 from feedline.profiling.explain.measure.rates import Rate, Rates, measure_rates, measured_steps
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import Workers, measure_workers
-from feedline.profiling.record.recording import LoaderSeen, Recording
+from feedline.profiling.record.recording import LoaderSeen, Recording, Series, Step
 
-FULL = 0.8
+FILLS = 0.8
 """A model that uses this share of the cores while it computes is taken to use all."""
 HARDLY = 0.03
 """A share of waiting below this is noise."""
+NOTABLE = 0.2
+"""Share of its cores from which what other programs take counts …"""
+FULL = 0.85
+"""… on a machine of which this share is busy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    cores: float
+    """Usable by all ranks and their workers together."""
+    ranks: int
+    on_cpu: bool
+    """The model computes on the same cores as the workers."""
+    others_cores: float
+    """Cores that other programs took from the script while the steps ran: a fifth or more of its own, on a machine
+    without free ones; else 0."""
+
+    def fair_cores(self, processes: int) -> float:
+        """Cores that a fair scheduler gives to so many busy processes beside the other programs."""
+        others = self.others_cores
+        return max(self.cores - others, self.cores * processes / (processes + others)) if others else self.cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +58,45 @@ class Measured:
 def measure(recording: Recording) -> Measured:
     steps, notes = measured_steps(recording)
     rates = measure_rates(recording, steps)
+    machine = _machine(recording, steps, rates.now.value if rates.now else 0.0)
     return Measured(
         rates=rates,
-        workers=measure_workers(recording, recorded_cores(recording)),
+        workers=measure_workers(recording, machine.cores),
         trainer=measure_trainer(recording, steps),
-        machine=measure_machine(recording, steps, rates.now.value if rates.now else 0.0),
+        machine=machine,
         loader=recording.train_loader,
         notes=notes,
     )
+
+
+def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) -> Machine:
+    """Others' cores are those busy on the whole machine less those that the script's own processes used: by their
+    clocks where these were read, else by the sampler, whichever says more, so that a worker that lived shortly is not
+    mistaken for another program."""
+    cores, costs = float(recording.host.get("affinity") or recording.host.get("cores") or 1), recording.costs
+    own = samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0))
+    busy = [series for series in recording.series if series.name == "cpu_cores"]
+    host = _sum_of_means((series for series in busy if series.scope == "host"), steps)
+    others = host - max(own, _sum_of_means((series for series in busy if series.scope != "host"), steps))
+    full = host >= FULL * float(recording.host.get("cores") or cores)
+    return Machine(
+        cores=cores,
+        ranks=max(1, recording.compute.world_size),
+        on_cpu=recording.compute.device == "cpu",
+        others_cores=min(others, cores) if full and others >= NOTABLE * cores else 0.0,
+    )
+
+
+def _sum_of_means(group: Iterable[Series], steps: Sequence[Step]) -> float:
+    """Each series' mean while the steps ran; 0 where nobody counted."""
+    start_s = min((step.start_s for step in steps), default=0.0)
+    end_s = max((step.start_s + step.duration_s for step in steps), default=0.0)
+    total = 0.0
+    for series in group:
+        pairs = zip(series.t_s, series.values, strict=True)
+        known = [value for t_s, value in pairs if value is not None and start_s <= t_s <= end_s]
+        total += sum(known) / len(known) if known else 0.0
+    return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,36 +150,32 @@ class Situation:
 def situation(
     recording: Recording, workers: tuple[int, ...] = (), measured: Measured | None = None
 ) -> Situation | None:
-    """None when no rate was measured: then nothing can be predicted. `measured` spares measuring it again."""
+    """The model with the run's own costs; None when no rate was measured: then nothing can be predicted. `measured`
+    spares measuring it again."""
     measured = measured or measure(recording)
-    rate = measured.rates.now
-    if rate is None:
+    rates, preparing, trainer, machine = measured.rates, measured.workers, measured.trainer, measured.machine
+    if rates.now is None:
         return None
-    return Situation(recording=recording, measured=measured, rate=rate, now=model_of(measured, rate), workers=workers)
-
-
-def model_of(measured: Measured, rate: Rate) -> Throughput:
-    """The model with the run's own costs."""
-    rates, workers, trainer, machine = measured.rates, measured.workers, measured.trainer, measured.machine
     step_s = machine.ranks / rates.ceiling.value if rates.ceiling else trainer.step_s
-    worker_s = workers.pace_s
-    if workers.count == 0 and not worker_s:
+    worker_s = preparing.pace_s
+    if preparing.count == 0 and not worker_s:
         # No sampler saw the preparing: what the loop waited for it is its cost.
-        worker_s = trainer.wait_fraction * machine.ranks / rate.value
-    return Throughput(
-        workers=workers.count,
+        worker_s = trainer.wait_fraction * machine.ranks / rates.now.value
+    now = Throughput(
+        workers=preparing.count,
         step_s=step_s,
         worker_s=worker_s,
-        worker_cpu_s=min(workers.cpu_s or 0.0, worker_s),
+        worker_cpu_s=min(preparing.cpu_s or 0.0, worker_s),
         trainer_cpu_s=trainer.cpu_s,
         handover_s=trainer.unpickle_s,
-        cores=machine.fair_cores(machine.ranks * (workers.count + 1)),
+        cores=machine.fair_cores(machine.ranks * (preparing.count + 1)),
         ranks=machine.ranks,
         contention=_contention(measured, worker_s),
         epoch_start_s=rates.epoch_start_s,
         epoch_samples=rates.epoch_samples,
         stall=_stall(machine, step_s, trainer.cpu_s),
     )
+    return Situation(recording=recording, measured=measured, rate=rates.now, now=now, workers=workers)
 
 
 def _stall(machine: Machine, step_s: float, trainer_cpu_s: float) -> dict[int, float]:
@@ -137,7 +185,7 @@ def _stall(machine: Machine, step_s: float, trainer_cpu_s: float) -> dict[int, f
     measurement (median error 8.4 and 8.3 %, interval score 0.510 and 0.509; 16 % and 1.01 with neither).
     """
     share = machine.cores / machine.ranks
-    if not machine.on_cpu or share < 2 or not step_s or trainer_cpu_s < FULL * share * step_s:
+    if not machine.on_cpu or share < 2 or not step_s or trainer_cpu_s < FILLS * share * step_s:
         return {}
     return {1: 1.0, max(2, int(share)): 0.5}
 

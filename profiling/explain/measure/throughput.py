@@ -18,7 +18,7 @@ with something that no step overlaps (workers start, the first batch is prepared
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 SHARPNESS = 12.0
@@ -58,13 +58,14 @@ class Throughput:
 
     def limits(self) -> dict[str, float]:
         """samples/s of all ranks that each resource allows; what costs nothing sets no limit."""
-        busy_s = self.step_s + self.handover_s
+        busy_s, lost = self.step_s + self.handover_s, 0.0
         limits = {"compute": _per_second(self.ranks, busy_s)}
         if self.workers == 0:
             limits["trainer prepares"] = _per_second(self.ranks, busy_s + self.worker_s)
         else:
-            limits["workers"] = _per_second(self.ranks * self.workers * self.k(self.workers), self.worker_s)
-        lost = _interpolated(self.stall, self.workers, 0.0) if self.workers else 0.0
+            k = _interpolated(self.contention, self.workers, 1.0)
+            limits["workers"] = _per_second(self.ranks * self.workers * k, self.worker_s)
+            lost = _interpolated(self.stall, self.workers, 0.0)
         limits["cores"] = _per_second(self.cores, (1.0 + lost) * self.worker_cpu_s + self.trainer_cpu_s)
         if self.storage_samples_per_s is not None:
             limits["storage"] = self.storage_samples_per_s
@@ -72,11 +73,10 @@ class Throughput:
 
     def rate(self) -> float:
         """samples/s of all ranks; infinite when nothing costs anything."""
-        if self.workers == 0:
-            # The stages follow each other: they add up, and nothing competes for the minimum but cores and storage.
-            others = {name: value for name, value in self.limits().items() if name != "compute"}
-            return soft_minimum(list(others.values()))
-        return soft_minimum(list(self.limits().values()))
+        limits = self.limits()
+        if self.workers == 0:  # preparing and computing follow each other: their sum is the limit
+            del limits["compute"]
+        return soft_minimum(list(limits.values()))
 
     def over_epochs(self, rate: float) -> float:
         """A rate between two batches -> the rate over whole epochs."""
@@ -87,37 +87,28 @@ class Throughput:
         limits = self.limits()
         return min(limits, key=lambda name: limits[name])
 
-    def k(self, workers: int) -> float:
-        """Contention: measured, interpolated between measured counts, and held beyond them."""
-        return _interpolated(self.contention, workers, 1.0)
-
 
 def over_epochs(rate: float, start_s: float, samples: float | None) -> float:
     """The rate over whole epochs of so many samples; unchanged where epochs are taken to be endless."""
     return 1.0 / (1.0 / rate + start_s / samples) if samples and 0 < rate < math.inf else rate
 
 
-def _interpolated(known: Mapping[int, float], workers: int, default: float) -> float:
-    """Between the counts on either side, held beyond them."""
-    if not known:
-        return default
-    above = min((count for count in known if count >= workers), default=max(known))
-    below = max((count for count in known if count <= workers), default=min(known))
-    if above == below:
-        return known[above]
-    share = (workers - below) / (above - below)
-    return known[below] + share * (known[above] - known[below])
-
-
-def soft_minimum(values: list[float], sharpness: float = SHARPNESS) -> float:
+def soft_minimum(values: Sequence[float]) -> float:
     """(sum of v^-p)^(-1/p): at most the minimum, and close to it unless others are near."""
     finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return math.inf
-    least = min(finite)
-    if least <= 0:
-        return 0.0
-    return least * sum((least / value) ** sharpness for value in finite) ** (-1.0 / sharpness)
+    least = min(finite, default=math.inf)
+    if not 0 < least < math.inf:
+        return max(0.0, least)
+    return least * sum((least / value) ** SHARPNESS for value in finite) ** (-1.0 / SHARPNESS)
+
+
+def _interpolated(known: Mapping[int, float], workers: int, default: float) -> float:
+    """Between the measured counts on either side, held beyond them; `default` where nothing was measured."""
+    above = min((count for count in known if count >= workers), default=max(known, default=0))
+    below = max((count for count in known if count <= workers), default=min(known, default=0))
+    if above == below:
+        return known.get(above, default)
+    return known[below] + (workers - below) / (above - below) * (known[above] - known[below])
 
 
 def _per_second(count: float, seconds: float) -> float:

@@ -5,7 +5,7 @@ Seconds are per sample.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from feedline.profiling.record.recording import STAGES, Recording, WorkerTime
@@ -49,6 +49,10 @@ class Workers:
         """Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all."""
         return self.even_s * self.slow[1] if self.slow else self.alone_s
 
+    def transforms(self) -> dict[str, float]:
+        """Seconds of all workers by transform."""
+        return _sums(worker.transforms for worker, _ in self.each)
+
 
 def measure_workers(recording: Recording, cores: float) -> Workers:
     loader, costs = recording.train_loader, recording.costs
@@ -69,32 +73,32 @@ def measure_workers(recording: Recording, cores: float) -> Workers:
 
 
 def _training_workers(recording: Recording) -> list[WorkerTime]:
+    """One per worker number over its processes: without persistent_workers every epoch starts new ones."""
     loader = recording.train_loader
     of_loader = [worker for worker in recording.workers if loader is None or worker.loader == loader.id]
-    training = [worker for worker in of_loader if worker.phase == "train"] or of_loader
     groups: dict[tuple[int, int, bool], list[WorkerTime]] = {}
-    for worker in training:
+    for worker in [worker for worker in of_loader if worker.phase == "train"] or of_loader:
         groups.setdefault((worker.rank, worker.worker, worker.in_trainer), []).append(worker)
-    return [_merged(group) for _, group in sorted(groups.items())]
+    return [
+        replace(
+            group[-1],
+            seconds=sum(worker.seconds for worker in group),
+            stages=_sums(worker.stages for worker in group),
+            stages_cpu_s=_sums(worker.stages_cpu_s for worker in group),
+            transforms=_sums(worker.transforms for worker in group),
+            samples=sum(worker.samples for worker in group),
+            ended="killed" if any(worker.ended == "killed" for worker in group) else group[-1].ended,
+        )
+        for _, group in sorted(groups.items())
+    ]
 
 
-def _merged(group: Sequence[WorkerTime]) -> WorkerTime:
-    """One worker number over its processes: without persistent_workers every epoch starts new ones."""
-    last = group[-1]
-    return replace(
-        last,
-        seconds=sum(worker.seconds for worker in group),
-        stages=_sums([worker.stages for worker in group]),
-        stages_cpu_s=_sums([worker.stages_cpu_s for worker in group]),
-        transforms=_sums([worker.transforms for worker in group]),
-        samples=sum(worker.samples for worker in group),
-        ended="killed" if any(worker.ended == "killed" for worker in group) else last.ended,
-    )
-
-
-def _sums(tables: Sequence[dict[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for table in tables for name in table)
-    return {name: sum(table.get(name, 0.0) for table in tables) for name in names}
+def _sums(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for table in tables:
+        for name, value in table.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
 
 
 def _fractions(workers: Sequence[WorkerTime]) -> dict[str, float]:
@@ -110,8 +114,10 @@ def _fractions(workers: Sequence[WorkerTime]) -> dict[str, float]:
 def _alone(workers: Sequence[WorkerTime], most: float) -> tuple[dict[str, float], float]:
     """Seconds per sample by stage of a worker with a core to itself, and how far the recorded ones were from that.
 
-    A stage that only computes takes `slowdown` times its CPU time when cores are fought for. What a stage took
-    beyond that, it was blocked: on storage, a pipe, a sleep.
+    A stage that only computes takes `slowdown` times its CPU time when cores are fought for: the least of these
+    stages' ratios, those too short to tell left out. One stage alone may sleep on purpose, so it is believed up to
+    `most` only; when several agree, cores are short, however much. What a stage took beyond that, it was blocked: on
+    storage, a pipe, a sleep.
     """
     samples = sum(worker.samples for worker in workers)
     if not samples:
@@ -120,17 +126,12 @@ def _alone(workers: Sequence[WorkerTime], most: float) -> tuple[dict[str, float]
     if not any(worker.stages_cpu_s for worker in workers):
         return wall_s, 1.0
     cpu_s = {n: min(wall_s[n], sum(w.stages_cpu_s.get(n, 0.0) for w in workers) / samples) for n in wall_s}
-    slowdown = _slowdown(wall_s, cpu_s, most)
-    return {n: cpu_s[n] + max(0.0, wall_s[n] - slowdown * cpu_s[n]) for n in wall_s}, slowdown
-
-
-def _slowdown(wall_s: dict[str, float], cpu_s: dict[str, float], most: float) -> float:
-    """The least of the CPU stages' ratios; stages too short to tell are left out. One stage alone may sleep on
-    purpose, so it is believed up to `most` only; when several agree, cores are short, however much."""
     busy_s = sum(wall_s.values())
     ratios = [wall_s[name] / cpu_s[name] for name in CPU_STAGES if wall_s[name] > 0.05 * busy_s and cpu_s[name] > 0]
-    least = max(1.0, min(ratios, default=1.0))
-    return least if len(ratios) > 1 else min(least, most)
+    slowdown = max(1.0, min(ratios, default=1.0))
+    if len(ratios) <= 1:
+        slowdown = min(slowdown, most)
+    return {n: cpu_s[n] + max(0.0, wall_s[n] - slowdown * cpu_s[n]) for n in wall_s}, slowdown
 
 
 def _slow_worker(workers: Sequence[WorkerTime]) -> tuple[WorkerTime, float] | None:
