@@ -30,18 +30,18 @@ class Scale:
     ticks: Sequence[float]
 
     @classmethod
-    def covering(cls, values: Iterable[float | None], *, count: int = 5, zero: bool = True) -> "Scale":
-        """A scale with round ends over everything known; from zero unless told otherwise."""
-        seen = finite(values) or [0.0, 1.0]
-        low = min(0.0, *seen) if zero else min(seen)
-        ticks = round_ticks(low, max(*seen, low), count)
+    def covering(cls, values: Iterable[float | None], *, count: int = 5) -> "Scale":
+        """A scale with round ends over everything known and zero."""
+        known = finite(values) or [0.0, 1.0]
+        low = min(0.0, *known)
+        ticks = round_ticks(low, max(*known, low), count)
         return cls(low=ticks[0], high=ticks[-1], ticks=ticks)
 
     @classmethod
-    def exactly(cls, low: float, high: float, *, count: int = 6) -> "Scale":
+    def exactly(cls, low: float, high: float) -> "Scale":
         """A scale with the given ends and the round ticks inside them: time axes."""
         high = high if high > low else low + 1.0
-        ticks = [tick for tick in round_ticks(low, high, count) if low <= tick <= high]
+        ticks = [tick for tick in round_ticks(low, high, 6) if low <= tick <= high]
         return cls(low=low, high=high, ticks=ticks or [low])
 
     def percent(self, value: float) -> float:

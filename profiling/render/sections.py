@@ -55,10 +55,8 @@ class Reasons:
 class Table:
     headers: Sequence[str]
     rows: Sequence[Sequence[object]]
-    numeric: Collection[int] = ()
-    """Columns that align right."""
-    emphasised: Collection[int] = ()
-    """Rows that stand out."""
+    numeric: Collection[int] = ()  # columns that align right
+    emphasised: Collection[int] = ()  # rows that stand out
     caption: str = ""
 
 
@@ -75,20 +73,17 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One row of `Bars`."""
+    """One row of `Bars`: a value (None: not measured, and shown as a dash) with its interval, drawn as a whisker, and
+    what was said before it was measured: a diamond with its own, thinner whisker. `note` is a line under the bar."""
 
     label: str
     value: float | None = None
-    """None: not measured, and shown as a dash."""
     low: float | None = None
     high: float | None = None
-    """The interval of the value, drawn as a whisker."""
     predicted: float | None = None
     predicted_low: float | None = None
     predicted_high: float | None = None
-    """What was said before it was measured: a diamond with its own, thinner whisker."""
     note: str = ""
-    """One line under the bar."""
     tone: Tone = "main"
 
 
@@ -144,12 +139,12 @@ class Heat:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Points (x, y) in order of x; y None is a gap, never a zero."""
+    """Points (x, y) in order of x; y None is a gap, never a zero. `intervals` are (low, high) of each point, drawn as
+    whiskers, and the points as marks; for few points: none is thinned."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
     intervals: Sequence[tuple[float | None, float | None]] = ()
-    """(low, high) of each point, drawn as whiskers, and the points as marks; for few points: none is thinned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +181,7 @@ class Columns:
     shades: Sequence[Shade] = ()
 
 
-Chart: TypeAlias = Bars | Stacks | Heat | Curves | Columns
-Part: TypeAlias = Prose | Points | Code | Facts | Reasons | Table | Listing | Chart
+Part: TypeAlias = Prose | Points | Code | Facts | Reasons | Table | Listing | Bars | Stacks | Heat | Curves | Columns
 
 
 # --- the page -----------------------------------------------------------------------------------------
@@ -215,14 +209,14 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
+    """`kicker` is the small line above the title; `command`, what was run, stands below it, then `subtitle`. A
+    section that is None has nothing to say of this run."""
+
     title: str
     sections: Sequence[Section | None]
-    """None: there is nothing to say of it in this run."""
     verdict: Verdict | None = None
     kicker: str = "feedline"
-    """The small line above the title."""
     command: str = ""
-    """What was run, below the title; `subtitle` follows it."""
     subtitle: str = ""
     footer: str = ""
 
