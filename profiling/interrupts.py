@@ -30,8 +30,7 @@ class Interrupts:
     """
 
     def __init__(self, witness: "subprocess.Popen[bytes]") -> None:
-        self.number = 0
-        """Of the first signal; 0 while there was none."""
+        self.number = 0  # of the first signal; 0 while there was none
         self._witness = witness
         self._heard_s = 0.0
         self._ending = False

@@ -62,8 +62,7 @@ class Run:
     status: int
     """What the script ended with; 128 + n for signal n, to it or to this process. 0 once its verdict was known in a
     diagnostic run and no signal ended it: what was asked for has been seen."""
-    exit_status: int = 0
-    """What the script itself ended with, in any case."""
+    exit_status: int = 0  # what the script itself ended with, in any case
 
 
 @contextmanager

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from feedline.profiling.record.recording import Recording
     from feedline.profiling.watch.legs.ways import Way
 
-HEAR_S = 3.0
-"""The longest wait for the last words of workers that live on; they speak within a tenth of a second."""
+HEAR_S = 3.0  # the longest wait for the last words of workers that live on; they speak within a tenth of a second
 _active: Capture | None = None
 
 

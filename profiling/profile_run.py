@@ -46,14 +46,8 @@ class StudyConfig:
     """Steps whose lines are timed."""
 
 
-@dataclass(frozen=True)
-class Study:
-    recording: Recording
-    status: int
-    """The script's own exit status; 0 where we ended it; 128 + n after signal n to this process."""
-
-
-def study(config: StudyConfig, report: Report = lambda _: None) -> Study:
+def study(config: StudyConfig, report: Report = lambda _: None) -> Run:
+    """Its journal's folder is gone."""
     names = {field.name for field in fields(config)} - {"argv", "module"}
     options = Options(**{name: getattr(config, name) for name in names})
     with (
@@ -61,7 +55,7 @@ def study(config: StudyConfig, report: Report = lambda _: None) -> Study:
         launched(config.argv, module=config.module, options=options, report=report) as run,
     ):
         missing = _what_is_missing(config, run, interrupted=bool(interrupts.number))
-        return Study(noted(run.recording, missing) if missing else run.recording, run.status)
+        return replace(run, recording=noted(run.recording, missing)) if missing else run
 
 
 def noted(recording: Recording, note: str) -> Recording:

@@ -17,8 +17,7 @@ class Versus:
     low: float | None
     high: float | None
     statement: str
-    changes: list[str]
-    """What else is different: the bound, the wait, the top stage."""
+    changes: list[str]  # what else is different: the bound, the wait, the top stage
 
 
 def versus(before: Diagnosis, after: Diagnosis, names: tuple[str, str] = ("A", "B")) -> Versus:

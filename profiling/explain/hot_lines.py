@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from feedline.profiling.record import units
 from feedline.profiling.record.measurements import Line
 
-LOADER_SHARE = 0.10
-"""From this share of its function's time on, the loader's line is the verdict."""
-NOTABLE = 0.05
-"""A line below this share of its function's time gets no hint."""
+LOADER_SHARE = 0.10  # from this share of its function's time on, the loader's line is the verdict
+NOTABLE = 0.05  # a line below this share of its function's time gets no hint
 _LOOP = re.compile(r"^\s*(?:async\s+)?for\s+.+?\s+in\s+(.+?):")
 _NEXT = re.compile(r"\bnext\(\s*\w*(?:iter|load|batch|data)\w*", re.IGNORECASE)
 _LOADER_NAME = re.compile(r"load|batch|data|train|iter|enumerate|tqdm|progress", re.IGNORECASE)
@@ -41,12 +39,9 @@ class LoaderLine:
 
 @dataclass(frozen=True, kw_only=True)
 class LineProfile:
-    lines: list[Line]
-    """All lines, functions by their time, lines in order."""
-    loader: LoaderLine | None
-    """None: no line looks like a loop over a loader."""
-    hints: dict[tuple[str, int], str]
-    """What the hot lines are, by (file, line)."""
+    lines: list[Line]  # all lines, functions by their time, lines in order
+    loader: LoaderLine | None  # None: no line looks like a loop over a loader
+    hints: dict[tuple[str, int], str]  # what the hot lines are, by (file, line)
 
 
 def line_profile(lines: list[Line]) -> LineProfile:

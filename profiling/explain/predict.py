@@ -28,25 +28,21 @@ NO_CEILING_ERROR = 0.08
 """Added where the ceiling was not measured by a leg but taken from the time the steps did not wait."""
 ERROR_PER_DOUBLING = 0.04
 STANDARD_ERRORS = 1.64
-NOTABLE = 0.05
-"""A gain below this share is none."""
+NOTABLE = 0.05  # a gain below this share is none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     remedy: str
-    samples_per_s: float
-    """Over whole epochs, what they begin and end with included."""
+    samples_per_s: float  # over whole epochs, what they begin and end with included
     low: float
     high: float
     why: str
-    gain: float = 1.0
-    """Factor over the measured rate, that too over whole epochs."""
+    gain: float = 1.0  # factor over the measured rate, that too over whole epochs
     effort: Effort = Effort.SETTING
     cost: str = ""
     helps: bool = False
-    vain: bool = False
-    """No figure but a reason says that it does not help."""
+    vain: bool = False  # no figure but a reason says that it does not help
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What to change, as keywords of the loader or of `feedline prepare`."""
     prepare_s: float | None = None

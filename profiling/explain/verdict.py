@@ -24,12 +24,9 @@ from feedline.profiling.record.recording import Line, Recording
 
 Bound = Literal["data", "copy", "compute", "trainer"]
 THRESHOLDS: dict[Bound, float] = {"data": 0.10, "copy": 0.15, "trainer": 0.25}
-STALLED = 1.5
-"""The ceiling over the measured rate from which data is to blame even if the loop hardly waits."""
-HANDOVER = 0.8
-"""Workers that idle more than this share of the time have batches ready."""
-EPOCH_START = 0.03
-"""Share of an epoch from which its beginning is worth a sentence."""
+STALLED = 1.5  # the ceiling over the measured rate from which data is to blame even if the loop hardly waits
+HANDOVER = 0.8  # workers that idle more than this share of the time have batches ready
+EPOCH_START = 0.03  # share of an epoch from which its beginning is worth a sentence
 STAGE_WORDS = {
     "read": "reading", "decode": "decoding", "transform": "transforming", "collate": "collating", "send": "sending",
     "other": "other work",
@@ -38,12 +35,9 @@ STAGE_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    bound: Bound | None
-    """None: no step was seen, and `headline` says so."""
-    headline: str
-    """The verdict in one short sentence."""
-    evidence: list[str]
-    """Sentences that carry it, the strongest first."""
+    bound: Bound | None  # None: no step was seen, and `headline` says so
+    headline: str  # the verdict in one short sentence
+    evidence: list[str]  # sentences that carry it, the strongest first
     measured: Measured
     predictions: list[Prediction]
     overhead_fraction: float | None
@@ -70,10 +64,11 @@ class Diagnosis:
 def diagnose(recording: Recording) -> Diagnosis:
     measured = measure(recording)
     bound = _bound(measured)
+    headline, evidence = _verdict(recording, measured, bound) if bound else _without_loader(recording)
     return Diagnosis(
         bound=bound,
-        headline=_headline(measured, bound) if bound else _unmeasured(recording),
-        evidence=_evidence(recording, measured, bound) if bound else _without_loader(recording),
+        headline=headline,
+        evidence=evidence,
         measured=measured,
         predictions=all_predictions(recording, measured=measured),
         overhead_fraction=recording.overhead.fraction,
@@ -112,9 +107,6 @@ def record_keys(recording: Recording, diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-# --- the rule -----------------------------------------------------------------------------------------
-
-
 def _bound(measured: Measured) -> Bound | None:
     now, ceiling = measured.rates.now, measured.rates.ceiling
     if now is None:
@@ -138,64 +130,53 @@ def _batches_ready(measured: Measured) -> bool:
     return workers.count > 0 and workers.stages.get("idle", 0.0) > HANDOVER and not explained
 
 
-def _headline(measured: Measured, bound: Bound) -> str:
-    shares = measured.trainer.shares
-    if bound == "data" and shares.data < THRESHOLDS["data"]:
-        who = "the workers and other programs" if measured.machine.others_cores else "the workers"
-        return f"Data-bound: {who} take the cores that the model needs."
-    texts: dict[Bound, str] = {
+def _without_loader(recording: Recording) -> tuple[str, list[str]]:
+    """What the main thread did in a loop whose batches come from no loader that is known."""
+    evidence = ["No loader of a known kind was iterated, so there is nothing to measure a rate by."]
+    if not recording.optimizer_steps:
+        return "No training step was seen.", evidence
+    seconds = max((trainer.seconds for trainer in recording.trainers), default=0.0)
+    parts = sorted(parts_of(recording).items(), key=lambda item: -item[1])
+    words = [f"{units.percent(share)} {name}" for name, share in parts if share >= 0.01]
+    if seconds and words:
+        rate = units.rate(recording.optimizer_steps / seconds, "optimiser steps/s")
+        evidence.append(f"At {rate}, the main thread's time was {', '.join(words)}.")
+    return f"{units.count(recording.optimizer_steps, 'optimiser step')} seen, but no loader.", evidence
+
+
+def _verdict(recording: Recording, measured: Measured, bound: Bound) -> tuple[str, list[str]]:
+    """The headline and its evidence."""
+    now, ceiling, shares = measured.rates.now, measured.rates.ceiling, measured.trainer.shares
+    others, cores = measured.machine.others_cores, measured.machine.cores
+    assert now is not None
+    headline = {
         "data": f"Data-bound: the model waits for data {units.percent(shares.data)} of the time.",
         "copy": f"Copy-bound: {units.percent(shares.copy)} of the time goes into copies to the device.",
         "trainer": f"Trainer-bound: {units.percent(shares.trainer)} of the time is the script's own Python.",
         "compute": f"Compute-bound: the model computes {units.percent(shares.compute)} of the time.",
-    }
-    return texts[bound]
-
-
-# --- the evidence -------------------------------------------------------------------------------------
-
-
-def _unmeasured(recording: Recording) -> str:
-    seen = units.count(recording.optimizer_steps, "optimiser step")
-    return f"{seen} seen, but no loader." if recording.optimizer_steps else "No training step was seen."
-
-
-def _without_loader(recording: Recording) -> list[str]:
-    """What the main thread did in a loop whose batches come from no loader that is known."""
-    evidence = ["No loader of a known kind was iterated, so there is nothing to measure a rate by."]
-    seconds = max((trainer.seconds for trainer in recording.trainers), default=0.0)
-    parts = sorted(parts_of(recording).items(), key=lambda item: -item[1])
-    words = [f"{units.percent(share)} {name}" for name, share in parts if share >= 0.01]
-    if recording.optimizer_steps and seconds and words:
-        rate = units.rate(recording.optimizer_steps / seconds, "optimiser steps/s")
-        evidence.append(f"At {rate}, the main thread's time was {', '.join(words)}.")
-    return evidence
-
-
-def _evidence(recording: Recording, measured: Measured, bound: Bound) -> list[str]:
-    now, ceiling, shares = measured.rates.now, measured.rates.ceiling, measured.trainer.shares
-    assert now is not None
+    }[bound]
+    if bound == "data" and shares.data < THRESHOLDS["data"]:
+        who = "the workers and other programs" if others else "the workers"
+        headline = f"Data-bound: {who} take the cores that the model needs."
     words = {"waiting for the next batch": shares.data, "copying": shares.copy, "in its own Python": shares.trainer,
              "computing": shares.compute}  # fmt: skip
     parts = [f"{units.percent(share)} {word}" for word, share in words.items() if share >= 0.005]
     spent = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
     steps = units.count(measured.trainer.steps, "step")
     evidence = [f"Over {steps} at {units.rate(now.value)}, the loop spent {spent}."]
-    if others := measured.machine.others_cores:
-        taken = f"{units.number(others, 2)} of the {measured.machine.cores:g} cores"
+    if others:
         evidence.append(
-            f"Other programs took {taken} meanwhile: without them the script is faster, whatever bounds it."
+            f"Other programs took {units.number(others, 2)} of the {cores:g} cores meanwhile: without them the "
+            "script is faster, whatever bounds it."
         )
     if ceiling is not None:
         reached, factor = units.rate(ceiling.value), ceiling.value / now.value
-        evidence.append(
-            f"With data for free it is no faster ({reached})." if factor < 1.05
-            else f"With data for free the same script reaches {reached}, {units.times(factor)} as much."
-        )  # fmt: skip
+        faster = f"With data for free the same script reaches {reached}, {units.times(factor)} as much."
+        evidence.append(faster if factor >= 1.05 else f"With data for free it is no faster ({reached}).")
     evidence += [*_of_epochs(measured), *_of_the_workers(measured, bound)]
     if bound == "trainer" and (place := busiest_place(recording)):
         evidence.append(f"Most of the main thread's own time is in {place}.")
-    return evidence
+    return headline, evidence
 
 
 def _of_epochs(measured: Measured) -> list[str]:

@@ -20,8 +20,7 @@ from feedline.profiling.machine.nvml import GpuSampler
 from feedline.profiling.record.recording import Gpu, Series
 
 PERIOD_S = 0.5
-BUDGET = 0.003
-"""Of CPU time: a look that took longer (many processes, a slow kernel) is followed by a longer pause …"""
+BUDGET = 0.003  # of CPU time: a look that took longer (many processes, a slow kernel) is followed by a longer pause …
 LONGEST_PERIODS = 4  # … but by no more than so many periods
 SHORT_LOOKS = 40  # after these the period doubles
 TREE_S = 2.0  # how often new children are looked for; known ones are read every time

@@ -16,10 +16,8 @@ from feedline.profiling.render.sections import Bar, Bars, Heat, Stack, Stacks
 BAR_PX = 20
 STACK_PX = 26
 CELL_PX = 38
-HEAD_PX = 24
-"""Above the cells of a heat map; an axis is as high."""
-GUTTER = 18.0
-"""Left of them, in per cent of the width."""
+HEAD_PX = 24  # above the cells of a heat map; an axis is as high
+GUTTER = 18.0  # left of them, in per cent of the width
 PALETTE = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 """CSS variables of the categorical palette (Okabe and Ito: safe for colour-blind eyes), in order of use."""
 HUES = {
@@ -29,8 +27,7 @@ HUES = {
 }  # fmt: skip
 """One colour through all charts: shares of the loop, parts of a step, a worker's stages."""
 
-Legend = Sequence[tuple[str, str, str]]
-"""Name, CSS of the swatch, and its shape: block, line, diamond."""
+Legend = Sequence[tuple[str, str, str]]  # name, CSS of the swatch, and its shape: block, line, diamond
 
 
 def hues_of(names: Iterable[str]) -> dict[str, str]:

@@ -13,8 +13,7 @@ from feedline.profiling.render import charts, plots, sections
 from feedline.profiling.render.markup import Markup, join, tag
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-MOST_LINES = 40
-"""Of one function."""
+MOST_LINES = 40  # of one function
 
 
 def document(page: sections.Page) -> Markup:

@@ -13,8 +13,7 @@ from feedline.profiling.render import sections
 BAR_COLUMNS = 30
 BLOCKS = " ▏▎▍▌▋▊▉█"
 MOST_LINES = 12
-LEAST_OF_TOP = 0.005
-"""Of the hottest line's time: what took less is left to HTML."""
+LEAST_OF_TOP = 0.005  # of the hottest line's time: what took less is left to HTML
 INDENT = "  "
 
 

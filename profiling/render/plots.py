@@ -13,8 +13,7 @@ from feedline.profiling.render.markup import Attribute, Markup, tag
 from feedline.profiling.render.scale import Scale, finite
 from feedline.profiling.render.sections import Columns, Curve, Curves
 
-POINTS = 600
-"""More points than this are thinned (each kept point is the mean of its group): what a screen can show."""
+POINTS = 600  # more points than this are thinned (each kept point is the mean of its group): what a screen can show
 MOST_COLUMNS = 150
 HEIGHT_PX = 150
 STROKES = (("solid", None), ("dashed", "7 4"), ("dotted", "2 3"), ("dashed", "9 3 2 3"))

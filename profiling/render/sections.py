@@ -94,12 +94,9 @@ class Bars:
     rows: Sequence[Bar]
     title: str
     unit: str = "samples/s"
-    reference: tuple[str, float] | None = None
-    """(name, value) of a dashed line through all of them."""
-    value_name: str = "measured"
-    """What the legend calls the bars."""
-    staircase: bool = False
-    """Each bar shows what it adds to the one before, and its factor over the first."""
+    reference: tuple[str, float] | None = None  # (name, value) of a dashed line through all of them
+    value_name: str = "measured"  # what the legend calls the bars
+    staircase: bool = False  # each bar shows what it adds to the one before, and its factor over the first
     note: str = ""
 
 
@@ -201,10 +198,8 @@ class Verdict:
 class Section:
     heading: str
     parts: Sequence[Part]
-    lede: str = ""
-    """How to read what HTML draws."""
-    side_by_side: bool = False
-    """Parts may stand beside each other where there is room."""
+    lede: str = ""  # how to read what HTML draws
+    side_by_side: bool = False  # parts may stand beside each other where there is room
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,16 +15,14 @@ from dataclasses import dataclass
 from typing import get_args
 
 from feedline.profiling.explain.measure.rates import Rate, leg_of, median_rate, seconds_of, waited_s
-from feedline.profiling.record.recording import Compute, Recording, Step, TrainerPart
+from feedline.profiling.record.recording import Recording, Step, TrainerPart
 
 PARTS = get_args(TrainerPart)
-OWN = ("python", "logging", "checkpoint", "synchronise")
-"""Parts that are the script's own Python."""
+OWN = ("python", "logging", "checkpoint", "synchronise")  # parts that are the script's own Python
 NOT_BUSY = ("wait", "load", "unpickle", "copy", "synchronise", "other")
 """Parts in which the main thread may rightly sleep."""
 LEAST_KERNEL_SHARE = 0.04
-LEAST_FAULTS = 200
-"""Per step; below either, keeping memory would gain nothing that can be told from noise."""
+LEAST_FAULTS = 200  # per step; below either, keeping memory would gain nothing that can be told from noise
 FAULTS_COST = 1.25
 """Exponent of the share of CPU time that is not the kernel's: threads also wait for the one that faults. Fitted to
 the four models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast), within 9 % of each."""
@@ -45,31 +43,23 @@ class PageFaults:
     Counted for a model on the CPU."""
 
     per_step: float
-    kernel_share: float
-    """The kernel's share of the model's CPU time."""
-    left: float
-    """The share of a step's time that is left when freed memory is kept; 1 where that would gain nothing."""
+    kernel_share: float  # the kernel's share of the model's CPU time
+    left: float  # the share of a step's time that is left when freed memory is kept; 1 where that would gain nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
     steps: int
-    seconds: float
-    """Of all measured steps, one rank's."""
+    seconds: float  # of all measured steps, one rank's
     wait_fraction: float
     shares: Shares
-    step_s: float
-    """Main thread outside the wait: copy, compute and Python."""
+    step_s: float  # main thread outside the wait: copy, compute and Python
     copy_s: float
-    unpickle_s: float
-    """Main thread, unpickling batches inside the wait."""
-    unpickle_share: float
-    """Of the loop's time."""
-    cpu_s: float
-    """CPU time of all its threads, with free data where a leg measured that; 0 where it is not known."""
+    unpickle_s: float  # main thread, unpickling batches inside the wait
+    unpickle_share: float  # of the loop's time
+    cpu_s: float  # CPU time of all its threads, with free data where a leg measured that; 0 where it is not known
     faults: PageFaults
-    layout_gain: Rate | None
-    """The ceiling over itself, when batches come in channels_last. From legs."""
+    layout_gain: Rate | None  # the ceiling over itself, when batches come in channels_last, from legs
     our_batches: Rate
     """How many times as fast it computes on feedline's batches: they come in channels_last, and the loader keeps
     freed memory."""
@@ -82,10 +72,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s else 0.0
     unpickling, slowdown = _unpickling(recording)
     free_cpu_s = leg_of(recording, "cached").trainer_cpu_s_per_sample
-    kept, laid_out = leg_of(recording, "kept").samples_per_s, leg_of(recording, "laid_out").samples_per_s
-    # Pair by pair: a machine that is slower for a while is slower for both.
-    layout_gain = median_rate([b / a for a, b in zip(kept, laid_out, strict=False) if a > 0])
-    faults = _page_faults(recording.compute)
+    faults, layout_gain, our_batches = _on_our_batches(recording)
     return Trainer(
         steps=len(steps),
         seconds=seconds,
@@ -98,7 +85,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
         cpu_s=(statistics.median(free_cpu_s) if free_cpu_s else recording.costs.trainer_cpu_s) or 0.0,
         faults=faults,
         layout_gain=layout_gain,
-        our_batches=_our_batches(recording, faults, layout_gain),
+        our_batches=our_batches,
     )
 
 
@@ -160,19 +147,21 @@ def _unpickling(recording: Recording) -> tuple[float, float]:
     return wall_s / total_s if total_s else 0.0, slowdown
 
 
-def _page_faults(compute: Compute) -> PageFaults:
+def _on_our_batches(recording: Recording) -> tuple[PageFaults, Rate | None, Rate]:
+    """What computing depends on: page faults, the gain by the layout, and both on feedline's batches."""
+    compute, cached = recording.compute, median_rate(leg_of(recording, "cached").samples_per_s)
+    kept, laid_out = leg_of(recording, "kept").samples_per_s, leg_of(recording, "laid_out").samples_per_s
+    # Pair by pair: a machine that is slower for a while is slower for both.
+    layout_gain = median_rate([b / a for a, b in zip(kept, laid_out, strict=False) if a > 0])
     share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
     per_step = compute.page_faults / compute.faulty_steps if compute.faulty_steps else 0.0
     notable = compute.device == "cpu" and share >= LEAST_KERNEL_SHARE and per_step >= LEAST_FAULTS
-    return PageFaults(per_step=per_step, kernel_share=share, left=(1 - share) ** FAULTS_COST if notable else 1.0)
-
-
-def _our_batches(recording: Recording, faults: PageFaults, layout_gain: Rate | None) -> Rate:
-    """Kept memory gives what the legs say of it, but no more than page faults explain: the windows of these two legs
-    do not take turns, and the machine may have changed its speed between them."""
-    left, cached = faults.left, median_rate(leg_of(recording, "cached").samples_per_s)
-    kept = median_rate(leg_of(recording, "kept").samples_per_s)
-    if cached and kept:
-        left = min(1.0, max(left, cached.value / kept.value))
+    left = (1 - share) ** FAULTS_COST if notable else 1.0
+    faults = PageFaults(per_step=per_step, kernel_share=share, left=left)
+    # Kept memory gives what the legs say of it, but no more than page faults explain: the windows of these two legs
+    # do not take turns, and the machine may have changed its speed between them.
+    if cached and (rate := median_rate(kept)):
+        left = min(1.0, max(left, cached.value / rate.value))
     layout = layout_gain or Rate(value=1.0, error=0.0)
-    return Rate(value=layout.value / left, error=math.hypot(layout.error, FAULTS_ERROR if left < 1 else 0.0))
+    error = math.hypot(layout.error, FAULTS_ERROR if left < 1 else 0.0)
+    return faults, layout_gain, Rate(value=layout.value / left, error=error)

@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from feedline.profiling.explain.measure.throughput import over_epochs
 from feedline.profiling.record.recording import Leg, LegName, Recording, Step
 
-GROUPS = 10
-"""Steps are cut into this many stretches; the spread of their rates is the rate's uncertainty."""
-FEW_STEPS = 8
-"""Fewer measured steps than this give a verdict with a warning."""
-MOSTLY_COLD = 0.9
-"""A cold leg counts when this share of the data's files was out of memory."""
+GROUPS = 10  # steps are cut into this many stretches; the spread of their rates is the rate's uncertainty
+FEW_STEPS = 8  # fewer measured steps than this give a verdict with a warning
+MOSTLY_COLD = 0.9  # a cold leg counts when this share of the data's files was out of memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +37,13 @@ class Rate:
 class Rates:
     """samples/s of all ranks; None where it was not measured."""
 
-    now: Rate | None
-    """Between the first and the last batch of an epoch."""
-    ceiling: Rate | None
-    """With cached batches: data is free."""
-    cold: Rate | None
-    """With the data's files out of memory; None too where dropping them did not work."""
-    loader_only: dict[int, Rate]
-    """The loader's own rate by number of workers."""
+    now: Rate | None  # between the first and the last batch of an epoch
+    ceiling: Rate | None  # with cached batches: data is free
+    cold: Rate | None  # with the data's files out of memory; None too where dropping them did not work
+    loader_only: dict[int, Rate]  # the loader's own rate by number of workers
     epoch_start_s: float
     """What beginning and ending a pass over the loader takes beside its steps; 0 where no second pass was seen."""
-    epoch_samples: float | None
-    """Of one whole pass, all ranks together; None where none was seen."""
+    epoch_samples: float | None  # of one whole pass, all ranks together; None where none was seen
 
     @property
     def over_epochs(self) -> Rate | None:

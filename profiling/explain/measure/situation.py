@@ -1,40 +1,29 @@
 """A recording in numbers, and the throughput model set to it: all that verdict, remedies and predictions rest on."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from feedline.profiling.explain.measure.main_thread import Trainer, measure_trainer
 from feedline.profiling.explain.measure.rates import Rate, Rates, measure_rates, measured_steps
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import Workers, measure_workers
-from feedline.profiling.record.recording import LoaderSeen, Recording, Series, Step
+from feedline.profiling.record.recording import LoaderSeen, Recording, Step
 
-FILLS = 0.8
-"""A model that uses this share of the cores while it computes is taken to use all."""
-HARDLY = 0.03
-"""A share of waiting below this is noise."""
-NOTABLE = 0.2
-"""Share of its cores from which what other programs take counts …"""
-FULL = 0.85
-"""… on a machine of which this share is busy."""
+FILLS = 0.8  # a model that uses this share of the cores while it computes is taken to use all
+HARDLY = 0.03  # a share of waiting below this is noise
+NOTABLE = 0.2  # share of its cores from which what other programs take counts …
+FULL = 0.85  # … on a machine of which this share is busy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    cores: float
-    """Usable by all ranks and their workers together."""
+    cores: float  # usable by all ranks and their workers together
     ranks: int
-    on_cpu: bool
-    """The model computes on the same cores as the workers."""
+    on_cpu: bool  # the model computes on the same cores as the workers
     others_cores: float
     """Cores that other programs took from the script while the steps ran: a fifth or more of its own, on a machine
     without free ones; else 0."""
-
-    def fair_cores(self, processes: int) -> float:
-        """Cores that a fair scheduler gives to so many busy processes beside the other programs."""
-        others = self.others_cores
-        return max(self.cores - others, self.cores * processes / (processes + others)) if others else self.cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +32,7 @@ class Measured:
     workers: Workers
     trainer: Trainer
     machine: Machine
-    loader: LoaderSeen | None
-    """The training loader."""
+    loader: LoaderSeen | None  # the training loader
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -74,10 +62,15 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) 
     clocks where these were read, else by the sampler, whichever says more, so that a worker that lived shortly is not
     mistaken for another program."""
     cores, costs = float(recording.host.get("affinity") or recording.host.get("cores") or 1), recording.costs
-    own = samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0))
-    busy = [series for series in recording.series if series.name == "cpu_cores"]
-    host = _sum_of_means((series for series in busy if series.scope == "host"), steps)
-    others = host - max(own, _sum_of_means((series for series in busy if series.scope != "host"), steps))
+    start_s = min((step.start_s for step in steps), default=0.0)
+    end_s = max((step.start_s + step.duration_s for step in steps), default=0.0)
+    host, sampled = 0.0, 0.0
+    for series in (series for series in recording.series if series.name == "cpu_cores"):
+        looks = zip(series.t_s, series.values, strict=True)
+        known = [value for t_s, value in looks if value is not None and start_s <= t_s <= end_s]
+        mean = sum(known) / len(known) if known else 0.0
+        host, sampled = (host + mean, sampled) if series.scope == "host" else (host, sampled + mean)
+    others = host - max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
     full = host >= FULL * float(recording.host.get("cores") or cores)
     return Machine(
         cores=cores,
@@ -85,18 +78,6 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) 
         on_cpu=recording.compute.device == "cpu",
         others_cores=min(others, cores) if full and others >= NOTABLE * cores else 0.0,
     )
-
-
-def _sum_of_means(group: Iterable[Series], steps: Sequence[Step]) -> float:
-    """Each series' mean while the steps ran; 0 where nobody counted."""
-    start_s = min((step.start_s for step in steps), default=0.0)
-    end_s = max((step.start_s + step.duration_s for step in steps), default=0.0)
-    total = 0.0
-    for series in group:
-        pairs = zip(series.t_s, series.values, strict=True)
-        known = [value for t_s, value in pairs if value is not None and start_s <= t_s <= end_s]
-        total += sum(known) / len(known) if known else 0.0
-    return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,21 +137,27 @@ def situation(
     rates, preparing, trainer, machine = measured.rates, measured.workers, measured.trainer, measured.machine
     if rates.now is None:
         return None
-    step_s = machine.ranks / rates.ceiling.value if rates.ceiling else trainer.step_s
-    worker_s = preparing.pace_s
-    if preparing.count == 0 and not worker_s:
-        # No sampler saw the preparing: what the loop waited for it is its cost.
-        worker_s = trainer.wait_fraction * machine.ranks / rates.now.value
+    ranks, others, count = machine.ranks, machine.others_cores, preparing.count
+    step_s = ranks / rates.ceiling.value if rates.ceiling else trainer.step_s
+    # Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all.
+    worker_s = preparing.even_s * preparing.slow[1] if preparing.slow else preparing.alone_s
+    if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost
+        worker_s = trainer.wait_fraction * ranks / rates.now.value
+    # A fair scheduler gives so many cores to so many busy processes beside the other programs.
+    processes = ranks * (count + 1)
+    fair = max(machine.cores - others, machine.cores * processes / (processes + others)) if others else machine.cores
+    # The loader's rate alone over that of as many workers each with a core to itself.
+    k = {n: rate.value * worker_s / (ranks * n) for n, rate in rates.loader_only.items() if n > 0}
     now = Throughput(
-        workers=preparing.count,
+        workers=count,
         step_s=step_s,
         worker_s=worker_s,
         worker_cpu_s=min(preparing.cpu_s or 0.0, worker_s),
         trainer_cpu_s=trainer.cpu_s,
         handover_s=trainer.unpickle_s,
-        cores=machine.fair_cores(machine.ranks * (preparing.count + 1)),
-        ranks=machine.ranks,
-        contention=_contention(measured, worker_s),
+        cores=fair,
+        ranks=ranks,
+        contention={n: min(1.2, max(0.05, value)) for n, value in k.items()} if worker_s > 0 else {},
         epoch_start_s=rates.epoch_start_s,
         epoch_samples=rates.epoch_samples,
         stall=_stall(machine, step_s, trainer.cpu_s),
@@ -188,12 +175,3 @@ def _stall(machine: Machine, step_s: float, trainer_cpu_s: float) -> dict[int, f
     if not machine.on_cpu or share < 2 or not step_s or trainer_cpu_s < FILLS * share * step_s:
         return {}
     return {1: 1.0, max(2, int(share)): 0.5}
-
-
-def _contention(measured: Measured, worker_s: float) -> dict[int, float]:
-    """k by workers from the loader-only legs: their rate over that of as many workers each with a core to itself."""
-    if worker_s <= 0:
-        return {}
-    rates, ranks = measured.rates.loader_only, measured.machine.ranks
-    k = {workers: rate.value * worker_s / (ranks * workers) for workers, rate in rates.items() if workers > 0}
-    return {workers: min(1.2, max(0.05, value)) for workers, value in k.items()}

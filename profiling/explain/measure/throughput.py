@@ -26,29 +26,19 @@ SHARPNESS = 12.0
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    workers: int
-    """Of each rank; 0: the trainer prepares the batches itself."""
-    step_s: float
-    """Main-thread seconds per sample when data is free: copies, compute, the script's Python."""
-    worker_s: float
-    """Seconds one worker with a core to itself takes per sample, blocked time included."""
-    worker_cpu_s: float = 0.0
-    """CPU seconds thereof."""
-    trainer_cpu_s: float = 0.0
-    """CPU seconds of the trainer per sample, all its threads."""
-    handover_s: float = 0.0
-    """Main-thread seconds per sample to unpickle or pin what a worker sent."""
-    cores: float = 1.0
-    """Of the whole machine."""
+    workers: int  # of each rank; 0: the trainer prepares the batches itself
+    step_s: float  # main-thread seconds per sample when data is free: copies, compute, the script's Python
+    worker_s: float  # seconds one worker with a core to itself takes per sample, blocked time included
+    worker_cpu_s: float = 0.0  # CPU seconds thereof
+    trainer_cpu_s: float = 0.0  # CPU seconds of the trainer per sample, all its threads
+    handover_s: float = 0.0  # main-thread seconds per sample to unpickle or pin what a worker sent
+    cores: float = 1.0  # of the whole machine
     ranks: int = 1
-    storage_samples_per_s: float | None = None
-    """What the storage delivers to all ranks together."""
+    storage_samples_per_s: float | None = None  # what the storage delivers to all ranks together
     contention: Mapping[int, float] = field(default_factory=dict)
     """k by number of workers, measured: 1 where workers do not slow each other down."""
-    epoch_start_s: float = 0.0
-    """Seconds of each epoch beside its steps."""
-    epoch_samples: float | None = None
-    """Of all ranks; None: epochs are taken to be endless."""
+    epoch_start_s: float = 0.0  # seconds of each epoch beside its steps
+    epoch_samples: float | None = None  # of all ranks; None: epochs are taken to be endless
     stall: Mapping[int, float] = field(default_factory=dict)
     """CPU seconds the trainer's threads lose per CPU second of the workers, by number of workers; else 0."""
 

@@ -12,25 +12,20 @@ from feedline.profiling.record.recording import STAGES, Recording, WorkerTime
 
 CPU_STAGES = ("decode", "transform", "collate")
 """Stages that need a core and nothing else: their wall over CPU time is how much the cores were fought for."""
-SLOW = 1.6
-"""A worker that takes this many times as long per sample as the others is called slow."""
+SLOW = 1.6  # a worker that takes this many times as long per sample as the others is called slow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    count: int
-    """Of each rank; 0: the trainer prepares batches itself."""
+    count: int  # of each rank; 0: the trainer prepares batches itself
     stages: dict[str, float]
     """Fractions of the time of all workers, in the order of `STAGES`, sum 1; empty when no worker was seen."""
-    each: list[tuple[WorkerTime, dict[str, float]]]
-    """One per worker number, with its own fractions."""
+    each: list[tuple[WorkerTime, dict[str, float]]]  # one per worker number, with its own fractions
     cpu_s: float | None
     stage_alone_s: dict[str, float]
     """What a stage takes a worker that has a core to itself: CPU time plus time blocked on storage and pipes."""
-    alone_s: float
-    """All stages together; 0 where it could not be seen."""
-    slowdown: float
-    """Wall over CPU time of the CPU-only stages: 1 when nobody fights for cores."""
+    alone_s: float  # all stages together; 0 where it could not be seen
+    slowdown: float  # wall over CPU time of the CPU-only stages: 1 when nobody fights for cores
     slow: tuple[WorkerTime, float] | None
     """One worker that needs far longer per sample than the others, and how many times as long."""
 
@@ -43,11 +38,6 @@ class Workers:
     def even_s(self) -> float:
         """What a sample takes the other workers, where one is slow."""
         return self.alone_s * len(self.each) / (len(self.each) - 1 + self.slow[1]) if self.slow else self.alone_s
-
-    @property
-    def pace_s(self) -> float:
-        """Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all."""
-        return self.even_s * self.slow[1] if self.slow else self.alone_s
 
     def transforms(self) -> dict[str, float]:
         """Seconds of all workers by transform."""

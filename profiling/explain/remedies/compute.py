@@ -13,8 +13,7 @@ from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Helps, Remedy, Vain
 from feedline.profiling.record import units
 
-PINNED_SPEEDUP = 2.0
-"""Pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step."""
+PINNED_SPEEDUP = 2.0  # pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step
 TYPICAL = "as is typical of a convolutional network; not measured here"
 KEEP_MEMORY = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824"
 

@@ -12,8 +12,12 @@ from feedline.profiling.record import units
 from feedline.profiling.record.recording import Trial
 
 NO_WAIT = Vain("the loop hardly waits for data")
-NOTABLE = 1.05
-"""A model that is faster by less on feedline's batches is as fast as before."""
+NOTABLE = 1.05  # a model that is faster by less on feedline's batches is as fast as before
+LIMITS = {
+    "compute": "; the model is then the limit",
+    "cores": "; the cores are then the limit",
+    "storage": "; the storage, at the bytes/s your files came at when cold, is then the limit",
+}
 
 
 def prepared(at: Situation) -> Iterable[Change]:
@@ -61,30 +65,19 @@ def _prepared(at: Situation, trial: Trial, then: Throughput) -> Change:
     what = "your files as they are" if as_is else f"prepared {trial.size_px} px {trial.codec} shards"
     whose = "feedline's loader" if ours else "your own loader"
     workers = "" if count == at.now.workers else f", {units.count(count, 'worker')}"
-    return Change(
-        remedy=f"{what}, {whose}{workers}",
-        then=then,
-        effort=Effort.CODE if as_is else Effort.PREPARING,
-        why=_why_prepared(at, trial, then.binding(), batches.value),
-        settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
-        trial=trial,
-        extra_error=math.hypot(max(0.05, spread), batches.error),
-        ceiling_times=batches.value,
-    )
-
-
-def _why_prepared(at: Situation, trial: Trial, binding: str, model_times: float) -> Helps | Vain:
-    if at.hardly_waits:
-        faster = f"the model is {units.times(model_times)} as fast on batches as feedline's loader hands them over"
-        return Helps(faster) if model_times > NOTABLE else NO_WAIT
     cost, before = units.seconds(trial.load_cpu_s_per_sample), units.seconds(at.now.worker_s or None)
-    limits = {
-        "compute": "; the model is then the limit",
-        "cores": "; the cores are then the limit",
-        "storage": "; the storage, at the bytes/s your files came at when cold, is then the limit",
-    }
-    text = f"one sample then takes {cost} of a core instead of {before}, measured on {trial.samples} of yours"
-    return Helps(text + limits.get(binding, ""))
+    why: Helps | Vain = Helps(
+        f"one sample then takes {cost} of a core instead of {before}, measured on {trial.samples} of yours"
+        + LIMITS.get(then.binding(), "")
+    )
+    if at.hardly_waits:
+        faster = f"the model is {units.times(batches.value)} as fast on batches as feedline's loader hands them over"
+        why = Helps(faster) if batches.value > NOTABLE else NO_WAIT
+    return Change(
+        remedy=f"{what}, {whose}{workers}", then=then, effort=Effort.CODE if as_is else Effort.PREPARING, why=why,
+        settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
+        trial=trial, extra_error=math.hypot(max(0.05, spread), batches.error), ceiling_times=batches.value,
+    )  # fmt: skip
 
 
 def _from_storage(at: Situation, trial: Trial) -> float | None:
