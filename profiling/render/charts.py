@@ -6,11 +6,12 @@ Labels and values are HTML beside the drawings (they wrap, and screen readers re
 of `page.css`, which knows dark, light and print. All text is escaped by `markup`.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from feedline.profiling.record import units
 from feedline.profiling.render.markup import Attribute, Markup, join, tag
-from feedline.profiling.render.scale import Scale, finite
 from feedline.profiling.render.sections import Bar, Bars, Heat, Stack, Stacks
 
 BAR_PX = 20
@@ -30,6 +31,49 @@ HUES = {
 Legend = Sequence[tuple[str, str, str]]  # name, CSS of the swatch, and its shape: block, line, diamond
 
 
+def finite(values: Iterable[float | None]) -> list[float]:
+    """What is known of them, in order."""
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Between three and about `count` + 2 multiples of 1, 2 or 5 × 10^n that cover [low, high]."""
+    if not high - low > 1e-12 * max(abs(low), abs(high), 1e-200):
+        high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
+    raw = (high - low) / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next((m * power for m in (1, 2, 5) if m * power >= raw * 0.999), 10 * power)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Maps values of [low, high] to 0…100 (per cent of a viewport), clamped."""
+
+    low: float
+    high: float
+    ticks: Sequence[float]
+
+    @classmethod
+    def covering(cls, values: Iterable[float | None], *, count: int = 5) -> "Scale":
+        """A scale with round ends over everything known and zero."""
+        known = finite(values) or [0.0, 1.0]
+        low = min(0.0, *known)
+        ticks = round_ticks(low, max(*known, low), count)
+        return cls(low=ticks[0], high=ticks[-1], ticks=ticks)
+
+    @classmethod
+    def exactly(cls, low: float, high: float) -> "Scale":
+        """A scale with the given ends and the round ticks inside them: time axes."""
+        high = high if high > low else low + 1.0
+        ticks = [tick for tick in round_ticks(low, high, 6) if low <= tick <= high]
+        return cls(low=low, high=high, ticks=ticks or [low])
+
+    def percent(self, value: float) -> float:
+        return 100.0 * min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+
+
 def hues_of(names: Iterable[str]) -> dict[str, str]:
     """Their own colours, and for the others what the palette has left, in order."""
     known = list(dict.fromkeys(names))
@@ -38,6 +82,10 @@ def hues_of(names: Iterable[str]) -> dict[str, str]:
     return {name: HUES[name] for name in known if name in HUES} | {
         name: left[index % len(left)] for index, name in enumerate(others)
     }
+
+
+def swatches(hues: Mapping[str, str], shape: str = "block") -> Legend:
+    return [(name, f"background: var(--{hue})", shape) for name, hue in hues.items()]
 
 
 def figure(
@@ -91,8 +139,7 @@ def stacks(chart: Stacks) -> Markup:
     rows = [*([chart.total] if chart.total else []), *chart.rows]
     hues = hues_of(name for row in rows for name in row.parts)
     body = [_row(row.label, row.note, _segments(row, hues)) for row in rows]
-    legend = [(name, f"background: var(--{hue})", "block") for name, hue in hues.items()]
-    return figure(chart.title, body, unit=chart.unit, legend=legend, note=chart.note)
+    return figure(chart.title, body, unit=chart.unit, legend=swatches(hues), note=chart.note)
 
 
 def heat(chart: Heat) -> Markup:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from feedline.profiling.record import units
-from feedline.profiling.render.charts import PALETTE, Legend, drawing, figure, hues_of
+from feedline.profiling.render.charts import PALETTE, Legend, Scale, drawing, figure, finite, hues_of, swatches
 from feedline.profiling.render.markup import Attribute, Markup, tag
-from feedline.profiling.render.scale import Scale, finite
 from feedline.profiling.render.sections import Columns, Curve, Curves
 
 POINTS = 600  # more points than this are thinned (each kept point is the mean of its group): what a screen can show
@@ -67,8 +66,7 @@ def columns(chart: Columns) -> Markup:
         said = ", ".join(f"{name} {units.number(row[index])}" for name, row in zip(hues, heights, strict=True))
         drawn.append(tag("g", tag("title", f"at {start:.3g}: {said}"), boxes))
     said = f"{chart.title}: {len(chart.starts)} steps, {', '.join(hues)}, in {chart.y_unit}"
-    legend = [(name, f"background: var(--{hue})", "block") for name, hue in hues.items()]
-    return _plot(chart, drawn, x_scale, y_scale, legend, said)
+    return _plot(chart, drawn, x_scale, y_scale, swatches(hues), said)
 
 
 def _plot(
@@ -100,9 +98,8 @@ def _plot(
     inner = tag("svg", plane, shades, drawn, x=0, y=0, width="100%", height=HEIGHT_PX, viewBox="0 0 100 100",
                 preserveAspectRatio="none")  # fmt: skip
     body = drawing(HEIGHT_PX + 24, said, grid, inner, labels, kind="plot")
-    spans = [(name, f"background: var(--{hue})", "shade") for name, hue in hues.items()]
     note = chart.note if isinstance(chart, Curves) else ""
-    return figure(chart.title, [body], unit=chart.y_unit, legend=[*legend, *spans], note=note)
+    return figure(chart.title, [body], unit=chart.y_unit, legend=[*legend, *swatches(hues, "shade")], note=note)
 
 
 def _curve(curve: Curve, index: int, x_scale: Scale, y_scale: Scale) -> Markup:

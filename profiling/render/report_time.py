@@ -8,24 +8,16 @@ from feedline.profiling.render.sections import Columns, Curve, Curves, Section, 
 
 MOST_CURVES = 6
 TITLES = {
-    "cpu_cores": "Processor",
-    "rss_bytes": "Memory",
-    "disk_read_bytes_per_s": "Read from disk",
-    "net_receive_bytes_per_s": "Received from the network",
-    "shm_bytes": "Shared memory",
-    "psi_cpu_some": "Waiting for a core (PSI)",
-    "psi_io_some": "Waiting for storage (PSI)",
-    "psi_memory_some": "Waiting for memory (PSI)",
-    "sm_active": "GPU: SM active",
-    "utilization": "GPU: utilisation",
-    "memory_available_bytes": "Memory available",
-    "read_bytes_per_s": "Read, page cache included",
-    "disk_write_bytes_per_s": "Written to disk",
-    "net_send_bytes_per_s": "Sent to the network",
+    "cpu_cores": "Processor", "rss_bytes": "Memory", "disk_read_bytes_per_s": "Read from disk",
+    "net_receive_bytes_per_s": "Received from the network", "shm_bytes": "Shared memory",
+    "psi_cpu_some": "Waiting for a core (PSI)", "psi_io_some": "Waiting for storage (PSI)",
+    "psi_memory_some": "Waiting for memory (PSI)", "sm_active": "GPU: SM active", "utilization": "GPU: utilisation",
+    "memory_available_bytes": "Memory available", "read_bytes_per_s": "Read, page cache included",
+    "disk_write_bytes_per_s": "Written to disk", "net_send_bytes_per_s": "Sent to the network",
     "switches_voluntary_per_s": "Context switches, waiting",
-    "switches_forced_per_s": "Context switches, pushed off a core",
-    "major_faults_per_s": "Major page faults",
-}
+    "switches_forced_per_s": "Context switches, pushed off a core", "major_faults_per_s": "Major page faults",
+}  # fmt: skip
+"""In the order of the page; others follow."""
 SCALED = {"bytes": (1e6, "MB"), "B": (1e6, "MB"), "bytes/s": (1e6, "MB/s"), "B/s": (1e6, "MB/s"),
           "fraction": (0.01, "%")}  # fmt: skip
 """Units of series that read better in another."""

@@ -13,42 +13,29 @@ from feedline.profiling.record.recording import Line
 Tone = Literal["main", "muted", "good", "bad"]
 
 
-# --- words and numbers --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Prose:
-    """One paragraph."""
-
-    words: str
+    words: str  # one paragraph
 
 
 @dataclass(frozen=True)
 class Points:
-    """Sentences that stand side by side."""
-
-    items: Sequence[str]
+    items: Sequence[str]  # sentences that stand side by side
 
 
 @dataclass(frozen=True)
 class Code:
-    """Preformatted text."""
-
-    words: str
+    words: str  # preformatted text
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and short values."""
-
-    items: Mapping[str, object]
+    items: Mapping[str, object]  # names and short values
 
 
 @dataclass(frozen=True)
 class Reasons:
-    """Names, each with a sentence."""
-
-    items: Sequence[tuple[str, str]]
+    items: Sequence[tuple[str, str]]  # names, each with a sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +53,6 @@ class Listing:
 
     lines: Sequence[Line]
     hints: Mapping[tuple[str, int], str]
-
-
-# --- charts -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +163,6 @@ class Columns:
 
 
 Part: TypeAlias = Prose | Points | Code | Facts | Reasons | Table | Listing | Bars | Stacks | Heat | Curves | Columns
-
-
-# --- the page -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
