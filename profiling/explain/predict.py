@@ -5,9 +5,9 @@ predictions (`benchmarks.experiments.predictions`) all ask it.
 
 The model is calibrated by the run itself: what it says of the present settings is scaled to what was measured, and
 the same factor is applied to the prediction, wholly when the same resource stays the limit, by its square root when
-another takes over. The interval is ±1.64 standard errors of: the measured rate, the measured ceiling, the part of the
-factor that was not applied, and the model's own error (`MODEL_ERROR`, larger without legs and for each doubling of
-the workers).
+another takes over. The interval is ±1.64 standard errors of: the measured rate, what other programs may have taken
+from it, the measured ceiling, the part of the factor that was not applied, and the model's own error (`MODEL_ERROR`,
+larger without legs and for each doubling of the workers).
 """
 
 import math
@@ -78,7 +78,7 @@ def predict(at: Situation, change: Change) -> Prediction:
     same, modelled, top = then.binding() == at.now.binding(), then.rate(), at.ceiling * change.ceiling_times
     applied = modelled * (at.factor if same else math.sqrt(at.factor)) if math.isfinite(modelled) else at.ceiling
     value = min(top, applied)
-    errors = [MODEL_ERROR, at.rate.error, change.extra_error]
+    errors = [MODEL_ERROR, at.rate.error, at.measured.machine.others_error, change.extra_error]
     if not same:
         errors.append(0.5 * abs(math.log(at.factor)))
     if then.binding() == "compute":

@@ -167,7 +167,7 @@ def _verdict(recording: Recording, measured: Measured, bound: Bound) -> tuple[st
     if others:
         evidence.append(
             f"Other programs took {units.number(others, 2)} of the {cores:g} cores meanwhile: without them the "
-            "script is faster, whatever bounds it."
+            "script is faster, whatever bounds it. The intervals are wider for it."
         )
     if ceiling is not None:
         reached, factor = units.rate(ceiling.value), ceiling.value / now.value

@@ -25,10 +25,17 @@ class Machine:
     """Cores that other programs took from the script while the steps ran: a fifth or more of its own, on a machine
     without free ones; else 0."""
 
+    @property
+    def others_error(self) -> float:
+        """Relative error of a rate for want of these cores: two of it are their share of the script's."""
+        return 0.5 * self.others_cores / self.cores
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     rates: Rates
+    """The error of `now` is its `noise` and what other programs may have taken from it."""
+    noise: float
     workers: Workers
     trainer: Trainer
     machine: Machine
@@ -46,9 +53,12 @@ class Measured:
 def measure(recording: Recording) -> Measured:
     steps, notes = measured_steps(recording)
     rates = measure_rates(recording, steps)
-    machine = _machine(recording, steps, rates.now.value if rates.now else 0.0)
+    now = rates.now or Rate(value=0.0, error=0.0)
+    machine = _machine(recording, steps, now.value)
+    widened = replace(now, error=math.hypot(now.error, machine.others_error)) if rates.now else None
     return Measured(
-        rates=rates,
+        rates=replace(rates, now=widened),
+        noise=now.error,
         workers=measure_workers(recording, machine.cores),
         trainer=measure_trainer(recording, steps),
         machine=machine,
@@ -86,7 +96,7 @@ class Situation:
 
     recording: Recording
     measured: Measured
-    rate: Rate
+    rate: Rate  # its error is noise alone: no gain is hidden by what other programs took
     now: Throughput
     workers: tuple[int, ...] = ()
     """Numbers of workers to predict for, beside those that remedies choose by themselves."""
@@ -162,7 +172,8 @@ def situation(
         epoch_samples=rates.epoch_samples,
         stall=_stall(machine, step_s, trainer.cpu_s),
     )
-    return Situation(recording=recording, measured=measured, rate=rates.now, now=now, workers=workers)
+    rate = replace(rates.now, error=measured.noise)
+    return Situation(recording=recording, measured=measured, rate=rate, now=now, workers=workers)
 
 
 def _stall(machine: Machine, step_s: float, trainer_cpu_s: float) -> dict[int, float]:
