@@ -207,9 +207,9 @@ def _status_of(code: int) -> int:
 
 def _how_it_ended(journal: Journal, code: int, *, stopped: bool) -> tuple[EndedBy, str | None]:
     """And the error that ended it, if one did."""
-    told = list(journal.all("trainer-"))
-    ended = [trainer.get("ended_by") for trainer in told if is_trainer(trainer)]
+    trainers = list(journal.all("trainer-"))
+    ended = [trainer.get("ended_by") for trainer in trainers if is_trainer(trainer)]
     by: EndedBy = "signal" if code < 0 else "error" if code else "itself"
     if code <= 0 or stopped:  # what a script we have stopped dies of on its way out takes nothing from what was seen
         by = "steps" if "steps" in ended else "seconds" if "seconds" in ended else by
-    return by, next((trainer["error"] for trainer in told if trainer.get("error")), None)
+    return by, next((trainer["error"] for trainer in trainers if trainer.get("error")), None)

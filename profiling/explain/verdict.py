@@ -100,7 +100,7 @@ def record_keys(recording: Recording, diagnosis: Diagnosis) -> dict[str, Any]:
         },
         "stages": workers.stages,
         "workers": [{**{name: getattr(w, name) for name in named}, **stages} for w, stages in workers.each],
-        "predictions": [{**asdict(one), "effort": one.effort.name.lower()} for one in diagnosis.predictions],
+        "predictions": [{**asdict(p), "effort": p.effort.name.lower()} for p in diagnosis.predictions],
         "gpu": [asdict(gpu) for gpu in recording.gpus],
         "lines": [asdict(line) for line in diagnosis.lines],
         "notes": diagnosis.notes,

@@ -151,8 +151,8 @@ class Device:
             if process.pid in pids and process.usedGpuMemory is not None:
                 most = max(float(process.usedGpuMemory), self._process_bytes.get(str(process.pid), 0.0))
                 self._process_bytes[str(process.pid)] = most
-        told = {name for name, _, _, _ in rows}
-        return rows + [(name, "", self._sources[name], None) for name in self._sums if name not in told]
+        known = {name for name, _, _, _ in rows}
+        return rows + [(name, "", self._sources[name], None) for name in self._sums if name not in known]
 
     def summary(self) -> Gpu:
         means = {name: total / count for name, (total, count) in self._sums.items()}

@@ -104,10 +104,10 @@ def figure(
     )
 
 
-def drawing(height_px: float, said: str, *body: object, kind: str = "") -> Markup:
-    """`said` is what a screen reader says of it."""
+def drawing(height_px: float, summary: str, *body: object, kind: str = "") -> Markup:
+    """`summary` is what a screen reader says of it."""
     kinds = f"drawing {kind}" if kind else "drawing"
-    return tag("svg", tag("title", said), *body, class_=kinds, width="100%", height=height_px, role="img")
+    return tag("svg", tag("title", summary), *body, class_=kinds, width="100%", height=height_px, role="img")
 
 
 def bars(chart: Bars) -> Markup:
@@ -165,8 +165,8 @@ def heat(chart: Heat) -> Markup:
             middle: dict[str, Attribute] = {"x": f"{x + width / 2:.3f}%", "y": y + CELL_PX / 2 + 4}
             kind = "on-heat" if share is not None and share > 0.5 else None
             cells.append(tag("text", units.number(value), **middle, text_anchor="middle", class_=kind))
-    said = f"{chart.title}: {chart.row_name} by {chart.column_name}, in {chart.unit}"
-    body = drawing(HEAD_PX + len(chart.rows) * CELL_PX + 2, said, heads, cells, kind="heat")
+    summary = f"{chart.title}: {chart.row_name} by {chart.column_name}, in {chart.unit}"
+    body = drawing(HEAD_PX + len(chart.rows) * CELL_PX + 2, summary, heads, cells, kind="heat")
     unit = f"{chart.unit} · rows: {chart.row_name}, columns: {chart.column_name}"
     return figure(chart.title, [body], unit=unit, note=chart.note)
 
@@ -202,12 +202,12 @@ def _bar(row: Bar, scale: Scale, reference: tuple[str, float] | None, *, floor: 
         x = f"{scale.percent(reference[1]):.3f}%"
         parts.append(tag("line", x1=x, x2=x, y1=-4, y2=BAR_PX + 4, class_="reference"))
     if row.predicted is not None and units.known(row.predicted):  # of fixed size: a nested viewport that overflows
-        said = tag("title", f"predicted {units.number(row.predicted)}")
-        diamond = tag("path", said, d="M0 -7 L7 0 L0 7 L-7 0 Z", class_="diamond")
+        title = tag("title", f"predicted {units.number(row.predicted)}")
+        diamond = tag("path", title, d="M0 -7 L7 0 L0 7 L-7 0 Z", class_="diamond")
         x = f"{scale.percent(row.predicted):.3f}%"
         parts.append(tag("svg", diamond, x=x, y=BAR_PX, width=1, height=1, overflow="visible"))
-    said = f"{row.label}: {units.number(row.value)} {units.spread(row.low, row.high)}".strip()
-    return drawing(BAR_PX if row.predicted is None else BAR_PX + 7, said, parts)
+    summary = f"{row.label}: {units.number(row.value)} {units.spread(row.low, row.high)}".strip()
+    return drawing(BAR_PX if row.predicted is None else BAR_PX + 7, summary, parts)
 
 
 def _segments(row: Stack, hues: dict[str, str]) -> Markup:
@@ -224,8 +224,8 @@ def _segments(row: Stack, hues: dict[str, str]) -> Markup:
             x, style = f"{at + share / 2:.3f}%", f"fill: var(--on-{hues[name]})"
             parts.append(tag("text", f"{share:.0f} %", x=x, y=18, text_anchor="middle", style=style))
         at += share
-    said = ", ".join(f"{name} {units.percent(value / whole)}" for name, value in row.parts.items() if value > 0)
-    return drawing(STACK_PX, f"{row.label}: {said}", parts)
+    summary = ", ".join(f"{name} {units.percent(value / whole)}" for name, value in row.parts.items() if value > 0)
+    return drawing(STACK_PX, f"{row.label}: {summary}", parts)
 
 
 def _axis(scale: Scale, unit: str) -> Markup:

@@ -38,10 +38,10 @@ def document(page: sections.Page) -> Markup:
         body.append(tag("section", words, evidence, figures, class_=f"verdict {verdict.tone}"))
     for section in page.sections:
         if section is not None:
-            parts = [part(one) for one in section.parts]
+            parts = [part(shown) for shown in section.parts]
             lede = tag("p", section.lede, class_="lede") if section.lede else None
             if section.side_by_side:
-                parts = [tag("div", [tag("div", one) for one in parts], class_="columns")]
+                parts = [tag("div", [tag("div", markup) for markup in parts], class_="columns")]
             body.append(tag("section", tag("h2", section.heading), lede, parts))
     if page.footer:
         body.append(tag("footer", page.footer))
@@ -57,33 +57,33 @@ def together(words: str) -> str:
     return words.replace(" %", "\u00a0%")
 
 
-def part(one: sections.Part) -> Markup:
+def part(shown: sections.Part) -> Markup:
     """A fragment of the document."""
-    match one:
+    match shown:
         case sections.Prose():
-            return tag("p", one.words)
+            return tag("p", shown.words)
         case sections.Points():
-            return tag("ul", *[tag("li", item) for item in one.items], class_="notes")
+            return tag("ul", *[tag("li", item) for item in shown.items], class_="notes")
         case sections.Code():
-            return tag("pre", tag("code", one.words), tabindex=0)
+            return tag("pre", tag("code", shown.words), tabindex=0)
         case sections.Facts():
-            return _terms(one.items.items(), "facts")
+            return _terms(shown.items.items(), "facts")
         case sections.Reasons():
-            return _terms([(name, f"{why[:1].upper()}{why[1:]}.") for name, why in one.items], "vain")
+            return _terms([(name, f"{why[:1].upper()}{why[1:]}.") for name, why in shown.items], "vain")
         case sections.Table():
-            return _table(one)
+            return _table(shown)
         case sections.Listing():
-            return _listing(one)
+            return _listing(shown)
         case sections.Bars():
-            return charts.bars(one)
+            return charts.bars(shown)
         case sections.Stacks():
-            return charts.stacks(one)
+            return charts.stacks(shown)
         case sections.Heat():
-            return charts.heat(one)
+            return charts.heat(shown)
         case sections.Curves():
-            return plots.curves(one)
+            return plots.curves(shown)
         case sections.Columns():
-            return plots.columns(one)
+            return plots.columns(shown)
 
 
 def _terms(items: Iterable[tuple[str, object]], kind: str) -> Markup:

@@ -38,8 +38,8 @@ def curves(chart: Curves) -> Markup:
         for index, curve in enumerate(chart.curves)
     ]
     ranges = [(curve.name, finite(y for _, y in curve.points)) for curve in chart.curves]
-    said = [f"{name} {units.number(min(ys))} to {units.number(max(ys))}" if ys else name for name, ys in ranges]
-    return _plot(chart, drawn, x_scale, y_scale, legend, f"{chart.title}: {'; '.join(said)}")
+    parts = [f"{name} {units.number(min(ys))} to {units.number(max(ys))}" if ys else name for name, ys in ranges]
+    return _plot(chart, drawn, x_scale, y_scale, legend, f"{chart.title}: {'; '.join(parts)}")
 
 
 def columns(chart: Columns) -> Markup:
@@ -63,14 +63,14 @@ def columns(chart: Columns) -> Markup:
             place: dict[str, Attribute] = {"x": left, "y": 100 - high, "width": max(0.05, (right - left) * 0.92)}
             boxes.append(tag("rect", **place, height=high - low, style=f"fill: var(--{hue})"))
             base += row[index]
-        said = ", ".join(f"{name} {units.number(row[index])}" for name, row in zip(hues, heights, strict=True))
-        drawn.append(tag("g", tag("title", f"at {start:.3g}: {said}"), boxes))
-    said = f"{chart.title}: {len(chart.starts)} steps, {', '.join(hues)}, in {chart.y_unit}"
-    return _plot(chart, drawn, x_scale, y_scale, swatches(hues), said)
+        parts = ", ".join(f"{name} {units.number(row[index])}" for name, row in zip(hues, heights, strict=True))
+        drawn.append(tag("g", tag("title", f"at {start:.3g}: {parts}"), boxes))
+    summary = f"{chart.title}: {len(chart.starts)} steps, {', '.join(hues)}, in {chart.y_unit}"
+    return _plot(chart, drawn, x_scale, y_scale, swatches(hues), summary)
 
 
 def _plot(
-    chart: Curves | Columns, drawn: Sequence[Markup], x_scale: Scale, y_scale: Scale, legend: Legend, said: str
+    chart: Curves | Columns, drawn: Sequence[Markup], x_scale: Scale, y_scale: Scale, legend: Legend, summary: str
 ) -> Markup:
     """Grid, stretched drawing, and labels: y in the margin that `page.css` leaves beside a plot, x below."""
     # By name, the last of the alphabet (warm-up) in grey, so that one page's charts agree.
@@ -97,7 +97,7 @@ def _plot(
     plane = tag("rect", x=0, y=0, width=100, height=100, fill="none")
     inner = tag("svg", plane, shades, drawn, x=0, y=0, width="100%", height=HEIGHT_PX, viewBox="0 0 100 100",
                 preserveAspectRatio="none")  # fmt: skip
-    body = drawing(HEIGHT_PX + 24, said, grid, inner, labels, kind="plot")
+    body = drawing(HEIGHT_PX + 24, summary, grid, inner, labels, kind="plot")
     note = chart.note if isinstance(chart, Curves) else ""
     return figure(chart.title, [body], unit=chart.y_unit, legend=[*legend, *swatches(hues, "shade")], note=note)
 

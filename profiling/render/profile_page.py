@@ -103,11 +103,11 @@ def _remedies(diagnosis: Diagnosis) -> Section | None:
     if not diagnosis.predictions or rate is None:
         return None
     helpful: list[Bar] = []
-    for one in [one for one in diagnosis.predictions if one.helps][:MOST_REMEDIES]:
-        epochs = one.break_even_epochs
+    for p in [prediction for prediction in diagnosis.predictions if prediction.helps][:MOST_REMEDIES]:
+        epochs = p.break_even_epochs
         paid = f"; paid back after {units.number(epochs, 2)} epochs" if epochs is not None else ""
-        words = f"{units.times(one.gain)}: {one.why}. Cost: {one.cost}{paid}."
-        helpful.append(Bar(label=one.remedy, value=one.samples_per_s, low=one.low, high=one.high, note=words))
+        words = f"{units.times(p.gain)}: {p.why}. Cost: {p.cost}{paid}."
+        helpful.append(Bar(label=p.remedy, value=p.samples_per_s, low=p.low, high=p.high, note=words))
     if not helpful:
         nothing = Prose("Nothing that can be predicted would make this run notably faster.")
         return section("What would help", nothing)
@@ -123,15 +123,13 @@ def _remedies(diagnosis: Diagnosis) -> Section | None:
 def _in_vain(predictions: Iterable[Prediction]) -> Section | None:
     """What was considered, those with the same reason together."""
     by_reason: dict[str, list[str]] = {}
-    for one in predictions:
-        gain = units.times(one.gain)
-        if one.vain:
-            by_reason.setdefault(one.why, []).append(one.remedy)
-        elif not one.helps and one.gain > 1 + NOTABLE:
-            why = f"{gain}, which this run is too short or too uneven to tell from none: {one.why}"
-            by_reason.setdefault(why, []).append(one.remedy)
-        elif not one.helps:
-            by_reason.setdefault(f"little or no gain ({gain}): {one.why}", []).append(one.remedy)
+    for prediction in (prediction for prediction in predictions if not prediction.helps):
+        gain, why = units.times(prediction.gain), prediction.why
+        if not prediction.vain and prediction.gain > 1 + NOTABLE:
+            why = f"{gain}, which this run is too short or too uneven to tell from none: {why}"
+        elif not prediction.vain:
+            why = f"little or no gain ({gain}): {why}"
+        by_reason.setdefault(why, []).append(prediction.remedy)
     reasons = [("; ".join(names), why) for why, names in by_reason.items()]
     return section("What would not", Reasons(reasons)) if reasons else None
 
@@ -259,19 +257,19 @@ def host_facts(host: Mapping[str, Any]) -> dict[str, str]:
 def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Versus]) -> Page:
     """Two or more: the statement first, then rates and shares side by side."""
     rows: list[Bar] = []
-    for name, one in recordings:
-        rate = one.measured.rates.now
+    for name, diagnosis in recordings:
+        rate = diagnosis.measured.rates.now
         low, high = (rate.low, rate.high) if rate else (None, None)
-        rows.append(Bar(label=name, value=one.samples_per_s, low=low, high=high, note=one.headline))
-    first, changes = versus[0], [change for one in versus for change in one.changes]
+        rows.append(Bar(label=name, value=diagnosis.samples_per_s, low=low, high=high, note=diagnosis.headline))
+    first, changes = versus[0], [change for compared in versus for change in compared.changes]
     tone: Tone = "main" if first.ratio is None or (first.low or 0) <= 1 <= (first.high or 0) else "good"
     if first.high is not None and first.high < 1:
         tone = "bad"
-    stacks = [_shares(name, one) for name, one in recordings]
+    stacks = [_shares(name, diagnosis) for name, diagnosis in recordings]
     shares = Stacks(rows=stacks, title="The step", unit=OF_LOOP, note=SHARES_NOTE)
     return Page(
         title=" and ".join(name for name, _ in recordings),
-        verdict=Verdict(words=first.statement, evidence=[one.statement for one in versus[1:]], tone=tone),
+        verdict=Verdict(words=first.statement, evidence=[compared.statement for compared in versus[1:]], tone=tone),
         sections=[
             section("Rates", Bars(rows=rows, title="Measured throughput"), Points(changes) if changes else None),
             section("Where the time goes", shares),

@@ -20,8 +20,10 @@ def trace(recording: Recording) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     for rank in sorted({step.rank for step in recording.steps}):
         events.append(_event("process_name", "M", 0, rank, 0, name=f"rank {rank}: trainer"))
-        loaders = sorted({step.loader for step in recording.steps if step.rank == rank})
-        events += [_event("thread_name", "M", 0, rank, one, name=f"main thread, loader {one}") for one in loaders]
+        ids = sorted({step.loader for step in recording.steps if step.rank == rank})
+        events += [
+            _event("thread_name", "M", 0, rank, loader, name=f"main thread, loader {loader}") for loader in ids
+        ]
     if recording.series:
         events.append(_event("process_name", "M", 0, RESOURCES_PID, 0, name="resources"))
     for step in sorted(recording.steps, key=lambda step: (step.rank, step.loader, step.start_s)):
