@@ -201,7 +201,7 @@ def _of_the_workers(measured: Measured, bound: Bound) -> list[str]:
         top = sorted(busy, key=lambda name: -busy[name])[:2]
         shares = " and ".join(f"{units.percent(busy[name])} in {STAGE_WORDS[name]}" for name in top)
         who = "The workers spend their time" if workers.count else "The trainer prepares its batches itself"
-        idle = f"; they idle {units.percent(workers.idle)}" if workers.count else ""
+        idle = f"; they idle {units.percent(workers.stages['idle'])}" if workers.count else ""
         sentences.append(f"{who}: {shares}{idle}.")
     if _batches_ready(measured) and trainer.shares.data >= THRESHOLDS["data"]:
         sentences.append(

@@ -144,13 +144,15 @@ class ResourceSampler(threading.Thread):
 def _of_process(process: psutil.Process) -> Iterator[Reading]:
     """Raises OSError or psutil.NoSuchProcess when it is gone."""
     stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()  # proc(5)'s fields 3 and on
-    switches = process.num_ctx_switches()
     yield "rss_bytes", "B", "/proc/PID/stat", float(int(stat[21]) * PAGE_BYTES)
     yield "cpu_cores", "cores", "/proc/PID/stat", (int(stat[11]) + int(stat[12])) / TICKS_PER_S
     yield "major_faults_per_s", "1/s", "/proc/PID/stat", int(stat[9])
-    yield "switches_voluntary_per_s", "1/s", "/proc/PID/status", switches.voluntary
-    yield "switches_forced_per_s", "1/s", "/proc/PID/status", switches.involuntary
-    with suppress(psutil.AccessDenied, AttributeError):  # another user's process does not tell
+    # Some kernels count neither switches nor bytes, and another user's process does not tell what it reads.
+    with suppress(psutil.AccessDenied, NotImplementedError):
+        switches = process.num_ctx_switches()
+        yield "switches_voluntary_per_s", "1/s", "/proc/PID/status", switches.voluntary
+        yield "switches_forced_per_s", "1/s", "/proc/PID/status", switches.involuntary
+    with suppress(psutil.AccessDenied, OSError, RuntimeError, ValueError):
         io = process.io_counters()
         yield "read_bytes_per_s", "B/s", "/proc/PID/io rchar", io.read_chars
         yield "disk_read_bytes_per_s", "B/s", "/proc/PID/io read_bytes", io.read_bytes

@@ -38,16 +38,6 @@ class Shares:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageFaults:
-    """glibc gives a step's activations back to the kernel, and the next step takes them again, zeroed, page by page.
-    Counted for a model on the CPU."""
-
-    per_step: float
-    kernel_share: float  # the kernel's share of the model's CPU time
-    left: float  # the share of a step's time that is left when freed memory is kept; 1 where that would gain nothing
-
-
-@dataclass(frozen=True, kw_only=True)
 class Trainer:
     steps: int
     seconds: float  # of all measured steps, one rank's
@@ -58,7 +48,11 @@ class Trainer:
     unpickle_s: float  # main thread, unpickling batches inside the wait
     unpickle_share: float  # of the loop's time
     cpu_s: float  # CPU time of all its threads, with free data where a leg measured that; 0 where it is not known
-    faults: PageFaults
+    faults_per_step: float
+    """glibc gives a step's activations back to the kernel, and the next step takes them again, zeroed, page by page.
+    Counted for a model on the CPU."""
+    kernel_share: float  # of the CPU time of such a model
+    kept_left: float  # the share of a step's time that is left when freed memory is kept; 1 where nothing is gained
     layout_gain: Rate | None  # the ceiling over itself, when batches come in channels_last, from legs
     our_batches: Rate
     """How many times as fast it computes on feedline's batches: they come in channels_last, and the loader keeps
@@ -72,7 +66,16 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s else 0.0
     unpickling, slowdown = _unpickling(recording)
     free_cpu_s = leg_of(recording, "cached").trainer_cpu_s_per_sample
-    faults, layout_gain, our_batches = _on_our_batches(recording)
+    compute, (layout_gain, legs_left) = recording.compute, _of_legs(recording)
+    kernel_share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
+    faults_per_step = compute.page_faults / compute.faulty_steps if compute.faulty_steps else 0.0
+    notable = compute.device == "cpu" and kernel_share >= LEAST_KERNEL_SHARE and faults_per_step >= LEAST_FAULTS
+    kept_left = (1 - kernel_share) ** FAULTS_COST if notable else 1.0
+    # Kept memory gives what the legs say of it, but no more than page faults explain: the windows of these two legs
+    # do not take turns, and the machine may have changed its speed between them.
+    left = kept_left if legs_left is None else min(1.0, max(kept_left, legs_left))
+    layout = layout_gain or Rate(value=1.0, error=0.0)
+    our_batches = Rate(value=layout.value / left, error=math.hypot(layout.error, FAULTS_ERROR if left < 1 else 0.0))
     return Trainer(
         steps=len(steps),
         seconds=seconds,
@@ -83,7 +86,9 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
         unpickle_s=unpickling * ranks_s / samples / slowdown,
         unpickle_share=min(wait_fraction, unpickling),
         cpu_s=(statistics.median(free_cpu_s) if free_cpu_s else recording.costs.trainer_cpu_s) or 0.0,
-        faults=faults,
+        faults_per_step=faults_per_step,
+        kernel_share=kernel_share,
+        kept_left=kept_left,
         layout_gain=layout_gain,
         our_batches=our_batches,
     )
@@ -147,21 +152,11 @@ def _unpickling(recording: Recording) -> tuple[float, float]:
     return wall_s / total_s if total_s else 0.0, slowdown
 
 
-def _on_our_batches(recording: Recording) -> tuple[PageFaults, Rate | None, Rate]:
-    """What computing depends on: page faults, the gain by the layout, and both on feedline's batches."""
-    compute, cached = recording.compute, median_rate(leg_of(recording, "cached").samples_per_s)
-    kept, laid_out = leg_of(recording, "kept").samples_per_s, leg_of(recording, "laid_out").samples_per_s
+def _of_legs(recording: Recording) -> tuple[Rate | None, float | None]:
+    """How many times as fast the model is on batches in channels_last, and what is left of a step's time when memory
+    is kept; None where it was not measured."""
+    cached, kept = (leg_of(recording, name).samples_per_s for name in ("cached", "kept"))
+    laid_out, slow, fast = leg_of(recording, "laid_out").samples_per_s, median_rate(cached), median_rate(kept)
     # Pair by pair: a machine that is slower for a while is slower for both.
-    layout_gain = median_rate([b / a for a, b in zip(kept, laid_out, strict=False) if a > 0])
-    share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
-    per_step = compute.page_faults / compute.faulty_steps if compute.faulty_steps else 0.0
-    notable = compute.device == "cpu" and share >= LEAST_KERNEL_SHARE and per_step >= LEAST_FAULTS
-    left = (1 - share) ** FAULTS_COST if notable else 1.0
-    faults = PageFaults(per_step=per_step, kernel_share=share, left=left)
-    # Kept memory gives what the legs say of it, but no more than page faults explain: the windows of these two legs
-    # do not take turns, and the machine may have changed its speed between them.
-    if cached and (rate := median_rate(kept)):
-        left = min(1.0, max(left, cached.value / rate.value))
-    layout = layout_gain or Rate(value=1.0, error=0.0)
-    error = math.hypot(layout.error, FAULTS_ERROR if left < 1 else 0.0)
-    return faults, layout_gain, Rate(value=layout.value / left, error=error)
+    gain = median_rate([b / a for a, b in zip(kept, laid_out, strict=False) if a > 0])
+    return gain, slow.value / fast.value if slow and fast else None

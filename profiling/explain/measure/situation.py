@@ -45,7 +45,7 @@ class Measured:
     @property
     def unpickling_limits(self) -> bool:
         """The loop waits for its own unpickling more than for its workers, and these have time to spare."""
-        spare = self.workers.count == 0 or self.workers.idle >= 0.25
+        spare = self.workers.count == 0 or self.workers.stages.get("idle", 1.0) >= 0.25
         share = self.trainer.unpickle_share
         return spare and share >= 0.1 and share > 0.5 * self.trainer.wait_fraction
 

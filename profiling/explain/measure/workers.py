@@ -30,11 +30,6 @@ class Workers:
     """One worker that needs far longer per sample than the others, and how many times as long."""
 
     @property
-    def idle(self) -> float:
-        """Share of the time in which they wait to be asked for a batch; 1 where none was seen."""
-        return self.stages.get("idle", 1.0)
-
-    @property
     def even_s(self) -> float:
         """What a sample takes the other workers, where one is slow."""
         return self.alone_s * len(self.each) / (len(self.each) - 1 + self.slow[1]) if self.slow else self.alone_s

@@ -80,11 +80,12 @@ def faster_model(at: Situation) -> Iterable[Change]:
 
 
 def kept_memory(at: Situation) -> Iterable[Change]:
-    faults = at.measured.trainer.faults
-    if faults.left == 1.0:
+    trainer = at.measured.trainer
+    left = trainer.kept_left
+    if left == 1.0:
         return
-    then = replace(at.now, step_s=at.now.step_s * faults.left, trainer_cpu_s=at.now.trainer_cpu_s * faults.left)
-    share, each = units.percent(faults.kernel_share), units.number(faults.per_step)
+    then = replace(at.now, step_s=at.now.step_s * left, trainer_cpu_s=at.now.trainer_cpu_s * left)
+    share, each = units.percent(trainer.kernel_share), units.number(trainer.faults_per_step)
     why = Helps(f"{each} page faults a step: {share} of the model's CPU time is the kernel's")
     yield Change(remedy="freed memory kept", then=then, effort=Effort.SETTING, why=why, extra_error=0.15,
                  cost=f"environment: {KEEP_MEMORY}; feedline's loader does it by itself",
