@@ -117,19 +117,19 @@ class ResourceSampler(threading.Thread):
         for pid, process in list(self._processes.items()):
             scope = self._named.get(pid) or ("trainer" if pid == self._pid else "other")
             try:
-                readings = list(self._levels(str(pid), now, _of_process(process)))
+                readings = list(self._as_rates(str(pid), now, _of_process(process)))
             except (OSError, IndexError, psutil.NoSuchProcess):  # it has ended
                 del self._processes[pid]
                 continue
             for name, unit, source, value in readings:
                 sums[name, unit, scope, source] = sums.get((name, unit, scope, source), 0.0) + value
-        for name, unit, source, value in self._levels("host", now, _of_machine()):
+        for name, unit, source, value in self._as_rates("host", now, _of_machine()):
             sums[name, unit, "host", source] = value
         for (name, unit, scope, source), value in sums.items():
             self.series.add(name, unit, scope, source, now, value)
         self._gpus.look(self.series, now, set(self._processes))
 
-    def _levels(self, whose: str, now: float, readings: Iterator[Reading]) -> Iterator[Reading]:
+    def _as_rates(self, whose: str, now: float, readings: Iterator[Reading]) -> Iterator[Reading]:
         """Counters as rates; left out at the first reading and when a counter went backwards."""
         for name, unit, source, value in readings:
             if unit == "B":
