@@ -171,11 +171,11 @@ def _stages(workers: Workers) -> Stacks | None:
 
 
 def _transforms(workers: Workers) -> Bars | None:
-    seconds, samples = workers.transforms(), sum(worker.samples for worker, _ in workers.each)
-    if len(seconds) < 2 or not samples:
+    seconds = workers.transforms
+    if len(seconds) < 2 or not workers.samples:
         return None
     ranked = sorted(seconds, key=lambda name: -seconds[name])[:MOST_TRANSFORMS]
-    rows = [Bar(label=name, value=1e3 * seconds[name] / samples) for name in ranked]
+    rows = [Bar(label=name, value=1e3 * seconds[name] / workers.samples) for name in ranked]
     return Bars(rows=rows, title="By transform", unit="ms per sample", value_name="time")
 
 

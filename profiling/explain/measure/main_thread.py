@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from feedline.profiling.explain.measure.rates import Rate, leg_of, median_rate, seconds_of, waited_s
+from feedline.profiling.explain.measure.workers import sums
 from feedline.profiling.record.recording import Recording, Step, TrainerPart
 
 PARTS = get_args(TrainerPart)
@@ -97,26 +98,21 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
 def parts_of(recording: Recording) -> dict[str, float]:
     """Shares of the main thread's time by `TrainerPart`, the mean over ranks, from its stack samples."""
     total_s = sum(trainer.seconds for trainer in recording.trainers)
-    names = {name for trainer in recording.trainers for name in trainer.parts}
-    return {name: _seconds_in(recording, name) / total_s for name in names} if total_s else {}
+    parts = sums(trainer.parts for trainer in recording.trainers)
+    return {name: seconds / total_s for name, seconds in parts.items()} if total_s else {}
 
 
 def busiest_place(recording: Recording) -> str | None:
     """Where the script's own Python takes most of the main thread's time. A recorded place may have its part before
     it (`python train.py:log:12`): those of other parts do not count."""
     places: dict[str, float] = {}
-    for trainer in recording.trainers:
-        for name, seconds in trainer.functions.items():
-            part, _, place = name.partition(" ")  # the first: a file's name may have more of them
-            if part not in PARTS:
-                part, place = "python", name
-            if part in OWN:
-                places[place] = places.get(place, 0.0) + seconds
+    for name, seconds in sums(trainer.functions for trainer in recording.trainers).items():
+        part, _, place = name.partition(" ")  # the first: a file's name may have more of them
+        if part not in PARTS:
+            part, place = "python", name
+        if part in OWN:
+            places[place] = places.get(place, 0.0) + seconds
     return max(places, key=lambda place: places[place], default=None)
-
-
-def _seconds_in(recording: Recording, part: str) -> float:
-    return sum(trainer.parts.get(part, 0.0) for trainer in recording.trainers)
 
 
 def _shares(steps: Sequence[Step], ranks_s: float, data: float, parts: Mapping[str, float]) -> Shares:
@@ -141,15 +137,15 @@ def _unpickling(recording: Recording) -> tuple[float, float]:
     What it waits, while it unpickles, for the worker that has the bytes (a busy one answers late when its memory is
     asked for) is waiting for the worker.
     """
-    trainers = recording.trainers
-    total_s, wall_s = sum(trainer.seconds for trainer in trainers), _seconds_in(recording, "unpickle")
-    busy_cpu_s = sum(s for trainer in trainers for name, s in trainer.parts_cpu_s.items() if name not in NOT_BUSY)
-    busy_s = sum(s for trainer in trainers for name, s in trainer.parts.items() if name not in NOT_BUSY)
+    total_s = sum(trainer.seconds for trainer in recording.trainers)
+    wall_s = sums(trainer.parts for trainer in recording.trainers)
+    cpu_s = sums(trainer.parts_cpu_s for trainer in recording.trainers)
+    busy_s, busy_cpu_s = (sum(s for name, s in of.items() if name not in NOT_BUSY) for of in (wall_s, cpu_s))
     slowdown = max(1.0, busy_s / busy_cpu_s) if busy_cpu_s and recording.compute.device == "cpu" else 1.0
-    if any(seconds > 0 for trainer in trainers for seconds in trainer.parts_cpu_s.values()):
-        cpu_s = sum(trainer.parts_cpu_s.get("unpickle", 0.0) for trainer in trainers)
-        wall_s = min(wall_s, cpu_s * slowdown)
-    return wall_s / total_s if total_s else 0.0, slowdown
+    unpickling_s = wall_s.get("unpickle", 0.0)
+    if any(cpu_s.values()):
+        unpickling_s = min(unpickling_s, cpu_s.get("unpickle", 0.0) * slowdown)
+    return unpickling_s / total_s if total_s else 0.0, slowdown
 
 
 def _of_legs(recording: Recording) -> tuple[Rate | None, float | None]:

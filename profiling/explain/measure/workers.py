@@ -20,6 +20,8 @@ class Workers:
     count: int  # of each rank; 0: the trainer prepares batches itself
     stages: dict[str, float]
     """Fractions of the time of all workers, in the order of `STAGES`, sum 1; empty when no worker was seen."""
+    transforms: dict[str, float]  # seconds of all workers
+    samples: int
     each: list[tuple[WorkerTime, dict[str, float]]]  # one per worker number, with its own fractions
     cpu_s: float | None
     stage_alone_s: dict[str, float]
@@ -34,21 +36,24 @@ class Workers:
         """What a sample takes the other workers, where one is slow."""
         return self.alone_s * len(self.each) / (len(self.each) - 1 + self.slow[1]) if self.slow else self.alone_s
 
-    def transforms(self) -> dict[str, float]:
-        """Seconds of all workers by transform."""
-        return _sums(worker.transforms for worker, _ in self.each)
-
 
 def measure_workers(recording: Recording, cores: float) -> Workers:
     loader, costs = recording.train_loader, recording.costs
-    workers = _training_workers(recording)
-    count = len({worker.worker for worker in workers if not worker.in_trainer})
+    of_loader = [worker for worker in recording.workers if loader is None or worker.loader == loader.id]
+    groups: dict[tuple[int, int, bool], list[WorkerTime]] = {}
+    for worker in [worker for worker in of_loader if worker.phase == "train"] or of_loader:
+        groups.setdefault((worker.rank, worker.worker, worker.in_trainer), []).append(worker)
+    workers = [_merged(groups[key]) for key in sorted(groups)]
+    whole = _merged(workers or [WorkerTime(worker=0)])
     # Every worker and every thread of the trainer may want a core at once; more than that is sleep, not contention.
-    stage_alone_s, slowdown = _alone(workers, most=1.0 + (len(workers) + cores) / cores)
+    stage_alone_s, slowdown = _alone(whole, most=1.0 + (len(workers) + cores) / cores)
+    count = len({worker.worker for worker in workers if not worker.in_trainer})
     return Workers(
         count=loader.num_workers if loader and loader.num_workers is not None else count,
-        stages=_fractions(workers),
-        each=[(worker, _fractions([worker])) for worker in workers],
+        stages=_fractions(whole),
+        transforms=whole.transforms,
+        samples=whole.samples,
+        each=[(worker, _fractions(worker)) for worker in workers],
         cpu_s=costs.worker_cpu_s,
         stage_alone_s=stage_alone_s,
         alone_s=sum(stage_alone_s.values()) or costs.worker_wall_s or 0.0,
@@ -57,46 +62,36 @@ def measure_workers(recording: Recording, cores: float) -> Workers:
     )
 
 
-def _training_workers(recording: Recording) -> list[WorkerTime]:
-    """One per worker number over its processes: without persistent_workers every epoch starts new ones."""
-    loader = recording.train_loader
-    of_loader = [worker for worker in recording.workers if loader is None or worker.loader == loader.id]
-    groups: dict[tuple[int, int, bool], list[WorkerTime]] = {}
-    for worker in [worker for worker in of_loader if worker.phase == "train"] or of_loader:
-        groups.setdefault((worker.rank, worker.worker, worker.in_trainer), []).append(worker)
-    return [
-        replace(
-            group[-1],
-            seconds=sum(worker.seconds for worker in group),
-            stages=_sums(worker.stages for worker in group),
-            stages_cpu_s=_sums(worker.stages_cpu_s for worker in group),
-            transforms=_sums(worker.transforms for worker in group),
-            samples=sum(worker.samples for worker in group),
-            ended="killed" if any(worker.ended == "killed" for worker in group) else group[-1].ended,
-        )
-        for _, group in sorted(groups.items())
-    ]
+def _merged(group: Sequence[WorkerTime]) -> WorkerTime:
+    """One worker number over its processes (without persistent_workers every epoch starts new ones), or all."""
+    return replace(
+        group[-1],
+        seconds=sum(worker.seconds for worker in group),
+        samples=sum(worker.samples for worker in group),
+        stages=sums(worker.stages for worker in group),
+        stages_cpu_s=sums(worker.stages_cpu_s for worker in group),
+        transforms=sums(worker.transforms for worker in group),
+        ended="killed" if any(worker.ended == "killed" for worker in group) else group[-1].ended,
+    )
 
 
-def _sums(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    sums: dict[str, float] = {}
+def sums(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
     for table in tables:
         for name, value in table.items():
-            sums[name] = sums.get(name, 0.0) + value
-    return sums
+            total[name] = total.get(name, 0.0) + value
+    return total
 
 
-def _fractions(workers: Sequence[WorkerTime]) -> dict[str, float]:
-    """Shares of the workers' wall time by stage; what is not accounted for is `other`; they sum to 1."""
-    seconds = {name: sum(worker.stages.get(name, 0.0) for worker in workers) for name in STAGES}
-    total = max(sum(worker.seconds for worker in workers), sum(seconds.values()))
-    if total <= 0:
-        return {}
+def _fractions(worker: WorkerTime) -> dict[str, float]:
+    """Shares of its wall time by stage; what is not accounted for is `other`; they sum to 1."""
+    seconds = {name: worker.stages.get(name, 0.0) for name in STAGES}
+    total = max(worker.seconds, sum(seconds.values()))
     seconds["other"] += total - sum(seconds.values())
-    return {name: value / total for name, value in seconds.items()}
+    return {name: value / total for name, value in seconds.items()} if total > 0 else {}
 
 
-def _alone(workers: Sequence[WorkerTime], most: float) -> tuple[dict[str, float], float]:
+def _alone(whole: WorkerTime, most: float) -> tuple[dict[str, float], float]:
     """Seconds per sample by stage of a worker with a core to itself, and how far the recorded ones were from that.
 
     A stage that only computes takes `slowdown` times its CPU time when cores are fought for: the least of these
@@ -104,18 +99,14 @@ def _alone(workers: Sequence[WorkerTime], most: float) -> tuple[dict[str, float]
     `most` only; when several agree, cores are short, however much. What a stage took beyond that, it was blocked: on
     storage, a pipe, a sleep.
     """
-    samples = sum(worker.samples for worker in workers)
-    if not samples:
-        return {}, 1.0
-    wall_s = {n: sum(w.stages.get(n, 0.0) for w in workers) / samples for n in STAGES if n != "idle"}
-    if not any(worker.stages_cpu_s for worker in workers):
+    wall_s = {n: whole.stages.get(n, 0.0) / whole.samples for n in STAGES if n != "idle"} if whole.samples else {}
+    if not wall_s or not whole.stages_cpu_s:
         return wall_s, 1.0
-    cpu_s = {n: min(wall_s[n], sum(w.stages_cpu_s.get(n, 0.0) for w in workers) / samples) for n in wall_s}
-    busy_s = sum(wall_s.values())
-    ratios = [wall_s[name] / cpu_s[name] for name in CPU_STAGES if wall_s[name] > 0.05 * busy_s and cpu_s[name] > 0]
+    cpu_s = {n: min(wall_s[n], whole.stages_cpu_s.get(n, 0.0) / whole.samples) for n in wall_s}
+    notable_s = 0.05 * sum(wall_s.values())
+    ratios = [wall_s[name] / cpu_s[name] for name in CPU_STAGES if wall_s[name] > notable_s and cpu_s[name] > 0]
     slowdown = max(1.0, min(ratios, default=1.0))
-    if len(ratios) <= 1:
-        slowdown = min(slowdown, most)
+    slowdown = slowdown if len(ratios) > 1 else min(slowdown, most)
     return {n: cpu_s[n] + max(0.0, wall_s[n] - slowdown * cpu_s[n]) for n in wall_s}, slowdown
 
 

@@ -101,7 +101,7 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
     short = not workers.alone_s or not at.now.worker_s or stages.get(name, 0.0) < 0.15 * workers.alone_s
     if short or workers.slow is not None:  # where one worker is slow, its stages are not those of all
         return
-    what, part, transforms = name, 1.0, workers.transforms()
+    what, part, transforms = name, 1.0, workers.transforms
     if name == "transform" and sum(transforms.values()) > 0:
         top = max(transforms, key=lambda transform: transforms[transform])
         what, part = f"transform {top}", transforms[top] / sum(transforms.values())
