@@ -30,14 +30,13 @@ class Interrupts:
     """
 
     def __init__(self, witness: "subprocess.Popen[bytes]") -> None:
-        self.number = 0
-        """Of the first signal; 0 while there was none."""
+        self.number = 0  # of the first signal; 0 while there was none
         self._witness = witness
         self._heard_s = 0.0
         self._ending = False
         self._breaks_off = False
         self._script: tuple[subprocess.Popen[bytes], Journal] | None = None
-        self._told = False
+        self._passed_on = False
 
     @property
     def status(self) -> int:
@@ -46,9 +45,9 @@ class Interrupts:
 
     @contextmanager
     def passed_on_to(self, child: "subprocess.Popen[bytes]", journal: Journal) -> Generator[None]:
-        self._told, self._script = False, (child, journal)
+        self._passed_on, self._script = False, (child, journal)
         try:
-            if self.number and not self._told:  # it came before the script was there
+            if self.number and not self._passed_on:  # it came before the script was there
                 self._pass_on(heard_too=False)
             yield
         finally:
@@ -77,21 +76,17 @@ class Interrupts:
             raise SystemExit(128 + number)
 
     def _pass_on(self, *, heard_too: bool) -> None:
-        """`heard_too`: the script has had it as well if the whole group has."""
+        """`heard_too`: if the whole group has had the signal, the script, which is in it, has had it as well."""
         assert self._script is not None
         child, journal = self._script
-        self._told = True
+        self._passed_on = True
         with suppress(ProcessLookupError):
-            if not (heard_too and self._had_by_all(os.getpgid(child.pid))):
+            if heard_too and os.getpgid(child.pid) == os.getpgrp():
+                with suppress(subprocess.TimeoutExpired):
+                    self._witness.wait(SAME_S)
+            if not heard_too or not self._witness.returncode:
                 child.send_signal(self.number)
         journal.interrupt()
-
-    def _had_by_all(self, group: int) -> bool:
-        if group != os.getpgrp():
-            return False
-        with suppress(subprocess.TimeoutExpired):
-            self._witness.wait(SAME_S)
-        return bool(self._witness.returncode)
 
 
 _hearing: list[Interrupts] = []
@@ -107,9 +102,7 @@ def hearing() -> Generator[Interrupts]:
     # had a signal already, and its handlers must not run twice. It ends with us, since its input does.
     command = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
     nowhere = subprocess.DEVNULL
-    witness: subprocess.Popen[bytes] = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere
-    )
+    witness = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere)
     interrupts = Interrupts(witness)
     before: dict[signal.Signals, Any] = {}
     try:

@@ -27,8 +27,9 @@ from feedline.profiling.watch.hooks import Hooks
 
 if TYPE_CHECKING:
     from feedline.profiling.record.recording import Recording
-    from feedline.profiling.watch.legs.director import Director
+    from feedline.profiling.watch.legs.ways import Way
 
+HEAR_S = 3.0  # the longest wait for the last words of workers that live on; they speak within a tenth of a second
 _active: Capture | None = None
 
 
@@ -39,48 +40,37 @@ def start_from_environment() -> None:
         return
     journal = Journal(Path(folder))
     if not hasattr(builtins, "profile"):
-        builtins.profile = _as_it_is  # type: ignore[attr-defined]  as kernprof does: @profile may be left in a script
+
+        def as_it_is(function: Any) -> Any:
+            return function
+
+        builtins.profile = as_it_is  # type: ignore[attr-defined]  as kernprof does: @profile may be left in a script
     options = journal.options()
-    end_with(options.parent)
-    start(journal, options)
+    if options.parent and os.getppid() == options.parent:  # only the script itself ends with it, not what it starts
+        die_with_parent(signal.SIGTERM)
+        if os.getppid() != options.parent:  # it died meanwhile
+            os.kill(os.getpid(), signal.SIGTERM)
+    _start(journal, options)
 
 
-def end_with(parent: int) -> None:
-    """When `parent` is killed, this process is told to terminate: only the script itself, not what it starts."""
-    if not parent or os.getppid() != parent:
-        return
-    die_with_parent(signal.SIGTERM)
-    if os.getppid() != parent:  # it died meanwhile
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def start(journal: Journal, options: Options) -> tuple[Capture, Hooks]:
+def _start(journal: Journal, options: Options) -> tuple[Capture, Hooks]:
     global _active
     capture = Capture(journal, options, price=event_cost_s)
     hooks = Hooks(capture)
-    if options.diagnostic:
-        hooks.feeds.director = director(hooks)
+    if options.diagnostic:  # windows follow the verdict
+        from feedline.profiling.watch.legs.director import Director
+
+        lines: list[Way] = []
+        if options.lines:
+            from feedline.profiling.watch.legs.lines import LinesWindow
+
+            lines.append(LinesWindow(hooks))
+        hooks.feeds.director = Director(hooks, lines)
     hooks.install()
     atexit.register(_at_exit, capture, os.getpid())
     _remember_errors(capture)
     _active = capture
     return capture, hooks
-
-
-def director(hooks: Hooks) -> "Director":
-    """Set a script up for the windows behind its verdict, before anything of it runs."""
-    from feedline.profiling.watch.legs.director import Director
-
-    if not hooks.capture.options.lines:
-        return Director(hooks)
-    from feedline.profiling.watch.legs.lines import LinesWindow
-
-    return Director(hooks, [LinesWindow(hooks)])
-
-
-def _as_it_is(function: Any) -> Any:
-    """`@profile` of a script that kernprof does not run."""
-    return function
 
 
 def _at_exit(capture: Capture, pid: int) -> None:
@@ -119,10 +109,6 @@ class Seen:
         return self._recording
 
 
-HEAR_S = 3.0
-"""The longest wait for the last words of workers that live on; they speak within a tenth of a second."""
-
-
 @contextmanager
 def watch(*, resources: bool = True) -> Generator[Seen]:
     """Profile the training that runs in this block, in this process and the workers it starts: for notebooks, and for
@@ -139,7 +125,7 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
     with scratch_folder("watch") as folder:
         journal = Journal(folder)
         origin = time.perf_counter()
-        capture, hooks = start(journal, Options(steady=False))
+        capture, hooks = _start(journal, Options(steady=False))
         seen = Seen(capture)
         sampler = ResourceSampler(os.getpid()) if resources else None
         if sampler:
@@ -149,16 +135,12 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
         finally:
             capture.leave("itself")
             hooks.remove()
-            hear_workers(journal)
+            # Workers that live on see that the block has ended, and say what they have seen since their last row.
+            deadline_s = time.monotonic() + HEAR_S
+            while time.monotonic() < deadline_s:
+                if all(worker.get("left") or worker["ended"] for worker in journal.all("worker-")):
+                    break
+                time.sleep(0.02)
             if sampler:
                 sampler.stop()
             seen._recording = merge(journal, origin=origin, argv=sys.argv, sampler=sampler)
-
-
-def hear_workers(journal: Journal) -> None:
-    """Workers that live on see that the block has ended, and say what they have seen since their last row."""
-    deadline_s = time.monotonic() + HEAR_S
-    while time.monotonic() < deadline_s:
-        if all(worker.get("left") or worker["ended"] for worker in journal.all("worker-")):
-            return
-        time.sleep(0.02)

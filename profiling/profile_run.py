@@ -4,17 +4,18 @@ A run with legs or lines is a diagnostic run: their windows follow the verdict's
 script is ended behind them. Nothing runs twice.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 from feedline.profiling.interrupts import hearing
-from feedline.profiling.launch import Launch, Run, launched
+from feedline.profiling.launch import Report, Run, launched
 from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import Options
 from feedline.profiling.record.recording import LegName, Recording
 from feedline.profiling.watch.rules import is_library
 
 LEGS: tuple[LegName, ...] = ("normal", "cached", "loader_only")
+INTERRUPTED = "interrupted by a signal"
 
 
 def chosen_legs(legs: bool, cold: bool = True) -> tuple[LegName, ...]:
@@ -45,59 +46,43 @@ class StudyConfig:
     """Steps whose lines are timed."""
 
 
-@dataclass(frozen=True)
-class Study:
-    recording: Recording
-    status: int
-    """The script's own exit status; 0 where we ended it; 128 + n after signal n to this process."""
+def study(config: StudyConfig, report: Report = lambda _: None) -> Run:
+    """Its journal's folder is gone."""
+    names = {field.name for field in fields(config)} - {"argv", "module"}
+    options = Options(**{name: getattr(config, name) for name in names})
+    with (
+        hearing() as interrupts,
+        launched(config.argv, module=config.module, options=options, report=report) as run,
+    ):
+        missing = _what_is_missing(config, run, interrupted=bool(interrupts.number))
+        return replace(run, recording=noted(run.recording, missing)) if missing else run
 
 
-Say = Callable[[str], None]
+def noted(recording: Recording, note: str) -> Recording:
+    return replace(recording, notes=[*recording.notes, note])
 
 
-def study(config: StudyConfig, say: Say = lambda _: None) -> Study:
-    options = Options(
-        steps=config.steps,
-        seconds=config.seconds,
-        legs=config.legs,
-        window_s=config.window_s,
-        rounds=config.rounds,
-        lines=config.lines,
-        functions=tuple(config.functions),
-        line_steps=config.line_steps,
-    )
-    launch = Launch(argv=config.argv, module=config.module, options=options)
-    with hearing() as interrupts, launched(launch, say) as run:
-        recording = run.recording
-        for note in notes(config, run, interrupted=bool(interrupts.number)):
-            recording = noted(recording, note)
-        return Study(recording, run.status)
-
-
-INTERRUPTED = "interrupted by a signal"
-
-
-def notes(config: StudyConfig, run: Run, *, interrupted: bool) -> list[str]:
-    """What of the legs and lines that were asked for is missing, and why."""
+def _what_is_missing(config: StudyConfig, run: Run, *, interrupted: bool) -> str:
+    """Of the legs and lines that were asked for, and why; empty where nothing is."""
     recording, went = run.recording, progress(run.journal)
     asked = [name for name, wanted in (("legs", config.legs), ("lines", config.lines)) if wanted]
     missing = [name for name in asked if not getattr(recording, name)]
     if not asked:
-        return []
+        return ""
     if not went.began:
-        return [f"no {' and no '.join(asked)}: {INTERRUPTED if interrupted else _why_none(recording)}"]
+        return f"no {' and no '.join(asked)}: {INTERRUPTED if interrupted else _why_none(recording)}"
     why = INTERRUPTED if interrupted and not went.whole else went.why or ("" if went.whole else _how_it_ended(run))
     if why and went.window == "laid_out":
-        return [f"with its batches in channels_last, as feedline's loader hands them over, {why}"]
+        return f"with its batches in channels_last, as feedline's loader hands them over, {why}"
     if why and missing:
-        return [f"no {' and no '.join(missing)}: {why}"]
+        return f"no {' and no '.join(missing)}: {why}"
     if why:
-        return [f"the {went.window if went.window == 'lines' else 'legs'} are not whole: {why}"]
+        return f"the {went.window if went.window == 'lines' else 'legs'} are not whole: {why}"
     if "lines" in missing:
-        return ["no lines: none of the chosen functions ran (name one with --lines-of)"]
+        return "no lines: none of the chosen functions ran (name one with --lines-of)"
     if config.lines and not any(line.where == "trainer" and not is_library(line.file) for line in recording.lines):
-        return ["no lines of the training loop: lines are timed inside functions, put it into one"]
-    return []
+        return "no lines of the training loop: lines are timed inside functions, put it into one"
+    return ""
 
 
 def _why_none(recording: Recording) -> str:
@@ -112,13 +97,8 @@ def _why_none(recording: Recording) -> str:
 
 def _how_it_ended(run: Run) -> str:
     """In a window."""
-    script = run.recording.script
-    if script.error:
-        return f"the script ended with {script.error}"
-    if run.exit_status:
-        return f"the script ended with status {run.exit_status}"
-    return "the script left its training loop"
-
-
-def noted(recording: Recording, note: str) -> Recording:
-    return replace(recording, notes=[*recording.notes, note])
+    if run.recording.script.error:
+        return f"the script ended with {run.recording.script.error}"
+    return (
+        f"the script ended with status {run.exit_status}" if run.exit_status else "the script left its training loop"
+    )

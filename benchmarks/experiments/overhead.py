@@ -23,7 +23,7 @@ from typing import Any
 from feedline.benchmarks.experiments.attribution import SCRIPT, make_pictures
 from feedline.benchmarks.measure.intervals import estimate
 from feedline.pipeline.base.files import write_atomically
-from feedline.profiling.launch import Launch, launched
+from feedline.profiling.launch import launched
 from feedline.profiling.record.host import describe_host
 
 RESULT = Path(__file__).parents[1] / "results" / "overhead.json"
@@ -36,7 +36,7 @@ def run(mode: str, argv: list[str], took: Path) -> tuple[float, float | None]:
     if mode == "off":
         subprocess.run([sys.executable, *argv], check=True)
         return float(took.read_text()), None
-    with launched(Launch(argv=argv)) as done:
+    with launched(argv) as done:
         if done.status:
             raise SystemExit(f"the script ended with {done.status} under {mode}")
         return float(took.read_text()), done.recording.overhead.fraction

@@ -17,12 +17,10 @@ from feedline.profiling.explain.verdict import Bound, Diagnosis, record_keys
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import STAGES, Recording
 
-OPERATORS: dict[str, Callable[[float, float], bool]] = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
-}
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
+    "==": operator.eq, "=": operator.eq, "!=": operator.ne,
+}  # fmt: skip
 BOUNDS: tuple[str, ...] = get_args(Bound)
 FRACTIONS = ("wait", "data", "copy", "trainer", "compute", "overhead", "gpu", *STAGES)
 NAMES = (*FRACTIONS, "rate", "samples_per_s", "ceiling")
@@ -50,9 +48,8 @@ class Condition:
         value = _value(self.name, record)
         if value is None:
             return True, f"{self.name} could not be measured"
-        if isinstance(self.limit, str):
-            return (value == self.limit) is (self.sign != "!="), f"bound = {value}"
-        return OPERATORS[self.sign](value, self.limit), f"{self.name} = {units.number(value)}"
+        words = f"bound = {value}" if self.name == "bound" else f"{self.name} = {units.number(value)}"
+        return OPERATORS[self.sign](value, self.limit), words
 
 
 def parse(text: str) -> Condition:

@@ -5,9 +5,9 @@ predictions (`benchmarks.experiments.predictions`) all ask it.
 
 The model is calibrated by the run itself: what it says of the present settings is scaled to what was measured, and
 the same factor is applied to the prediction, wholly when the same resource stays the limit, by its square root when
-another takes over. The interval is ±1.64 standard errors of: the measured rate, the measured ceiling, the part of the
-factor that was not applied, and the model's own error (`MODEL_ERROR`, larger without legs and for each doubling of
-the workers).
+another takes over. The interval is ±1.64 standard errors of: the measured rate, what other programs may have taken
+from it, the measured ceiling, the part of the factor that was not applied, and the model's own error (`MODEL_ERROR`,
+larger without legs and for each doubling of the workers).
 """
 
 import math
@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.profiling.explain.measure.situation import Measured, Situation, situation
-from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies import compute, own_loader, storage
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Vain
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import Recording, Trial
+from feedline.profiling.record.recording import Recording
 
 REMEDIES = (*own_loader.REMEDIES, *storage.REMEDIES, *compute.REMEDIES)
 MODEL_ERROR = 0.075
@@ -29,25 +28,21 @@ NO_CEILING_ERROR = 0.08
 """Added where the ceiling was not measured by a leg but taken from the time the steps did not wait."""
 ERROR_PER_DOUBLING = 0.04
 STANDARD_ERRORS = 1.64
-NOTABLE = 0.05
-"""A gain below this share is none."""
+NOTABLE = 0.05  # a gain below this share is none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     remedy: str
-    samples_per_s: float
-    """Over whole epochs, what they begin and end with included."""
+    samples_per_s: float  # over whole epochs, what they begin and end with included
     low: float
     high: float
     why: str
-    gain: float = 1.0
-    """Factor over the measured rate, that too over whole epochs."""
+    gain: float = 1.0  # factor over the measured rate, that too over whole epochs
     effort: Effort = Effort.SETTING
     cost: str = ""
     helps: bool = False
-    vain: bool = False
-    """No figure but a reason says that it does not help."""
+    vain: bool = False  # no figure but a reason says that it does not help
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What to change, as keywords of the loader or of `feedline prepare`."""
     prepare_s: float | None = None
@@ -79,16 +74,21 @@ def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Predic
 
 def predict(at: Situation, change: Change) -> Prediction:
     """The rate after `change`, its interval, and whether that is worth having."""
-    then = change.then
-    same = then.binding() == at.now.binding()
-    modelled = then.rate()
-    top = at.ceiling * change.ceiling_times
+    then, ceiling = change.then, at.measured.rates.ceiling
+    same, modelled, top = then.binding() == at.now.binding(), then.rate(), at.ceiling * change.ceiling_times
     applied = modelled * (at.factor if same else math.sqrt(at.factor)) if math.isfinite(modelled) else at.ceiling
     value = min(top, applied)
-    reach = 1 + STANDARD_ERRORS * _error(at, then, same, change.extra_error)
+    errors = [MODEL_ERROR, at.rate.error, at.measured.machine.others_error, change.extra_error]
+    if not same:
+        errors.append(0.5 * abs(math.log(at.factor)))
+    if then.binding() == "compute":
+        errors.append(ceiling.error if ceiling else NO_CEILING_ERROR)
+    if then.workers and at.now.workers:
+        errors.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
+    reach = 1 + STANDARD_ERRORS * math.hypot(*errors)
     whole = then.over_epochs(value)
     gain = whole / at.rate_over_epochs
-    once = _preparing(at, change.trial, whole)
+    once = _preparing(at, change, whole)
     vain = isinstance(change.why, Vain)
     return Prediction(
         remedy=change.remedy,
@@ -106,29 +106,19 @@ def predict(at: Situation, change: Change) -> Prediction:
     )
 
 
-def _error(at: Situation, then: Throughput, same: bool, extra: float) -> float:
-    ceiling = at.measured.rates.ceiling
-    parts = [MODEL_ERROR, at.rate.error, extra]
-    if not same:
-        parts.append(0.5 * abs(math.log(at.factor)))
-    if then.binding() == "compute":
-        parts.append(ceiling.error if ceiling else NO_CEILING_ERROR)
-    if then.workers and at.now.workers:
-        parts.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
-    return math.hypot(*parts)
-
-
-def _preparing(at: Situation, trial: Trial | None, rate: float) -> dict[str, float | None]:
+def _preparing(at: Situation, change: Change, rate: float) -> dict[str, float | None]:
     """What it costs once, and after how many epochs it is paid back."""
-    samples = at.dataset_samples
+    samples, trial = at.dataset_samples, change.trial
     if trial is None or trial.codec == "as-is" or not samples:
         return {}
-    per_sample_s = trial.prepare_cpu_s_per_sample
+    per_sample_s, bytes_each = trial.prepare_cpu_s_per_sample, trial.bytes_per_sample
     prepare_s = samples * per_sample_s / at.measured.machine.cores if per_sample_s is not None else None
     saved_s = samples / at.rate_over_epochs - samples / rate if rate > 0 else 0.0
-    disk = samples * trial.bytes_per_sample if trial.bytes_per_sample is not None else None
-    epochs = prepare_s / saved_s if prepare_s is not None and saved_s > 0 else None
-    return {"prepare_s": prepare_s, "disk_bytes": disk, "break_even_epochs": epochs}
+    return {
+        "prepare_s": prepare_s,
+        "disk_bytes": samples * bytes_each if bytes_each is not None else None,
+        "break_even_epochs": prepare_s / saved_s if prepare_s is not None and saved_s > 0 else None,
+    }
 
 
 def _cost(change: Change, once: Mapping[str, float | None]) -> str:

@@ -1,6 +1,6 @@
 """Recording -> Diagnosis: what the training loop waits for, with the evidence, and what each remedy would give. Pure.
 
-The rule, in order (shares as in `measure.trainer`; a share below its threshold is no candidate, the largest wins):
+The rule, in order (shares as in `measure.main_thread`; one below its threshold is no candidate, the largest wins):
 
     data      the loop is blocked on batches 10 % of the time or more; or the ceiling leg is 1.5 times as fast
               although it hardly waits: workers and model fight for the same cores
@@ -16,7 +16,7 @@ programs on the cores), and data is a candidate only if it is half of the time o
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from feedline.profiling.explain.measure.main_thread import own_places, parts_of
+from feedline.profiling.explain.measure.main_thread import busiest_place, parts_of
 from feedline.profiling.explain.measure.situation import Measured, measure
 from feedline.profiling.explain.predict import Prediction, all_predictions
 from feedline.profiling.record import units
@@ -24,12 +24,9 @@ from feedline.profiling.record.recording import Line, Recording
 
 Bound = Literal["data", "copy", "compute", "trainer"]
 THRESHOLDS: dict[Bound, float] = {"data": 0.10, "copy": 0.15, "trainer": 0.25}
-STALLED = 1.5
-"""The ceiling over the measured rate from which data is to blame even if the loop hardly waits."""
-HANDOVER = 0.8
-"""Workers that idle more than this share of the time have batches ready."""
-EPOCH_START = 0.03
-"""Share of an epoch from which its beginning is worth a sentence."""
+STALLED = 1.5  # the ceiling over the measured rate from which data is to blame even if the loop hardly waits
+HANDOVER = 0.8  # workers that idle more than this share of the time have batches ready
+EPOCH_START = 0.03  # share of an epoch from which its beginning is worth a sentence
 STAGE_WORDS = {
     "read": "reading", "decode": "decoding", "transform": "transforming", "collate": "collating", "send": "sending",
     "other": "other work",
@@ -38,12 +35,9 @@ STAGE_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    bound: Bound | None
-    """None: no step was seen, and `headline` says so."""
-    headline: str
-    """The verdict in one short sentence."""
-    evidence: list[str]
-    """Sentences that carry it, the strongest first."""
+    bound: Bound | None  # None: no step was seen, and `headline` says so
+    headline: str  # the verdict in one short sentence
+    evidence: list[str]  # sentences that carry it, the strongest first
     measured: Measured
     predictions: list[Prediction]
     overhead_fraction: float | None
@@ -70,10 +64,11 @@ class Diagnosis:
 def diagnose(recording: Recording) -> Diagnosis:
     measured = measure(recording)
     bound = _bound(measured)
+    headline, evidence = _verdict(recording, measured, bound) if bound else _without_loader(recording)
     return Diagnosis(
         bound=bound,
-        headline=_headline(recording, measured, bound),
-        evidence=_evidence(recording, measured, bound),
+        headline=headline,
+        evidence=evidence,
         measured=measured,
         predictions=all_predictions(recording, measured=measured),
         overhead_fraction=recording.overhead.fraction,
@@ -105,27 +100,27 @@ def record_keys(recording: Recording, diagnosis: Diagnosis) -> dict[str, Any]:
         },
         "stages": workers.stages,
         "workers": [{**{name: getattr(w, name) for name in named}, **stages} for w, stages in workers.each],
-        "predictions": [
-            {**asdict(prediction), "effort": prediction.effort.name.lower()} for prediction in diagnosis.predictions
-        ],
+        "predictions": [{**asdict(p), "effort": p.effort.name.lower()} for p in diagnosis.predictions],
         "gpu": [asdict(gpu) for gpu in recording.gpus],
         "lines": [asdict(line) for line in diagnosis.lines],
         "notes": diagnosis.notes,
     }
 
 
-# --- the rule -----------------------------------------------------------------------------------------
-
-
 def _bound(measured: Measured) -> Bound | None:
-    if measured.rates.now is None:
+    now, ceiling = measured.rates.now, measured.rates.ceiling
+    if now is None:
         return None
     shares = asdict(measured.trainer.shares)
     least = {**THRESHOLDS, "data": 0.5} if _batches_ready(measured) else THRESHOLDS
     candidates: dict[Bound, float] = {name: shares[name] for name in THRESHOLDS if shares[name] >= least[name]}
-    if not candidates and _stalled(measured):
-        return "data"
-    return max(candidates, key=lambda name: candidates[name]) if candidates else "compute"
+    if candidates:
+        return max(candidates, key=lambda name: candidates[name])
+    # Data for free would be far faster although the loop hardly waits: its workers take the cores that the model
+    # needs. Where other programs take more of them than the workers do, it is not the data.
+    workers_cores = now.value * (measured.workers.cpu_s or 0.0)
+    stalled = ceiling is not None and ceiling.value > STALLED * now.value
+    return "data" if stalled and measured.machine.others_cores <= workers_cores else "compute"
 
 
 def _batches_ready(measured: Measured) -> bool:
@@ -135,77 +130,53 @@ def _batches_ready(measured: Measured) -> bool:
     return workers.count > 0 and workers.stages.get("idle", 0.0) > HANDOVER and not explained
 
 
-def _stalled(measured: Measured) -> bool:
-    """Data for free would be far faster although the loop hardly waits: its workers take the cores that the model
-    needs. Where other programs take more of them than the workers do, it is not the data."""
-    now, ceiling = measured.rates.now, measured.rates.ceiling
-    if now is None or ceiling is None:
-        return False
-    workers_cores = now.value * (measured.workers.cpu_s or 0.0)
-    return ceiling.value > STALLED * now.value and measured.machine.others_cores <= workers_cores
+def _without_loader(recording: Recording) -> tuple[str, list[str]]:
+    """What the main thread did in a loop whose batches come from no loader that is known."""
+    evidence = ["No loader of a known kind was iterated, so there is nothing to measure a rate by."]
+    if not recording.optimizer_steps:
+        return "No training step was seen.", evidence
+    seconds = max((trainer.seconds for trainer in recording.trainers), default=0.0)
+    parts = sorted(parts_of(recording).items(), key=lambda item: -item[1])
+    words = [f"{units.percent(share)} {name}" for name, share in parts if share >= 0.01]
+    if seconds and words:
+        rate = units.rate(recording.optimizer_steps / seconds, "optimiser steps/s")
+        evidence.append(f"At {rate}, the main thread's time was {', '.join(words)}.")
+    return f"{units.count(recording.optimizer_steps, 'optimiser step')} seen, but no loader.", evidence
 
 
-def _headline(recording: Recording, measured: Measured, bound: Bound | None) -> str:
-    if bound is None:
-        seen = units.count(recording.optimizer_steps, "optimiser step")
-        return f"{seen} seen, but no loader." if recording.optimizer_steps else "No training step was seen."
-    shares = measured.trainer.shares
-    if bound == "data" and shares.data < THRESHOLDS["data"]:
-        who = "the workers and other programs" if measured.machine.others_cores else "the workers"
-        return f"Data-bound: {who} take the cores that the model needs."
-    texts: dict[Bound, str] = {
+def _verdict(recording: Recording, measured: Measured, bound: Bound) -> tuple[str, list[str]]:
+    """The headline and its evidence."""
+    now, ceiling, shares = measured.rates.now, measured.rates.ceiling, measured.trainer.shares
+    others, cores = measured.machine.others_cores, measured.machine.cores
+    assert now is not None
+    headline = {
         "data": f"Data-bound: the model waits for data {units.percent(shares.data)} of the time.",
         "copy": f"Copy-bound: {units.percent(shares.copy)} of the time goes into copies to the device.",
         "trainer": f"Trainer-bound: {units.percent(shares.trainer)} of the time is the script's own Python.",
         "compute": f"Compute-bound: the model computes {units.percent(shares.compute)} of the time.",
-    }
-    return texts[bound]
-
-
-# --- the evidence -------------------------------------------------------------------------------------
-
-
-def _evidence(recording: Recording, measured: Measured, bound: Bound | None) -> list[str]:
-    if bound is None:
-        unknown = "No loader of a known kind was iterated, so there is nothing to measure a rate by."
-        return [unknown, *_without_loader(recording)]
-    return [
-        _of_the_step(measured),
-        *_of_other_programs(measured),
-        *_of_the_ceiling(measured),
-        *_of_epochs(measured),
-        *_of_the_workers(measured, bound),
-        *(_of_the_main_thread(recording) if bound == "trainer" else []),
-    ]
-
-
-def _without_loader(recording: Recording) -> list[str]:
-    """What the main thread did in a loop whose batches come from no loader that is known."""
-    seconds = max((trainer.seconds for trainer in recording.trainers), default=0.0)
-    parts = sorted(parts_of(recording).items(), key=lambda item: -item[1])
-    words = [f"{units.percent(share)} {name}" for name, share in parts if share >= 0.01]
-    if not recording.optimizer_steps or not seconds or not words:
-        return []
-    rate = units.rate(recording.optimizer_steps / seconds, "optimiser steps/s")
-    return [f"At {rate}, the main thread's time was {', '.join(words)}."]
-
-
-def _of_the_step(measured: Measured) -> str:
-    shares, rate = measured.trainer.shares, measured.rates.now
-    words = (("waiting for the next batch", shares.data), ("copying", shares.copy),
-             ("in its own Python", shares.trainer), ("computing", shares.compute))  # fmt: skip
-    parts = [f"{units.percent(share)} {word}" for word, share in words if share >= 0.005]
+    }[bound]
+    if bound == "data" and shares.data < THRESHOLDS["data"]:
+        who = "the workers and other programs" if others else "the workers"
+        headline = f"Data-bound: {who} take the cores that the model needs."
+    words = {"waiting for the next batch": shares.data, "copying": shares.copy, "in its own Python": shares.trainer,
+             "computing": shares.compute}  # fmt: skip
+    parts = [f"{units.percent(share)} {word}" for word, share in words.items() if share >= 0.005]
     spent = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
     steps = units.count(measured.trainer.steps, "step")
-    return f"Over {steps} at {units.rate(rate.value if rate else None)}, the loop spent {spent}."
-
-
-def _of_other_programs(measured: Measured) -> list[str]:
-    machine = measured.machine
-    if not machine.others_cores:
-        return []
-    taken = f"{units.number(machine.others_cores, 2)} of the {machine.cores:g} cores"
-    return [f"Other programs took {taken} meanwhile: without them the script is faster, whatever bounds it."]
+    evidence = [f"Over {steps} at {units.rate(now.value)}, the loop spent {spent}."]
+    if others:
+        evidence.append(
+            f"Other programs took {units.number(others, 2)} of the {cores:g} cores meanwhile: without them the "
+            "script is faster, whatever bounds it. The intervals are wider for it."
+        )
+    if ceiling is not None:
+        reached, factor = units.rate(ceiling.value), ceiling.value / now.value
+        faster = f"With data for free the same script reaches {reached}, {units.times(factor)} as much."
+        evidence.append(faster if factor >= 1.05 else f"With data for free it is no faster ({reached}).")
+    evidence += [*_of_epochs(measured), *_of_the_workers(measured, bound)]
+    if bound == "trainer" and (place := busiest_place(recording)):
+        evidence.append(f"Most of the main thread's own time is in {place}.")
+    return headline, evidence
 
 
 def _of_epochs(measured: Measured) -> list[str]:
@@ -223,16 +194,6 @@ def _of_epochs(measured: Measured) -> list[str]:
     ]
 
 
-def _of_the_ceiling(measured: Measured) -> list[str]:
-    now, ceiling = measured.rates.now, measured.rates.ceiling
-    if now is None or ceiling is None:
-        return []
-    reached, factor = units.rate(ceiling.value), ceiling.value / now.value
-    if factor < 1.05:
-        return [f"With data for free it is no faster ({reached})."]
-    return [f"With data for free the same script reaches {reached}, {units.times(factor)} as much."]
-
-
 def _of_the_workers(measured: Measured, bound: Bound) -> list[str]:
     workers, trainer, sentences = measured.workers, measured.trainer, list[str]()
     busy = {name: share for name, share in workers.stages.items() if name != "idle" and share > 0}
@@ -240,7 +201,7 @@ def _of_the_workers(measured: Measured, bound: Bound) -> list[str]:
         top = sorted(busy, key=lambda name: -busy[name])[:2]
         shares = " and ".join(f"{units.percent(busy[name])} in {STAGE_WORDS[name]}" for name in top)
         who = "The workers spend their time" if workers.count else "The trainer prepares its batches itself"
-        idle = f"; they idle {units.percent(workers.idle)}" if workers.count else ""
+        idle = f"; they idle {units.percent(workers.stages['idle'])}" if workers.count else ""
         sentences.append(f"{who}: {shares}{idle}.")
     if _batches_ready(measured) and trainer.shares.data >= THRESHOLDS["data"]:
         sentences.append(
@@ -261,8 +222,3 @@ def _of_the_workers(measured: Measured, bound: Bound) -> list[str]:
             f"on {measured.machine.cores:g} cores."
         )
     return sentences
-
-
-def _of_the_main_thread(recording: Recording) -> list[str]:
-    place = next(iter(own_places(recording)), None)
-    return [f"Most of the main thread's own time is in {place}."] if place else []

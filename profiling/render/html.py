@@ -4,39 +4,19 @@ A content security policy in the page forbids it to fetch anything, so "works of
 Everything that is not `Markup` is escaped.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Line
-from feedline.profiling.render import charts, plots
+from feedline.profiling.render import charts, plots, sections
 from feedline.profiling.render.markup import Markup, join, tag
-from feedline.profiling.render.sections import (
-    Bars,
-    Code,
-    Columns,
-    Curves,
-    Facts,
-    Heat,
-    Listing,
-    Page,
-    Part,
-    Points,
-    Prose,
-    Reasons,
-    Section,
-    Stacks,
-    Table,
-    Verdict,
-)
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-MOST_LINES = 40
-"""Of one function."""
+MOST_LINES = 40  # of one function
 
 
-def document(page: Page) -> Markup:
+def document(page: sections.Page) -> Markup:
     """The whole document."""
     head = tag(
         "head",
@@ -50,28 +30,26 @@ def document(page: Page) -> Markup:
     )
     below = join(tag("code", page.command), " · ") if page.command else ""
     subtitle = tag("p", below, page.subtitle, class_="subtitle")
-    top = tag("header", tag("p", page.kicker, class_="kicker"), tag("h1", page.title), subtitle)
-    body = [_section(section) for section in page.sections if section]
-    verdict = _verdict(page.verdict) if page.verdict else None
-    bottom = tag("footer", page.footer) if page.footer else None
-    whole = tag("html", head, tag("body", tag("main", top, verdict, *body, bottom)), lang="en")
-    return join(Markup("<!doctype html>\n"), whole)
+    body = [tag("header", tag("p", page.kicker, class_="kicker"), tag("h1", page.title), subtitle)]
+    if (verdict := page.verdict) is not None:
+        words = tag("p", together(verdict.words), class_="words")
+        evidence = tag("p", together(" ".join(verdict.evidence)), class_="evidence")
+        figures = _terms(verdict.figures, "figures") if verdict.figures else None
+        body.append(tag("section", words, evidence, figures, class_=f"verdict {verdict.tone}"))
+    for section in page.sections:
+        if section is not None:
+            parts = [part(shown) for shown in section.parts]
+            lede = tag("p", section.lede, class_="lede") if section.lede else None
+            if section.side_by_side:
+                parts = [tag("div", [tag("div", markup) for markup in parts], class_="columns")]
+            body.append(tag("section", tag("h2", section.heading), lede, parts))
+    if page.footer:
+        body.append(tag("footer", page.footer))
+    return join(Markup("<!doctype html>\n"), tag("html", head, tag("body", tag("main", body)), lang="en"))
 
 
-@cache
 def style() -> str:
     return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-
-
-def _verdict(verdict: Verdict) -> Markup:
-    cells = [tag("div", tag("dt", name), tag("dd", value)) for name, value in verdict.figures]
-    return tag(
-        "section",
-        tag("p", together(verdict.words), class_="words"),
-        tag("p", together(" ".join(verdict.evidence)), class_="evidence"),
-        tag("dl", *cells, class_="figures") if cells else None,
-        class_=f"verdict {verdict.tone}",
-    )
 
 
 def together(words: str) -> str:
@@ -79,89 +57,76 @@ def together(words: str) -> str:
     return words.replace(" %", "\u00a0%")
 
 
-def _section(section: Section) -> Markup:
-    parts = [part(one) for one in section.parts]
-    lede = tag("p", section.lede, class_="lede") if section.lede else None
-    beside = tag("div", *[tag("div", one) for one in parts], class_="columns") if section.side_by_side else parts
-    return tag("section", tag("h2", section.heading), lede, beside)
-
-
-def part(one: Part) -> Markup:
+def part(shown: sections.Part) -> Markup:
     """A fragment of the document."""
-    match one:
-        case Prose():
-            return tag("p", one.words)
-        case Points():
-            return tag("ul", *[tag("li", item) for item in one.items], class_="notes")
-        case Code():
-            return tag("pre", tag("code", one.words), tabindex=0)
-        case Facts():
-            return _terms([(name, value) for name, value in one.items.items()], "facts")
-        case Reasons():
-            return _terms([(name, f"{why[:1].upper()}{why[1:]}.") for name, why in one.items], "vain")
-        case Table():
-            return _table(one)
-        case Listing():
-            return _listing(one)
-        case Bars():
-            return charts.bars(one)
-        case Stacks():
-            return charts.stacks(one)
-        case Heat():
-            return charts.heat(one)
-        case Curves():
-            return plots.curves(one)
-        case Columns():
-            return plots.columns(one)
+    match shown:
+        case sections.Prose():
+            return tag("p", shown.words)
+        case sections.Points():
+            return tag("ul", *[tag("li", item) for item in shown.items], class_="notes")
+        case sections.Code():
+            return tag("pre", tag("code", shown.words), tabindex=0)
+        case sections.Facts():
+            return _terms(shown.items.items(), "facts")
+        case sections.Reasons():
+            return _terms([(name, f"{why[:1].upper()}{why[1:]}.") for name, why in shown.items], "vain")
+        case sections.Table():
+            return _table(shown)
+        case sections.Listing():
+            return _listing(shown)
+        case sections.Bars():
+            return charts.bars(shown)
+        case sections.Stacks():
+            return charts.stacks(shown)
+        case sections.Heat():
+            return charts.heat(shown)
+        case sections.Curves():
+            return plots.curves(shown)
+        case sections.Columns():
+            return plots.columns(shown)
 
 
-def _terms(items: Sequence[tuple[str, object]], kind: str) -> Markup:
+def _terms(items: Iterable[tuple[str, object]], kind: str) -> Markup:
     return tag("dl", *[tag("div", tag("dt", name), tag("dd", value)) for name, value in items], class_=kind)
 
 
-def _table(table: Table) -> Markup:
+def _table(table: sections.Table) -> Markup:
     """It scrolls sideways inside itself on a narrow screen."""
     kind = dict.fromkeys(table.numeric, "number")
     head = tag("tr", *[tag("th", name, scope="col", class_=kind.get(i)) for i, name in enumerate(table.headers)])
-    body = [
-        tag(
-            "tr",
-            *[tag("td", cell, class_=kind.get(column)) for column, cell in enumerate(row)],
-            class_="emphasised" if index in table.emphasised else None,
-        )
-        for index, row in enumerate(table.rows)
-    ]
+    body: list[Markup] = []
+    for index, row in enumerate(table.rows):
+        cells = [tag("td", cell, class_=kind.get(column)) for column, cell in enumerate(row)]
+        body.append(tag("tr", *cells, class_="emphasised" if index in table.emphasised else None))
     caption = tag("caption", table.caption) if table.caption else None
     inner = tag("table", caption, tag("thead", head), tag("tbody", *body))
     label = table.caption or " ".join(table.headers)
     return tag("div", inner, class_="table", tabindex=0, role="region", aria_label=label)
 
 
-def _listing(listing: Listing) -> Markup:
+def _listing(listing: sections.Listing) -> Markup:
     """One table per function, the function that took most first, its hottest line marked."""
-    groups: dict[tuple[str, str, str], list[Line]] = {}
+    functions: dict[tuple[str, str, str], list[Line]] = {}
     for line in listing.lines:
-        groups.setdefault((line.file, line.function, line.where), []).append(line)
-    ranked = sorted(groups.values(), key=lambda body: -sum(line.seconds for line in body))
-    in_order = [sorted(body, key=lambda line: line.line)[:MOST_LINES] for body in ranked]
-    return join(*[_function_table(body, listing.hints) for body in in_order])
-
-
-def _function_table(body: Sequence[Line], hints: Mapping[tuple[str, int], str]) -> Markup:
-    first, whole = body[0], units.seconds(sum(line.seconds for line in body))
-    who = "" if first.where == "trainer" else f", {first.where}"
-    return _table(
-        Table(
-            headers=["line", "hits", "time", "share", "source"],
-            rows=[_line_row(line, hints.get((line.file, line.line), "")) for line in body],
-            numeric=range(4),
-            emphasised=[max(range(len(body)), key=lambda index: body[index].seconds)],
-            caption=f"{first.function} in {first.file}{who}: {whole}",
-        )
-    )
-
-
-def _line_row(line: Line, hint: str) -> list[object]:
-    share, seconds = units.percent(line.fraction), units.seconds(line.seconds)
-    source = join(tag("code", line.source), tag("span", hint, class_="hint") if hint else None)
-    return [line.line, f"{line.hits:,}", seconds, share, source]
+        functions.setdefault((line.file, line.function, line.where), []).append(line)
+    tables: list[Markup] = []
+    for body in sorted(functions.values(), key=lambda body: -sum(line.seconds for line in body)):
+        lines = sorted(body, key=lambda line: line.line)[:MOST_LINES]
+        first, whole = lines[0], units.seconds(sum(line.seconds for line in lines))
+        rows: list[list[object]] = []
+        for line in lines:
+            hint = listing.hints.get((line.file, line.line))
+            source = join(tag("code", line.source), tag("span", hint, class_="hint") if hint else None)
+            share, seconds = units.percent(line.fraction), units.seconds(line.seconds)
+            rows.append([line.line, f"{line.hits:,}", seconds, share, source])
+        who = "" if first.where == "trainer" else f", {first.where}"
+        hottest = max(range(len(lines)), key=lambda index: lines[index].seconds)
+        tables.append(
+            _table(
+                sections.Table(
+                    headers=["line", "hits", "time", "share", "source"], rows=rows, numeric=range(4),
+                    emphasised=[hottest], caption=f"{first.function} in {first.file}{who}: {whole}",
+                )
+            )
+        )  # fmt: skip
+    return join(tables)

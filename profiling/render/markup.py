@@ -4,6 +4,8 @@ from html import escape
 from typing import TypeAlias
 
 VOID = frozenset({"br", "hr", "meta", "link"})
+CAMEL_CASE = ("viewBox", "preserveAspectRatio")
+Attribute: TypeAlias = str | int | float | None
 
 
 class Markup(str):
@@ -12,40 +14,29 @@ class Markup(str):
     __slots__ = ()
 
 
-Attribute: TypeAlias = str | int | float | None
-
-
 def tag(name: str, /, *children: object, **attributes: Attribute) -> Markup:
     """`tag("p", "a < b", class_="note")` -> `<p class="note">a &lt; b</p>`.
 
     Attribute names lose a trailing underscore and turn inner ones into hyphens; None leaves the attribute out.
     """
-    inner = join(*children)
-    opening = f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}>"
-    return Markup(opening if name in VOID else f"{opening}{inner}</{name}>")
+    opening = f"<{name}"
+    for key, value in attributes.items():
+        if value is not None:
+            text = f"{value:.6g}" if isinstance(value, float) else str(value)
+            attribute = key if key in CAMEL_CASE else key.rstrip("_").replace("_", "-")
+            opening += f' {attribute}="{escape(_printable(text), quote=True)}"'
+    return Markup(f"{opening}>" if name in VOID else f"{opening}>{join(*children)}</{name}>")
 
 
 def join(*children: object) -> Markup:
     """Everything one after the other; None and empty strings vanish, lists and tuples are flattened."""
-    return Markup("".join(_child(child) for child in children))
-
-
-def _child(child: object) -> str:
-    if child is None:
-        return ""
-    if isinstance(child, Markup):
-        return child
-    if isinstance(child, list | tuple):
-        return join(*child)
-    return escape(_printable(str(child)), quote=False)
-
-
-def _attribute(key: str, value: Attribute) -> str:
-    if value is None:
-        return ""
-    name = key.rstrip("_").replace("_", "-") if key not in ("viewBox", "preserveAspectRatio") else key
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return f' {name}="{escape(_printable(text), quote=True)}"'
+    text = ""
+    for child in children:
+        if isinstance(child, list | tuple):
+            text += join(*child)
+        elif child is not None:
+            text += child if isinstance(child, Markup) else escape(_printable(str(child)), quote=False)
+    return Markup(text)
 
 
 def _printable(text: str) -> str:

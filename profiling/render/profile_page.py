@@ -10,10 +10,11 @@ from typing import Any
 from feedline.profiling.explain.difference import Versus
 from feedline.profiling.explain.hot_lines import LOADER_SHARE, LineProfile
 from feedline.profiling.explain.measure.main_thread import parts_of
+from feedline.profiling.explain.measure.workers import Workers
 from feedline.profiling.explain.predict import NOTABLE, Prediction
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import Gpu, Leg, LegName, Recording, WorkerTime
+from feedline.profiling.record.recording import Gpu, Leg, LegName, Line, Recording
 from feedline.profiling.render.report_time import resources, timeline
 from feedline.profiling.render.sections import (
     Bar,
@@ -38,6 +39,11 @@ LEG_NAMES: dict[LegName, str] = {
     "laid_out": "cached, as from feedline",
     "loader_only": "the loader alone", "cold": "cold page cache",
 }  # fmt: skip
+GPU_SHARES = {
+    "sm_active": "SM active", "sm_occupancy": "SM occupancy", "tensor_active": "tensor active",
+    "dram_active": "DRAM active", "utilization": "utilisation (a kernel ran)",
+}  # fmt: skip
+"""Fields of `Gpu` between 0 and 1, and what they are called."""
 OF_LOOP = "share of the loop's time"
 SHARES_NOTE = "data: blocked on the next batch; trainer: the main thread's own Python."
 MOST_REMEDIES = 12
@@ -79,190 +85,130 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
 def sections(recording: Recording, diagnosis: Diagnosis) -> list[Section | None]:
     """Everything below the verdict, for pages that put a recording among other things."""
     return [
-        remedies(diagnosis),
-        in_vain(diagnosis.predictions),
-        where_time_goes(recording, diagnosis),
+        _remedies(diagnosis),
+        _in_vain(diagnosis.predictions),
+        _where_time_goes(recording, diagnosis),
         timeline(recording),
         resources(recording),
-        gpus(recording.gpus, recording.gpu_note),
-        legs(recording.legs),
-        listing(LineProfile(lines=diagnosis.lines, loader=None, hints={})),
-        about(recording, diagnosis),
+        _gpus(recording.gpus, recording.gpu_note),
+        _legs(recording.legs),
+        _listing(diagnosis.lines, {}),
+        _about(recording, diagnosis),
         section("Notes", Points(diagnosis.notes)) if diagnosis.notes else None,
     ]
 
 
-# --- remedies -----------------------------------------------------------------------------------------
-
-
-def remedies(diagnosis: Diagnosis) -> Section | None:
-    rate = diagnosis.measured.rates.over_epochs
+def _remedies(diagnosis: Diagnosis) -> Section | None:
+    rate, ceiling = diagnosis.measured.rates.over_epochs, diagnosis.ceiling_samples_per_s
     if not diagnosis.predictions or rate is None:
         return None
-    helpful = [_remedy(one) for one in diagnosis.predictions if one.helps][:MOST_REMEDIES]
+    helpful: list[Bar] = []
+    for p in [prediction for prediction in diagnosis.predictions if prediction.helps][:MOST_REMEDIES]:
+        epochs = p.break_even_epochs
+        paid = f"; paid back after {units.number(epochs, 2)} epochs" if epochs is not None else ""
+        words = f"{units.times(p.gain)}: {p.why}. Cost: {p.cost}{paid}."
+        helpful.append(Bar(label=p.remedy, value=p.samples_per_s, low=p.low, high=p.high, note=words))
     if not helpful:
         nothing = Prose("Nothing that can be predicted would make this run notably faster.")
         return section("What would help", nothing)
     now = Bar(label="as it is now", value=rate.value, low=rate.low, high=rate.high, tone="muted")
-    ceiling = diagnosis.ceiling_samples_per_s
-    chart = Bars(
-        rows=[*helpful, now],
-        title="Predicted throughput",
-        reference=("ceiling", ceiling) if ceiling else None,
-        value_name="predicted",
-    )
+    reference = ("ceiling", ceiling) if ceiling else None
+    chart = Bars(rows=[*helpful, now], title="Predicted throughput", reference=reference, value_name="predicted")
     lede = (
         "Predicted from this run, ranked; whiskers are the error bar. Check one by applying it and profiling again."
     )
     return section("What would help", chart, lede=lede)
 
 
-def _remedy(one: Prediction) -> Bar:
-    epochs = one.break_even_epochs
-    paid = f"; paid back after {units.number(epochs, 2)} epochs" if epochs is not None else ""
-    words = f"{units.times(one.gain)}: {one.why}. Cost: {one.cost}{paid}."
-    return Bar(label=one.remedy, value=one.samples_per_s, low=one.low, high=one.high, note=words)
-
-
-def in_vain(predictions: Iterable[Prediction]) -> Section | None:
+def _in_vain(predictions: Iterable[Prediction]) -> Section | None:
     """What was considered, those with the same reason together."""
     by_reason: dict[str, list[str]] = {}
-    for one in predictions:
-        if not one.helps:
-            by_reason.setdefault(_why_not(one), []).append(one.remedy)
+    for prediction in (prediction for prediction in predictions if not prediction.helps):
+        gain, why = units.times(prediction.gain), prediction.why
+        if not prediction.vain and prediction.gain > 1 + NOTABLE:
+            why = f"{gain}, which this run is too short or too uneven to tell from none: {why}"
+        elif not prediction.vain:
+            why = f"little or no gain ({gain}): {why}"
+        by_reason.setdefault(why, []).append(prediction.remedy)
     reasons = [("; ".join(names), why) for why, names in by_reason.items()]
     return section("What would not", Reasons(reasons)) if reasons else None
 
 
-def _why_not(prediction: Prediction) -> str:
-    if prediction.vain:
-        return prediction.why
-    gain = units.times(prediction.gain)
-    if prediction.gain > 1 + NOTABLE:
-        return f"{gain}, which this run is too short or too uneven to tell from none: {prediction.why}"
-    return f"little or no gain ({gain}): {prediction.why}"
-
-
-# --- attribution --------------------------------------------------------------------------------------
-
-
-def where_time_goes(recording: Recording, diagnosis: Diagnosis) -> Section | None:
-    if diagnosis.measured.rates.now is None:
-        return main_thread(recording)
-    loop = Stacks(total=_shares("the training loop", diagnosis), title="The step", unit=OF_LOOP, note=SHARES_NOTE)
-    workers = diagnosis.measured.workers.each
-    lede = "Each row is somebody's whole time."
-    return section("Where the time goes", loop, _stages(diagnosis), _transforms(workers), lede=lede)
-
-
-def main_thread(recording: Recording) -> Section | None:
-    """Where no loader was seen, what is known of the loop all the same."""
+def _where_time_goes(recording: Recording, diagnosis: Diagnosis) -> Section | None:
+    workers = diagnosis.measured.workers
+    if diagnosis.measured.rates.now is not None:
+        loop = Stacks(total=_shares("the training loop", diagnosis), title="The step", unit=OF_LOOP, note=SHARES_NOTE)
+        lede = "Each row is somebody's whole time."
+        return section("Where the time goes", loop, _stages(workers), _transforms(workers), lede=lede)
+    # Where no loader was seen, what is known of the loop all the same.
     parts = sorted(parts_of(recording).items(), key=lambda item: -item[1])
     if not parts or not recording.optimizer_steps:
         return None
-    seen = units.count(recording.optimizer_steps, "optimiser step")
     rows = [Bar(label=name, value=100 * share) for name, share in parts]
-    chart = Bars(rows=rows, title=f"The main thread, {seen}", unit="%", value_name="share")
+    title = f"The main thread, {units.count(recording.optimizer_steps, 'optimiser step')}"
+    chart = Bars(rows=rows, title=title, unit="%", value_name="share")
     return section("Where the time goes", chart, lede="The batches come from no loader that can be watched.")
 
 
 def _shares(label: str, diagnosis: Diagnosis) -> Stack:
-    shares = diagnosis.measured.trainer.shares
-    parts = {"data": shares.data, "copy": shares.copy, "trainer": shares.trainer, "compute": shares.compute}
-    return Stack(label=label, parts=parts, note=units.rate(diagnosis.samples_per_s))
+    return Stack(label=label, parts=vars(diagnosis.measured.trainer.shares), note=units.rate(diagnosis.samples_per_s))
 
 
-def _stages(diagnosis: Diagnosis) -> Stacks | None:
-    measured = diagnosis.measured.workers
-    if not measured.stages:
+def _stages(workers: Workers) -> Stacks | None:
+    if not workers.stages:
         return None
-    workers = [pair for pair in measured.each if not pair[0].in_trainer]
-    if len(workers) < 2:
-        workers = []
-    rows = [
-        Stack(label=_worker_name(worker), parts=stages, note=f"{worker.samples:,} samples")
-        for worker, stages in workers[:MOST_WORKERS]
-    ]
-    more = f"{len(workers) - MOST_WORKERS} more workers are in the record." if len(workers) > MOST_WORKERS else ""
-    who, title = ("all workers", "The workers") if measured.count else ("in the trainer itself", "Preparing batches")
-    total = Stack(label=who, parts=measured.stages)
-    return Stacks(total=total, rows=rows, title=title, unit="share of their time", note=more)
+    rows: list[Stack] = []
+    for worker, stages in workers.each:
+        if not worker.in_trainer:
+            rank = f"rank {worker.rank}, " if worker.rank else ""
+            label = f"{rank}worker {worker.worker}" + (", killed" if worker.ended == "killed" else "")
+            rows.append(Stack(label=label, parts=stages, note=f"{worker.samples:,} samples"))
+    shown = rows[:MOST_WORKERS] if len(rows) > 1 else []
+    more = f"{len(rows) - MOST_WORKERS} more workers are in the record." if len(rows) > MOST_WORKERS else ""
+    who, title = ("all workers", "The workers") if workers.count else ("in the trainer itself", "Preparing batches")
+    total = Stack(label=who, parts=workers.stages)
+    return Stacks(total=total, rows=shown, title=title, unit="share of their time", note=more)
 
 
-def _worker_name(worker: WorkerTime) -> str:
-    rank = f"rank {worker.rank}, " if worker.rank else ""
-    killed = ", killed" if worker.ended == "killed" else ""
-    return f"{rank}worker {worker.worker}{killed}"
-
-
-def _transforms(per_worker: Sequence[tuple[WorkerTime, dict[str, float]]]) -> Bars | None:
-    totals: dict[str, float] = {}
-    samples = sum(worker.samples for worker, _ in per_worker)
-    for worker, _ in per_worker:
-        for name, seconds in worker.transforms.items():
-            totals[name] = totals.get(name, 0.0) + seconds
-    if len(totals) < 2 or not samples:
+def _transforms(workers: Workers) -> Bars | None:
+    seconds = workers.transforms
+    if len(seconds) < 2 or not workers.samples:
         return None
-    ranked = sorted(totals, key=lambda name: -totals[name])[:MOST_TRANSFORMS]
-    rows = [Bar(label=name, value=1e3 * totals[name] / samples) for name in ranked]
+    ranked = sorted(seconds, key=lambda name: -seconds[name])[:MOST_TRANSFORMS]
+    rows = [Bar(label=name, value=1e3 * seconds[name] / workers.samples) for name in ranked]
     return Bars(rows=rows, title="By transform", unit="ms per sample", value_name="time")
 
 
-# --- legs, GPUs, lines, about -------------------------------------------------------------------------
-
-
-def legs(measured: Sequence[Leg]) -> Section | None:
+def _legs(measured: Sequence[Leg]) -> Section | None:
     rows: list[Bar] = []
     for leg in measured:
-        rates = sorted(leg.samples_per_s) or [None]
-        rows.append(
-            Bar(label=leg_name(leg), value=rates[len(rates) // 2], low=rates[0], high=rates[-1], note=leg.note)
-        )
+        rates, label = sorted(leg.samples_per_s) or [None], LEG_NAMES[leg.name]
+        if leg.num_workers is not None:
+            busy = f"{leg.num_workers} busy beside"
+            label += f", {busy if leg.name == 'crowded' else units.count(leg.num_workers, 'worker')}"
+        rows.append(Bar(label=label, value=rates[len(rates) // 2], low=rates[0], high=rates[-1], note=leg.note))
     lede = "The same script with one thing taken away, in short windows that take turns."
     chart = Bars(rows=rows, title="Legs: median and range of the windows")
     return section("The proof", chart, lede=lede) if rows else None
 
 
-def leg_name(leg: Leg) -> str:
-    """What was measured, with the number of workers or of busy processes where that was chosen."""
-    if leg.num_workers is None:
-        return LEG_NAMES[leg.name]
-    what = f"{leg.num_workers} busy beside" if leg.name == "crowded" else units.count(leg.num_workers, "worker")
-    return f"{LEG_NAMES[leg.name]}, {what}"
-
-
-GPU_SHARES = {
-    "sm_active": "SM active",
-    "sm_occupancy": "SM occupancy",
-    "tensor_active": "tensor active",
-    "dram_active": "DRAM active",
-    "utilization": "utilisation (a kernel ran)",
-}
-"""Fields of `Gpu` between 0 and 1, and what they are called."""
-
-
-def gpus(seen: Sequence[Gpu], note: str) -> Section | None:
+def _gpus(gpus: Sequence[Gpu], note: str) -> Section | None:
     lede = (
         "Means over the training steps. Utilisation only says that some kernel ran: one busy thread gives 100 %. "
         "SM active is the share of time the multiprocessors had work."
     )
-    headers = ["", "mean", "source"]
-    tables = [
-        Table(headers=headers, rows=_gpu_rows(gpu), numeric=[1], caption=f"{gpu.name or ''} {gpu.uuid}".strip())
-        for gpu in seen
-    ]
-    said = Prose(f"{note[0].upper()}{note[1:]}.") if note else None
-    return section("GPU", *tables, said, lede=lede if seen else "")
-
-
-def _gpu_rows(gpu: Gpu) -> list[list[str]]:
-    rows = [[what, units.percent(getattr(gpu, field)), _source(gpu, field)] for field, what in GPU_SHARES.items()]
-    memory = units.part_of(gpu.memory_used_bytes, gpu.memory_total_bytes)
-    rows.append(["memory", memory, _source(gpu, "memory_used_bytes")])
-    rows.append(["power", units.rate(gpu.power_w, "W"), _source(gpu, "power_w")])
-    if gpu.throttle_reasons:
-        rows.append(["throttled by", ", ".join(gpu.throttle_reasons), gpu.source])
-    return rows
+    tables: list[Table] = []
+    for gpu in gpus:
+        memory = units.part_of(gpu.memory_used_bytes, gpu.memory_total_bytes)
+        rows = [[what, units.percent(getattr(gpu, name)), _source(gpu, name)] for name, what in GPU_SHARES.items()]
+        rows.append(["memory", memory, _source(gpu, "memory_used_bytes")])
+        rows.append(["power", units.rate(gpu.power_w, "W"), _source(gpu, "power_w")])
+        if gpu.throttle_reasons:
+            rows.append(["throttled by", ", ".join(gpu.throttle_reasons), gpu.source])
+        caption = f"{gpu.name or ''} {gpu.uuid}".strip()
+        tables.append(Table(headers=["", "mean", "source"], rows=rows, numeric=[1], caption=caption))
+    words = Prose(f"{note[0].upper()}{note[1:]}.") if note else None
+    return section("GPU", *tables, words, lede=lede if gpus else "")
 
 
 def _source(gpu: Gpu, field: str) -> str:
@@ -271,14 +217,12 @@ def _source(gpu: Gpu, field: str) -> str:
     return gpu.sources.get(field) or gpu.source
 
 
-def listing(profile: LineProfile) -> Section | None:
-    if not profile.lines:
-        return None
-    lines = Listing(lines=profile.lines, hints=profile.hints)
-    return section("Line by line", lines, lede="Timed by line_profiler; shares are of the function.")
+def _listing(lines: Sequence[Line], hints: Mapping[tuple[str, int], str]) -> Section | None:
+    lede = "Timed by line_profiler; shares are of the function."
+    return section("Line by line", Listing(lines=lines, hints=hints), lede=lede) if lines else None
 
 
-def about(recording: Recording, diagnosis: Diagnosis) -> Section | None:
+def _about(recording: Recording, diagnosis: Diagnosis) -> Section | None:
     loader, host = recording.train_loader, host_facts(recording.host)
     facts = {
         "device": recording.compute.device,
@@ -312,21 +256,20 @@ def host_facts(host: Mapping[str, Any]) -> dict[str, str]:
 
 def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Versus]) -> Page:
     """Two or more: the statement first, then rates and shares side by side."""
-    rows = [
-        Bar(label=name, value=one.samples_per_s, low=rate.low if rate else None, high=rate.high if rate else None,
-            note=one.headline)
-        for name, one in recordings
-        for rate in [one.measured.rates.now]
-    ]  # fmt: skip
-    first, changes = versus[0], [change for one in versus for change in one.changes]
+    rows: list[Bar] = []
+    for name, diagnosis in recordings:
+        rate = diagnosis.measured.rates.now
+        low, high = (rate.low, rate.high) if rate else (None, None)
+        rows.append(Bar(label=name, value=diagnosis.samples_per_s, low=low, high=high, note=diagnosis.headline))
+    first, changes = versus[0], [change for compared in versus for change in compared.changes]
     tone: Tone = "main" if first.ratio is None or (first.low or 0) <= 1 <= (first.high or 0) else "good"
     if first.high is not None and first.high < 1:
         tone = "bad"
-    stacks = [_shares(name, one) for name, one in recordings]
+    stacks = [_shares(name, diagnosis) for name, diagnosis in recordings]
     shares = Stacks(rows=stacks, title="The step", unit=OF_LOOP, note=SHARES_NOTE)
     return Page(
         title=" and ".join(name for name, _ in recordings),
-        verdict=Verdict(words=first.statement, evidence=[one.statement for one in versus[1:]], tone=tone),
+        verdict=Verdict(words=first.statement, evidence=[compared.statement for compared in versus[1:]], tone=tone),
         sections=[
             section("Rates", Bars(rows=rows, title="Measured throughput"), Points(changes) if changes else None),
             section("Where the time goes", shares),
@@ -337,24 +280,19 @@ def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Ver
 
 def lprof_report(path: str, profile: LineProfile) -> Page:
     """A line profile: what its loop says, then every function."""
-    loop = profile.loader
-    if loop is None:
-        unmarked = (
-            "No line of this profile looks like a loop over a loader: mark the training function with @profile."
-        )
-        empty = "The profile holds no lines: was any function marked with @profile?"
-        verdict = Verdict(words=unmarked if profile.lines else empty)
-    else:
-        line = loop.line
+    loop, tries = profile.loader, None
+    words = "The profile holds no lines: was any function marked with @profile?"
+    if profile.lines:
+        words = "No line of this profile looks like a loop over a loader: mark the training function with @profile."
+    verdict = Verdict(words=words)
+    if loop is not None:
+        line, tries = loop.line, section("What to try", Points(loop.tries))
         figures = [
             ("the loop's line", f"{line.line}"), ("share of its function", units.percent(line.fraction)),
             ("batches", f"{loop.batches:,}"), ("waiting per batch", units.seconds(line.seconds / loop.batches)),
         ]  # fmt: skip
-        verdict = Verdict(
-            words=loop.headline,
-            evidence=[f"{line.file}:{line.line}: {line.source.strip()}", loop.why],
-            figures=figures,
-            tone="bad" if line.fraction >= LOADER_SHARE else "good",
-        )
-    tries = section("What to try", Points(loop.tries)) if loop else None
-    return Page(title=path, verdict=verdict, sections=[tries, listing(profile)], kicker="feedline report")
+        evidence = [f"{line.file}:{line.line}: {line.source.strip()}", loop.why]
+        tone: Tone = "bad" if line.fraction >= LOADER_SHARE else "good"
+        verdict = Verdict(words=loop.headline, evidence=evidence, figures=figures, tone=tone)
+    lines = _listing(profile.lines, profile.hints)
+    return Page(title=path, verdict=verdict, sections=[tries, lines], kicker="feedline report")

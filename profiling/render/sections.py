@@ -13,52 +13,37 @@ from feedline.profiling.record.recording import Line
 Tone = Literal["main", "muted", "good", "bad"]
 
 
-# --- words and numbers --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Prose:
-    """One paragraph."""
-
-    words: str
+    words: str  # one paragraph
 
 
 @dataclass(frozen=True)
 class Points:
-    """Sentences that stand side by side."""
-
-    items: Sequence[str]
+    items: Sequence[str]  # sentences that stand side by side
 
 
 @dataclass(frozen=True)
 class Code:
-    """Preformatted text."""
-
-    words: str
+    words: str  # preformatted text
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and short values."""
-
-    items: Mapping[str, object]
+    items: Mapping[str, object]  # names and short values
 
 
 @dataclass(frozen=True)
 class Reasons:
-    """Names, each with a sentence."""
-
-    items: Sequence[tuple[str, str]]
+    items: Sequence[tuple[str, str]]  # names, each with a sentence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     headers: Sequence[str]
     rows: Sequence[Sequence[object]]
-    numeric: Collection[int] = ()
-    """Columns that align right."""
-    emphasised: Collection[int] = ()
-    """Rows that stand out."""
+    numeric: Collection[int] = ()  # columns that align right
+    emphasised: Collection[int] = ()  # rows that stand out
     caption: str = ""
 
 
@@ -70,25 +55,19 @@ class Listing:
     hints: Mapping[tuple[str, int], str]
 
 
-# --- charts -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One row of `Bars`."""
+    """One row of `Bars`: a value (None: not measured, and shown as a dash) with its interval, drawn as a whisker, and
+    what was said before it was measured: a diamond with its own, thinner whisker. `note` is a line under the bar."""
 
     label: str
     value: float | None = None
-    """None: not measured, and shown as a dash."""
     low: float | None = None
     high: float | None = None
-    """The interval of the value, drawn as a whisker."""
     predicted: float | None = None
     predicted_low: float | None = None
     predicted_high: float | None = None
-    """What was said before it was measured: a diamond with its own, thinner whisker."""
     note: str = ""
-    """One line under the bar."""
     tone: Tone = "main"
 
 
@@ -99,12 +78,9 @@ class Bars:
     rows: Sequence[Bar]
     title: str
     unit: str = "samples/s"
-    reference: tuple[str, float] | None = None
-    """(name, value) of a dashed line through all of them."""
-    value_name: str = "measured"
-    """What the legend calls the bars."""
-    staircase: bool = False
-    """Each bar shows what it adds to the one before, and its factor over the first."""
+    reference: tuple[str, float] | None = None  # (name, value) of a dashed line through all of them
+    value_name: str = "measured"  # what the legend calls the bars
+    staircase: bool = False  # each bar shows what it adds to the one before, and its factor over the first
     note: str = ""
 
 
@@ -144,12 +120,12 @@ class Heat:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Points (x, y) in order of x; y None is a gap, never a zero."""
+    """Points (x, y) in order of x; y None is a gap, never a zero. `intervals` are (low, high) of each point, drawn as
+    whiskers, and the points as marks; for few points: none is thinned."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
     intervals: Sequence[tuple[float | None, float | None]] = ()
-    """(low, high) of each point, drawn as whiskers, and the points as marks; for few points: none is thinned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +162,7 @@ class Columns:
     shades: Sequence[Shade] = ()
 
 
-Chart: TypeAlias = Bars | Stacks | Heat | Curves | Columns
-Part: TypeAlias = Prose | Points | Code | Facts | Reasons | Table | Listing | Chart
-
-
-# --- the page -----------------------------------------------------------------------------------------
+Part: TypeAlias = Prose | Points | Code | Facts | Reasons | Table | Listing | Bars | Stacks | Heat | Curves | Columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,22 +179,20 @@ class Verdict:
 class Section:
     heading: str
     parts: Sequence[Part]
-    lede: str = ""
-    """How to read what HTML draws."""
-    side_by_side: bool = False
-    """Parts may stand beside each other where there is room."""
+    lede: str = ""  # how to read what HTML draws
+    side_by_side: bool = False  # parts may stand beside each other where there is room
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
+    """`kicker` is the small line above the title; `command`, what was run, stands below it, then `subtitle`. A
+    section that is None has nothing to say of this run."""
+
     title: str
     sections: Sequence[Section | None]
-    """None: there is nothing to say of it in this run."""
     verdict: Verdict | None = None
     kicker: str = "feedline"
-    """The small line above the title."""
     command: str = ""
-    """What was run, below the title; `subtitle` follows it."""
     subtitle: str = ""
     footer: str = ""
 

@@ -17,7 +17,22 @@ PHASES = {"train": "training step", "eval": "evaluation batch", "other": "batch"
 
 def trace(recording: Recording) -> dict[str, Any]:
     """JSON-ready, in the format's object form; events are sorted by time within a track."""
-    events = [*_names(recording), *_steps(recording), *_counters(recording)]
+    events: list[dict[str, Any]] = []
+    for rank in sorted({step.rank for step in recording.steps}):
+        events.append(_event("process_name", "M", 0, rank, 0, name=f"rank {rank}: trainer"))
+        ids = sorted({step.loader for step in recording.steps if step.rank == rank})
+        events += [
+            _event("thread_name", "M", 0, rank, loader, name=f"main thread, loader {loader}") for loader in ids
+        ]
+    if recording.series:
+        events.append(_event("process_name", "M", 0, RESOURCES_PID, 0, name="resources"))
+    for step in sorted(recording.steps, key=lambda step: (step.rank, step.loader, step.start_s)):
+        events += _slices(step)
+    for series in recording.series:
+        name = f"{series.scope} {series.name} ({series.unit})"
+        for at_s, value in zip(series.t_s, series.values, strict=False):
+            if value is not None:
+                events.append(_event(name, "C", at_s * 1e6, RESOURCES_PID, 0, value=value))
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -25,62 +40,29 @@ def trace(recording: Recording) -> dict[str, Any]:
     }
 
 
-def _names(recording: Recording) -> Iterator[dict[str, Any]]:
-    for rank in sorted({step.rank for step in recording.steps}):
-        yield _metadata("process_name", rank, 0, f"rank {rank}: trainer")
-        for loader in sorted({step.loader for step in recording.steps if step.rank == rank}):
-            yield _metadata("thread_name", rank, loader, f"main thread, loader {loader}")
-    if recording.series:
-        yield _metadata("process_name", RESOURCES_PID, 0, "resources")
+def _slices(step: Step) -> Iterator[dict[str, Any]]:
+    """The step, then what lies in it."""
+    args = {"samples": step.samples, "epoch": step.epoch, "warm_up": step.warm_up}
+    args |= {} if step.bytes is None else {"bytes": step.bytes}
+    whole = _event(PHASES[step.phase], "X", step.start_s * 1e6, step.rank, step.loader, **args)
+    yield {**whole, "cat": step.phase, "dur": step.duration_s * 1e6}
+    inside = {
+        "wait for data": step.wait_s,
+        "copy to device": step.copy_s,
+        "forward and Python": max(0.0, step.compute_s - step.backward_s - step.optimizer_s),
+        "backward": step.backward_s,
+        "optimiser": step.optimizer_s,
+        "pause: evaluation, checkpoint": step.pause_s,
+    }
+    at = step.start_s
+    for name, seconds in inside.items():
+        # Rounding must not let a part stick out of its step: importers then refuse to nest it.
+        fitting = min(seconds, step.start_s + step.duration_s - at)
+        if fitting > 0:
+            part = _event(name, "X", at * 1e6, step.rank, step.loader)
+            yield {**part, "cat": step.phase, "dur": fitting * 1e6}
+            at += fitting
 
 
-def _metadata(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-def _steps(recording: Recording) -> Iterator[dict[str, Any]]:
-    for step in sorted(recording.steps, key=lambda one: (one.rank, one.loader, one.start_s)):
-        args = {"samples": step.samples, "epoch": step.epoch, "warm_up": step.warm_up, "bytes": step.bytes}
-        yield _slice(PHASES[step.phase], step.start_s, step.duration_s, step, args)
-        at = step.start_s
-        for name, seconds in _inside(step):
-            # Rounding must not let a part stick out of its step: importers then refuse to nest it.
-            fitting = min(seconds, step.start_s + step.duration_s - at)
-            if fitting > 0:
-                yield _slice(name, at, fitting, step, {})
-                at += fitting
-
-
-def _inside(step: Step) -> list[tuple[str, float]]:
-    rest = step.compute_s - step.backward_s - step.optimizer_s
-    return [
-        ("wait for data", step.wait_s),
-        ("copy to device", step.copy_s),
-        ("forward and Python", max(0.0, rest)),
-        ("backward", step.backward_s),
-        ("optimiser", step.optimizer_s),
-        ("pause: evaluation, checkpoint", step.pause_s),
-    ]
-
-
-def _slice(name: str, start_s: float, seconds: float, step: Step, args: dict[str, Any]) -> dict[str, Any]:
-    known = {key: value for key, value in args.items() if value is not None}
-    return {
-        "name": name, "cat": step.phase, "ph": "X", "ts": start_s * 1e6, "dur": seconds * 1e6, "pid": step.rank,
-        "tid": step.loader, "args": known,
-    }  # fmt: skip
-
-
-def _counters(recording: Recording) -> Iterator[dict[str, Any]]:
-    for series in recording.series:
-        name = f"{series.scope} {series.name} ({series.unit})"
-        for at_s, value in zip(series.t_s, series.values, strict=False):
-            if value is not None:
-                yield {
-                    "name": name,
-                    "ph": "C",
-                    "ts": at_s * 1e6,
-                    "pid": RESOURCES_PID,
-                    "tid": 0,
-                    "args": {"value": value},
-                }
+def _event(event: str, kind: str, ts_us: float, pid: int, tid: int, **args: object) -> dict[str, Any]:
+    return {"name": event, "ph": kind, "ts": ts_us, "pid": pid, "tid": tid, "args": args}

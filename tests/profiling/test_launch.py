@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.profiling.launch import Launch, command_line, profile
+from feedline.profiling.launch import Run, command_line, launched
 
 FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()", "profile", "--no-trials"]
 
@@ -25,6 +25,11 @@ def script(folder: Path, text: str, name: str = "script.py") -> Path:
 
 def feedline(*words: str | Path, cwd: Path, data: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run([*FEEDLINE, *map(str, words)], cwd=cwd, input=data, capture_output=True)
+
+
+def profile(argv: list[str]) -> Run:
+    with launched(argv) as run:
+        return run
 
 
 ABOUT = """
@@ -96,7 +101,7 @@ def test_the_exit_status_is_the_scripts_own(tmp_path: Path, text: str, status: i
     [("import sys; sys.exit(-1)", "error"), ("import os; os.kill(os.getpid(), 9)", "signal"), ("pass", "itself")],
 )
 def test_how_a_script_ended(tmp_path: Path, text: str, by: str) -> None:
-    assert profile(Launch(argv=[str(script(tmp_path, text))])).recording.script.ended_by == by
+    assert profile([str(script(tmp_path, text))]).recording.script.ended_by == by
 
 
 def test_what_is_left_out_after_a_failure_is_said(tmp_path: Path) -> None:
@@ -220,7 +225,7 @@ def test_the_script_ends_with_a_feedline_that_is_killed_and_the_next_one_clears_
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     assert list((tmp_path / "tmp").iterdir())
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    profile(Launch(argv=[str(script(tmp_path, "pass", "next.py"))]))
+    profile([str(script(tmp_path, "pass", "next.py"))])
     assert not list((tmp_path / "tmp").iterdir())
 
 
@@ -228,7 +233,7 @@ def test_the_script_ends_with_a_feedline_that_is_killed_and_the_next_one_clears_
 def test_a_profile_decorator_left_in_the_script(tmp_path: Path, own: str) -> None:
     path = tmp_path / "script.py"
     path.write_text(own + "@profile\ndef f(): return 3\nraise SystemExit(f())")
-    assert profile(Launch(argv=[str(path)])).status == (40 if own else 3)
+    assert profile([str(path)]).status == (40 if own else 3)
 
 
 def test_the_machines_own_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,13 +242,13 @@ def test_the_machines_own_sitecustomize_still_runs(tmp_path: Path, monkeypatch: 
     script(own, "import builtins; builtins.from_own_sitecustomize = 42", "sitecustomize.py")
     monkeypatch.setenv("PYTHONPATH", str(own))
     path = script(tmp_path, "import sys; sys.exit(from_own_sitecustomize)")
-    assert profile(Launch(argv=[str(path)])).status == 42
+    assert profile([str(path)]).status == 42
 
 
 def test_the_runs_folder_is_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     path = script(tmp_path, "import os; print(os.environ['FEEDLINE_PROFILE'])")
-    profile(Launch(argv=[str(path)]))
+    profile([str(path)])
     assert [one.name for one in tmp_path.iterdir()] == ["script.py"]
     assert "FEEDLINE_PROFILE" not in os.environ

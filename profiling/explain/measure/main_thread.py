@@ -10,18 +10,24 @@ Seconds are per sample of one rank. Shares are of the time of the measured steps
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 from feedline.profiling.explain.measure.rates import Rate, leg_of, median_rate, seconds_of, waited_s
-from feedline.profiling.record.recording import Compute, Recording, Step, TrainerPart
+from feedline.profiling.explain.measure.workers import sums
+from feedline.profiling.record.recording import Recording, Step, TrainerPart
 
 PARTS = get_args(TrainerPart)
-OWN = ("python", "logging", "checkpoint", "synchronise")
-"""Parts that are the script's own Python."""
+OWN = ("python", "logging", "checkpoint", "synchronise")  # parts that are the script's own Python
 NOT_BUSY = ("wait", "load", "unpickle", "copy", "synchronise", "other")
 """Parts in which the main thread may rightly sleep."""
+LEAST_KERNEL_SHARE = 0.04
+LEAST_FAULTS = 200  # per step; below either, keeping memory would gain nothing that can be told from noise
+FAULTS_COST = 1.25
+"""Exponent of the share of CPU time that is not the kernel's: threads also wait for the one that faults. Fitted to
+the four models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast), within 9 % of each."""
+FAULTS_ERROR = 0.09
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,45 +39,22 @@ class Shares:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageFaults:
-    """glibc gives a step's activations back to the kernel, and the next step takes them again, zeroed, page by page.
-    Counted for a model on the CPU."""
-
-    per_step: float
-    kernel_share: float
-    """The kernel's share of the model's CPU time."""
-    left: float
-    """The share of a step's time that is left when freed memory is kept; 1 where that would gain nothing."""
-
-
-LEAST_KERNEL_SHARE = 0.04
-LEAST_FAULTS = 200
-"""Per step; below either, keeping memory would gain nothing that can be told from noise."""
-FAULTS_COST = 1.25
-"""Exponent of the share of CPU time that is not the kernel's: threads also wait for the one that faults. Fitted to
-the four models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast), within 9 % of each."""
-FAULTS_ERROR = 0.09
-
-
-@dataclass(frozen=True, kw_only=True)
 class Trainer:
     steps: int
-    seconds: float
-    """Of all measured steps, one rank's."""
+    seconds: float  # of all measured steps, one rank's
     wait_fraction: float
     shares: Shares
-    step_s: float
-    """Main thread outside the wait: copy, compute and Python."""
+    step_s: float  # main thread outside the wait: copy, compute and Python
     copy_s: float
-    unpickle_s: float
-    """Main thread, unpickling batches inside the wait."""
-    unpickle_share: float
-    """Of the loop's time."""
-    cpu_s: float
-    """CPU time of all its threads, with free data where a leg measured that; 0 where it is not known."""
-    faults: PageFaults
-    layout_gain: Rate | None
-    """The ceiling over itself, when batches come in channels_last. From legs."""
+    unpickle_s: float  # main thread, unpickling batches inside the wait
+    unpickle_share: float  # of the loop's time
+    cpu_s: float  # CPU time of all its threads, with free data where a leg measured that; 0 where it is not known
+    faults_per_step: float
+    """glibc gives a step's activations back to the kernel, and the next step takes them again, zeroed, page by page.
+    Counted for a model on the CPU."""
+    kernel_share: float  # of the CPU time of such a model
+    kept_left: float  # the share of a step's time that is left when freed memory is kept; 1 where nothing is gained
+    layout_gain: Rate | None  # the ceiling over itself, when batches come in channels_last, from legs
     our_batches: Rate
     """How many times as fast it computes on feedline's batches: they come in channels_last, and the loader keeps
     freed memory."""
@@ -82,57 +65,59 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     ranks_s = seconds * max(1, len({step.rank for step in steps}))
     all_waited_s = sum(map(waited_s, steps))
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s else 0.0
-    slowdown = _slowdown(recording)
-    unpickling = _unpickling_share(recording, slowdown)
+    unpickling, slowdown = _unpickling(recording)
     free_cpu_s = leg_of(recording, "cached").trainer_cpu_s_per_sample
-    faults, layout_gain = page_faults(recording.compute), _layout_gain(recording)
+    compute, (layout_gain, legs_left) = recording.compute, _of_legs(recording)
+    kernel_share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
+    faults_per_step = compute.page_faults / compute.faulty_steps if compute.faulty_steps else 0.0
+    notable = compute.device == "cpu" and kernel_share >= LEAST_KERNEL_SHARE and faults_per_step >= LEAST_FAULTS
+    kept_left = (1 - kernel_share) ** FAULTS_COST if notable else 1.0
+    # Kept memory gives what the legs say of it, but no more than page faults explain: the windows of these two legs
+    # do not take turns, and the machine may have changed its speed between them.
+    left = kept_left if legs_left is None else min(1.0, max(kept_left, legs_left))
+    layout = layout_gain or Rate(value=1.0, error=0.0)
+    our_batches = Rate(value=layout.value / left, error=math.hypot(layout.error, FAULTS_ERROR if left < 1 else 0.0))
     return Trainer(
         steps=len(steps),
         seconds=seconds,
         wait_fraction=wait_fraction,
-        shares=_shares(steps, seconds, parts_of(recording)),
+        shares=_shares(steps, ranks_s, wait_fraction, parts_of(recording)),
         step_s=max(0.0, ranks_s - all_waited_s) / samples,
         copy_s=sum(step.copy_s for step in steps) / samples,
         unpickle_s=unpickling * ranks_s / samples / slowdown,
         unpickle_share=min(wait_fraction, unpickling),
         cpu_s=(statistics.median(free_cpu_s) if free_cpu_s else recording.costs.trainer_cpu_s) or 0.0,
-        faults=faults,
+        faults_per_step=faults_per_step,
+        kernel_share=kernel_share,
+        kept_left=kept_left,
         layout_gain=layout_gain,
-        our_batches=_our_batches(recording, faults, layout_gain),
+        our_batches=our_batches,
     )
-
-
-# --- the main thread's time ---------------------------------------------------------------------------
 
 
 def parts_of(recording: Recording) -> dict[str, float]:
     """Shares of the main thread's time by `TrainerPart`, the mean over ranks, from its stack samples."""
     total_s = sum(trainer.seconds for trainer in recording.trainers)
-    names = {name for trainer in recording.trainers for name in trainer.parts}
-    if not total_s:
-        return {}
-    return {name: sum(trainer.parts.get(name, 0.0) for trainer in recording.trainers) / total_s for name in names}
+    parts = sums(trainer.parts for trainer in recording.trainers)
+    return {name: seconds / total_s for name, seconds in parts.items()} if total_s else {}
 
 
-def own_places(recording: Recording) -> dict[str, float]:
-    """Seconds of the main thread by place of the script's own Python, the largest first. A recorded place may have
-    its part before it (`python train.py:log:12`): those of other parts are left out."""
+def busiest_place(recording: Recording) -> str | None:
+    """Where the script's own Python takes most of the main thread's time. A recorded place may have its part before
+    it (`python train.py:log:12`): those of other parts do not count."""
     places: dict[str, float] = {}
-    for trainer in recording.trainers:
-        for name, seconds in trainer.functions.items():
-            part, _, place = name.partition(" ")  # the first: a file's name may have more of them
-            if part not in PARTS:
-                part, place = "python", name
-            if part in OWN:
-                places[place] = places.get(place, 0.0) + seconds
-    return dict(sorted(places.items(), key=lambda item: -item[1]))
+    for name, seconds in sums(trainer.functions for trainer in recording.trainers).items():
+        part, _, place = name.partition(" ")  # the first: a file's name may have more of them
+        if part not in PARTS:
+            part, place = "python", name
+        if part in OWN:
+            places[place] = places.get(place, 0.0) + seconds
+    return max(places, key=lambda place: places[place], default=None)
 
 
-def _shares(steps: Sequence[Step], seconds: float, parts: dict[str, float]) -> Shares:
-    if not seconds:
+def _shares(steps: Sequence[Step], ranks_s: float, data: float, parts: Mapping[str, float]) -> Shares:
+    if not ranks_s:
         return Shares()
-    ranks_s = seconds * max(1, len({step.rank for step in steps}))
-    data = min(1.0, sum(map(waited_s, steps)) / ranks_s)
     copy = min(1.0 - data, sum(step.copy_s for step in steps) / ranks_s)
     on_device = any(step.starved_s is not None for step in steps)
     # On a GPU the main thread synchronises because it waits for the device: that is compute, not Python.
@@ -145,50 +130,29 @@ def _shares(steps: Sequence[Step], seconds: float, parts: dict[str, float]) -> S
     return Shares(data=data, copy=copy, trainer=trainer, compute=max(0.0, 1.0 - data - copy - trainer))
 
 
-def _slowdown(recording: Recording) -> float:
-    """Wall over CPU time of the main thread while it did something; 1 where its CPU time is not known, and on a GPU,
-    where it sleeps while it synchronises."""
-    cpu_s = sum(
-        s for trainer in recording.trainers for name, s in trainer.parts_cpu_s.items() if name not in NOT_BUSY
-    )
-    busy_s = sum(s for trainer in recording.trainers for name, s in trainer.parts.items() if name not in NOT_BUSY)
-    return max(1.0, busy_s / cpu_s) if cpu_s and recording.compute.device == "cpu" else 1.0
+def _unpickling(recording: Recording) -> tuple[float, float]:
+    """The share of the main thread's time in which it really unpickles, and its wall over CPU time while it did
+    something (1 where its CPU time is not known, and on a GPU, where it sleeps while it synchronises).
 
-
-def _unpickling_share(recording: Recording, slowdown: float) -> float:
-    """Share of the main thread's time in which it really unpickles. What it then waits for the worker that has the
-    bytes (a busy one answers late when its memory is asked for) is waiting for the worker."""
+    What it waits, while it unpickles, for the worker that has the bytes (a busy one answers late when its memory is
+    asked for) is waiting for the worker.
+    """
     total_s = sum(trainer.seconds for trainer in recording.trainers)
-    wall_s = sum(trainer.parts.get("unpickle", 0.0) for trainer in recording.trainers)
-    if any(seconds > 0 for trainer in recording.trainers for seconds in trainer.parts_cpu_s.values()):
-        cpu_s = sum(trainer.parts_cpu_s.get("unpickle", 0.0) for trainer in recording.trainers)
-        wall_s = min(wall_s, cpu_s * slowdown)
-    return wall_s / total_s if total_s else 0.0
+    wall_s = sums(trainer.parts for trainer in recording.trainers)
+    cpu_s = sums(trainer.parts_cpu_s for trainer in recording.trainers)
+    busy_s, busy_cpu_s = (sum(s for name, s in of.items() if name not in NOT_BUSY) for of in (wall_s, cpu_s))
+    slowdown = max(1.0, busy_s / busy_cpu_s) if busy_cpu_s and recording.compute.device == "cpu" else 1.0
+    unpickling_s = wall_s.get("unpickle", 0.0)
+    if any(cpu_s.values()):
+        unpickling_s = min(unpickling_s, cpu_s.get("unpickle", 0.0) * slowdown)
+    return unpickling_s / total_s if total_s else 0.0, slowdown
 
 
-# --- what its computing depends on --------------------------------------------------------------------
-
-
-def page_faults(compute: Compute) -> PageFaults:
-    share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
-    per_step = compute.page_faults / compute.faulty_steps if compute.faulty_steps else 0.0
-    notable = compute.device == "cpu" and share >= LEAST_KERNEL_SHARE and per_step >= LEAST_FAULTS
-    return PageFaults(per_step=per_step, kernel_share=share, left=(1 - share) ** FAULTS_COST if notable else 1.0)
-
-
-def _layout_gain(recording: Recording) -> Rate | None:
-    """Pair by pair: a machine that is slower for a while is slower for both."""
-    kept, laid_out = leg_of(recording, "kept").samples_per_s, leg_of(recording, "laid_out").samples_per_s
-    return median_rate([b / a for a, b in zip(kept, laid_out, strict=False) if a > 0])
-
-
-def _our_batches(recording: Recording, faults: PageFaults, layout_gain: Rate | None) -> Rate:
-    """Kept memory gives what the legs say of it, but no more than page faults explain: the windows of these two legs
-    do not take turns, and the machine may have changed its speed between them."""
-    left, cached = faults.left, median_rate(leg_of(recording, "cached").samples_per_s)
-    kept = median_rate(leg_of(recording, "kept").samples_per_s)
-    if cached and kept:
-        left = min(1.0, max(left, cached.value / kept.value))
-    layout = layout_gain or Rate(value=1.0, error=0.0)
-    error = math.hypot(layout.error, FAULTS_ERROR if left < 1 else 0.0)
-    return Rate(value=layout.value / left, error=error)
+def _of_legs(recording: Recording) -> tuple[Rate | None, float | None]:
+    """How many times as fast the model is on batches in channels_last, and what is left of a step's time when memory
+    is kept; None where it was not measured."""
+    cached, kept = (leg_of(recording, name).samples_per_s for name in ("cached", "kept"))
+    laid_out, slow, fast = leg_of(recording, "laid_out").samples_per_s, median_rate(cached), median_rate(kept)
+    # Pair by pair: a machine that is slower for a while is slower for both.
+    gain = median_rate([b / a for a, b in zip(kept, laid_out, strict=False) if a > 0])
+    return gain, slow.value / fast.value if slow and fast else None

@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from feedline.profiling.explain.measure.throughput import over_epochs
 from feedline.profiling.record.recording import Leg, LegName, Recording, Step
 
-GROUPS = 10
-"""Steps are cut into this many stretches; the spread of their rates is the rate's uncertainty."""
-FEW_STEPS = 8
-"""Fewer measured steps than this give a verdict with a warning."""
-MOSTLY_COLD = 0.9
-"""A cold leg counts when this share of the data's files was out of memory."""
+GROUPS = 10  # steps are cut into this many stretches; the spread of their rates is the rate's uncertainty
+FEW_STEPS = 8  # fewer measured steps than this give a verdict with a warning
+MOSTLY_COLD = 0.9  # a cold leg counts when this share of the data's files was out of memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +37,13 @@ class Rate:
 class Rates:
     """samples/s of all ranks; None where it was not measured."""
 
-    now: Rate | None
-    """Between the first and the last batch of an epoch."""
-    ceiling: Rate | None
-    """With cached batches: data is free."""
-    cold: Rate | None
-    """With the data's files out of memory; None too where dropping them did not work."""
-    loader_only: dict[int, Rate]
-    """The loader's own rate by number of workers."""
+    now: Rate | None  # between the first and the last batch of an epoch
+    ceiling: Rate | None  # with cached batches: data is free
+    cold: Rate | None  # with the data's files out of memory; None too where dropping them did not work
+    loader_only: dict[int, Rate]  # the loader's own rate by number of workers
     epoch_start_s: float
     """What beginning and ending a pass over the loader takes beside its steps; 0 where no second pass was seen."""
-    epoch_samples: float | None
-    """Of one whole pass, all ranks together; None where none was seen."""
+    epoch_samples: float | None  # of one whole pass, all ranks together; None where none was seen
 
     @property
     def over_epochs(self) -> Rate | None:
@@ -63,13 +55,19 @@ class Rates:
 
 
 def measure_rates(recording: Recording, steps: Sequence[Step]) -> Rates:
-    cold = leg_of(recording, "cold")
+    loader, cold = recording.train_loader, leg_of(recording, "cold")
+    current = (loader.num_workers or 0) if loader else 0
+    windows: dict[int, list[float]] = {}
+    for leg in recording.legs:
+        if leg.name == "loader_only":
+            workers = current if leg.num_workers is None else leg.num_workers
+            windows.setdefault(workers, []).extend(leg.samples_per_s)
     epoch_start_s, epoch_samples = _epoch(recording, steps)
     return Rates(
         now=_rate_now(steps),
         ceiling=median_rate(leg_of(recording, "cached").samples_per_s),
         cold=median_rate(cold.samples_per_s) if (cold.dropped or 0.0) >= MOSTLY_COLD else None,
-        loader_only=_loader_only(recording),
+        loader_only={count: rate for count in sorted(windows) if (rate := median_rate(windows[count]))},
         epoch_start_s=epoch_start_s,
         epoch_samples=epoch_samples,
     )
@@ -109,10 +107,10 @@ def leg_of(recording: Recording, name: LegName) -> Leg:
 def median_rate(values: Sequence[float]) -> Rate | None:
     """None where there is no value above 0."""
     known = [value for value in values if value > 0]
-    return Rate(value=statistics.median(known), error=spread_error(known)) if known else None
+    return Rate(value=statistics.median(known), error=_spread_error(known)) if known else None
 
 
-def spread_error(values: Sequence[float]) -> float:
+def _spread_error(values: Sequence[float]) -> float:
     """Relative standard error of the mean of `values`; a tenth when there are too few to tell."""
     if len(values) < 3 or statistics.fmean(values) <= 0:
         return 0.1
@@ -128,18 +126,7 @@ def _rate_now(steps: Sequence[Step]) -> Rate | None:
     size = max(1, len(ordered) // GROUPS)
     groups = [ordered[at : at + size] for at in range(0, len(ordered) - size + 1, size)]
     rates = [sum(step.samples for step in group) / group_s for group in groups if (group_s := seconds_of(group)) > 0]
-    return Rate(value=samples / seconds, error=spread_error(rates))
-
-
-def _loader_only(recording: Recording) -> dict[int, Rate]:
-    loader = recording.train_loader
-    now = (loader.num_workers or 0) if loader else 0
-    windows: dict[int, list[float]] = {}
-    for leg in recording.legs:
-        if leg.name == "loader_only":
-            workers = now if leg.num_workers is None else leg.num_workers
-            windows.setdefault(workers, []).extend(leg.samples_per_s)
-    return {workers: rate for workers in sorted(windows) if (rate := median_rate(windows[workers]))}
+    return Rate(value=samples / seconds, error=_spread_error(rates))
 
 
 def _epoch(recording: Recording, steps: Sequence[Step]) -> tuple[float, float | None]:

@@ -1,35 +1,51 @@
 """A recording in numbers, and the throughput model set to it: all that verdict, remedies and predictions rest on."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from feedline.profiling.explain.measure.machine import Machine, measure_machine, recorded_cores
 from feedline.profiling.explain.measure.main_thread import Trainer, measure_trainer
 from feedline.profiling.explain.measure.rates import Rate, Rates, measure_rates, measured_steps
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import Workers, measure_workers
-from feedline.profiling.record.recording import LoaderSeen, Recording
+from feedline.profiling.record.recording import LoaderSeen, Recording, Step
 
-FULL = 0.8
-"""A model that uses this share of the cores while it computes is taken to use all."""
-HARDLY = 0.03
-"""A share of waiting below this is noise."""
+FILLS = 0.8  # a model that uses this share of the cores while it computes is taken to use all
+HARDLY = 0.03  # a share of waiting below this is noise
+NOTABLE = 0.2  # share of its cores from which what other programs take counts …
+FULL = 0.85  # … on a machine of which this share is busy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    cores: float  # usable by all ranks and their workers together
+    ranks: int
+    on_cpu: bool  # the model computes on the same cores as the workers
+    others_cores: float
+    """Cores that other programs took from the script while the steps ran: a fifth or more of its own, on a machine
+    without free ones; else 0."""
+
+    @property
+    def others_error(self) -> float:
+        """Relative error of a rate for want of these cores: two of it are their share of the script's."""
+        return 0.5 * self.others_cores / self.cores
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     rates: Rates
+    """The error of `now` is its `noise` and what other programs may have taken from it."""
+    noise: float
     workers: Workers
     trainer: Trainer
     machine: Machine
-    loader: LoaderSeen | None
-    """The training loader."""
+    loader: LoaderSeen | None  # the training loader
     notes: list[str] = field(default_factory=list)
 
     @property
     def unpickling_limits(self) -> bool:
         """The loop waits for its own unpickling more than for its workers, and these have time to spare."""
-        spare = self.workers.count == 0 or self.workers.idle >= 0.25
+        spare = self.workers.count == 0 or self.workers.stages.get("idle", 1.0) >= 0.25
         share = self.trainer.unpickle_share
         return spare and share >= 0.1 and share > 0.5 * self.trainer.wait_fraction
 
@@ -37,13 +53,40 @@ class Measured:
 def measure(recording: Recording) -> Measured:
     steps, notes = measured_steps(recording)
     rates = measure_rates(recording, steps)
+    now = rates.now or Rate(value=0.0, error=0.0)
+    machine = _machine(recording, steps, now.value)
+    widened = replace(now, error=math.hypot(now.error, machine.others_error)) if rates.now else None
     return Measured(
-        rates=rates,
-        workers=measure_workers(recording, recorded_cores(recording)),
+        rates=replace(rates, now=widened),
+        noise=now.error,
+        workers=measure_workers(recording, machine.cores),
         trainer=measure_trainer(recording, steps),
-        machine=measure_machine(recording, steps, rates.now.value if rates.now else 0.0),
+        machine=machine,
         loader=recording.train_loader,
         notes=notes,
+    )
+
+
+def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) -> Machine:
+    """Others' cores are those busy on the whole machine less those that the script's own processes used: by their
+    clocks where these were read, else by the sampler, whichever says more, so that a worker that lived shortly is not
+    mistaken for another program."""
+    cores, costs = float(recording.host.get("affinity") or recording.host.get("cores") or 1), recording.costs
+    start_s = min((step.start_s for step in steps), default=0.0)
+    end_s = max((step.start_s + step.duration_s for step in steps), default=0.0)
+    host, sampled = 0.0, 0.0
+    for series in (series for series in recording.series if series.name == "cpu_cores"):
+        looks = zip(series.t_s, series.values, strict=True)
+        known = [value for t_s, value in looks if value is not None and start_s <= t_s <= end_s]
+        mean = sum(known) / len(known) if known else 0.0
+        host, sampled = (host + mean, sampled) if series.scope == "host" else (host, sampled + mean)
+    others = host - max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
+    full = host >= FULL * float(recording.host.get("cores") or cores)
+    return Machine(
+        cores=cores,
+        ranks=max(1, recording.compute.world_size),
+        on_cpu=recording.compute.device == "cpu",
+        others_cores=min(others, cores) if full and others >= NOTABLE * cores else 0.0,
     )
 
 
@@ -53,7 +96,7 @@ class Situation:
 
     recording: Recording
     measured: Measured
-    rate: Rate
+    rate: Rate  # its error is noise alone: no gain is hidden by what other programs took
     now: Throughput
     workers: tuple[int, ...] = ()
     """Numbers of workers to predict for, beside those that remedies choose by themselves."""
@@ -98,36 +141,39 @@ class Situation:
 def situation(
     recording: Recording, workers: tuple[int, ...] = (), measured: Measured | None = None
 ) -> Situation | None:
-    """None when no rate was measured: then nothing can be predicted. `measured` spares measuring it again."""
+    """The model with the run's own costs; None when no rate was measured: then nothing can be predicted. `measured`
+    spares measuring it again."""
     measured = measured or measure(recording)
-    rate = measured.rates.now
-    if rate is None:
+    rates, preparing, trainer, machine = measured.rates, measured.workers, measured.trainer, measured.machine
+    if rates.now is None:
         return None
-    return Situation(recording=recording, measured=measured, rate=rate, now=model_of(measured, rate), workers=workers)
-
-
-def model_of(measured: Measured, rate: Rate) -> Throughput:
-    """The model with the run's own costs."""
-    rates, workers, trainer, machine = measured.rates, measured.workers, measured.trainer, measured.machine
-    step_s = machine.ranks / rates.ceiling.value if rates.ceiling else trainer.step_s
-    worker_s = workers.pace_s
-    if workers.count == 0 and not worker_s:
-        # No sampler saw the preparing: what the loop waited for it is its cost.
-        worker_s = trainer.wait_fraction * machine.ranks / rate.value
-    return Throughput(
-        workers=workers.count,
+    ranks, others, count = machine.ranks, machine.others_cores, preparing.count
+    step_s = ranks / rates.ceiling.value if rates.ceiling else trainer.step_s
+    # Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all.
+    worker_s = preparing.even_s * preparing.slow[1] if preparing.slow else preparing.alone_s
+    if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost
+        worker_s = trainer.wait_fraction * ranks / rates.now.value
+    # A fair scheduler gives so many cores to so many busy processes beside the other programs.
+    processes = ranks * (count + 1)
+    fair = max(machine.cores - others, machine.cores * processes / (processes + others)) if others else machine.cores
+    # The loader's rate alone over that of as many workers each with a core to itself.
+    k = {n: rate.value * worker_s / (ranks * n) for n, rate in rates.loader_only.items() if n > 0}
+    now = Throughput(
+        workers=count,
         step_s=step_s,
         worker_s=worker_s,
-        worker_cpu_s=min(workers.cpu_s or 0.0, worker_s),
+        worker_cpu_s=min(preparing.cpu_s or 0.0, worker_s),
         trainer_cpu_s=trainer.cpu_s,
         handover_s=trainer.unpickle_s,
-        cores=machine.fair_cores(machine.ranks * (workers.count + 1)),
-        ranks=machine.ranks,
-        contention=_contention(measured, worker_s),
+        cores=fair,
+        ranks=ranks,
+        contention={n: min(1.2, max(0.05, value)) for n, value in k.items()} if worker_s > 0 else {},
         epoch_start_s=rates.epoch_start_s,
         epoch_samples=rates.epoch_samples,
         stall=_stall(machine, step_s, trainer.cpu_s),
     )
+    rate = replace(rates.now, error=measured.noise)
+    return Situation(recording=recording, measured=measured, rate=rate, now=now, workers=workers)
 
 
 def _stall(machine: Machine, step_s: float, trainer_cpu_s: float) -> dict[int, float]:
@@ -137,15 +183,6 @@ def _stall(machine: Machine, step_s: float, trainer_cpu_s: float) -> dict[int, f
     measurement (median error 8.4 and 8.3 %, interval score 0.510 and 0.509; 16 % and 1.01 with neither).
     """
     share = machine.cores / machine.ranks
-    if not machine.on_cpu or share < 2 or not step_s or trainer_cpu_s < FULL * share * step_s:
+    if not machine.on_cpu or share < 2 or not step_s or trainer_cpu_s < FILLS * share * step_s:
         return {}
     return {1: 1.0, max(2, int(share)): 0.5}
-
-
-def _contention(measured: Measured, worker_s: float) -> dict[int, float]:
-    """k by workers from the loader-only legs: their rate over that of as many workers each with a core to itself."""
-    if worker_s <= 0:
-        return {}
-    rates, ranks = measured.rates.loader_only, measured.machine.ranks
-    k = {workers: rate.value * worker_s / (ranks * workers) for workers, rate in rates.items() if workers > 0}
-    return {workers: min(1.2, max(0.05, value)) for workers, value in k.items()}

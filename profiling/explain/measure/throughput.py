@@ -18,7 +18,7 @@ with something that no step overlaps (workers start, the first batch is prepared
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 SHARPNESS = 12.0
@@ -26,29 +26,19 @@ SHARPNESS = 12.0
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    workers: int
-    """Of each rank; 0: the trainer prepares the batches itself."""
-    step_s: float
-    """Main-thread seconds per sample when data is free: copies, compute, the script's Python."""
-    worker_s: float
-    """Seconds one worker with a core to itself takes per sample, blocked time included."""
-    worker_cpu_s: float = 0.0
-    """CPU seconds thereof."""
-    trainer_cpu_s: float = 0.0
-    """CPU seconds of the trainer per sample, all its threads."""
-    handover_s: float = 0.0
-    """Main-thread seconds per sample to unpickle or pin what a worker sent."""
-    cores: float = 1.0
-    """Of the whole machine."""
+    workers: int  # of each rank; 0: the trainer prepares the batches itself
+    step_s: float  # main-thread seconds per sample when data is free: copies, compute, the script's Python
+    worker_s: float  # seconds one worker with a core to itself takes per sample, blocked time included
+    worker_cpu_s: float = 0.0  # CPU seconds thereof
+    trainer_cpu_s: float = 0.0  # CPU seconds of the trainer per sample, all its threads
+    handover_s: float = 0.0  # main-thread seconds per sample to unpickle or pin what a worker sent
+    cores: float = 1.0  # of the whole machine
     ranks: int = 1
-    storage_samples_per_s: float | None = None
-    """What the storage delivers to all ranks together."""
+    storage_samples_per_s: float | None = None  # what the storage delivers to all ranks together
     contention: Mapping[int, float] = field(default_factory=dict)
     """k by number of workers, measured: 1 where workers do not slow each other down."""
-    epoch_start_s: float = 0.0
-    """Seconds of each epoch beside its steps."""
-    epoch_samples: float | None = None
-    """Of all ranks; None: epochs are taken to be endless."""
+    epoch_start_s: float = 0.0  # seconds of each epoch beside its steps
+    epoch_samples: float | None = None  # of all ranks; None: epochs are taken to be endless
     stall: Mapping[int, float] = field(default_factory=dict)
     """CPU seconds the trainer's threads lose per CPU second of the workers, by number of workers; else 0."""
 
@@ -58,13 +48,14 @@ class Throughput:
 
     def limits(self) -> dict[str, float]:
         """samples/s of all ranks that each resource allows; what costs nothing sets no limit."""
-        busy_s = self.step_s + self.handover_s
+        busy_s, lost = self.step_s + self.handover_s, 0.0
         limits = {"compute": _per_second(self.ranks, busy_s)}
         if self.workers == 0:
             limits["trainer prepares"] = _per_second(self.ranks, busy_s + self.worker_s)
         else:
-            limits["workers"] = _per_second(self.ranks * self.workers * self.k(self.workers), self.worker_s)
-        lost = _interpolated(self.stall, self.workers, 0.0) if self.workers else 0.0
+            k = _interpolated(self.contention, self.workers, 1.0)
+            limits["workers"] = _per_second(self.ranks * self.workers * k, self.worker_s)
+            lost = _interpolated(self.stall, self.workers, 0.0)
         limits["cores"] = _per_second(self.cores, (1.0 + lost) * self.worker_cpu_s + self.trainer_cpu_s)
         if self.storage_samples_per_s is not None:
             limits["storage"] = self.storage_samples_per_s
@@ -72,11 +63,10 @@ class Throughput:
 
     def rate(self) -> float:
         """samples/s of all ranks; infinite when nothing costs anything."""
-        if self.workers == 0:
-            # The stages follow each other: they add up, and nothing competes for the minimum but cores and storage.
-            others = {name: value for name, value in self.limits().items() if name != "compute"}
-            return soft_minimum(list(others.values()))
-        return soft_minimum(list(self.limits().values()))
+        limits = self.limits()
+        if self.workers == 0:  # preparing and computing follow each other: their sum is the limit
+            del limits["compute"]
+        return soft_minimum(list(limits.values()))
 
     def over_epochs(self, rate: float) -> float:
         """A rate between two batches -> the rate over whole epochs."""
@@ -87,37 +77,28 @@ class Throughput:
         limits = self.limits()
         return min(limits, key=lambda name: limits[name])
 
-    def k(self, workers: int) -> float:
-        """Contention: measured, interpolated between measured counts, and held beyond them."""
-        return _interpolated(self.contention, workers, 1.0)
-
 
 def over_epochs(rate: float, start_s: float, samples: float | None) -> float:
     """The rate over whole epochs of so many samples; unchanged where epochs are taken to be endless."""
     return 1.0 / (1.0 / rate + start_s / samples) if samples and 0 < rate < math.inf else rate
 
 
-def _interpolated(known: Mapping[int, float], workers: int, default: float) -> float:
-    """Between the counts on either side, held beyond them."""
-    if not known:
-        return default
-    above = min((count for count in known if count >= workers), default=max(known))
-    below = max((count for count in known if count <= workers), default=min(known))
-    if above == below:
-        return known[above]
-    share = (workers - below) / (above - below)
-    return known[below] + share * (known[above] - known[below])
-
-
-def soft_minimum(values: list[float], sharpness: float = SHARPNESS) -> float:
+def soft_minimum(values: Sequence[float]) -> float:
     """(sum of v^-p)^(-1/p): at most the minimum, and close to it unless others are near."""
     finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return math.inf
-    least = min(finite)
-    if least <= 0:
-        return 0.0
-    return least * sum((least / value) ** sharpness for value in finite) ** (-1.0 / sharpness)
+    least = min(finite, default=math.inf)
+    if not 0 < least < math.inf:
+        return max(0.0, least)
+    return least * sum((least / value) ** SHARPNESS for value in finite) ** (-1.0 / SHARPNESS)
+
+
+def _interpolated(known: Mapping[int, float], workers: int, default: float) -> float:
+    """Between the measured counts on either side, held beyond them; `default` where nothing was measured."""
+    above = min((count for count in known if count >= workers), default=max(known, default=0))
+    below = max((count for count in known if count <= workers), default=min(known, default=0))
+    if above == below:
+        return known.get(above, default)
+    return known[below] + (workers - below) / (above - below) * (known[above] - known[below])
 
 
 def _per_second(count: float, seconds: float) -> float:

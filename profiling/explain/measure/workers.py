@@ -5,61 +5,55 @@ Seconds are per sample.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from feedline.profiling.record.recording import STAGES, Recording, WorkerTime
 
 CPU_STAGES = ("decode", "transform", "collate")
 """Stages that need a core and nothing else: their wall over CPU time is how much the cores were fought for."""
-SLOW = 1.6
-"""A worker that takes this many times as long per sample as the others is called slow."""
+SLOW = 1.6  # a worker that takes this many times as long per sample as the others is called slow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    count: int
-    """Of each rank; 0: the trainer prepares batches itself."""
+    count: int  # of each rank; 0: the trainer prepares batches itself
     stages: dict[str, float]
     """Fractions of the time of all workers, in the order of `STAGES`, sum 1; empty when no worker was seen."""
-    each: list[tuple[WorkerTime, dict[str, float]]]
-    """One per worker number, with its own fractions."""
+    transforms: dict[str, float]  # seconds of all workers
+    samples: int
+    each: list[tuple[WorkerTime, dict[str, float]]]  # one per worker number, with its own fractions
     cpu_s: float | None
     stage_alone_s: dict[str, float]
     """What a stage takes a worker that has a core to itself: CPU time plus time blocked on storage and pipes."""
-    alone_s: float
-    """All stages together; 0 where it could not be seen."""
-    slowdown: float
-    """Wall over CPU time of the CPU-only stages: 1 when nobody fights for cores."""
+    alone_s: float  # all stages together; 0 where it could not be seen
+    slowdown: float  # wall over CPU time of the CPU-only stages: 1 when nobody fights for cores
     slow: tuple[WorkerTime, float] | None
     """One worker that needs far longer per sample than the others, and how many times as long."""
-
-    @property
-    def idle(self) -> float:
-        """Share of the time in which they wait to be asked for a batch; 1 where none was seen."""
-        return self.stages.get("idle", 1.0)
 
     @property
     def even_s(self) -> float:
         """What a sample takes the other workers, where one is slow."""
         return self.alone_s * len(self.each) / (len(self.each) - 1 + self.slow[1]) if self.slow else self.alone_s
 
-    @property
-    def pace_s(self) -> float:
-        """Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all."""
-        return self.even_s * self.slow[1] if self.slow else self.alone_s
-
 
 def measure_workers(recording: Recording, cores: float) -> Workers:
     loader, costs = recording.train_loader, recording.costs
-    workers = _training_workers(recording)
-    count = len({worker.worker for worker in workers if not worker.in_trainer})
+    of_loader = [worker for worker in recording.workers if loader is None or worker.loader == loader.id]
+    groups: dict[tuple[int, int, bool], list[WorkerTime]] = {}
+    for worker in [worker for worker in of_loader if worker.phase == "train"] or of_loader:
+        groups.setdefault((worker.rank, worker.worker, worker.in_trainer), []).append(worker)
+    workers = [_merged(groups[key]) for key in sorted(groups)]
+    whole = _merged(workers or [WorkerTime(worker=0)])
     # Every worker and every thread of the trainer may want a core at once; more than that is sleep, not contention.
-    stage_alone_s, slowdown = _alone(workers, most=1.0 + (len(workers) + cores) / cores)
+    stage_alone_s, slowdown = _alone(whole, most=1.0 + (len(workers) + cores) / cores)
+    count = len({worker.worker for worker in workers if not worker.in_trainer})
     return Workers(
         count=loader.num_workers if loader and loader.num_workers is not None else count,
-        stages=_fractions(workers),
-        each=[(worker, _fractions([worker])) for worker in workers],
+        stages=_fractions(whole),
+        transforms=whole.transforms,
+        samples=whole.samples,
+        each=[(worker, _fractions(worker)) for worker in workers],
         cpu_s=costs.worker_cpu_s,
         stage_alone_s=stage_alone_s,
         alone_s=sum(stage_alone_s.values()) or costs.worker_wall_s or 0.0,
@@ -68,69 +62,52 @@ def measure_workers(recording: Recording, cores: float) -> Workers:
     )
 
 
-def _training_workers(recording: Recording) -> list[WorkerTime]:
-    loader = recording.train_loader
-    of_loader = [worker for worker in recording.workers if loader is None or worker.loader == loader.id]
-    training = [worker for worker in of_loader if worker.phase == "train"] or of_loader
-    groups: dict[tuple[int, int, bool], list[WorkerTime]] = {}
-    for worker in training:
-        groups.setdefault((worker.rank, worker.worker, worker.in_trainer), []).append(worker)
-    return [_merged(group) for _, group in sorted(groups.items())]
-
-
 def _merged(group: Sequence[WorkerTime]) -> WorkerTime:
-    """One worker number over its processes: without persistent_workers every epoch starts new ones."""
-    last = group[-1]
+    """One worker number over its processes (without persistent_workers every epoch starts new ones), or all."""
     return replace(
-        last,
+        group[-1],
         seconds=sum(worker.seconds for worker in group),
-        stages=_sums([worker.stages for worker in group]),
-        stages_cpu_s=_sums([worker.stages_cpu_s for worker in group]),
-        transforms=_sums([worker.transforms for worker in group]),
         samples=sum(worker.samples for worker in group),
-        ended="killed" if any(worker.ended == "killed" for worker in group) else last.ended,
+        stages=sums(worker.stages for worker in group),
+        stages_cpu_s=sums(worker.stages_cpu_s for worker in group),
+        transforms=sums(worker.transforms for worker in group),
+        ended="killed" if any(worker.ended == "killed" for worker in group) else group[-1].ended,
     )
 
 
-def _sums(tables: Sequence[dict[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for table in tables for name in table)
-    return {name: sum(table.get(name, 0.0) for table in tables) for name in names}
+def sums(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for table in tables:
+        for name, value in table.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
 
 
-def _fractions(workers: Sequence[WorkerTime]) -> dict[str, float]:
-    """Shares of the workers' wall time by stage; what is not accounted for is `other`; they sum to 1."""
-    seconds = {name: sum(worker.stages.get(name, 0.0) for worker in workers) for name in STAGES}
-    total = max(sum(worker.seconds for worker in workers), sum(seconds.values()))
-    if total <= 0:
-        return {}
+def _fractions(worker: WorkerTime) -> dict[str, float]:
+    """Shares of its wall time by stage; what is not accounted for is `other`; they sum to 1."""
+    seconds = {name: worker.stages.get(name, 0.0) for name in STAGES}
+    total = max(worker.seconds, sum(seconds.values()))
     seconds["other"] += total - sum(seconds.values())
-    return {name: value / total for name, value in seconds.items()}
+    return {name: value / total for name, value in seconds.items()} if total > 0 else {}
 
 
-def _alone(workers: Sequence[WorkerTime], most: float) -> tuple[dict[str, float], float]:
+def _alone(whole: WorkerTime, most: float) -> tuple[dict[str, float], float]:
     """Seconds per sample by stage of a worker with a core to itself, and how far the recorded ones were from that.
 
-    A stage that only computes takes `slowdown` times its CPU time when cores are fought for. What a stage took
-    beyond that, it was blocked: on storage, a pipe, a sleep.
+    A stage that only computes takes `slowdown` times its CPU time when cores are fought for: the least of these
+    stages' ratios, those too short to tell left out. One stage alone may sleep on purpose, so it is believed up to
+    `most` only; when several agree, cores are short, however much. What a stage took beyond that, it was blocked: on
+    storage, a pipe, a sleep.
     """
-    samples = sum(worker.samples for worker in workers)
-    if not samples:
-        return {}, 1.0
-    wall_s = {n: sum(w.stages.get(n, 0.0) for w in workers) / samples for n in STAGES if n != "idle"}
-    if not any(worker.stages_cpu_s for worker in workers):
+    wall_s = {n: whole.stages.get(n, 0.0) / whole.samples for n in STAGES if n != "idle"} if whole.samples else {}
+    if not wall_s or not whole.stages_cpu_s:
         return wall_s, 1.0
-    cpu_s = {n: min(wall_s[n], sum(w.stages_cpu_s.get(n, 0.0) for w in workers) / samples) for n in wall_s}
-    slowdown = _slowdown(wall_s, cpu_s, most)
+    cpu_s = {n: min(wall_s[n], whole.stages_cpu_s.get(n, 0.0) / whole.samples) for n in wall_s}
+    notable_s = 0.05 * sum(wall_s.values())
+    ratios = [wall_s[name] / cpu_s[name] for name in CPU_STAGES if wall_s[name] > notable_s and cpu_s[name] > 0]
+    slowdown = max(1.0, min(ratios, default=1.0))
+    slowdown = slowdown if len(ratios) > 1 else min(slowdown, most)
     return {n: cpu_s[n] + max(0.0, wall_s[n] - slowdown * cpu_s[n]) for n in wall_s}, slowdown
-
-
-def _slowdown(wall_s: dict[str, float], cpu_s: dict[str, float], most: float) -> float:
-    """The least of the CPU stages' ratios; stages too short to tell are left out. One stage alone may sleep on
-    purpose, so it is believed up to `most` only; when several agree, cores are short, however much."""
-    busy_s = sum(wall_s.values())
-    ratios = [wall_s[name] / cpu_s[name] for name in CPU_STAGES if wall_s[name] > 0.05 * busy_s and cpu_s[name] > 0]
-    least = max(1.0, min(ratios, default=1.0))
-    return least if len(ratios) > 1 else min(least, most)
 
 
 def _slow_worker(workers: Sequence[WorkerTime]) -> tuple[WorkerTime, float] | None:

@@ -8,13 +8,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from feedline.profiling.explain.measure.main_thread import own_places
+from feedline.profiling.explain.measure.main_thread import busiest_place
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Helps, Remedy, Vain
 from feedline.profiling.record import units
 
-PINNED_SPEEDUP = 2.0
-"""Pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step."""
+PINNED_SPEEDUP = 2.0  # pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step
+TYPICAL = "as is typical of a convolutional network; not measured here"
 KEEP_MEMORY = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824"
 
 
@@ -36,10 +36,9 @@ def pinned(at: Situation) -> Iterable[Change]:
 
 
 def main_thread(at: Situation) -> Iterable[Change]:
-    share = at.measured.trainer.shares.trainer
+    share, place = at.measured.trainer.shares.trainer, busiest_place(at.recording)
     if share < 0.1:
         return
-    place = next(iter(own_places(at.recording)), None)
     where = f"; most of it in {place}" if place else ""
     then = replace(at.now, step_s=max(0.0, at.now.step_s - share * at.now.ranks / at.rate.value))
     why = Helps(f"the main thread spends {units.percent(share)} of the time in Python of its own{where}")
@@ -62,42 +61,32 @@ def hidden_synchronisations(at: Situation) -> Iterable[Change]:
                  ceiling_times=math.inf)  # fmt: skip
 
 
-def channels_last(at: Situation) -> Iterable[Change]:
-    gain = at.measured.trainer.layout_gain
-    if gain is not None:
-        yield from _faster_model(at, "channels_last", gain.value, gain.error, "measured")
-    else:
-        yield from _faster_model(at, "channels_last", 1.1 if at.measured.machine.on_cpu else 1.15, 0.12, TYPICAL)
-
-
-def autocast(at: Situation) -> Iterable[Change]:
-    if at.recording.compute.device.startswith("cuda"):
-        yield from _faster_model(at, "autocast bf16", 1.5, 0.25, TYPICAL)
-
-
-TYPICAL = "as is typical of a convolutional network; not measured here"
-
-
-def _faster_model(at: Situation, name: str, times: float, error: float, source: str) -> Iterable[Change]:
-    compute, shares = at.recording.compute, at.measured.trainer.shares
-    if compute.channels_last if name == "channels_last" else compute.autocast:
-        return
-    then, why = at.now, Vain("the model is not what the loop waits for")
-    if shares.compute > 0.5 and shares.data < 0.1:
-        then = replace(at.now, step_s=at.now.step_s / times, trainer_cpu_s=at.now.trainer_cpu_s / times)
-        why = Helps(f"{units.times(times)} the compute rate, {source}")
-    yield Change(remedy=name, then=then, effort=Effort.CODE, why=why, extra_error=error, ceiling_times=math.inf)
+def faster_model(at: Situation) -> Iterable[Change]:
+    """channels_last, and on a GPU autocast, where the script does without."""
+    compute, shares, gain = at.recording.compute, at.measured.trainer.shares, at.measured.trainer.layout_gain
+    ways: list[tuple[str, float, float, str]] = []
+    if not compute.channels_last and gain is not None:
+        ways.append(("channels_last", gain.value, gain.error, "measured"))
+    elif not compute.channels_last:
+        ways.append(("channels_last", 1.1 if at.measured.machine.on_cpu else 1.15, 0.12, TYPICAL))
+    if compute.device.startswith("cuda") and not compute.autocast:
+        ways.append(("autocast bf16", 1.5, 0.25, TYPICAL))
+    for name, times, error, source in ways:
+        then, why = at.now, Vain("the model is not what the loop waits for")
+        if shares.compute > 0.5 and shares.data < 0.1:
+            then = replace(at.now, step_s=at.now.step_s / times, trainer_cpu_s=at.now.trainer_cpu_s / times)
+            why = Helps(f"{units.times(times)} the compute rate, {source}")
+        yield Change(remedy=name, then=then, effort=Effort.CODE, why=why, extra_error=error, ceiling_times=math.inf)
 
 
 def kept_memory(at: Situation) -> Iterable[Change]:
-    faults = at.measured.trainer.faults
-    if faults.left == 1.0:
+    trainer = at.measured.trainer
+    left = trainer.kept_left
+    if left == 1.0:
         return
-    then = replace(at.now, step_s=at.now.step_s * faults.left, trainer_cpu_s=at.now.trainer_cpu_s * faults.left)
-    share = units.percent(faults.kernel_share)
-    why = Helps(
-        f"{units.number(faults.per_step)} page faults a step: {share} of the model's CPU time is the kernel's"
-    )
+    then = replace(at.now, step_s=at.now.step_s * left, trainer_cpu_s=at.now.trainer_cpu_s * left)
+    share, each = units.percent(trainer.kernel_share), units.number(trainer.faults_per_step)
+    why = Helps(f"{each} page faults a step: {share} of the model's CPU time is the kernel's")
     yield Change(remedy="freed memory kept", then=then, effort=Effort.SETTING, why=why, extra_error=0.15,
                  cost=f"environment: {KEEP_MEMORY}; feedline's loader does it by itself",
                  settings={"keep_freed_memory": True}, ceiling_times=math.inf)  # fmt: skip
@@ -118,6 +107,4 @@ def more_gpus(at: Situation) -> Iterable[Change]:
                      settings={"world_size": ranks}, ceiling_times=math.inf)  # fmt: skip
 
 
-REMEDIES: tuple[Remedy, ...] = (
-    pinned, main_thread, hidden_synchronisations, channels_last, autocast, kept_memory, more_gpus,
-)  # fmt: skip
+REMEDIES: tuple[Remedy, ...] = (pinned, main_thread, hidden_synchronisations, faster_model, kept_memory, more_gpus)

@@ -1,5 +1,6 @@
 """Remedies for the script's own loader: its workers, its queue, what its stages cost. Pure."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -19,19 +20,16 @@ HINTS = {
 
 
 def more_workers(at: Situation) -> Iterable[Change]:
-    for count in sorted({*worker_counts(at), *at.workers} - {at.now.workers}):
-        then = at.with_workers(count)
-        yield Change(remedy=f"num_workers={count}", then=then, effort=Effort.SETTING,
-                     why=_why_workers(at, count, then.binding()), settings={"num_workers": count})  # fmt: skip
-
-
-def worker_counts(at: Situation) -> list[int]:
     """1, 2, 4, … up to the cores each rank can use; further when the workers mostly wait for storage."""
     share = max(1.0, at.measured.machine.cores / at.now.ranks)
     cpu_share = at.now.worker_cpu_s / at.now.worker_s if at.now.worker_s else 1.0
     waiting = cpu_share < 0.5 and at.measured.workers.slow is None
     top = min(MOST_WORKERS, int(share / max(cpu_share, 0.1)) if waiting else int(share))
-    return sorted({2**power for power in range(6) if 2**power <= top} | {int(share)})
+    counts = {int(share), *at.workers, *(2**power for power in range(6) if 2**power <= top)}
+    for count in sorted(counts - {at.now.workers}):
+        then = at.with_workers(count)
+        yield Change(remedy=f"num_workers={count}", then=then, effort=Effort.SETTING,
+                     why=_why_workers(at, count, then.binding()), settings={"num_workers": count})  # fmt: skip
 
 
 def _why_workers(at: Situation, count: int, binding: str) -> Helps | Vain:
@@ -76,12 +74,12 @@ def kept_workers(at: Situation) -> Iterable[Change]:
     loader, now = at.measured.loader, at.now
     if not now.workers or loader is None or loader.persistent_workers is not False or not now.epoch_samples:
         return
-    then = replace(now, epoch_start_s=at.kept_start_s(now.worker_s))
     seconds = now.epoch_samples / at.rate.value + now.epoch_start_s
     why = f"starting an epoch takes {units.seconds(now.epoch_start_s)} of its {units.seconds(seconds)}"
-    yield Change(remedy="persistent_workers=True", then=then, effort=Effort.SETTING,
+    yield Change(remedy="persistent_workers=True", effort=Effort.SETTING, extra_error=0.02,
+                 then=replace(now, epoch_start_s=at.kept_start_s(now.worker_s)),
                  why=Vain(why) if now.epoch_start_s < HARDLY * seconds else Helps(why),
-                 settings={"persistent_workers": True}, extra_error=0.02)  # fmt: skip
+                 settings={"persistent_workers": True})  # fmt: skip
 
 
 def slow_worker(at: Situation) -> Iterable[Change]:
@@ -103,7 +101,10 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
     short = not workers.alone_s or not at.now.worker_s or stages.get(name, 0.0) < 0.15 * workers.alone_s
     if short or workers.slow is not None:  # where one worker is slow, its stages are not those of all
         return
-    what, part = _top_transform(at) if name == "transform" else (name, 1.0)
+    what, part, transforms = name, 1.0, workers.transforms
+    if name == "transform" and sum(transforms.values()) > 0:
+        top = max(transforms, key=lambda transform: transforms[transform])
+        what, part = f"transform {top}", transforms[top] / sum(transforms.values())
     share = part * stages[name] / workers.alone_s
     left_s = (1.0 - share) * at.now.worker_s
     cpu_s = min(left_s, max(0.0, at.now.worker_cpu_s - part * stages[name]))
@@ -111,18 +112,6 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
     why = f"it takes {units.percent(share)} of a worker's busy time: this is what it would give if it cost nothing"
     yield Change(remedy=f"cheaper {what}", then=then, effort=Effort.CODE, extra_error=0.08,
                  why=NO_WAIT if at.hardly_waits else Helps(why + HINTS.get(name, "")))  # fmt: skip
-
-
-def _top_transform(at: Situation) -> tuple[str, float]:
-    """The transform that takes most, and its share of all transforms."""
-    totals: dict[str, float] = {}
-    for worker, _ in at.measured.workers.each:
-        for name, seconds in worker.transforms.items():
-            totals[name] = totals.get(name, 0.0) + seconds
-    if sum(totals.values()) <= 0:
-        return "transform", 1.0
-    name = max(totals, key=lambda transform: totals[transform])
-    return f"transform {name}", totals[name] / sum(totals.values())
 
 
 def lighter_batches(at: Situation) -> Iterable[Change]:
@@ -138,27 +127,21 @@ def lighter_batches(at: Situation) -> Iterable[Change]:
 
 def uint8(at: Situation) -> Iterable[Change]:
     """Four times fewer bytes to collate, send, unpickle and copy; made float and normalised on the device."""
-    loader = at.measured.loader
+    loader, stages, now = at.measured.loader, at.measured.workers.stage_alone_s, at.now
     if loader is None or not any("float32" in kind for kind in loader.batch_dtypes):
         return
-    stages = at.measured.workers.stage_alone_s
     # Only what goes with the bytes gets cheaper: a collate function with costs of its own keeps them.
     per_sample = (loader.batch_bytes or 0) / max(loader.batch_size or 1, 1)
     moving_s = min(stages.get("collate", 0.0) + stages.get("send", 0.0), per_sample * MOVING_S_PER_BYTE)
-    saved_s, copy_s = min(at.now.worker_s, 0.75 * moving_s), 0.75 * at.measured.trainer.copy_s
-    then = replace(
-        at.now,
-        worker_s=at.now.worker_s - saved_s,
-        worker_cpu_s=max(0.0, at.now.worker_cpu_s - saved_s),
-        handover_s=at.now.handover_s / 4,
-        step_s=max(0.0, at.now.step_s - copy_s),
-    )
+    saved_s, copy_s = min(now.worker_s, 0.75 * moving_s), 0.75 * at.measured.trainer.copy_s
+    then = replace(now, worker_s=now.worker_s - saved_s, worker_cpu_s=max(0.0, now.worker_cpu_s - saved_s),
+                   handover_s=now.handover_s / 4, step_s=max(0.0, now.step_s - copy_s))  # fmt: skip
     why: Helps | Vain = Helps(f"collating, sending and copying a quarter of {units.size(loader.batch_bytes)} a batch")
-    if saved_s < 0.03 * at.now.worker_s and copy_s + 0.75 * at.now.handover_s < 0.03 * at.now.step_s:
+    if saved_s < 0.03 * now.worker_s and copy_s + 0.75 * now.handover_s < 0.03 * now.step_s:
         why = Vain("collating, sending and copying batches takes next to no time")
     yield Change(remedy="uint8 batches", then=then, effort=Effort.CODE, why=why, extra_error=0.05,
                  cost="a change of code: normalise on the device", settings={"dtype": "uint8"},
-                 ceiling_times=float("inf") if copy_s else 1.0)  # fmt: skip
+                 ceiling_times=math.inf if copy_s else 1.0)  # fmt: skip
 
 
 REMEDIES: tuple[Remedy, ...] = (

@@ -48,20 +48,15 @@ class Vain:
 class Change:
     """One remedy on one run, before it is turned into a prediction."""
 
-    remedy: str
-    """Its name, with its values."""
-    then: Throughput
-    """The model as it would be."""
+    remedy: str  # its name, with its values
+    then: Throughput  # the model as it would be
     effort: Effort
     why: Helps | Vain
-    cost: str = ""
-    """What it costs, where the effort's words do not say it."""
+    cost: str = ""  # what it costs, where the effort's words do not say it
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What to change, as keywords of the loader or of `feedline prepare`."""
-    trial: Trial | None = None
-    """Prepared samples that it rests on."""
-    extra_error: float = 0.0
-    """Relative error beyond the model's own, e.g. of an assumed factor."""
+    trial: Trial | None = None  # prepared samples that it rests on
+    extra_error: float = 0.0  # relative error beyond the model's own, e.g. of an assumed factor
     ceiling_times: float = 1.0
     """How far it moves the ceiling; infinite where that is not known, as for copies and compute."""
 

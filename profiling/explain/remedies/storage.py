@@ -12,8 +12,12 @@ from feedline.profiling.record import units
 from feedline.profiling.record.recording import Trial
 
 NO_WAIT = Vain("the loop hardly waits for data")
-NOTABLE = 1.05
-"""A model that is faster by less on feedline's batches is as fast as before."""
+NOTABLE = 1.05  # a model that is faster by less on feedline's batches is as fast as before
+LIMITS = {
+    "compute": "; the model is then the limit",
+    "cores": "; the cores are then the limit",
+    "storage": "; the storage, at the bytes/s your files came at when cold, is then the limit",
+}
 
 
 def prepared(at: Situation) -> Iterable[Change]:
@@ -36,57 +40,44 @@ def _with_trial(at: Situation, now: Throughput, trial: Trial, as_is: Trial | Non
     batches. The script's own loader: its reading, decoding and transforming shrink by the ratio of the trial to the
     same trial on the samples as they are.
     """
-    if trial.load_cpu_s_per_sample is None:
+    cost_s = trial.load_cpu_s_per_sample
+    if cost_s is None:
         return None
     if trial.loader == "feedline":
-        cost_s, times = trial.load_cpu_s_per_sample, at.measured.trainer.our_batches.value
+        times = at.measured.trainer.our_batches.value
         return replace(
             now, worker_s=cost_s, worker_cpu_s=cost_s, handover_s=0.0, contention={},
             epoch_start_s=at.kept_start_s(cost_s), step_s=now.step_s / times, trainer_cpu_s=now.trainer_cpu_s / times,
         )  # fmt: skip
     if as_is is None or not as_is.load_cpu_s_per_sample:
         return None
-    ratio = trial.load_cpu_s_per_sample / as_is.load_cpu_s_per_sample
     stages = at.measured.workers.stage_alone_s
     shrinking_s = sum(stages.get(name, 0.0) for name in ("read", "decode", "transform")) or now.worker_s
     share = min(1.0, shrinking_s / now.worker_s) if now.worker_s else 1.0
-    scale = 1.0 - share + share * ratio
+    scale = 1.0 - share + share * (cost_s / as_is.load_cpu_s_per_sample)
     return replace(now, worker_s=now.worker_s * scale, worker_cpu_s=now.worker_cpu_s * scale)
 
 
 def _prepared(at: Situation, trial: Trial, then: Throughput) -> Change:
-    ours = at.measured.trainer.our_batches if trial.loader == "feedline" else Rate(value=1.0, error=0.0)
+    as_is, ours, count = trial.codec == "as-is", trial.loader == "feedline", then.workers
+    batches = at.measured.trainer.our_batches if ours else Rate(value=1.0, error=0.0)
     spread = (trial.load_cpu_s_spread or 0.0) / (trial.load_cpu_s_per_sample or 1.0)
-    return Change(
-        remedy=_name(trial, then.workers, at.now.workers),
-        then=then,
-        effort=Effort.CODE if trial.codec == "as-is" else Effort.PREPARING,
-        why=_why_prepared(at, trial, then.binding(), ours.value),
-        settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": then.workers},
-        trial=trial,
-        extra_error=math.hypot(max(0.05, spread), ours.error),
-        ceiling_times=ours.value,
-    )
-
-
-def _name(trial: Trial, workers: int, workers_now: int) -> str:
-    what = "your files as they are" if trial.codec == "as-is" else f"prepared {trial.size_px} px {trial.codec} shards"
-    whose = "feedline's loader" if trial.loader == "feedline" else "your own loader"
-    return f"{what}, {whose}" + ("" if workers == workers_now else f", {units.count(workers, 'worker')}")
-
-
-def _why_prepared(at: Situation, trial: Trial, binding: str, model_times: float) -> Helps | Vain:
-    if at.hardly_waits:
-        faster = f"the model is {units.times(model_times)} as fast on batches as feedline's loader hands them over"
-        return Helps(faster) if model_times > NOTABLE else NO_WAIT
+    what = "your files as they are" if as_is else f"prepared {trial.size_px} px {trial.codec} shards"
+    whose = "feedline's loader" if ours else "your own loader"
+    workers = "" if count == at.now.workers else f", {units.count(count, 'worker')}"
     cost, before = units.seconds(trial.load_cpu_s_per_sample), units.seconds(at.now.worker_s or None)
-    limits = {
-        "compute": "; the model is then the limit",
-        "cores": "; the cores are then the limit",
-        "storage": "; the storage, at the bytes/s your files came at when cold, is then the limit",
-    }
-    text = f"one sample then takes {cost} of a core instead of {before}, measured on {trial.samples} of yours"
-    return Helps(text + limits.get(binding, ""))
+    why: Helps | Vain = Helps(
+        f"one sample then takes {cost} of a core instead of {before}, measured on {trial.samples} of yours"
+        + LIMITS.get(then.binding(), "")
+    )
+    if at.hardly_waits:
+        faster = f"the model is {units.times(batches.value)} as fast on batches as feedline's loader hands them over"
+        why = Helps(faster) if batches.value > NOTABLE else NO_WAIT
+    return Change(
+        remedy=f"{what}, {whose}{workers}", then=then, effort=Effort.CODE if as_is else Effort.PREPARING, why=why,
+        settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
+        trial=trial, extra_error=math.hypot(max(0.05, spread), batches.error), ceiling_times=batches.value,
+    )  # fmt: skip
 
 
 def _from_storage(at: Situation, trial: Trial) -> float | None:
@@ -109,37 +100,30 @@ def _outgrows_memory(at: Situation, size_bytes: float) -> bool:
     return bool(size_bytes and memory and size_bytes > 0.7 * memory)
 
 
-def ram_cache(at: Situation) -> Iterable[Change]:
+def without_reading(at: Situation) -> Iterable[Change]:
+    """Memory and faster storage both take away the time blocked in reads, no more."""
+    now, memory = at.now, units.size(float(at.recording.host.get("memory_bytes") or 0))
+    read_s = at.measured.workers.stage_alone_s.get("read", 0.0)
+    share = read_s / now.worker_s if now.worker_s else 0.0
+    reason = f"reading is {units.percent(share)} of a worker's busy time"
+    then, why = now, NO_WAIT if share >= 0.05 else Vain(reason)
+    if share >= 0.05 and not at.hardly_waits:
+        left_s = max(0.0, now.worker_s - 0.9 * read_s)
+        cpu_s = min(now.worker_cpu_s, left_s)
+        then = replace(now, worker_s=left_s, worker_cpu_s=cpu_s, storage_samples_per_s=None)
+        why = Helps(reason)
     whole = (at.recording.costs.read_bytes or 0.0) * (at.dataset_samples or 0)
-    memory = units.size(float(at.recording.host.get("memory_bytes") or 0))
-    then, why = _without_reading(at)
-    if isinstance(why, Helps) and _outgrows_memory(at, whole):
-        then, why = at.now, Vain(f"{units.size(whole)} of data do not fit into {memory} of memory")
+    outgrown = _outgrows_memory(at, whole)
+    no_room = isinstance(why, Helps) and outgrown
     cost = f"{units.size(whole)} of memory" if whole else "memory for the whole dataset"
-    yield Change(remedy="cache in RAM", then=then, effort=Effort.CODE, why=why, extra_error=0.05,
+    yield Change(remedy="cache in RAM", then=now if no_room else then, effort=Effort.CODE, extra_error=0.05,
+                 why=Vain(f"{units.size(whole)} of data do not fit into {memory} of memory") if no_room else why,
                  cost=f"{cost}, from the second epoch on")  # fmt: skip
-
-
-def faster_storage(at: Situation) -> Iterable[Change]:
-    then, why = _without_reading(at)
     if cold := _slower_when_cold(at):
-        whole = (at.recording.costs.read_bytes or 0.0) * (at.dataset_samples or 0)
-        when = "in a first epoch and all others" if _outgrows_memory(at, whole) else "in a first epoch"
+        when = "in a first epoch and all others" if outgrown else "in a first epoch"
         from_storage = f"; from storage itself, as {when}, the loop runs at {units.rate(cold.value)}"
         why = replace(why, reason=why.reason + from_storage)
     yield Change(remedy="faster storage", then=then, effort=Effort.HARDWARE, why=why, extra_error=0.05)
 
 
-def _without_reading(at: Situation) -> tuple[Throughput, Helps | Vain]:
-    """Memory and faster storage both take away the time blocked in reads, no more."""
-    read_s = at.measured.workers.stage_alone_s.get("read", 0.0)
-    share = read_s / at.now.worker_s if at.now.worker_s else 0.0
-    why = f"reading is {units.percent(share)} of a worker's busy time"
-    if share < 0.05 or at.hardly_waits:
-        return at.now, Vain(why) if share < 0.05 else NO_WAIT
-    left_s = max(0.0, at.now.worker_s - 0.9 * read_s)
-    cpu_s = min(at.now.worker_cpu_s, left_s)
-    return replace(at.now, worker_s=left_s, worker_cpu_s=cpu_s, storage_samples_per_s=None), Helps(why)
-
-
-REMEDIES: tuple[Remedy, ...] = (prepared, ram_cache, faster_storage)
+REMEDIES: tuple[Remedy, ...] = (prepared, without_reading)

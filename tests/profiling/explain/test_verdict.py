@@ -210,6 +210,19 @@ def test_other_programs_on_the_cores_are_named() -> None:
     assert not free.measured.machine.others_cores and not any("Other programs" in one for one in free.evidence)
 
 
+def test_intervals_are_wider_beside_other_programs() -> None:
+    """By their share of the cores."""
+    costs: dict[str, Any] = {"cores": 8, "stages": SMALL, "ceiling": 3000.0}  # the model itself is not short of cores
+    alone, beside = diagnose(crowded(6.0, **costs)), diagnose(crowded(8.0, **costs))
+    assert alone.measured.rates.now is not None and beside.measured.rates.now is not None
+    others = beside.measured.machine.others_cores
+    assert beside.measured.rates.now.value == alone.measured.rates.now.value
+    assert beside.measured.rates.now.low == pytest.approx(alone.measured.rates.now.low * (1 - others / 8))
+    assert any("intervals are wider" in sentence for sentence in beside.evidence)
+    lows = {one.remedy: one.low / one.samples_per_s for one in alone.predictions}
+    assert all(one.low / one.samples_per_s < lows[one.remedy] for one in beside.predictions)
+
+
 def test_workers_are_not_blamed_for_cores_that_others_take() -> None:
     """It hardly waits, and cached batches are three times as fast: that was the workers, or it was somebody else."""
     costs: dict[str, Any] = {"wait_s": 0.001, "compute_s": 0.1, "ceiling": 1000.0, "stages": SMALL}

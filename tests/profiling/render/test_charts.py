@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.profiling.record import units
+from feedline.profiling.render.charts import Scale, round_ticks
 from feedline.profiling.render.html import part
 from feedline.profiling.render.markup import Markup, join, tag
-from feedline.profiling.render.scale import Scale, round_ticks
 from feedline.profiling.render.sections import (
     Bar,
     Bars,
