@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 from feedline.pipeline.base.process import die_with_parent
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, Options
 from feedline.profiling.watch.capture import Capture
-from feedline.profiling.watch.hook_cost import event_cost_s
-from feedline.profiling.watch.hooks import Hooks
+from feedline.profiling.watch.hooks import Hooks, event_cost_s
 
 if TYPE_CHECKING:
     from feedline.profiling.record.recording import Recording
@@ -72,10 +71,10 @@ def director(hooks: Hooks) -> "Director":
     from feedline.profiling.watch.legs.director import Director
 
     if not hooks.capture.options.lines:
-        return Director(hooks)
+        return Director(hooks.feeds)
     from feedline.profiling.watch.legs.lines import LinesWindow
 
-    return Director(hooks, [LinesWindow(hooks)])
+    return Director(hooks.feeds, [LinesWindow(hooks.feeds)])
 
 
 def _as_it_is(function: Any) -> Any:

@@ -17,13 +17,8 @@ from typing import Any, ClassVar, Literal, cast
 
 from feedline.pipeline.base.errors import RecordingError
 from feedline.pipeline.base.files import RECORDING_BYTES, read_bounded, write_as_asked
-from feedline.profiling.record.measurements import Leg as Leg
-from feedline.profiling.record.measurements import LegName as LegName
-from feedline.profiling.record.measurements import Line as Line
-from feedline.profiling.record.measurements import Trial as Trial
+from feedline.profiling.record.measurements import Gpu, Leg, LegName, Line, Series, Trial
 from feedline.profiling.record.plain import build, to_plain
-from feedline.profiling.record.series import Gpu as Gpu
-from feedline.profiling.record.series import Series as Series
 
 FORMAT_VERSION = 1
 
@@ -38,9 +33,6 @@ TrainerPart = Literal[
 """What the trainer's main thread was doing. `load` is preparing data itself (num_workers=0); `forward` is time inside
 torch between the batch and the backward pass; `python` is the script's own Python."""
 EndedBy = Literal["itself", "steps", "seconds", "error", "signal", "running"]
-
-
-# --- the script and how it ended ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +104,6 @@ class Compute:
     """Training steps these three are of."""
 
 
-# --- steps --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One batch of one loader: from the moment the loop asks for it to the moment it asks for the next.
@@ -176,9 +165,6 @@ class WarmUp:
     """In words, e.g. "the first prefetch × workers + 3 batches of every pass"."""
     steps: int = 0
     """Steps it left out."""
-
-
-# --- workers and the trainer --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,9 +236,6 @@ class Costs:
     """Bytes handed to the trainer."""
 
 
-# --- the watch itself ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
     """What profiling itself cost: events × measured cost of one, plus the samplers' own CPU time."""
@@ -265,9 +248,6 @@ class Overhead:
     """By sampler: trainer, workers, resources."""
     fraction: float | None = None
     """Trainer and resource sampling over observed time, or the workers' over worker time, whichever is larger."""
-
-
-# --- the whole ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

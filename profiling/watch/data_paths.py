@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
-from feedline.profiling.watch.facts import innermost
+from feedline.profiling.watch.facts import held_by, innermost
 
 MOST_PATHS = 512
 CODE = (".py", ".pyc", ".so", ".pth", ".txt", ".toml", ".cfg", ".ini", ".typed", ".h", ".lock", ".part", ".jsonl")
+LISTS = ("samples", "imgs", "files", "paths", "image_paths", "img_paths", "filenames", "images", "urls")
 
 
 class PathCollector:
@@ -48,10 +49,9 @@ class PathCollector:
 
 def dataset_files(dataset: Any) -> list[str]:
     """Paths a dataset lists itself: torchvision's `samples`, and the usual names for a list of paths."""
-    held = vars(innermost(dataset)) if hasattr(innermost(dataset), "__dict__") else {}
-    for name in ("samples", "imgs", "files", "paths", "image_paths", "img_paths", "filenames", "images", "urls"):
-        members = held.get(name)
-        if isinstance(members, list | tuple) and members:
+    held = held_by(innermost(dataset))
+    for members in (held.get(name) for name in LISTS):
+        if isinstance(members, list | tuple):
             first = [one[0] if isinstance(one, list | tuple) and one else one for one in members]
             paths = [str(one) for one in first if isinstance(one, str | os.PathLike)]
             if paths and Path(paths[0]).is_file():

@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from feedline.profiling.record.rows import LegRow
+from feedline.profiling.record.journal import LegRow
 from feedline.profiling.watch import cuda
-from feedline.profiling.watch.batches import batch_samples
+from feedline.profiling.watch.batches import sizes
 from feedline.profiling.watch.capture import Finished
 from feedline.profiling.watch.facts import settings
-from feedline.profiling.watch.feed import Feed
-from feedline.profiling.watch.hooks import Hooks
-from feedline.profiling.watch.legs.sequence import chosen, plan, worker_counts
-from feedline.profiling.watch.legs.ways import LEAST_STEPS, Batches, LoaderOnly, Way
+from feedline.profiling.watch.feed import Feed, Feeds
+from feedline.profiling.watch.legs.ways import LEAST_STEPS, Batches, LoaderOnly, Way, chosen, plan, worker_counts
 from feedline.profiling.watch.saves import Saves
 
 AGREE_S = 20.0
@@ -37,9 +35,9 @@ class Window:
     """One way, once."""
 
     way: Way
+    starts: int = 1
     skip: int = 0
     """Batches still to be left out."""
-    starts: int = 1
     began: float = 0.0
     """Its first batch was asked for; 0 before that."""
     left_out_s: float = 0.0
@@ -47,18 +45,15 @@ class Window:
     steps: int = 0
     trainer_cpu_s: float = 0.0
 
-    def seconds(self) -> float:
-        return time.perf_counter() - self.began - self.left_out_s
-
 
 class Director:
     """Decides what the training loader's `next` gives. Other loaders run as they are."""
 
-    def __init__(self, hooks: Hooks, lines: Sequence[Way] = ()) -> None:
+    def __init__(self, feeds: Feeds, lines: Sequence[Way] = ()) -> None:
         """`lines`: windows in which lines are timed."""
-        self._capture = hooks.capture
-        self._options = hooks.capture.options
-        self._saves = Saves(hooks)
+        self._capture = feeds.capture
+        self._options = feeds.capture.options
+        self._saves = Saves(feeds.patches)
         self._lines = lines
         self._batches: Batches | None = None
         self._plan: list[Way] = []
@@ -113,15 +108,20 @@ class Director:
             raise Finished
         if feed is not batches.feed:  # an older pass over it, gone on with beside
             return feed.draw()
-        if self._capture.journal.interrupted():
+        if self._capture.journal.has("interrupted"):
             self._leave("interrupted by a signal", ended_by="signal")
-        self._note_left_out()
+        if self._window is not None and self._left_out_since is not None:
+            self._window.left_out_s += time.perf_counter() - self._left_out_since
+        self._left_out_since = None
         while True:
             window = self._window
             if window is None or self._over(window):
                 self._next_window(batches)
             elif isinstance(window.way, LoaderOnly):
-                self._drain(window.way, batches)
+                with self._capture.unwatched():
+                    row = window.way.measure(batches, self._options.window_s)
+                self._rows += [row] if row is not None else []
+                self._window = None
             else:
                 return self._hand_out(window, batches)
 
@@ -129,30 +129,28 @@ class Director:
 
     def _next_window(self, batches: Batches) -> None:
         """The next of the plan that can be had. Raises Finished after the last."""
-        self._window = None
         if time.perf_counter() > self._deadline and not self._window_steps:
             done = {row.leg for row in self._rows}
             self._plan = [way for way in self._plan if way.leg not in done]
         while self._plan:
-            way = self._plan.pop(0)
-            self._window = Window(way)
-            self._write()
-            if self._start(self._window, batches):
+            if self._start(Window(self._plan.pop(0)), batches):
                 return
         self._window = None
         self._leave()
 
     def _start(self, window: Window, batches: Batches) -> bool:
+        self._window = window
         self._disturbed = False
         self._left_out_since = None
-        skip = window.way.begin(batches) if not isinstance(window.way, LoaderOnly) else 0
-        window.skip, window.began, window.left_out_s, window.samples, window.steps = skip or 0, 0.0, 0.0, 0, 0
+        self._write()
+        skip = window.way.begin(batches)
+        window.skip = skip or 0
         return skip is not None
 
     def _hand_out(self, window: Window, batches: Batches) -> Any:
         if self._disturbed and window.starts < MOST_STARTS:
-            window.starts += 1
             window.way.end()
+            window = Window(window.way, window.starts + 1)
             self._start(window, batches)
         if window.skip:
             window.skip -= 1
@@ -167,44 +165,30 @@ class Director:
         if batches.restarted:
             self._left_out_since = asked
         else:
-            window.samples += batch_samples(batch) or 0
+            window.samples += sizes(batch)[0] or 0
         return batch
-
-    def _note_left_out(self) -> None:
-        if self._window is not None and self._left_out_since is not None:
-            self._window.left_out_s += time.perf_counter() - self._left_out_since
-        self._left_out_since = None
 
     def _over(self, window: Window) -> bool:
         """Whether it has all its steps; then it is noted."""
         if not window.began:
             return False
-        options, wanted = self._options, window.way.steps or self._window_steps
-        if wanted:
+        options, way = self._options, window.way
+        if wanted := way.steps or self._window_steps:
             enough = window.steps >= wanted
         else:
-            long = time.perf_counter() - window.began > MOST_WINDOWS * options.window_s
-            enough = window.steps >= LEAST_STEPS and (long or window.seconds() >= options.window_s)
+            seconds = time.perf_counter() - window.began
+            long = seconds > MOST_WINDOWS * options.window_s or seconds - window.left_out_s >= options.window_s
+            enough = window.steps >= LEAST_STEPS and long
         if not enough:
             return False
         cuda.settle_device()
-        seconds, cpu_s = window.seconds(), window.trainer_cpu_s + time.process_time()
-        window.way.end()
-        if not window.way.steps:
-            self._note(window.way, window.samples, seconds, None, cpu_s)
+        seconds = time.perf_counter() - window.began - window.left_out_s
+        cpu_s = window.trainer_cpu_s + time.process_time()
+        way.end()
+        if not way.steps:
+            row = LegRow(way.leg, way.count, window.samples, seconds, None, cpu_s, way.note, way.dropped)
+            self._rows.append(row)
         return True
-
-    def _drain(self, way: LoaderOnly, batches: Batches) -> None:
-        with self._capture.unwatched():
-            drained = way.measure(batches, self._options.window_s)
-        if drained is not None:
-            self._note(way, drained.samples, drained.seconds, drained.worker_cpu_s, 0.0)
-        self._next_window(batches)
-
-    def _note(self, way: Way, samples: int, seconds: float, worker_cpu_s: float | None, trainer_cpu_s: float) -> None:
-        row = LegRow(way.leg, way.count, samples, seconds, worker_cpu_s, trainer_cpu_s, way.note, way.dropped)
-        self._rows.append(row)
-        self._write()
 
     def _agreed_steps(self) -> int:
         """As many of a window as rank 0 says."""
@@ -223,8 +207,8 @@ class Director:
 
     def _write(self) -> None:
         window = self._window.way.leg if self._window is not None else None
-        told = {"rank": self._capture.rank, "windows": self._rows, "why": self._why, "window": window}
-        self._capture.journal.write(f"legs-{os.getpid()}", told)
+        state = {"rank": self._capture.rank, "windows": self._rows, "why": self._why, "window": window}
+        self._capture.journal.write(f"legs-{os.getpid()}", state)
 
     def _refused(self, why: str) -> None:
         """A save of the script's own; nothing is lost by that after the last window."""

@@ -5,14 +5,14 @@ import os
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from typing import NamedTuple
 
 BUDGET_S = 10.0
 CHECKED = 64
 
 
-@dataclass(frozen=True)
-class Dropped:
+class Dropped(NamedTuple):
     share: float | None
     """Of the files, out of memory now; None where that cannot be told."""
     note: str
@@ -28,24 +28,19 @@ def drop(paths: Sequence[str]) -> Dropped:
     for path in paths:
         if time.monotonic() > deadline:
             break
-        try:
+        with suppress(OSError):
             forget(path)
-        except OSError:
-            continue
-        dropped.append(path)
+            dropped.append(path)
     checked = random.Random(0).sample(dropped, min(CHECKED, len(dropped)))
-    known = [found for path in checked if (found := is_cached(path)) is not None]
+    known = [cached for path in checked if (cached := is_cached(path)) is not None]
     share = f"{len(dropped):,} of {len(paths):,} files"
     if not known:
-        return Dropped(
-            None, f"dropping {share} from the page cache was asked for; whether it worked cannot be told here"
-        )
-    warm = sum(known)
-    if warm == 0:
-        return Dropped(len(dropped) / len(paths), f"{share} dropped from the page cache (checked {len(known)})")
-    return Dropped(
-        0.0, f"dropping the page cache did not work: {warm} of {len(known)} files checked are still in memory"
-    )
+        note = f"dropping {share} from the page cache was asked for; whether it worked cannot be told here"
+        return Dropped(None, note)
+    if warm := sum(known):
+        note = f"dropping the page cache did not work: {warm} of {len(known)} files checked are still in memory"
+        return Dropped(0.0, note)
+    return Dropped(len(dropped) / len(paths), f"{share} dropped from the page cache (checked {len(known)})")
 
 
 def forget(path: str) -> None:
@@ -59,17 +54,14 @@ def forget(path: str) -> None:
 
 def is_cached(path: str) -> bool | None:
     """Whether a file's first page is in memory; None where the system cannot tell without reading it."""
-    flag = getattr(os, "RWF_NOWAIT", None)
-    if flag is None:
-        return None
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
         return None
     try:
-        os.preadv(handle, [bytearray(1)], 0, flag)
+        os.preadv(handle, [bytearray(1)], 0, os.RWF_NOWAIT)
         return True
-    except OSError as error:
-        return False if error.errno == errno.EAGAIN else None
+    except (AttributeError, OSError) as error:  # AttributeError: no Linux
+        return False if getattr(error, "errno", None) == errno.EAGAIN else None
     finally:
         os.close(handle)

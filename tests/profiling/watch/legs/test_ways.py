@@ -12,8 +12,7 @@ from feedline.profiling.profile_run import chosen_legs
 from feedline.profiling.watch.legs import page_cache
 from feedline.profiling.watch.legs.cached import Cache
 from feedline.profiling.watch.legs.page_cache import drop
-from feedline.profiling.watch.legs.sequence import chosen, plan
-from feedline.profiling.watch.legs.ways import Way
+from feedline.profiling.watch.legs.ways import Way, chosen, plan
 
 
 @given(st.lists(st.integers(1, 8), unique=True, max_size=3), st.integers(1, 4))
