@@ -59,8 +59,6 @@ def merge(
     steps = [step for one in trainers for step in _steps(one, rows[one["pid"]], phases, origin)]
     steps.sort(key=lambda step: (step.rank, step.start_s))
     windows = {one["rank"]: Windows([step for step in steps if step.rank == one["rank"]]) for one in trainers}
-    workers = [_worker(journal, one, phases, windows, origin) for one in journal.all("worker-")]
-    workers += [time for one in trainers for time in _in_trainer(journal, one, phases, windows[one["rank"]], origin)]
     times = [_trainer_time(journal, one, windows[one["rank"]], origin) for one in trainers]
     first = trainers[0]["loaders"] if trainers else []  # ranks run the same script
     loaders = [LoaderSeen(**one, phase=_loader_phase(phases, one["id"])) for one in first]
@@ -78,10 +76,7 @@ def merge(
         passes=[LoaderPass(**one, rank=trainer["rank"]) for trainer in trainers for one in trainer["passes"]],
         optimizer_steps=max((one["optimizer_steps"] for one in trainers), default=0),
         warm_up=WarmUp(rule=WARM_UP_RULE, steps=sum(step.warm_up for step in steps)),
-        workers=sorted(
-            (one for one in workers if one.seconds > 0),
-            key=lambda one: (one.rank, one.loader, one.worker, one.pid or 0),
-        ),
+        workers=_worker_times(journal, trainers, phases, windows, origin),
         trainers=times,
         series=series,
         gpus=over_steps(sampler.gpus, series, steps) if sampler else [],
@@ -155,46 +150,38 @@ def _warm_up_steps(loader: Mapping[str, Any], epoch: int, batches: int) -> int:
 # --- workers and trainers -----------------------------------------------------------------------------
 
 
-def _worker(
-    journal: Journal, about: About, phases: Phases, windows: Mapping[int, Windows], origin: float
-) -> WorkerTime:
-    rank, pid = about["rank"], about["pid"]
-    total = RowSum(journal.rows(f"worker-{pid}", TimeRow), windows.get(rank, Windows(())), origin)
-    time = _worker_time(total, rank=rank, loader=about["loader"], pid=pid, phases=phases)
-    return replace(time, worker=about["worker"], ended="normally" if about["ended"] else "killed")
-
-
-def _in_trainer(
-    journal: Journal, trainer: About, phases: Phases, windows: Windows, origin: float
+def _worker_times(
+    journal: Journal, trainers: Sequence[About], phases: Phases, windows: Mapping[int, Windows], origin: float
 ) -> list[WorkerTime]:
-    """Of loaders without workers."""
-    found: list[WorkerTime] = []
-    for loader in range(len(trainer["loaders"])):
-        if rows := journal.rows(f"loading-{trainer['pid']}-{loader}", TimeRow):
-            total = RowSum(rows, windows, origin)
-            total.cpu_s = sum(total.stages_cpu.values())  # the process's other time is not loading
-            time = _worker_time(total, rank=trainer["rank"], loader=loader, pid=trainer["pid"], phases=phases)
-            found.append(replace(time, in_trainer=True))
-    return found
-
-
-def _worker_time(total: RowSum, *, rank: int, loader: int, pid: int, phases: Phases) -> WorkerTime:
-    return WorkerTime(
-        worker=0,
-        rank=rank,
-        loader=loader,
-        pid=pid,
-        phase=_loader_phase(phases, loader),
-        seconds=total.seconds,
-        cpu_s=total.cpu_s,
-        stages=dict.fromkeys(map(str, STAGES), 0.0) | total.stages,
-        stages_cpu_s=dict(total.stages_cpu),
-        transforms=dict(total.transforms),
-        functions=total.top_functions,
-        batches=round(total.batches),
-        samples=round(total.samples),
-        ticks=round(total.ticks),
-    )
+    """Of worker processes, and of trainers that prepare their data themselves."""
+    sources = [(f"worker-{one['pid']}", one, one["loader"], False) for one in journal.all("worker-")]
+    for one in trainers:
+        numbers = range(len(one["loaders"]))
+        sources += [(f"loading-{one['pid']}-{loader}", one, loader, True) for loader in numbers]
+    times: list[WorkerTime] = []
+    for name, about, loader, in_trainer in sources:
+        total = RowSum(journal.rows(name, TimeRow), windows.get(about["rank"], Windows(())), origin)
+        time = WorkerTime(
+            worker=0 if in_trainer else about["worker"],
+            rank=about["rank"],
+            loader=loader,
+            pid=about["pid"],
+            phase=_loader_phase(phases, loader),
+            in_trainer=in_trainer,
+            seconds=total.seconds,
+            # Of a trainer's CPU time only that of its looks at loading is loading.
+            cpu_s=sum(total.stages_cpu.values()) if in_trainer else total.cpu_s,
+            stages=dict.fromkeys(map(str, STAGES), 0.0) | total.stages,
+            stages_cpu_s=dict(total.stages_cpu),
+            transforms=dict(total.transforms),
+            functions=total.top_functions,
+            batches=round(total.batches),
+            samples=round(total.samples),
+            ticks=round(total.ticks),
+            ended="normally" if in_trainer or about["ended"] else "killed",
+        )
+        times += [time] if time.seconds > 0 else []
+    return sorted(times, key=lambda time: (time.rank, time.loader, time.worker, time.pid or 0))
 
 
 def _trainer_time(journal: Journal, trainer: About, windows: Windows, origin: float) -> TrainerTime:

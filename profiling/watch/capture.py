@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from feedline.profiling.record.journal import Journal, Options, StepRow
 from feedline.profiling.watch import facts
 from feedline.profiling.watch.batches import describe, sizes
-from feedline.profiling.watch.data_paths import PathCollector
+from feedline.profiling.watch.data_paths import collect_paths, opened
 from feedline.profiling.watch.passes import Loop, Pass
 from feedline.profiling.watch.stop import Reason, StopRule
 from feedline.profiling.watch.trainer import TrainerWatch
@@ -235,7 +235,7 @@ class Capture:
         self._see_rank()
         if self._price is not None:
             self.event_cost_s = self._price()
-        PathCollector.active().start()
+        collect_paths()
         self.facts.look()
         self.watch = TrainerWatch(self.journal, lambda: self.asking, self.flush)
         self.watch.sampler.start()
@@ -283,5 +283,5 @@ class Capture:
             "mark_s": self.mark_s,
             "event_cost_s": self.event_cost_s,
             "sampler_cpu_s": self.watch.sampler.cpu_s if self.watch is not None else 0.0,
-            "paths": PathCollector.active().found,
+            "paths": opened,
         }

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from feedline.profiling.watch.facts import held_by, innermost
 
@@ -11,40 +11,32 @@ MOST_PATHS = 512
 CODE = (".py", ".pyc", ".so", ".pth", ".txt", ".toml", ".cfg", ".ini", ".typed", ".h", ".lock", ".part", ".jsonl")
 LISTS = ("samples", "imgs", "files", "paths", "image_paths", "img_paths", "filenames", "images", "urls")
 
+opened: list[str] = []
+"""Files that this process has opened to read since `collect_paths`."""
+_seen: set[str] = set()
+_hooked = False
 
-class PathCollector:
-    """Collects through an audit hook. Hooks cannot be removed, so there is one for the life of a process; once it is
-    full it costs one comparison an event."""
 
-    _one: ClassVar["PathCollector | None"] = None
+def collect_paths() -> None:
+    """From here on. An audit hook cannot be removed, so there is one for the life of a process (a forked child
+    inherits it); once the list is full it costs one comparison an event."""
+    global _hooked
+    opened.clear()
+    _seen.clear()
+    if not _hooked:
+        sys.addaudithook(_hear)
+    _hooked = True
 
-    def __init__(self) -> None:
-        self.found: list[str] = []
-        self._seen: set[str] = set()
-        self._open = False
 
-    @classmethod
-    def active(cls) -> "PathCollector":
-        """The one collector of this process (a forked child inherits its parent's, hook and all)."""
-        if cls._one is None:
-            cls._one = cls()
-            sys.addaudithook(cls._one._hear)
-        return cls._one
-
-    def start(self) -> None:
-        self.found, self._seen, self._open = [], set(), True
-
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
-        if event != "open" or not self._open:
-            return
-        path, mode = args[0], args[1]
-        if not isinstance(path, str) or (mode is not None and mode[:1] != "r") or path.endswith(CODE):
-            return
-        if path in self._seen or path.startswith(("/proc/", "/sys/", "/dev/")) or "/site-packages/" in path:
-            return
-        self._seen.add(path)
-        self.found.append(os.path.abspath(path))  # noqa: PTH100  Path would open an audit event of its own
-        self._open = len(self.found) < MOST_PATHS
+def _hear(event: str, args: tuple[Any, ...]) -> None:
+    if event != "open" or len(opened) >= MOST_PATHS:
+        return
+    path, mode = args[0], args[1]
+    if not isinstance(path, str) or (mode is not None and mode[:1] != "r") or path.endswith(CODE):
+        return
+    if path not in _seen and not path.startswith(("/proc/", "/sys/", "/dev/")) and "/site-packages/" not in path:
+        _seen.add(path)
+        opened.append(os.path.abspath(path))  # noqa: PTH100  Path would open an audit event of its own
 
 
 def dataset_files(dataset: Any) -> list[str]:

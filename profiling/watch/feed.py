@@ -9,7 +9,6 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any, Protocol
 
 from feedline.profiling.watch.capture import Capture
@@ -23,11 +22,10 @@ Draw = Callable[[], Any]
 class Director(Protocol):
     """`profiling.watch.legs.director.Director`."""
 
-    @property
-    def directing(self) -> bool: ...
+    directing: bool
+
     def take_over(self, feed: "Feed", why: str) -> None:
         """The verdict's steps are over."""
-        ...
 
     def adopts(self, feed: "Feed") -> bool:
         """A pass begins while it directs: whether over the training loader, which it goes on with."""
@@ -35,7 +33,6 @@ class Director(Protocol):
 
     def next(self, feed: "Feed") -> Any:
         """Raises Finished when there is nothing more to measure."""
-        ...
 
 
 class WatchedLoader:
@@ -49,7 +46,7 @@ class WatchedLoader:
     loader = "Loader"
     """Its class in there."""
 
-    def attach(self, module: ModuleType, feeds: "Feeds") -> None:
+    def attach(self, module: Any, feeds: "Feeds") -> None:
         """Patch the module so that iterating over its loader goes through a feed."""
         feeds.patches.replace(getattr(module, self.loader), "__iter__", functools.partial(self._iter, feeds))
 

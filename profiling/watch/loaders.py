@@ -5,7 +5,6 @@ A loader to be watched too: one more class like these, and its place in `LOADERS
 
 import functools
 import sys
-from types import ModuleType
 from typing import Any
 
 from feedline.profiling.watch.facts import settings
@@ -21,17 +20,13 @@ class Torch(WatchedLoader):
     module = "torch.utils.data.dataloader"
     loader, iterator, with_workers = "DataLoader", "_BaseDataLoaderIter", "_MultiProcessingDataLoaderIter"
 
-    def attach(self, module: ModuleType, feeds: Feeds) -> None:
+    def attach(self, module: Any, feeds: Feeds) -> None:
         super().attach(module, feeds)
-        home = self._home(module)
+        home = module if hasattr(module, "_worker_loop") else module._utils.worker  # whose loop the workers run
         feeds.patches.replace(getattr(module, self.iterator), "__next__", functools.partial(_next, feeds))
         feeds.patches.replace(
             getattr(module, self.with_workers), "__init__", functools.partial(_start_workers, feeds, home)
         )
-
-    def _home(self, module: Any) -> Any:
-        """Whose `_worker_loop` the workers run."""
-        return module._utils.worker
 
     def fed(self, feed: Feed, iterator: Any) -> Any:
         try:
@@ -97,9 +92,6 @@ class Torchdata(Torch):
     module = "torchdata.stateful_dataloader.stateful_dataloader"
     loader, iterator = "StatefulDataLoader", "_StatefulBaseDataLoaderIter"
     with_workers = "_StatefulMultiProcessingDataLoaderIter"
-
-    def _home(self, module: Any) -> Any:
-        return module
 
 
 class Nodes(WatchedLoader):

@@ -6,7 +6,7 @@ lately stays within a budget of CPU time: a look is dear while the rules still m
 
 A Python thread must take the interpreter lock to look, and a thread that runs Python gives it up only after the
 switch interval (5 ms by default): by then it may be elsewhere, and code that never releases the lock would be blamed
-on the next line that does. `fair_switching` shortens the interval to keep that error at a fifth of a millisecond; two
+on the next line that does. A sampler shortens the interval to keep that error at a fifth of a millisecond; two
 threads that both want the lock all the time pay 3 % more CPU time for it. While it looks, the interval is the default
 again: on crowded cores each change of hands waits for a core, and a first look, which reads sources, took seconds.
 """
@@ -33,10 +33,6 @@ FIRST_ROW_S, ROW_S, LONG_ROW_S, SHORT_ROWS = 0.1, 0.5, 1.0, 10
 millisecond, and after so many the picture is fine enough without more."""
 
 
-def fair_switching() -> None:
-    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-
-
 class StackSampler(threading.Thread):
     """Calls `look(frames by thread id, seconds since the last look)` about `rate_hz` times a second until stopped."""
 
@@ -49,6 +45,7 @@ class StackSampler(threading.Thread):
         budget: float = 0.003,
     ) -> None:
         super().__init__(name="feedline-sampler", daemon=True)
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         self.cpu_s = 0.0
         self.looks = 0
         self._look = look

@@ -15,7 +15,7 @@ from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.loader_stats import LoaderStats
 from feedline.profiling.watch.passes import Pass
 from feedline.profiling.watch.rules import TRAINER, Place, classify, frames, part
-from feedline.profiling.watch.sampler import HelperThread, StackSampler, ThreadClock, TimeSums, fair_switching
+from feedline.profiling.watch.sampler import HelperThread, StackSampler, ThreadClock, TimeSums
 
 RATE_HZ = 50.0
 PIN_LOOP, PIN = "_pin_memory_loop", "pin_memory"
@@ -27,7 +27,6 @@ class TrainerWatch:
     due."""
 
     def __init__(self, journal: Journal, asking: Callable[[], Pass | None], flush: Callable[[], None]) -> None:
-        fair_switching()
         self._journal = journal
         self._asking = asking
         self._flush = flush

@@ -16,9 +16,9 @@ from typing import Any
 
 from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.batches import sizes
-from feedline.profiling.watch.data_paths import PathCollector
+from feedline.profiling.watch.data_paths import collect_paths, opened
 from feedline.profiling.watch.rules import Place, classify, frames
-from feedline.profiling.watch.sampler import HelperThread, StackSampler, ThreadClock, TimeSums, fair_switching
+from feedline.profiling.watch.sampler import HelperThread, StackSampler, ThreadClock, TimeSums
 
 SAY_S = 3.0
 DATASET, QUEUE, COLLATE, WORKER_ID = 1, 3, 6, 10
@@ -62,7 +62,6 @@ class WorkerWatch:
     """The sampler of one worker process and its file."""
 
     def __init__(self, journal: Journal, *, worker: int, loader: int, rank: int) -> None:
-        fair_switching()
         self.sums = TimeSums()
         self.hook_s = 0.0
         """CPU time of counting batches."""
@@ -75,8 +74,7 @@ class WorkerWatch:
         self._about = {
             "pid": os.getpid(), "worker": worker, "loader": loader, "rank": rank, "created": time.time(),
         }  # fmt: skip
-        self._paths = PathCollector.active()
-        self._paths.start()
+        collect_paths()
         self._sampler = StackSampler(self._look, journal)
         self._say()
         Finalize(None, self._leave, exitpriority=100)
@@ -116,7 +114,7 @@ class WorkerWatch:
     def _say(self, *, left: bool = False, ended: bool = False) -> None:
         self._said = time.perf_counter()
         seen = {"sampler_cpu_s": self._sampler.cpu_s, "puts": self.sums.batches, "hook_s": self.hook_s}
-        seen |= {"ended": ended, "left": left, "paths": self._paths.found}
+        seen |= {"ended": ended, "left": left, "paths": opened}
         self._journal.write(self._name, self._about | seen)
 
 

@@ -74,11 +74,7 @@ class LinesWindow(Way):
 
     def batch(self, batches: Batches) -> Any:
         self._watch.dump_sometimes()
-        try:
-            return batches.feed.draw()
-        except StopIteration:
-            self._open(batches.feed)
-            return batches.feed.draw()
+        return batches.draw(lambda: self._open(batches.feed))
 
     def end(self) -> None:
         self._watch.stop()

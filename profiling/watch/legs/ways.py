@@ -6,15 +6,16 @@ many batches as could be queued left out.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, repeat
 from typing import Any
 
 from feedline.pipeline.base.process import children_cpu_seconds, keep_freed_memory, usable_cores
 from feedline.profiling.record.journal import Journal, LegRow
 from feedline.profiling.watch import cuda
 from feedline.profiling.watch.batches import sizes
-from feedline.profiling.watch.data_paths import MOST_PATHS, PathCollector, dataset_files
+from feedline.profiling.watch.data_paths import MOST_PATHS, dataset_files, opened
 from feedline.profiling.watch.facts import settings
 from feedline.profiling.watch.feed import Feed
 from feedline.profiling.watch.legs.cached import Cache
@@ -59,6 +60,10 @@ def worker_counts(current: int | None) -> list[int]:
     return sorted(counts - {current or 0})[-4:]
 
 
+class NoMore(Exception):
+    """The loader gives nothing, from its beginning either."""
+
+
 @dataclass
 class Batches:
     """Where the windows' batches come from."""
@@ -70,15 +75,19 @@ class Batches:
     """The batch that was drawn last is the first of a pass."""
     _drawn: int = 0
 
-    def draw(self) -> Any:
-        """A batch of the script's own loader, from its beginning again when it has run out."""
+    def draw(self, begin_again: Callable[[], Any] | None = None) -> Any:
+        """A batch of the script's own loader, from its beginning again when it has run out. Raises NoMore where that
+        gives none either."""
         self.restarted = False
         try:
             batch = self.feed.draw()
         except StopIteration:
-            self.feed.begin_again()
+            (begin_again or self.feed.begin_again)()
             self.restarted, self._drawn = self._drawn > 1, 0  # else every batch is the first of its pass
-            batch = self.feed.draw()
+            try:
+                batch = self.feed.draw()
+            except StopIteration:
+                raise NoMore from None
         self._drawn += 1
         return batch
 
@@ -126,6 +135,7 @@ class Cached(Way):
     def begin(self, batches: Batches) -> int | None:
         """Waits until workers have filled the queue, and so compute no more beside the loop."""
         batches.first()
+        batches.restarted = False
         until = time.perf_counter() + FINISH_MOST_S
         before = children_cpu_seconds()
         while time.perf_counter() < until:
@@ -137,7 +147,6 @@ class Cached(Way):
         return SETTLE_STEPS
 
     def batch(self, batches: Batches) -> Any:
-        batches.restarted = False
         return batches.cache.next()
 
 
@@ -175,9 +184,8 @@ class Cold(Way):
         """Where only the files that were seen are known, and these were not all, nobody knows how cold it is."""
         listed = dataset_files(getattr(batches.feed.loader, "dataset", None))
         seen = [path for worker in batches.journal.all("worker-") for path in worker["paths"]]
-        seen += PathCollector.active().found
-        self.dropped, self.note = drop(list(dict.fromkeys([*listed, *seen])))
-        if not listed and len(set(seen)) >= MOST_PATHS:
+        self.dropped, self.note = drop(list(dict.fromkeys([*listed, *seen, *opened])))
+        if not listed and len({*seen, *opened}) >= MOST_PATHS:
             self.dropped = None
             self.note += "; the data has more files than these, and they were left alone"
         return super().begin(batches)
@@ -191,34 +199,31 @@ class LoaderOnly(Way):
     def __init__(self, count: int | None = None) -> None:
         self.count = count
 
-    def begin(self, batches: Batches) -> int | None:
-        return 0
-
     def measure(self, batches: Batches, window_s: float) -> LegRow | None:
         """None where the loader cannot be had with so many workers."""
         if self.count is None:
-            return self._drain(batches.draw, batches.queued() + 1, window_s)
+            return self._drain((batches.draw() for _ in repeat(None)), batches.queued() + 1, window_s)
         loader = batches.feed.adapter.again(batches.feed.loader, self.count)
         if loader is None:
             return None
         endless = endlessly(loader)
         try:
-            return self._drain(endless.__next__, batches.queued(self.count) + self.count, window_s)
+            return self._drain(endless, batches.queued(self.count) + self.count, window_s)
         finally:
             endless.close()
 
-    def _drain(self, draw: Callable[[], Any], skip: int, window_s: float) -> LegRow:
-        for _ in range(skip):
-            draw()
+    def _drain(self, batches: Iterator[Any], skip: int, window_s: float) -> LegRow | None:
+        for _ in islice(batches, skip):
+            pass
         cpu_s, started = children_cpu_seconds(), time.perf_counter()
-        samples = steps = 0
-        seconds = 0.0
-        while seconds < window_s or steps < LEAST_STEPS:
-            samples += sizes(draw())[0] or 0
-            steps += 1
+        samples = 0
+        for steps, batch in enumerate(batches, 1):
+            samples += sizes(batch)[0] or 0
             seconds = time.perf_counter() - started
-        used_s = children_cpu_seconds() - cpu_s
-        return LegRow(self.leg, self.count, samples, seconds, used_s if used_s > 0 else None, 0.0, "", None)
+            if seconds >= window_s and steps >= LEAST_STEPS:
+                used_s = children_cpu_seconds() - cpu_s
+                return LegRow(self.leg, self.count, samples, seconds, used_s if used_s > 0 else None, 0.0, "", None)
+        return None
 
 
 def endlessly(loader: Any) -> Generator[Any]:
