@@ -152,10 +152,6 @@ class Journal:
         except OSError:
             pass
 
-    def leave(self, rank: int) -> None:
-        """Nothing more of this rank is to be seen: its workers that live on say their last and stop looking."""
-        self.write(f"left-{rank}", {})
-
     def interrupt(self) -> None:
         """A signal has come, and the script has had it: no more windows of ours in it."""
         self.write("interrupted", {})

@@ -81,8 +81,6 @@ class Capture:
         """Of the other hooks, measured as the watch begins."""
         self.watch: TrainerWatch | None = None
         self._price = price
-        self._loose_steps = 0
-        self._first_loose_step: float | None = None
         self._flushing = threading.Lock()
         self._said = float("-inf")
         self._metered = self.loop.totals
@@ -167,8 +165,7 @@ class Capture:
             row.trained = True
         elif not self.loop.any_trained:
             now = time.perf_counter()
-            self._loose_steps += 1
-            self._first_loose_step = self._first_loose_step or now
+            self.loop.first_got = self.loop.first_got or now
             self.stop.steadiness.add(now, 1, 0.0)
             if reason := self.enough(now):
                 self.end_watch(reason)
@@ -195,8 +192,8 @@ class Capture:
         loop = self.loop
         return self.stop.reached(
             now,
-            steps=loop.train_steps if loop.any_trained else self._loose_steps or loop.rows,
-            started=loop.first_got or self._first_loose_step,
+            steps=loop.train_steps if loop.any_trained else self.optimizer_steps or loop.rows,
+            started=loop.first_got,
             ranks=self.facts.world_size,
             rank=self.rank,
             held=held,
@@ -222,7 +219,7 @@ class Capture:
         if self.watch is not None:
             self.watch.sampler.stop()
         self.flush()
-        self.journal.leave(self.rank)
+        self.journal.write(f"left-{self.rank}", {})  # its workers that live on say their last and stop looking
 
     def end(self) -> None:
         """The interpreter is about to be torn down."""

@@ -36,13 +36,8 @@ class Pass:
         """Fields of `recording.LoaderPass`. `ended` is when the loader said that there is no more."""
         start_s = (self.first_got or self.started) - self.started
         end_s = None if ended is None else ended - self.asked
-        return {
-            "loader": self.loader,
-            "epoch": self.epoch,
-            "samples": self.samples,
-            "start_s": start_s,
-            "end_s": end_s,
-        }
+        counts = {name: getattr(self, name) for name in ("loader", "epoch", "samples")}
+        return {**counts, "start_s": start_s, "end_s": end_s}
 
 
 class Loop:

@@ -32,6 +32,8 @@ FIRST_ROW_S, ROW_S, LONG_ROW_S, SHORT_ROWS = 0.1, 0.5, 1.0, 10
 """A row of sums is written soon, so that workers that live on after a short run have spoken; each takes about a
 millisecond, and after so many the picture is fine enough without more."""
 
+SUMS = ("stages", "stages_cpu", "transforms", "functions")
+
 
 class StackSampler(threading.Thread):
     """Calls `look(frames by thread id, seconds since the last look)` about `rate_hz` times a second until stopped."""
@@ -92,9 +94,10 @@ class StackSampler(threading.Thread):
 class ThreadClock:
     """CPU time of another thread of this process."""
 
-    def __init__(self, thread_id: int | None) -> None:
+    def __init__(self, thread_id: int) -> None:
+        """The thread must be alive: of another number the C library may crash."""
         try:
-            self._clock = time.pthread_getcpuclockid(thread_id or 0)
+            self._clock = time.pthread_getcpuclockid(thread_id)
             self._before_s = time.clock_gettime(self._clock)
         except (AttributeError, OSError):  # Linux has it
             self._clock = None
@@ -113,15 +116,15 @@ class HelperThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._thread: threading.Thread | None = None
-        self._clock = ThreadClock(None)
+        self._clock: ThreadClock | None = None
 
     def look(self, frames: dict[int, FrameType]) -> tuple[FrameType | None, float | None]:
         """Its innermost frame, None while there is no such thread, and its CPU seconds since the last look."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = next((one for one in threading.enumerate() if self._name in one.name), None)
-            if self._thread is None:
-                return None, None
-            self._clock = ThreadClock(self._thread.ident)
+            self._clock = ThreadClock(self._thread.ident) if self._thread and self._thread.ident else None
+        if self._thread is None or self._clock is None:
+            return None, None
         return frames.get(self._thread.ident or 0), self._clock.spent_s()
 
 
@@ -138,19 +141,17 @@ class TimeSums:
 
     def _open(self) -> None:
         self._started = time.perf_counter()
-        self._stages, self._stages_cpu, self._transforms, self._functions = (
-            defaultdict[str, float](float) for _ in range(4)
-        )
+        self._sums = {name: defaultdict[str, float](float) for name in SUMS}
         self._ticks = 0
         self._counted = (self.batches, self.samples)
 
     def add(self, place: Place, seconds: float, cpu_s: float | None) -> None:
         """One look; `cpu_s` is what the thread, and who works for it, has used since the last one."""
-        self._stages[place.stage] += seconds
-        self._stages_cpu[place.stage] += cpu_s or 0.0
+        self._sums["stages"][place.stage] += seconds
+        self._sums["stages_cpu"][place.stage] += cpu_s or 0.0
         if place.transform:
-            self._transforms[place.transform] += seconds
-        self._functions[f"{place.stage} {place.where}"] += seconds
+            self._sums["transforms"][place.transform] += seconds
+        self._sums["functions"][f"{place.stage} {place.where}"] += seconds
         self._ticks += 1
 
     @property
@@ -161,23 +162,17 @@ class TimeSums:
     def take(self) -> TimeRow:
         """The row since the last one."""
         cpu_s = time.process_time()
+        sums = {name: {key: round(value, 6) for key, value in one.items()} for name, one in self._sums.items()}
         row = TimeRow(
-            self._started,
-            time.perf_counter(),
-            _rounded(self._stages),
-            _rounded(self._stages_cpu),
-            _rounded(self._transforms),
-            _rounded(self._functions),
-            self.batches - self._counted[0],
-            self.samples - self._counted[1],
-            round(cpu_s - self._process_cpu_s, 6),
-            self._ticks,
+            t0=self._started,
+            t1=time.perf_counter(),
+            **sums,
+            batches=self.batches - self._counted[0],
+            samples=self.samples - self._counted[1],
+            cpu_s=round(cpu_s - self._process_cpu_s, 6),
+            ticks=self._ticks,
         )
         self._process_cpu_s = cpu_s
         self._rows += 1
         self._open()
         return row
-
-
-def _rounded(sums: dict[str, float]) -> dict[str, float]:
-    return {key: round(value, 6) for key, value in sums.items()}

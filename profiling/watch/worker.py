@@ -69,7 +69,7 @@ class WorkerWatch:
         self._journal = journal
         self._rank = rank
         self._name = f"worker-{os.getpid()}"
-        self._main = threading.main_thread().ident or 0
+        self._main = threading.get_ident()
         self._clock = ThreadClock(self._main)
         self._about = {
             "pid": os.getpid(), "worker": worker, "loader": loader, "rank": rank, "created": time.time(),
