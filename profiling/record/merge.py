@@ -63,6 +63,8 @@ def merge(
     first = trainers[0]["loaders"] if trainers else []  # ranks run the same script
     loaders = [LoaderSeen(**one, phase=_loader_phase(phases, one["id"])) for one in first]
     series = list(sampler.recorded) if sampler else []
+    # Round robin over the processes, so that one worker's folder does not fill the list.
+    turns = zip_longest(*(one["paths"] for one in (*journal.all("worker-"), *trainers)))
     ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in times]
     recording = Recording(
         script=script or Script(argv=list(argv), cwd=str(Path.cwd()), python=sys.executable),
@@ -82,7 +84,7 @@ def merge(
         gpus=over_steps(sampler.gpus, series, steps) if sampler else [],
         gpu_note=sampler.gpu_note if sampler else "no GPU numbers: resources were not sampled",
         legs=diagnostic.legs(journal),
-        sample_paths=_paths([*journal.all("worker-"), *trainers]),
+        sample_paths=list(dict.fromkeys(path for turn in turns for path in turn if path is not None))[:MOST_PATHS],
         lines=diagnostic.lines(journal),
         overhead=overhead(journal, trainers, sampler, max(ends_s, default=0.0)),
         notes=_notes(journal, trainers, steps, loaders),
@@ -128,23 +130,24 @@ def _compute(trainers: Sequence[About], steps: Sequence[Step], phases: Phases) -
 
 
 def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: float) -> list[Step]:
+    """With `WARM_UP_RULE`: what workers prepared while the model warmed up is handed out faster than they can go
+    on."""
     by_pass: dict[tuple[int, int], list[StepRow]] = defaultdict(list)
     for row in rows:
         by_pass[row.loader, row.epoch].append(row)
+    queued = {one["id"]: (one["num_workers"] or 0) * (one["prefetch_factor"] or 2) for one in trainer["loaders"]}
     steps: list[Step] = []
     for (loader, epoch), members in by_pass.items():
-        warm = _warm_up_steps(trainer["loaders"][loader], epoch, len(members))
+        wanted = (
+            queued.get(loader, 0) + 3 if epoch == 0 else 1
+        )  # a killed process may not have told of its last loader
+        warm = min(wanted, max(1, len(members) // 4))
         for position, row in enumerate(members):
             row.start_s -= origin
-            known = {name: value for name, value in vars(row).items() if name != "trained"}
-            steps.append(Step(**known, phase=phases[loader, epoch], rank=trainer["rank"], warm_up=position < warm))
+            seen = {name: value for name, value in vars(row).items() if name != "trained"}
+            step = Step(**seen, phase=phases[loader, epoch], rank=trainer["rank"], warm_up=position < warm)
+            steps.append(step)
     return steps
-
-
-def _warm_up_steps(loader: Mapping[str, Any], epoch: int, batches: int) -> int:
-    """`WARM_UP_RULE`: what workers prepared while the model warmed up is handed out faster than they can go on."""
-    queued = (loader["num_workers"] or 0) * (loader["prefetch_factor"] or 2)
-    return min(queued + 3 if epoch == 0 else 1, max(1, batches // 4))
 
 
 # --- workers and trainers -----------------------------------------------------------------------------
@@ -199,15 +202,6 @@ def _trainer_time(journal: Journal, trainer: About, windows: Windows, origin: fl
         pin_thread_s=total.transforms["pin thread"] if pins else None,
         ticks=round(total.ticks),
     )
-
-
-# --- paths and notes ----------------------------------------------------------------------------------
-
-
-def _paths(processes: Sequence[About]) -> list[str]:
-    """Round robin over the processes, so that one worker's folder does not fill the list."""
-    turns = zip_longest(*(one["paths"] for one in processes))
-    return list(dict.fromkeys(path for turn in turns for path in turn if path is not None))[:MOST_PATHS]
 
 
 def _notes(

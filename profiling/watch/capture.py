@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from feedline.profiling.record.journal import Journal, Options, StepRow
 from feedline.profiling.watch import facts
 from feedline.profiling.watch.batches import describe, sizes
-from feedline.profiling.watch.data_paths import collect_paths, opened
+from feedline.profiling.watch.data_files import collect_paths, opened
 from feedline.profiling.watch.passes import Loop, Pass
 from feedline.profiling.watch.stop import Reason, StopRule
 from feedline.profiling.watch.trainer import TrainerWatch

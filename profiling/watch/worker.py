@@ -16,7 +16,7 @@ from typing import Any
 
 from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.batches import sizes
-from feedline.profiling.watch.data_paths import collect_paths, opened
+from feedline.profiling.watch.data_files import collect_paths, opened
 from feedline.profiling.watch.rules import Place, classify, frames
 from feedline.profiling.watch.sampler import HelperThread, StackSampler, ThreadClock, TimeSums
 

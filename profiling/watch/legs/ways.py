@@ -15,11 +15,10 @@ from feedline.pipeline.base.process import children_cpu_seconds, keep_freed_memo
 from feedline.profiling.record.journal import Journal, LegRow
 from feedline.profiling.watch import cuda
 from feedline.profiling.watch.batches import sizes
-from feedline.profiling.watch.data_paths import MOST_PATHS, dataset_files, opened
+from feedline.profiling.watch.data_files import MOST_PATHS, dataset_files, drop, opened
 from feedline.profiling.watch.facts import settings
 from feedline.profiling.watch.feed import Feed
 from feedline.profiling.watch.legs.cached import Cache
-from feedline.profiling.watch.legs.page_cache import drop
 
 SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds the last step's work
 LEAST_STEPS = 4  # of a window, however long they take
