@@ -10,6 +10,7 @@ fills those it misses with their defaults.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -299,11 +300,8 @@ class Recording:
     @property
     def train_loader(self) -> LoaderSeen | None:
         """The training loader with the most steps; the busiest loader when none was seen training."""
-        counts: dict[int, int] = {}
-        for step in self.steps:
-            counts[step.loader] = counts.get(step.loader, 0) + 1
-        ranked = sorted(self.loaders, key=lambda one: (one.phase != "train", -counts.get(one.id, 0)))
-        return ranked[0] if ranked else None
+        counts = Counter(step.loader for step in self.steps)
+        return min(self.loaders, key=lambda one: (one.phase != "train", -counts[one.id]), default=None)
 
     def measured(self, phase: Phase = "train") -> list[Step]:
         """The steps a verdict is made from: one phase, warm-up left out."""

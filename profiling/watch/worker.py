@@ -9,6 +9,7 @@ import importlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import FrameType
@@ -29,7 +30,8 @@ class WorkerEntry:
     """Callable with the arguments of the worker loop it stands for."""
 
     def __init__(self, original: Any, *, folder: str, loader: int, rank: int, lines: Any) -> None:
-        """`lines`: where `--lines` is asked for, an object with `in_worker(dataset, collate)`."""
+        """`lines`: where `--lines` is asked for, an object whose `in_worker(dataset, collate)` gives what is told
+        of each item of the data queue."""
         self.original = original
         self.module = original.__module__
         self.folder = folder
@@ -47,11 +49,12 @@ class WorkerEntry:
             loop = loop.original
         try:
             if self.lines is not None:
-                self.lines.in_worker(args[DATASET], args[COLLATE])
+                tell = self.lines.in_worker(args[DATASET], args[COLLATE])
             else:
                 worker = kwargs.get("worker_id", args[WORKER_ID] if len(args) > WORKER_ID else 0)
-                watch = WorkerWatch(Journal(Path(self.folder)), worker=worker, loader=self.loader, rank=self.rank)
-                args = (*args[:QUEUE], CountingQueue(args[QUEUE], watch), *args[QUEUE + 1 :])
+                journal = Journal(Path(self.folder))
+                tell = WorkerWatch(journal, worker=worker, loader=self.loader, rank=self.rank).count
+            args = (*args[:QUEUE], WatchedQueue(args[QUEUE], tell), *args[QUEUE + 1 :])
         except Exception:
             # The script must run, watched or not; the parent notices that this worker said nothing.
             pass
@@ -79,6 +82,15 @@ class WorkerWatch:
         self._say()
         Finalize(None, self._leave, exitpriority=100)
         self._sampler.start()
+
+    def count(self, item: Any) -> None:
+        """Of the data queue: a batch, unless it is one of the loader's own messages."""
+        began_s = time.thread_time()
+        samples = sizes(item[1])[0] if isinstance(item, tuple) and len(item) == 2 else None
+        if samples is not None:
+            self.sums.batches += 1
+            self.sums.samples += samples
+        self.hook_s += time.thread_time() - began_s
 
     def _look(self, frames_by_thread: dict[int, FrameType], seconds: float) -> None:
         place = classify(frames_by_thread.get(self._main))
@@ -118,20 +130,15 @@ class WorkerWatch:
         self._journal.write(self._name, self._about | seen)
 
 
-class CountingQueue:
-    """The worker's data queue, with a count of what went through."""
+class WatchedQueue:
+    """The worker's data queue; what is put into it is told."""
 
-    def __init__(self, queue: Any, watch: WorkerWatch) -> None:
+    def __init__(self, queue: Any, tell: Callable[[Any], None]) -> None:
         self._queue = queue
-        self._watch = watch
+        self._tell = tell
 
     def put(self, item: Any, *args: Any, **kwargs: Any) -> None:
-        began_s = time.thread_time()
-        count = sizes(item[1])[0] if isinstance(item, tuple) and len(item) == 2 else None
-        if count is not None:
-            self._watch.sums.batches += 1
-            self._watch.sums.samples += count
-        self._watch.hook_s += time.thread_time() - began_s
+        self._tell(item)
         self._queue.put(item, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -98,10 +98,10 @@ class Director:
 
     def _windows(self, batches: Batches) -> Generator[Any]:
         """What the loop is handed. Raises Finished behind the last window."""
-        options, feed = self._options, batches.feed
+        options, adapter = self._options, batches.feed.adapter
         deadline = time.perf_counter() + options.limit_s
         steps = self._agreed_steps() if self._capture.facts.world_size > 1 else None
-        legs, counts = chosen(options.legs, feed.adapter.kind), worker_counts(feed.adapter.workers(feed.loader))
+        legs, counts = chosen(options.legs, adapter.kind), worker_counts(adapter.workers(batches.feed.loader))
         for way in plan(legs, counts, options.rounds, self._lines):
             if steps is None and time.perf_counter() > deadline and way.leg in {row.leg for row in self._rows}:
                 continue

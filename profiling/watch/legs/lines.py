@@ -6,8 +6,8 @@ dataset's access functions, its loader and collate function, and whatever is nam
 tells functions apart by padding their bytecode, which must happen before a function runs: the main file's code is
 padded as it is executed, modules' functions as they are imported. Nothing is timed before the window.
 
-Every process writes its own counts at its end, the trainer every half second too; the parent merges them per function
-(`record.diagnostic`). Workers' times are seconds summed over all of them.
+Every process writes its own counts, at its end and every half second, so that a worker that is killed has spoken; the
+parent merges them per function (`record.diagnostic`). Workers' times are seconds summed over all of them.
 """
 
 import dis
@@ -92,12 +92,13 @@ class WorkerLines:
         self.folder = folder
         self.functions = functions
 
-    def in_worker(self, dataset: Any, collate: Any) -> None:
-        """Start profiling this worker, until it ends."""
+    def in_worker(self, dataset: Any, collate: Any) -> Callable[[Any], None]:
+        """Start profiling this worker, until it ends; what comes back is called as its batches leave."""
         watch = LineWatch(Journal(Path(self.folder)), self.functions, where="workers")
         watch.add_dataset(dataset[0] if isinstance(dataset, list) and len(dataset) == 1 else dataset, collate)
         Finalize(None, watch.stop, exitpriority=100)
         watch.start()
+        return watch.dump_sometimes
 
 
 class LineWatch:
@@ -138,7 +139,7 @@ class LineWatch:
             self._on = False
             self._profiler.disable()
 
-    def dump_sometimes(self) -> None:
+    def dump_sometimes(self, _: Any = None) -> None:
         if time.perf_counter() - self._dumped > DUMP_S:
             self._dump()
 
