@@ -27,9 +27,9 @@ from feedline.profiling.interrupts import PASSED_ON, hearing
 from feedline.profiling.machine.resources import ResourceSampler
 from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, Options
+from feedline.profiling.record.measurements import scope_of
 from feedline.profiling.record.merge import is_trainer, merge
 from feedline.profiling.record.recording import EndedBy, Recording, Script
-from feedline.profiling.record.series import scope_of
 
 SITECUSTOMIZE = '''\
 """Starts feedline's probe, then the sitecustomize that would have run without it."""

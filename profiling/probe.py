@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 from feedline.pipeline.base.process import die_with_parent
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, Options
 from feedline.profiling.watch.capture import Capture
-from feedline.profiling.watch.hook_cost import event_cost_s
-from feedline.profiling.watch.hooks import Hooks
+from feedline.profiling.watch.hooks import Hooks, event_cost_s
 
 if TYPE_CHECKING:
     from feedline.profiling.record.recording import Recording
@@ -64,8 +63,8 @@ def _start(journal: Journal, options: Options) -> tuple[Capture, Hooks]:
         if options.lines:
             from feedline.profiling.watch.legs.lines import LinesWindow
 
-            lines.append(LinesWindow(hooks))
-        hooks.feeds.director = Director(hooks, lines)
+            lines.append(LinesWindow(hooks.feeds))
+        hooks.feeds.director = Director(hooks.feeds, lines)
     hooks.install()
     atexit.register(_at_exit, capture, os.getpid())
     _remember_errors(capture)

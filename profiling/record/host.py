@@ -18,7 +18,7 @@ PACKAGES = ("feedline", "torch", "torchvision", "numpy", "pillow", "pillow-simd"
 def describe_host() -> dict[str, Any]:
     """Plain JSON: cores, affinity, memory, cgroup limits, shared memory, GPU names, versions."""
     return {
-        "cpu": cpu_name(),
+        "cpu": _after_colon(read_text("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "affinity": usable_cores(),
         "cgroup_cores": cgroup_cores(),
@@ -41,22 +41,10 @@ def shared_memory_bytes() -> int | None:
     return shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None
 
 
-def cpu_name() -> str:
-    for line in read_text("/proc/cpuinfo").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def gpu_names() -> list[str]:
     """Names as the kernel driver lists them; NVML's view is in `profiling.machine.resources`."""
     infos = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    return [
-        line.partition(":")[2].strip()
-        for info in infos
-        for line in info.read_text().splitlines()
-        if line.startswith("Model")
-    ]
+    return [name for info in infos if (name := _after_colon(read_text(str(info)), "Model"))]
 
 
 def package_version(name: str) -> str | None:
@@ -64,3 +52,7 @@ def package_version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def _after_colon(text: str, key: str) -> str:
+    return next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(key)), "")

@@ -1,7 +1,7 @@
-"""How processes of a profiled run tell what they saw: small JSON files in the run's folder.
+"""How processes of a profiled run tell what they saw: small JSON files in the run's folder, and their rows' types.
 
 Every process writes only its own files, whole and by rename, so a process that is killed leaves its last complete
-word. Steps are appended, one JSON row a line: a torn last line is dropped. Three more files go the other way: `stop`,
+word. Rows are appended, one JSON list a line: a torn last line is dropped. Three more files go the other way: `stop`,
 the step at which every rank leaves, `windows`, the steps of a leg's window, and `interrupted`.
 """
 
@@ -10,13 +10,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 T = TypeVar("T")
 
 ENVIRONMENT = "FEEDLINE_PROFILE"
 """Set in the profiled script's environment: the run's folder."""
-OPTIONS = "options.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +51,85 @@ class Options:
         return bool(self.legs or self.lines)
 
 
+@dataclass(eq=False)
+class StepRow:
+    """One batch, in `steps-PID`: fields of `recording.Step`, with `start_s` as read from the clock."""
+
+    start_s: float
+    wait_s: float
+    samples: int
+    bytes: int
+    loader: int
+    epoch: int
+    duration_s: float = 0.0
+    copy_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    pause_s: float = 0.0
+    sync_s: float = 0.0
+    syncs: int = 0
+    starved_s: float | None = None
+    trained: bool = False
+
+
+class TimeRow(NamedTuple):
+    """What one thread or worker did from t0 to t1: `main-PID`, `worker-PID`, `loading-PID-LOADER`."""
+
+    t0: float
+    t1: float
+    stages: dict[str, float]
+    stages_cpu: dict[str, float]
+    transforms: dict[str, float]
+    """Seconds by name of a transform; of main-PID, those in which the pinning thread worked."""
+    functions: dict[str, float]
+    batches: int
+    samples: int
+    cpu_s: float
+    ticks: int
+    """Looks of the sampler."""
+
+
+class LegRow(NamedTuple):
+    """One window of one leg: in `legs-PID`."""
+
+    leg: str
+    processes: int | None
+    """loader_only: workers, None for the script's own loader."""
+    samples: int
+    seconds: float
+    worker_cpu_s: float | None
+    trainer_cpu_s: float
+    """All threads of the process."""
+    note: str
+    dropped: float | None
+    """cold: the share of the data's files that were out of memory when it began."""
+
+
+class LineRow(NamedTuple):
+    """One function: in `lines-WHERE-PID`."""
+
+    file: str
+    first_line: int
+    function: str
+    timings: list[list[float]]
+    """[line, hits, seconds] each."""
+
+
 class Journal:
+    """Writing does nothing when the folder is gone: the parent has left."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def options(self) -> Options:
-        try:
-            data = json.loads((self.folder / OPTIONS).read_text())
-        except (OSError, ValueError):
-            return Options()
-        known: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in data.items()}
-        return Options(**known)
+        data = self.read("options") or {}
+        options: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in data.items()}
+        return Options(**options)
 
     def set_options(self, options: Options) -> None:
-        self.write(OPTIONS.removesuffix(".json"), asdict(options))
+        self.write("options", asdict(options))
 
     def write(self, name: str, data: dict[str, Any]) -> None:
-        """Nothing happens when the folder is gone: the parent has left."""
         part = self.folder / f".{name}.{os.getpid()}.part"
         try:
             part.write_text(json.dumps(data))
@@ -77,68 +138,50 @@ class Journal:
             pass
 
     def append(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Rows of one of the types in `record.rows`."""
+        """Rows of one of the types above."""
+        self._append(f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    def complain(self, line: str) -> None:
+        """What could not be watched: a note of the recording."""
+        self._append(f"complaints-{os.getpid()}.txt", line + "\n")
+
+    def _append(self, name: str, text: str) -> None:
         try:
-            with (self.folder / f"{name}.jsonl").open("a") as file:
-                file.write("".join(json.dumps(row) + "\n" for row in rows))
+            with (self.folder / name).open("a") as file:
+                file.write(text)
         except OSError:
             pass
-
-    def leave(self, rank: int) -> None:
-        """Nothing more of this rank is to be seen: its workers that live on say their last and stop looking."""
-        self.write(f"left-{rank}", {})
-
-    def has_left(self, rank: int) -> bool:
-        return os.path.exists(f"{self.folder}/left-{rank}.json")  # noqa: PTH110  asked at every look: cheap
 
     def interrupt(self) -> None:
         """A signal has come, and the script has had it: no more windows of ours in it."""
         self.write("interrupted", {})
 
-    def interrupted(self) -> bool:
-        return os.path.exists(f"{self.folder}/interrupted.json")  # noqa: PTH110  asked at every batch of them: cheap
+    def has(self, name: str) -> bool:
+        """Whether that was written: `left-RANK`, `interrupted`. Asked at every look: cheap."""
+        return os.path.exists(f"{self.folder}/{name}.json")  # noqa: PTH110
 
     def read(self, name: str) -> dict[str, Any] | None:
-        return self._load(self.folder / f"{name}.json")
-
-    def all(self, prefix: str) -> Iterator[dict[str, Any]]:
-        for path in sorted(self.folder.glob(f"{prefix}*.json")):
-            data = self._load(path)
-            if data is not None:
-                yield data
-
-    def rows(self, name: str, kind: Callable[..., T]) -> list[T]:
-        """As `append` was given them; `kind` is their type."""
         try:
-            text = (self.folder / f"{name}.jsonl").read_text()
-        except OSError:
-            return []
-        return [kind(*values) for values in _whole_rows(text)]
-
-    def complain(self, line: str) -> None:
-        """What could not be watched: a note of the recording."""
-        try:
-            with (self.folder / f"complaints-{os.getpid()}.txt").open("a") as file:
-                file.write(line + "\n")
-        except OSError:
-            pass
-
-    def complaints(self) -> list[str]:
-        found = sorted(self.folder.glob("complaints-*.txt"))
-        return [line for path in found for line in path.read_text().splitlines()]
-
-    @staticmethod
-    def _load(path: Path) -> dict[str, Any] | None:
-        try:
-            data = json.loads(path.read_text())
+            data = json.loads((self.folder / f"{name}.json").read_text())
         except (OSError, ValueError):
             return None
         return cast("dict[str, Any]", data) if isinstance(data, dict) else None
 
+    def all(self, prefix: str) -> Iterator[dict[str, Any]]:
+        for path in sorted(self.folder.glob(f"{prefix}*.json")):
+            if (data := self.read(path.stem)) is not None:
+                yield data
 
-def _whole_rows(text: str) -> Iterator[list[Any]]:
-    for line in text.splitlines():
+    def rows(self, name: str, kind: Callable[..., T]) -> list[T]:
+        """As `append` was given them; `kind` is their type."""
+        rows: list[T] = []
         try:
-            yield json.loads(line)
-        except ValueError:
-            return
+            for line in (self.folder / f"{name}.jsonl").read_text().splitlines():
+                rows += [kind(*json.loads(line))]
+        except (OSError, ValueError):  # there is none, or its last line is torn
+            pass
+        return rows
+
+    def complaints(self) -> list[str]:
+        paths = sorted(self.folder.glob("complaints-*.txt"))
+        return [line for path in paths for line in path.read_text().splitlines()]

@@ -1,7 +1,8 @@
-"""What a recording says of measurements beside the verdict: legs, trials, lines."""
+"""What a recording says of measurements beside the verdict: legs, trials, lines, and resources over time."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal, Protocol
 
 LegName = Literal["normal", "cached", "crowded", "kept", "laid_out", "loader_only", "cold"]
 
@@ -59,3 +60,71 @@ class Line:
     source: str = ""
     where: str = "trainer"
     """trainer, or workers (CPU-seconds summed over all of them)."""
+
+
+def scope_of(rank: int, worker: int | None = None) -> str:
+    """How series name a process: a rank's trainer, or one of its workers. Rank 0 is not named."""
+    of_rank = f":{rank}" if rank else ""
+    return f"trainer{of_rank}" if worker is None else f"worker{of_rank}:{worker}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One number over time. `scope` says whose: host, gpu:UUID, other, or a process of the script (`scope_of`):
+    trainer, trainer:RANK, worker:N, worker:RANK:N."""
+
+    name: str
+    """cpu_cores, rss_bytes, disk_read_bytes_per_s, net_receive_bytes_per_s, psi_cpu_some, shm_bytes, sm_active, …"""
+    unit: str
+    scope: str
+    source: str
+    """Where the number comes from, e.g. /proc/PID/stat, nvml utilization, nvml gpm 2."""
+    t_s: list[float] = field(default_factory=list)
+    values: list[float | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """Means over the training steps; None where unknown, with the reason in `unavailable`."""
+
+    uuid: str
+    name: str | None = None
+    index: int | None = None
+    mig: bool = False
+    source: str = "none"
+    """gpm, nvml or none."""
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    pcie_rx_bytes_per_s: float | None = None
+    pcie_tx_bytes_per_s: float | None = None
+    utilization: float | None = None
+    """NVML: share of the time in which at least one kernel ran. 1.0 does not mean busy SMs."""
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    throttle_reasons: list[str] = field(default_factory=list)
+    process_memory_bytes: dict[str, float] = field(default_factory=dict)
+    """By process id, the script's processes only."""
+    sources: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
+
+
+GPU_MEANS = frozenset(one.name for one in fields(Gpu) if one.type == (float | None))
+"""Fields of `Gpu` that are means of the series of that name."""
+
+
+class Sampled(Protocol):
+    """What a run's resource sampler has to say: `machine.resources.ResourceSampler`."""
+
+    cpu_s: float
+    """Its own CPU time."""
+
+    @property
+    def recorded(self) -> Sequence[Series]: ...
+    @property
+    def gpus(self) -> list[Gpu]: ...
+    @property
+    def gpu_note(self) -> str: ...

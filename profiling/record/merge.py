@@ -6,17 +6,17 @@ inside measured training steps, so that start-up, evaluation and checkpoints are
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from feedline.profiling.record import diagnostic
-from feedline.profiling.record.gpu_means import over_steps
-from feedline.profiling.record.host import describe_host
-from feedline.profiling.record.journal import Journal
+from feedline.profiling.record.host import describe_host, package_version
+from feedline.profiling.record.journal import Journal, StepRow, TimeRow
+from feedline.profiling.record.measurements import Sampled
 from feedline.profiling.record.recording import (
     STAGES,
     Compute,
@@ -30,17 +30,18 @@ from feedline.profiling.record.recording import (
     WarmUp,
     WorkerTime,
 )
-from feedline.profiling.record.rows import PassRow, StepRow, TimeRow
-from feedline.profiling.record.series import Sampled
 from feedline.profiling.record.watch_costs import costs, overhead
-from feedline.profiling.record.windows import RowSum, Windows
+from feedline.profiling.record.windows import RowSum, Windows, over_steps
 
 WARM_UP_RULE = (
     "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader and the first batch of "
     "every later pass, at most a quarter of the pass"
 )
-
-MOST_ITEM_LINES = 8
+MOST_ITEM_LINES, MOST_PATHS = 8, 512
+About = dict[str, Any]
+"""What a process wrote of itself: `Capture.about`, `WorkerWatch`."""
+Phases = dict[tuple[int, int], Phase]
+"""(loader, epoch) -> phase."""
 
 
 def merge(
@@ -52,295 +53,159 @@ def merge(
     script: Script | None = None,
 ) -> Recording:
     """Everything the processes of a run wrote down. `origin` is the clock's reading at second 0."""
-    trainers = _trainers(journal)
-    rows = {said["pid"]: _step_rows(journal, said["pid"]) for said in trainers}
-    phases = _phases(trainers, rows)
-    steps = _all_steps(trainers, rows, phases, origin)
-    loaders = _loaders(trainers, phases)
-    windows = {rank: Windows([s for s in steps if s.rank == rank]) for rank in {said["rank"] for said in trainers}}
-    workers = _workers(journal, trainers, phases, windows, origin)
-    trainer_times = [_trainer_time(journal, said, windows[said["rank"]], origin) for said in trainers]
+    trainers = sorted(filter(is_trainer, journal.all("trainer-")), key=lambda one: (one["rank"], one["pid"]))
+    rows = {trainer["pid"]: journal.rows(f"steps-{trainer['pid']}", StepRow) for trainer in trainers}
+    phases = _phases([row for of_process in rows.values() for row in of_process])
+    steps = [step for one in trainers for step in _steps(one, rows[one["pid"]], phases, origin)]
+    steps.sort(key=lambda step: (step.rank, step.start_s))
+    windows = {one["rank"]: Windows([step for step in steps if step.rank == one["rank"]]) for one in trainers}
+    times = [_trainer_time(journal, one, windows[one["rank"]], origin) for one in trainers]
+    first = trainers[0]["loaders"] if trainers else []  # ranks run the same script
+    loaders = [LoaderSeen(**one, phase=_loader_phase(phases, one["id"])) for one in first]
     series = list(sampler.recorded) if sampler else []
-    seconds = _length_s(steps, trainer_times)
+    # Round robin over the processes, so that one worker's folder does not fill the list.
+    turns = zip_longest(*(one["paths"] for one in (*journal.all("worker-"), *trainers)))
+    ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in times]
     recording = Recording(
         script=script or Script(argv=list(argv), cwd=str(Path.cwd()), python=sys.executable),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=seconds,
-        feedline=_feedline_version(),
+        seconds=max(ends_s, default=0.0),
+        feedline=package_version("feedline") or "",
         host=describe_host(),
         loaders=loaders,
         compute=_compute(trainers, steps, phases),
         steps=steps,
-        passes=[one for said in trainers for one in _passes(said)],
-        optimizer_steps=max((said.get("optimizer_steps", 0) for said in trainers), default=0),
+        passes=[LoaderPass(**one, rank=trainer["rank"]) for trainer in trainers for one in trainer["passes"]],
+        optimizer_steps=max((one["optimizer_steps"] for one in trainers), default=0),
         warm_up=WarmUp(rule=WARM_UP_RULE, steps=sum(step.warm_up for step in steps)),
-        workers=workers,
-        trainers=trainer_times,
+        workers=_worker_times(journal, trainers, phases, windows, origin),
+        trainers=times,
         series=series,
         gpus=over_steps(sampler.gpus, series, steps) if sampler else [],
         gpu_note=sampler.gpu_note if sampler else "no GPU numbers: resources were not sampled",
         legs=diagnostic.legs(journal),
-        sample_paths=_paths(journal, trainers),
+        sample_paths=list(dict.fromkeys(path for turn in turns for path in turn if path is not None))[:MOST_PATHS],
         lines=diagnostic.lines(journal),
-        overhead=overhead(journal, trainers, sampler, seconds),
+        overhead=overhead(journal, trainers, sampler, max(ends_s, default=0.0)),
         notes=_notes(journal, trainers, steps, loaders),
     )
     return replace(recording, costs=costs(recording))
 
 
-def _all_steps(
-    trainers: list[dict[str, Any]], rows: dict[int, list[StepRow]], phases: "Phases", origin: float
-) -> list[Step]:
-    steps = [
-        step
-        for said in trainers
-        for step in _steps(rows[said["pid"]], said.get("rank", 0), phases, _loaders_of(said), origin)
-    ]
-    return sorted(steps, key=lambda one: (one.rank, one.start_s))
-
-
-def _length_s(steps: list[Step], trainers: list[TrainerTime]) -> float:
-    ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in trainers]
-    return max(ends_s, default=0.0)
-
-
-def _feedline_version() -> str:
-    try:
-        return version("feedline")
-    except PackageNotFoundError:
-        return ""
-
-
-# --- who was there ------------------------------------------------------------------------------------
-
-
-def is_trainer(said: dict[str, Any]) -> bool:
+def is_trainer(about: About) -> bool:
     """Whether a process iterated a loader or stepped an optimiser."""
-    return bool(said.get("loaders") or said.get("optimizer_steps"))
+    return bool(about["loaders"] or about["optimizer_steps"])
 
 
-def _trainers(journal: Journal) -> list[dict[str, Any]]:
-    """By rank."""
-    said = [one for one in journal.all("trainer-") if is_trainer(one)]
-    return sorted(said, key=lambda one: (one.get("rank", 0), one["pid"]))
-
-
-def _step_rows(journal: Journal, pid: int) -> list[StepRow]:
-    return journal.rows(f"steps-{pid}", StepRow)
-
-
-def _loaders_of(said: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    return {one["id"]: one for one in said.get("loaders", [])}
-
-
-Phases = dict[tuple[int, int, int], Phase]
-"""(pid, loader, epoch) -> phase."""
-
-
-def _phases(trainers: list[dict[str, Any]], rows: dict[int, list[StepRow]]) -> Phases:
+def _phases(rows: Sequence[StepRow]) -> Phases:
     """A pass is training when a backward pass or an optimiser step ran inside it. A run that trains nowhere is all
     training: it is the loop the user asked about."""
-    trained: dict[tuple[int, int, int], bool] = defaultdict(bool)
-    for pid, found in rows.items():
-        for row in found:
-            trained[pid, row.loader, row.epoch] |= row.trained
+    trained: dict[tuple[int, int], bool] = defaultdict(bool)
+    for row in rows:
+        trained[row.loader, row.epoch] |= row.trained
     anywhere = any(trained.values())
     return {key: "train" if done or not anywhere else "eval" for key, done in trained.items()}
 
 
-def _loaders(trainers: list[dict[str, Any]], phases: Phases) -> list[LoaderSeen]:
-    """As the lowest rank saw them; ranks run the same script."""
-    if not trainers:
-        return []
-    first = trainers[0]
-    known = {one.name for one in fields(LoaderSeen)}
-    found: list[LoaderSeen] = []
-    for about in first.get("loaders", []):
-        mine = {phase for (pid, loader, _), phase in phases.items() if (pid, loader) == (first["pid"], about["id"])}
-        phase = "train" if "train" in mine else "eval" if mine else "other"
-        found.append(LoaderSeen(**{key: value for key, value in about.items() if key in known}, phase=phase))
-    return found
+def _loader_phase(phases: Phases, loader: int) -> Phase:
+    mine = {phase for (number, _), phase in phases.items() if number == loader}
+    return "train" if "train" in mine else "eval" if mine else "other"
 
 
-def _compute(trainers: list[dict[str, Any]], steps: list[Step], phases: Phases) -> Compute:
+def _compute(trainers: Sequence[About], steps: Sequence[Step], phases: Phases) -> Compute:
+    """Settings as the lowest rank saw them; ranks run the same script."""
     if not trainers:
         return Compute()
-    facts = trainers[0].get("facts", {})
-    known = {one.name for one in fields(Compute)}
-    world_size = max((one.get("facts", {}).get("world_size", 1) for one in trainers), default=1)
     measured = [step for step in steps if step.phase == "train" and not step.warm_up]
-    seen: dict[str, Any] = {key: value for key, value in facts.items() if key in known}
-    seen |= {
-        "world_size": max(world_size, len(trainers)),
+    places: Counter[str] = Counter()
+    for loader, place, count in (row for one in trainers for row in one["sync_places"]):
+        places[place] += count if _loader_phase(phases, loader) == "train" else 0
+    facts = trainers[0]["facts"] | {
+        "world_size": max(len(trainers), *(one["facts"]["world_size"] for one in trainers)),
         "items": sum(step.syncs for step in measured),
         "items_s": sum(step.sync_s for step in measured),
-        "item_lines": _item_lines(trainers, phases),
+        "item_lines": [place for place, count in places.most_common(MOST_ITEM_LINES) if count],
     }
-    return Compute(**seen)
+    return Compute(**facts)
 
 
-def _item_lines(trainers: list[dict[str, Any]], phases: Phases) -> list[str]:
-    """Where the training loops synchronise, the most frequent place first."""
-    training = {(pid, loader) for (pid, loader, _), phase in phases.items() if phase == "train"}
-    counts: Counter[str] = Counter()
-    for said in trainers:
-        for loader, place, count in said.get("sync_places", []):
-            counts[place] += count if (said["pid"], loader) in training else 0
-    return [place for place, count in counts.most_common(MOST_ITEM_LINES) if count]
-
-
-# --- steps --------------------------------------------------------------------------------------------
-
-
-def _steps(
-    rows: list[StepRow], rank: int, phases: Phases, loaders: dict[int, dict[str, Any]], origin: float
-) -> list[Step]:
+def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: float) -> list[Step]:
+    """With `WARM_UP_RULE`: what workers prepared while the model warmed up is handed out faster than they can go
+    on."""
     by_pass: dict[tuple[int, int], list[StepRow]] = defaultdict(list)
     for row in rows:
         by_pass[row.loader, row.epoch].append(row)
-    by_key: dict[tuple[int, int], Phase] = {(loader, epoch): phase for (_, loader, epoch), phase in phases.items()}
-    found: list[Step] = []
+    queued = {one["id"]: (one["num_workers"] or 0) * (one["prefetch_factor"] or 2) for one in trainer["loaders"]}
+    steps: list[Step] = []
     for (loader, epoch), members in by_pass.items():
-        warm = warm_up_steps(loaders.get(loader, {}), epoch, len(members))
+        wanted = (
+            queued.get(loader, 0) + 3 if epoch == 0 else 1
+        )  # a killed process may not have told of its last loader
+        warm = min(wanted, max(1, len(members) // 4))
         for position, row in enumerate(members):
-            step = _step(row, rank, by_key.get((loader, epoch), "other"), origin)
-            found.append(replace(step, warm_up=position < warm))
-    return found
-
-
-def _step(row: StepRow, rank: int, phase: Phase, origin: float) -> Step:
-    return Step(
-        start_s=row.start - origin,
-        wait_s=row.got - row.start,
-        duration_s=row.end - row.start,
-        samples=row.samples,
-        phase=phase,
-        loader=row.loader,
-        epoch=row.epoch,
-        rank=rank,
-        copy_s=row.copy,
-        backward_s=row.backward,
-        optimizer_s=row.optimizer,
-        pause_s=row.pause,
-        sync_s=row.sync,
-        syncs=row.syncs,
-        starved_s=row.starved,
-        bytes=row.bytes,
-    )
-
-
-def _passes(said: dict[str, Any]) -> list[LoaderPass]:
-    rows = [PassRow(*values) for values in said.get("passes", [])]
-    return [LoaderPass(**row._asdict(), rank=said.get("rank", 0)) for row in rows]
-
-
-def warm_up_steps(loader: dict[str, Any], epoch: int, batches: int) -> int:
-    """`WARM_UP_RULE`: what workers prepared while the model warmed up is handed out faster than they can go on."""
-    queued = (loader.get("num_workers") or 0) * (loader.get("prefetch_factor") or 2)
-    wanted = queued + 3 if epoch == 0 else 1
-    return min(wanted, max(1, batches // 4))
+            row.start_s -= origin
+            seen = {name: value for name, value in vars(row).items() if name != "trained"}
+            step = Step(**seen, phase=phases[loader, epoch], rank=trainer["rank"], warm_up=position < warm)
+            steps.append(step)
+    return steps
 
 
 # --- workers and trainers -----------------------------------------------------------------------------
 
 
-def _workers(
-    journal: Journal, trainers: list[dict[str, Any]], phases: Phases, windows: dict[int, Windows], origin: float
+def _worker_times(
+    journal: Journal, trainers: Sequence[About], phases: Phases, windows: Mapping[int, Windows], origin: float
 ) -> list[WorkerTime]:
-    found = [_worker(journal, said, phases, windows, origin) for said in journal.all("worker-")]
-    for said in trainers:
-        found += _in_trainer(journal, said, phases, windows[said["rank"]], origin)
-    seen = [one for one in found if one.seconds > 0]
-    return sorted(seen, key=lambda one: (one.rank, one.loader, one.worker, one.pid or 0))
+    """Of worker processes, and of trainers that prepare their data themselves."""
+    sources = [(f"worker-{one['pid']}", one, one["loader"], False) for one in journal.all("worker-")]
+    for one in trainers:
+        numbers = range(len(one["loaders"]))
+        sources += [(f"loading-{one['pid']}-{loader}", one, loader, True) for loader in numbers]
+    times: list[WorkerTime] = []
+    for name, about, loader, in_trainer in sources:
+        total = RowSum(journal.rows(name, TimeRow), windows.get(about["rank"], Windows(())), origin)
+        time = WorkerTime(
+            worker=0 if in_trainer else about["worker"],
+            rank=about["rank"],
+            loader=loader,
+            pid=about["pid"],
+            phase=_loader_phase(phases, loader),
+            in_trainer=in_trainer,
+            seconds=total.seconds,
+            # Of a trainer's CPU time only that of its looks at loading is loading.
+            cpu_s=sum(total.stages_cpu.values()) if in_trainer else total.cpu_s,
+            stages=dict.fromkeys(map(str, STAGES), 0.0) | total.stages,
+            stages_cpu_s=dict(total.stages_cpu),
+            transforms=dict(total.transforms),
+            functions=total.top_functions,
+            batches=round(total.batches),
+            samples=round(total.samples),
+            ticks=round(total.ticks),
+            ended="normally" if in_trainer or about["ended"] else "killed",
+        )
+        times += [time] if time.seconds > 0 else []
+    return sorted(times, key=lambda time: (time.rank, time.loader, time.worker, time.pid or 0))
 
 
-def _loader_phase(phases: Phases, loader: int) -> Phase:
-    mine = {phase for (_, number, _), phase in phases.items() if number == loader}
-    return "train" if "train" in mine else "eval" if mine else "other"
-
-
-def _worker(
-    journal: Journal, said: dict[str, Any], phases: Phases, windows: dict[int, Windows], origin: float
-) -> WorkerTime:
-    rank = said.get("rank", 0)
-    total = RowSum(journal.rows(f"worker-{said['pid']}", TimeRow), windows.get(rank, Windows(())), origin)
-    return replace(
-        _worker_time(total, phase=_loader_phase(phases, said["loader"])),
-        worker=said["worker"],
-        rank=rank,
-        loader=said["loader"],
-        pid=said["pid"],
-        ended="normally" if said.get("ended") else "killed",
-    )
-
-
-def _in_trainer(
-    journal: Journal, said: dict[str, Any], phases: Phases, windows: Windows, origin: float
-) -> list[WorkerTime]:
-    found: list[WorkerTime] = []
-    for about in said.get("loaders", []):
-        rows = journal.rows(f"loading-{said['pid']}-{about['id']}", TimeRow)
-        if not rows:
-            continue
-        total = RowSum(rows, windows, origin)
-        total.numbers["cpu_s"] = sum(total.sums["stages_cpu"].values())  # the process's other time is not loading
-        one = _worker_time(total, phase=_loader_phase(phases, about["id"]))
-        found.append(replace(one, rank=said["rank"], loader=about["id"], pid=said["pid"], in_trainer=True))
-    return found
-
-
-def _worker_time(total: RowSum, *, phase: Phase) -> WorkerTime:
-    stages = dict.fromkeys(map(str, STAGES), 0.0) | total.sums["stages"]
-    return WorkerTime(
-        worker=0,
-        phase=phase,
-        seconds=total.seconds,
-        cpu_s=total.numbers["cpu_s"],
-        stages=dict(stages),
-        stages_cpu_s=dict(total.sums["stages_cpu"]),
-        transforms=dict(total.sums["transforms"]),
-        functions=total.top_functions(),
-        batches=round(total.numbers["batches"]),
-        samples=round(total.numbers["samples"]),
-        ticks=round(total.numbers["ticks"]),
-    )
-
-
-def _trainer_time(journal: Journal, said: dict[str, Any], windows: Windows, origin: float) -> TrainerTime:
-    total = RowSum(journal.rows(f"main-{said['pid']}", TimeRow), windows, origin)
-    pinning = journal.rows(f"pin-{said['pid']}", TimeRow)
-    worked = RowSum(pinning, windows, origin).sums["stages"]
+def _trainer_time(journal: Journal, trainer: About, windows: Windows, origin: float) -> TrainerTime:
+    total = RowSum(journal.rows(f"main-{trainer['pid']}", TimeRow), windows, origin)
+    pins = any(one["pin_memory"] and one["num_workers"] for one in trainer["loaders"])
     return TrainerTime(
-        rank=said["rank"],
-        pid=said["pid"],
+        rank=trainer["rank"],
+        pid=trainer["pid"],
         seconds=total.seconds,
-        parts=dict(total.sums["stages"]),
-        parts_cpu_s=dict(total.sums["stages_cpu"]),
-        functions=total.top_functions(),
-        cpu_s=total.numbers["cpu_s"],
-        main_cpu_s=sum(total.sums["stages_cpu"].values()),
-        pin_thread_s=worked["unpickle"] + worked["pin"] if pinning else None,
-        ticks=round(total.numbers["ticks"]),
+        parts=dict(total.stages),
+        parts_cpu_s=dict(total.stages_cpu),
+        functions=total.top_functions,
+        cpu_s=total.cpu_s,
+        main_cpu_s=sum(total.stages_cpu.values()),
+        pin_thread_s=total.transforms["pin thread"] if pins else None,
+        ticks=round(total.ticks),
     )
-
-
-# --- paths and notes ------------------------------------------------------------------------------------
-
-
-def _paths(journal: Journal, trainers: list[dict[str, Any]]) -> list[str]:
-    """Round robin over the processes, so that one worker's folder does not fill the list."""
-    lists = [list(said.get("paths", [])) for said in (*journal.all("worker-"), *trainers)]
-    mixed = [path for group in _round_robin(lists) for path in group]
-    return list(dict.fromkeys(mixed))[:512]
-
-
-def _round_robin(lists: list[list[str]]) -> Iterable[list[str]]:
-    for position in range(max((len(one) for one in lists), default=0)):
-        yield [one[position] for one in lists if position < len(one)]
 
 
 def _notes(
-    journal: Journal, trainers: list[dict[str, Any]], steps: list[Step], loaders: list[LoaderSeen]
+    journal: Journal, trainers: Sequence[About], steps: Sequence[Step], loaders: Sequence[LoaderSeen]
 ) -> list[str]:
     notes: list[str] = []
     if not loaders:
@@ -350,12 +215,9 @@ def _notes(
         )
     elif not any(step.phase == "train" and not step.warm_up for step in steps):
         notes.append("too few batches to leave a warm-up out: run longer (no --steps, or a larger one)")
-    if any(said.get("ended_by") == "running" for said in trainers):
+    if any(one["ended_by"] == "running" for one in trainers):
         notes.append("the rate was known well enough before the script ended: it ran on unwatched")
-    killed = [said for said in journal.all("worker-") if not said.get("ended")]
-    if killed:
-        notes.append(
-            f"{len(killed)} worker(s) ended without saying so (killed?): counted up to their last half second"
-        )
+    if killed := sum(not worker["ended"] for worker in journal.all("worker-")):
+        notes.append(f"{killed} worker(s) ended without saying so (killed?): counted up to their last half second")
     notes += journal.complaints()
     return list(dict.fromkeys(notes))

@@ -1,13 +1,14 @@
 """Frozen dataclasses <-> plain JSON values, checked against their annotations. Knows no particular dataclass.
 
 Not-a-number and infinities become null, as JSON has none. Numbers that are read are not negative: they are counts,
-times and sizes. A class with `AS_COLUMNS = True` is kept column by column
-in lists, for there may be a hundred thousand of it. Keys that a class does not have are ignored; fields that are
-missing take their defaults.
+times and sizes. A class with `AS_COLUMNS = True` is kept column by column in lists, floats to the microsecond, for
+there may be a hundred thousand of it. Keys that a class does not have are ignored; fields that are missing take their
+defaults.
 """
 
+import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -20,57 +21,54 @@ ROUNDING = 1e-6
 
 
 def to_plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: _plain_field(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if is_dataclass(value):
+        return {one.name: to_plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain(item) for item in cast("Sequence[Any]", value)]
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    return value
+    if not isinstance(value, list | tuple):
+        return value
+    members = cast("list[Any]", value)
+    if not (members and getattr(members[0], "AS_COLUMNS", False)):
+        return [to_plain(item) for item in members]
+    columns = {one.name: [getattr(member, one.name) for member in members] for one in fields(members[0])}
+    return {
+        "columns": {
+            name: [round(item, 6) if isinstance(item, float) else item for item in column]
+            for name, column in columns.items()
+        }
+    }
 
 
-def _plain_field(value: Any) -> Any:
-    """A list of members that want it becomes {"columns": {field: [values]}}, floats kept to the microsecond."""
-    if isinstance(value, list) and value and getattr(cast("list[Any]", value)[0], "AS_COLUMNS", False):
-        members = cast("list[Any]", value)
-        names = [one.name for one in fields(members[0])]
-        return {"columns": {name: [_microsecond(getattr(one, name)) for one in members] for name in names}}
-    return to_plain(value)
-
-
-def _microsecond(value: Any) -> Any:
-    return round(value, 6) if isinstance(value, float) else value
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_hints = cache(get_type_hints)
 
 
 def build(kind: type[T], data: Any) -> T:
+    """Raises KeyError, TypeError or ValueError for data that is no `kind`."""
     if not isinstance(data, Mapping):
         raise TypeError(f"{kind.__name__} must be an object, not {type(data).__name__}")
-    hints = _hints(kind)
     values: dict[str, Any] = {}
     for one in fields(cast("Any", kind)):
         if one.name in data:
-            values[one.name] = _convert(hints[one.name], data[one.name], f"{kind.__name__}.{one.name}")
+            values[one.name] = _convert(_hints(kind)[one.name], data[one.name], f"{kind.__name__}.{one.name}")
         elif one.default is MISSING and one.default_factory is MISSING:
             raise KeyError(f"{kind.__name__}.{one.name} is missing")
     return kind(**values)
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """`value` as `hint` says, or TypeError. Ints stand for floats, as JSON writes them."""
+    """`value` as `hint` says. Ints stand for floats, as JSON writes them."""
     origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
     if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        return _convert(next(one for one in inner if one is not type(None)), value, where)
+        return None if value is None else _convert(inner[0], value, where)
     if origin is list:
-        return _convert_list(inner[0], value, where)
+        members = _rows(value, where) if isinstance(value, dict) and "columns" in value else value
+        if not isinstance(members, list):
+            raise TypeError(f"{where} must be a list")
+        return [_convert(inner[0], item, where) for item in cast("list[Any]", members)]
     if origin is dict:
         if not isinstance(value, dict):
             raise TypeError(f"{where} must be an object")
@@ -81,31 +79,21 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if is_dataclass(hint):
         return build(cast("type[Any]", hint), value)
-    return _convert_scalar(hint, value, where)
-
-
-def _convert_list(item_hint: Any, value: Any, where: str) -> list[Any]:
-    if isinstance(value, dict) and "columns" in value:
-        columns = cast("dict[str, list[Any]]", value["columns"])
-        if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
-            raise TypeError(f"{where}.columns must be an object of lists")
-        if len({len(column) for column in columns.values()}) > 1:
-            raise ValueError(f"{where} has columns of different lengths")
-        rows = zip(*columns.values(), strict=True)
-        return [build(item_hint, dict(zip(columns, row, strict=True))) for row in rows]
-    if not isinstance(value, list):
-        raise TypeError(f"{where} must be a list")
-    return [_convert(item_hint, item, where) for item in cast("list[Any]", value)]
-
-
-def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
-    if hint is Any:
-        return value
-    wanted = (int, float) if hint is float else hint
-    if not isinstance(value, wanted) or (isinstance(value, bool) and hint is not bool):
+    if not isinstance(value, (int, float) if hint is float else hint) or (
+        isinstance(value, bool) and hint is not bool
+    ):
         raise TypeError(f"{where} must be {hint.__name__}, not {type(value).__name__}")
     if hint not in (int, float):
         return value
     if not -ROUNDING <= value <= LARGEST:  # not-a-number is not either
         raise ValueError(f"{where} is {str(value)[:20]}: nothing measures that")
     return hint(max(0, value))
+
+
+def _rows(value: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    columns = cast("dict[str, list[Any]]", value["columns"])
+    if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
+        raise TypeError(f"{where}.columns must be an object of lists")
+    if len({len(column) for column in columns.values()}) > 1:
+        raise ValueError(f"{where} has columns of different lengths")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

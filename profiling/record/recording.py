@@ -10,6 +10,7 @@ fills those it misses with their defaults.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +18,8 @@ from typing import Any, ClassVar, Literal, cast
 
 from feedline.pipeline.base.errors import RecordingError
 from feedline.pipeline.base.files import RECORDING_BYTES, read_bounded, write_as_asked
-from feedline.profiling.record.measurements import Leg as Leg
-from feedline.profiling.record.measurements import LegName as LegName
-from feedline.profiling.record.measurements import Line as Line
-from feedline.profiling.record.measurements import Trial as Trial
+from feedline.profiling.record.measurements import Gpu, Leg, LegName, Line, Series, Trial
 from feedline.profiling.record.plain import build, to_plain
-from feedline.profiling.record.series import Gpu as Gpu
-from feedline.profiling.record.series import Series as Series
 
 FORMAT_VERSION = 1
 
@@ -38,9 +34,6 @@ TrainerPart = Literal[
 """What the trainer's main thread was doing. `load` is preparing data itself (num_workers=0); `forward` is time inside
 torch between the batch and the backward pass; `python` is the script's own Python."""
 EndedBy = Literal["itself", "steps", "seconds", "error", "signal", "running"]
-
-
-# --- the script and how it ended ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +105,6 @@ class Compute:
     """Training steps these three are of."""
 
 
-# --- steps --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One batch of one loader: from the moment the loop asks for it to the moment it asks for the next.
@@ -176,9 +166,6 @@ class WarmUp:
     """In words, e.g. "the first prefetch × workers + 3 batches of every pass"."""
     steps: int = 0
     """Steps it left out."""
-
-
-# --- workers and the trainer --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,9 +237,6 @@ class Costs:
     """Bytes handed to the trainer."""
 
 
-# --- the watch itself ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
     """What profiling itself cost: events × measured cost of one, plus the samplers' own CPU time."""
@@ -265,9 +249,6 @@ class Overhead:
     """By sampler: trainer, workers, resources."""
     fraction: float | None = None
     """Trainer and resource sampling over observed time, or the workers' over worker time, whichever is larger."""
-
-
-# --- the whole ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,11 +300,8 @@ class Recording:
     @property
     def train_loader(self) -> LoaderSeen | None:
         """The training loader with the most steps; the busiest loader when none was seen training."""
-        counts: dict[int, int] = {}
-        for step in self.steps:
-            counts[step.loader] = counts.get(step.loader, 0) + 1
-        ranked = sorted(self.loaders, key=lambda one: (one.phase != "train", -counts.get(one.id, 0)))
-        return ranked[0] if ranked else None
+        counts = Counter(step.loader for step in self.steps)
+        return min(self.loaders, key=lambda one: (one.phase != "train", -counts[one.id]), default=None)
 
     def measured(self, phase: Phase = "train") -> list[Step]:
         """The steps a verdict is made from: one phase, warm-up left out."""

@@ -1,13 +1,12 @@
 """Costs per training sample, and what watching itself cost. Pure arithmetic on what was merged."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from feedline.profiling.record.journal import Journal
-from feedline.profiling.record.recording import Costs, Overhead, Recording, Series, Step
-from feedline.profiling.record.rows import TimeRow
-from feedline.profiling.record.series import Sampled, scope_of
+from feedline.profiling.record.journal import Journal, TimeRow
+from feedline.profiling.record.measurements import Sampled, scope_of
+from feedline.profiling.record.recording import Costs, Overhead, Recording, Step
 
 MAIN_PARTS = ("python", "unpickle", "logging", "pin", "other")
 """Parts of the main thread's time that no device and no worker can take over."""
@@ -26,7 +25,7 @@ def costs(recording: Recording) -> Costs:
     trainer_cpu_s = sum(one.cpu_s or 0.0 for one in recording.trainers) - loading_cpu_s
     main_s = sum(one.parts.get(name, 0.0) for one in recording.trainers for name in MAIN_PARTS)
     busy_s = sum(one.seconds - one.stages.get("idle", 0.0) for one in workers)
-    scopes = tuple({scope_of(one.rank, None if one.in_trainer else one.worker) for one in workers})
+    scopes = {scope_of(one.rank, None if one.in_trainer else one.worker) for one in workers}
     return Costs(
         worker_cpu_s=sum(one.cpu_s or 0.0 for one in workers) / prepared if workers else None,
         worker_wall_s=busy_s / prepared if workers else None,
@@ -39,63 +38,55 @@ def costs(recording: Recording) -> Costs:
 
 
 def _rate_per_sample(
-    recording: Recording, name: str, scopes: Sequence[str], measured: list[Step], samples: int
+    recording: Recording, name: str, scopes: set[str], measured: list[Step], samples: int
 ) -> float | None:
     """Bytes per sample, from a rate sampled while the measured steps ran."""
     start, end = measured[0].start_s, measured[-1].start_s + measured[-1].duration_s
-    rates = [
-        _mean(series, start, end) for series in recording.series if series.name == name and series.scope in scopes
-    ]
-    known = [rate for rate in rates if rate is not None]
+    means: list[float] = []
+    for one in recording.series:
+        if one.name == name and one.scope in scopes:
+            rates = zip(one.t_s, one.values, strict=True)
+            inside = [value for t, value in rates if value is not None and start <= t <= end]
+            means += [sum(inside) / len(inside)] if inside else []
     seconds = sum(step.duration_s - step.pause_s for step in measured) / max(1, recording.compute.world_size)
-    return sum(known) * seconds / samples if known else None
-
-
-def _mean(series: Series, start: float, end: float) -> float | None:
-    inside = [
-        value for t, value in zip(series.t_s, series.values, strict=True) if value is not None and start <= t <= end
-    ]
-    return sum(inside) / len(inside) if inside else None
+    return sum(means) * seconds / samples if means else None
 
 
 def overhead(journal: Journal, trainers: list[dict[str, Any]], sampler: Sampled | None, seconds: float) -> Overhead:
     """The trainers' share (hooks, stack sampler, and resource sampling of all), or the workers' if that is larger."""
-    events: dict[str, int] = defaultdict(int)
-    for said in trainers:
-        for name, count in said.get("events", {}).items():
-            events[name] += count
-    price_s = _event_costs(trainers, events)
-    hooks_s = sum(count * price_s.get(name, 0.0) for name, count in events.items())
-    stacks_s = sum(said.get("sampler_cpu_s", 0.0) for said in trainers)
     workers = list(journal.all("worker-"))
-    worker_cpu_s = sum(said.get("sampler_cpu_s", 0.0) for said in workers)
-    put_s, puts = (sum(said.get(name, 0.0) for said in workers) for name in ("hook_s", "puts"))
-    worker_s = _seconds(journal, "worker", workers)
-    watched_s = _seconds(journal, "main", trainers)
-    resources_s = sampler.cpu_s if sampler else 0.0
+    events: Counter[str] = Counter()
+    for trainer in trainers:
+        events.update(trainer["events"])
+    # Of one event: as it was priced in the trainers, and what timed itself beside that.
+    cost_s = {name: _sum(trainers, "event_cost_s", name) / len(trainers) for name, count in events.items() if count}
+    for name, key in (("batch", "hook_s"), ("copy", "mark_s")):
+        if events[name]:
+            cost_s[name] += _sum(trainers, key) / events[name]
+    stacks_s, workers_s, resources_s = (
+        _sum(trainers, "sampler_cpu_s"), _sum(workers, "sampler_cpu_s"), sampler.cpu_s if sampler else 0.0
+    )  # fmt: skip
+    hooks_s = sum(events[name] * one_s for name, one_s in cost_s.items())
+    watched_s, worker_s = _watched_s(journal, "main", trainers), _watched_s(journal, "worker", workers)
     shares = [(hooks_s + stacks_s) / watched_s + resources_s / seconds] if watched_s and seconds else []
-    shares += [(worker_cpu_s + put_s) / worker_s] if worker_s else []
-    if puts:
-        events["put"], price_s["put"] = int(puts), put_s / puts
+    shares += [(workers_s + _sum(workers, "hook_s")) / worker_s] if worker_s else []
+    if puts := int(_sum(workers, "puts")):
+        events["put"], cost_s["put"] = puts, _sum(workers, "hook_s") / puts
     return Overhead(
         seconds=watched_s / max(1, len(trainers)),
-        events=dict(events),
-        event_cost_s=price_s,
-        sampler_cpu_s={"trainer": stacks_s, "workers": worker_cpu_s, "resources": resources_s},
+        events={name: count for name, count in events.items() if count},
+        event_cost_s=cost_s,
+        sampler_cpu_s={"trainer": stacks_s, "workers": workers_s, "resources": resources_s},
         fraction=max(shares) if shares else None,
     )
 
 
-def _seconds(journal: Journal, kind: str, processes: Sequence[dict[str, Any]]) -> float:
-    """That the processes were looked at."""
-    return sum(row.t1 - row.t0 for told in processes for row in journal.rows(f"{kind}-{told['pid']}", TimeRow))
+def _sum(processes: Sequence[dict[str, Any]], key: str, name: str = "") -> float:
+    """Of a number that processes wrote down; loaders' own workers do not write all."""
+    values = [one.get(key, 0.0) for one in processes]
+    return sum(value.get(name, 0.0) if name else value for value in values)
 
 
-def _event_costs(trainers: list[dict[str, Any]], events: Mapping[str, int]) -> dict[str, float]:
-    """Of one event of each kind that happened: as it was priced (`prices`), and what timed itself beside that."""
-    told = [said.get("event_cost_s", {}) for said in trainers]
-    found = {name: sum(one.get(name, 0.0) for one in told) / len(told) for name, count in events.items() if count}
-    for name, key in (("batch", "hook_s"), ("copy", "mark_s")):
-        if events.get(name):
-            found[name] += sum(said.get(key, 0.0) for said in trainers) / events[name]
-    return found
+def _watched_s(journal: Journal, kind: str, processes: Sequence[dict[str, Any]]) -> float:
+    rows = [row for process in processes for row in journal.rows(f"{kind}-{process['pid']}", TimeRow)]
+    return sum(row.t1 - row.t0 for row in rows)

@@ -1,11 +1,13 @@
-"""Which time counts: the measured training steps of one rank, and sums of rows weighted by their share of it."""
+"""Which time counts: the measured training steps of one rank. Sums of rows and means of series, weighted by it."""
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from feedline.profiling.record.journal import TimeRow
+from feedline.profiling.record.measurements import GPU_MEANS, Gpu, Series
 from feedline.profiling.record.recording import Step
-from feedline.profiling.record.rows import TimeRow
 
 TOP_FUNCTIONS = 12
 
@@ -26,10 +28,6 @@ class Windows:
                 self._spans.append((start, end))
         self._starts = [start for start, _ in self._spans]
 
-    @property
-    def seconds(self) -> float:
-        return sum(end - start for start, end in self._spans)
-
     def share(self, start: float, end: float) -> float:
         """Of [start, end]; 1 when nothing was measured, so that a very short run still says something."""
         if not self._spans:
@@ -43,27 +41,48 @@ class Windows:
 
 
 class RowSum:
-    """Time rows, weighted."""
+    """Time rows, each by the share of its time that was measured."""
 
     def __init__(self, rows: list[TimeRow], windows: Windows, origin: float) -> None:
-        self.sums: dict[str, dict[str, float]] = {
-            name: defaultdict(float) for name in ("stages", "stages_cpu", "transforms", "functions")
-        }
-        self.numbers: dict[str, float] = defaultdict(float)
+        self.stages, self.stages_cpu, self.transforms, functions = (defaultdict[str, float](float) for _ in range(4))
+        self.batches = self.samples = self.cpu_s = self.ticks = 0.0
         for row in rows:
             share = windows.share(row.t0 - origin, row.t1 - origin)
             if share <= 0:
                 continue
-            for name, into in self.sums.items():
-                for key, value in getattr(row, name).items():
-                    into[key] += share * value
-            for name in ("batches", "samples", "cpu_s", "ticks"):
-                self.numbers[name] += share * getattr(row, name)
+            for sums, more in (
+                (self.stages, row.stages), (self.stages_cpu, row.stages_cpu), (self.transforms, row.transforms),
+                (functions, row.functions),
+            ):  # fmt: skip
+                for key, value in more.items():
+                    sums[key] += share * value
+            self.batches += share * row.batches
+            self.samples += share * row.samples
+            self.cpu_s += share * row.cpu_s
+            self.ticks += share * row.ticks
+        self.seconds = sum(self.stages.values())
+        self.top_functions = dict(sorted(functions.items(), key=lambda item: -item[1])[:TOP_FUNCTIONS])
 
-    @property
-    def seconds(self) -> float:
-        return sum(self.sums["stages"].values())
 
-    def top_functions(self) -> dict[str, float]:
-        ranked = sorted(self.sums["functions"].items(), key=lambda item: -item[1])
-        return dict(ranked[:TOP_FUNCTIONS])
+def over_steps(gpus: Sequence[Gpu], series: Sequence[Series], steps: Sequence[Step]) -> list[Gpu]:
+    """The same GPUs with their means taken anew, over the measured steps: the sampler looks from the start of the
+    process on, through imports, evaluation and checkpoints. All time counts where no step was measured. Ranks run in
+    step: the lowest one's steps stand for all."""
+    lowest = min((step.rank for step in steps), default=0)
+    windows = Windows([step for step in steps if step.rank == lowest])
+    found: list[Gpu] = []
+    for gpu in gpus:
+        mine = [one for one in series if one.scope == f"gpu:{gpu.uuid}" and one.name in GPU_MEANS]
+        means = {one.name: _mean(one, windows) for one in mine}
+        missing = {name: "no look fell into the training steps" for name, mean in means.items() if mean is None}
+        found.append(replace(gpu, **means, unavailable={**missing, **gpu.unavailable}))
+    return found
+
+
+def _mean(series: Series, windows: Windows) -> float | None:
+    """A look stands for the time since the one before."""
+    total, weight = 0.0, 0.0
+    for before_s, t_s, value in zip([0.0, *series.t_s], series.t_s, series.values, strict=False):
+        share = windows.share(before_s, t_s) * (t_s - before_s) if value is not None else 0.0
+        total, weight = total + share * (value or 0.0), weight + share
+    return total / weight if weight else None

@@ -39,18 +39,10 @@ def _members(one: Any) -> list[Any]:
 def sizes(batch: Any) -> tuple[int | None, int]:
     """(samples, bytes) of a batch. Samples are the first tensor's first dimension, else the length of its first list;
     None if neither: exceptions and the loader's own messages are no batches."""
-    found, samples = tensors(batch), None
-    for tensor in found:
-        if len(tensor.shape):
-            samples = int(tensor.shape[0])
-            break
-    else:
-        samples = _length(batch)
-    return samples, sum(map(tensor_bytes, found))
-
-
-def batch_samples(batch: Any) -> int | None:
-    return sizes(batch)[0]
+    found = tensors(batch)
+    samples = next((int(tensor.shape[0]) for tensor in found if len(tensor.shape)), None)
+    nbytes = (getattr(tensor, "nbytes", None) for tensor in found)
+    return _length(batch) if samples is None else samples, sum(size for size in nbytes if isinstance(size, int))
 
 
 def _length(batch: Any) -> int | None:
@@ -62,31 +54,18 @@ def _length(batch: Any) -> int | None:
     return None
 
 
-def tensor_bytes(tensor: Any) -> int:
-    nbytes = getattr(tensor, "nbytes", None)
-    return int(nbytes) if isinstance(nbytes, int) else 0
-
-
-def batch_bytes(batch: Any) -> int:
-    return sizes(batch)[1]
-
-
 def describe(batch: Any) -> dict[str, Any]:
     """Keys of `recording.LoaderSeen`: dtypes, shapes, bytes, device, pinned."""
     found = tensors(batch)
-    first = found[0] if found else None
+    pinned = getattr(found[0], "is_pinned", None) if found else None
+    try:
+        is_pinned = bool(pinned()) if callable(pinned) else False
+    except RuntimeError:
+        is_pinned = False
     return {
         "batch_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in found][:16],
         "batch_shapes": [[int(size) for size in tensor.shape] for tensor in found][:16],
-        "batch_bytes": sum(map(tensor_bytes, found)),
-        "batch_device": str(getattr(first, "device", "cpu")) if found else None,
-        "pinned": bool(_pinned(first)) if found else None,
+        "batch_bytes": sizes(batch)[1],
+        "batch_device": str(getattr(found[0], "device", "cpu")) if found else None,
+        "pinned": is_pinned if found else None,
     }
-
-
-def _pinned(tensor: Any) -> bool:
-    check = getattr(tensor, "is_pinned", None)
-    try:
-        return bool(check()) if callable(check) else False
-    except RuntimeError:
-        return False

@@ -12,11 +12,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from feedline.profiling.record.journal import Journal, Options
+from feedline.profiling.record.journal import Journal, Options, StepRow
 from feedline.profiling.watch import facts
 from feedline.profiling.watch.batches import describe, sizes
-from feedline.profiling.watch.data_paths import PathCollector
-from feedline.profiling.watch.passes import Loop, Pass, Row
+from feedline.profiling.watch.data_files import collect_paths, opened
+from feedline.profiling.watch.passes import Loop, Pass
 from feedline.profiling.watch.stop import Reason, StopRule
 from feedline.profiling.watch.trainer import TrainerWatch
 
@@ -26,7 +26,7 @@ is no common divisor, so that the timed ones stand for all."""
 WARM_STEPS = 5
 """Training steps whose page faults do not count: the allocator is still growing."""
 MOST_PLACES = 32
-"""Places of hidden synchronisations that are told."""
+"""Places of hidden synchronisations that are written down."""
 SAY_S = 2.0  # how often the facts are written again; rows are written as they come
 
 
@@ -41,9 +41,8 @@ class Device(Protocol):
     """`profiling.watch.cuda.Device`."""
 
     def step_ended(self) -> None: ...
-    def step_begins(self, row: Row) -> None: ...
-    def collect(self) -> None: ...
-    def settled(self, row: Row) -> bool: ...
+    def step_begins(self, row: StepRow) -> None: ...
+    def waiting(self) -> set[int]: ...
 
 
 class Capture:
@@ -52,7 +51,7 @@ class Capture:
     def __init__(
         self, journal: Journal, options: Options, price: Callable[[], dict[str, float]] | None = None
     ) -> None:
-        """`price` measures what one event of each kind costs: `hook_cost.event_cost_s`."""
+        """`price` measures what one event of each kind costs: `hooks.event_cost_s`."""
         self.journal = journal
         self.options = options
         self.rank = 0
@@ -75,31 +74,19 @@ class Capture:
         self.device: Device | None = None
         self.events: Counter[str] = Counter()
         self.hook_s = 0.0
-        """Time spent in `ask` and `got`: what watching a batch costs the loop."""
+        """CPU time spent in `ask` and `got`: what watching a batch costs the loop, beside the hook's own call."""
         self.mark_s = 0.0
         """The same for the marks around copies on CUDA."""
         self.event_cost_s: dict[str, float] = {}
         """Of the other hooks, measured as the watch begins."""
         self.watch: TrainerWatch | None = None
         self._price = price
-        self._loose_steps = 0
-        self._first_loose_step: float | None = None
-        self._late: list[Row] = []
         self._flushing = threading.Lock()
         self._said = float("-inf")
-        self._seen: tuple[float, ...] = (0.0, 0.0, 0.0)
-        """Of all rows written so far, as `Row.waits` gives them."""
-        self._told: tuple[float, ...] = (0.0, 0.0, 0.0)
-        """And of all that `take_metrics` has told of."""
+        self._metered = self.loop.totals
+        """What `take_metrics` has handed out."""
         self._sync_places: Counter[tuple[int, str]] = Counter()
         self._usage: Any = None
-
-    # --- what the hooks tell ------------------------------------------------------------------------------
-
-    @property
-    def watching(self) -> bool:
-        """Whether a loader that is asked now is asked by the script's own loop."""
-        return self.active and self.asking is None and not self.ours
 
     @contextmanager
     def unwatched(self) -> Generator[None]:
@@ -112,44 +99,41 @@ class Capture:
 
     def begin_pass(self, loader: Any, kind: str, *, in_trainer: bool | None = None) -> Pass:
         """A loader's iterator was asked for."""
-        self.see_rank()
+        self._see_rank()
         self.start()
         number = self.loaders.number(loader, kind)
         about = self.loaders.about[number]
         if in_trainer is None:
-            in_trainer = not about.get("num_workers")
+            in_trainer = not about["num_workers"]
         assert self.watch is not None
-        self.watch.see_loader(loader, number, self.rank, pins=bool(about.get("pin_memory")) and not in_trainer)
+        self.watch.see_loader(loader, number, self.rank, pins=bool(about["pin_memory"]) and not in_trainer)
         return self.loop.begin(number, time.perf_counter(), in_trainer=in_trainer)
 
-    def ask(self, by: Pass) -> float:
+    def ask(self, by: Pass) -> None:
         """The loop asks for the next batch."""
-        now = time.perf_counter()
-        timing = None if self.loop.rows % TIMED else Timing()
-        self._closed(self.loop.close(by, now))
+        by.asked = time.perf_counter()
+        began_s = None if self.loop.rows % TIMED else time.thread_time()
+        self._closed(self.loop.close(by, by.asked))
         if self.device is not None:
             self.device.step_ended()
         self.asking = by
-        by.last_asked = now
-        if timing is not None:
-            self.hook_s += timing.of_all()
-        return now
+        if began_s is not None:
+            self.hook_s += TIMED * (time.thread_time() - began_s)
 
-    def got(self, by: Pass, asked: float, batch: Any) -> None:
+    def got(self, by: Pass, batch: Any) -> None:
         now = time.perf_counter()
         if "batch_bytes" not in (about := self.loaders.about[by.loader]):
             about.update(describe(batch))
-        timing = None if self.loop.rows % TIMED else Timing()
+        began_s = None if self.loop.rows % TIMED else time.thread_time()
         self.asking = None
         samples, size = sizes(batch)
-        row = Row(asked, now, samples or 0, size, by.loader, by.epoch)
+        row = self.loop.got(by, now, samples or 0, size)
         if self.device is not None:
             self.device.step_begins(row)
-        self.loop.got(by, row)
         self.events["batch"] += 1
         self._usage = None if self.loop.rows % COUNTED else facts.usage()
-        if timing is not None:
-            self.hook_s += timing.of_all()
+        if began_s is not None:
+            self.hook_s += TIMED * (time.thread_time() - began_s)
 
     def end_pass(self, ending: Pass, *, exhausted: bool = False) -> None:
         """The iterator is exhausted, was dropped, or failed."""
@@ -157,15 +141,17 @@ class Capture:
             self.asking = None
         self._closed(self.loop.end(ending, time.perf_counter(), exhausted=exhausted))
 
-    def _closed(self, row: Row | None) -> None:
-        if row is None or not row.trained or self._usage is None or row.pause:
+    def _closed(self, row: StepRow | None) -> None:
+        if row is None:
             return
-        if self.loop.train_steps > WARM_STEPS:
+        self.stop.steadiness.add(row.start_s + row.duration_s, row.samples, row.pause_s)
+        counted = row.trained and self._usage is not None and not row.pause_s
+        if counted and self.loop.train_steps > WARM_STEPS:
             self.facts.see_usage(self._usage, facts.usage())
 
     def backward(self, seconds: float) -> None:
         if (row := self.loop.current) is not None:
-            row.backward += seconds
+            row.backward_s += seconds
             row.trained = True
         self.events["backward"] += 1
 
@@ -175,12 +161,11 @@ class Capture:
         self.optimizer_steps += 1
         self.events["optimizer"] += 1
         if (row := self.loop.current) is not None:
-            row.optimizer += seconds
+            row.optimizer_s += seconds
             row.trained = True
         elif not self.loop.any_trained:
             now = time.perf_counter()
-            self._loose_steps += 1
-            self._first_loose_step = self._first_loose_step or now
+            self.loop.first_got = self.loop.first_got or now
             self.stop.steadiness.add(now, 1, 0.0)
             if reason := self.enough(now):
                 self.end_watch(reason)
@@ -188,18 +173,16 @@ class Capture:
     def pause(self, seconds: float) -> None:
         """A checkpoint."""
         if (row := self.loop.current) is not None:
-            row.pause += seconds
+            row.pause_s += seconds
         self.events["checkpoint"] += 1
 
     def synchronised(self, seconds: float, place: str) -> None:
         """`place`: file:line of the script's own code."""
         if (row := self.loop.current) is not None:
-            row.sync += seconds
+            row.sync_s += seconds
             row.syncs += 1
             self._sync_places[row.loader, place] += 1
         self.events["sync"] += 1
-
-    # --- stopping -----------------------------------------------------------------------------------------
 
     def enough(self, now: float, *, held: bool = False) -> Reason | None:
         """Whether the verdict's steps are over, and why. `held`: the loop is in a pass that the script did not ask
@@ -209,8 +192,8 @@ class Capture:
         loop = self.loop
         return self.stop.reached(
             now,
-            steps=loop.train_steps if loop.any_trained else self._loose_steps or loop.rows,
-            started=loop.first_got or self._first_loose_step,
+            steps=loop.train_steps if loop.any_trained else self.optimizer_steps or loop.rows,
+            started=loop.first_got,
             ranks=self.facts.world_size,
             rank=self.rank,
             held=held,
@@ -236,35 +219,38 @@ class Capture:
         if self.watch is not None:
             self.watch.sampler.stop()
         self.flush()
-        self.journal.leave(self.rank)
+        self.journal.write(f"left-{self.rank}", {})  # its workers that live on say their last and stop looking
 
     def end(self) -> None:
         """The interpreter is about to be torn down."""
         if self.watch is not None:
             self.watch.sampler.gone()
 
-    # --- the sampler's side -------------------------------------------------------------------------------
-
-    def see_rank(self) -> None:
-        found = facts.rank()
-        self.rank = self.rank if found is None else found
-
     def start(self) -> None:
         if self.watch is not None:
             return
-        self.see_rank()
+        self._see_rank()
         if self._price is not None:
             self.event_cost_s = self._price()
-        PathCollector.active().start()
+        collect_paths()
         self.facts.look()
         self.watch = TrainerWatch(self.journal, lambda: self.asking, self.flush)
         self.watch.sampler.start()
         self.flush()
 
+    def _see_rank(self) -> None:
+        rank = facts.rank()
+        self.rank = self.rank if rank is None else rank
+
     def flush(self) -> None:
-        """Write what was seen since the last time. Also called at exit."""
+        """Write what was seen since the last time: by the sampler, and at exit. A row whose marks on the device have
+        not passed yet waits, and those behind it."""
         with self._flushing:
-            self._write_rows()
+            waiting = self.device.waiting() if self.device is not None else set[int]()
+            closed, rows = self.loop.closed, list[StepRow]()
+            while closed and not (self.active and id(closed[0]) in waiting):
+                rows.append(closed.popleft())
+            self.journal.append(f"steps-{self.pid}", [list(vars(row).values()) for row in rows])
             if self.watch is not None:
                 self.watch.write()
             now = time.perf_counter()
@@ -272,42 +258,20 @@ class Capture:
                 self._said = now
                 self.journal.write(f"trainer-{self.pid}", self.about())
 
-    def _write_rows(self) -> None:
-        if self.device is not None:
-            self.device.collect()
-        rows, self._late = self._late, []
-        while self.loop.closed:
-            row = self.loop.closed.popleft()
-            self.stop.steadiness.add(row.end, row.samples, row.pause)
-            self._seen = _added(self._seen, row.waits())
-            rows.append(row)
-        ready: list[Row] = []
-        for row in rows:
-            settled = not self.active or self.device is None or self.device.settled(row)
-            (ready if settled else self._late).append(row)
-        self.journal.append(f"steps-{self.pid}", [row.written() for row in ready])
-
     def take_metrics(self) -> dict[str, float]:
         """Wait fraction and samples/s since the last call, over all batches; empty when there were none."""
-        with self._flushing:
-            seen = self._seen
-            for row in list(self.loop.closed):
-                seen = _added(seen, row.waits())
-        waited_s, seconds, samples = (now - before for now, before in zip(seen, self._told, strict=True))
-        self._told = seen
+        before, self._metered = self._metered, self.loop.totals
+        waited_s, seconds, samples = (now - then for now, then in zip(self._metered, before, strict=True))
         return {"wait_fraction": waited_s / seconds, "samples_per_s": samples / seconds} if seconds else {}
 
     def about(self) -> dict[str, Any]:
-        sampler = self.watch.sampler if self.watch is not None else None
         return {
             "pid": self.pid,
             "rank": self.rank,
             "loaders": self.loaders.about,
-            "facts": self.facts.to_dict(),
+            "facts": vars(self.facts),
             "optimizer_steps": self.optimizer_steps,
-            "train_steps": self.loop.train_steps,
             "ended_by": self.ended_by,
-            "diagnosing": self.diagnosing,
             "error": self.error,
             "passes": self.loop.passes(),
             "events": dict(self.events),
@@ -315,25 +279,6 @@ class Capture:
             "hook_s": self.hook_s,
             "mark_s": self.mark_s,
             "event_cost_s": self.event_cost_s,
-            "sampler_cpu_s": sampler.cpu_s if sampler else 0.0,
-            "looks": sampler.looks if sampler else 0,
-            "paths": PathCollector.active().found,
+            "sampler_cpu_s": self.watch.sampler.cpu_s if self.watch is not None else 0.0,
+            "paths": opened,
         }
-
-
-class Timing:
-    """What one batch of `TIMED` costs, told for all of them; CPU time, since another program that takes the core
-    meanwhile is not our cost. What reading the clock costs is told once."""
-
-    def __init__(self) -> None:
-        began_s = time.thread_time()
-        self._began_s = time.thread_time()
-        self._clock_s = self._began_s - began_s
-
-    def of_all(self) -> float:
-        spent_s = time.thread_time() - self._began_s - self._clock_s
-        return TIMED * max(0.0, spent_s) + 3 * self._clock_s
-
-
-def _added(to: tuple[float, ...], more: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(was + new for was, new in zip(to, more, strict=True))

@@ -11,13 +11,13 @@ import time
 from collections import deque
 from typing import Any
 
+from feedline.profiling.record.journal import StepRow
 from feedline.profiling.watch.capture import Capture
-from feedline.profiling.watch.loader_contract import LoaderHooks
-from feedline.profiling.watch.passes import Row
+from feedline.profiling.watch.patches import Patches
 from feedline.profiling.watch.rules import own_place
 
 SYNCHRONISING = ("item", "tolist", "cpu", "numpy")
-LIMIT = 4096  # rows whose marks are waited for
+LIMIT = 8192  # marks that are waited for
 
 
 def in_use() -> Any:
@@ -38,21 +38,19 @@ class Device:
         self._torch = torch
         self._capture = capture
         self._ended: Any = None
-        self._gaps: deque[tuple[Row, Any, Any]] = deque(maxlen=LIMIT)
-        self._copies: deque[tuple[Row, Any, Any]] = deque(maxlen=LIMIT)
-        self._waiting: set[int] = set()
+        self._marks: deque[tuple[StepRow, str, Any, Any]] = deque(maxlen=LIMIT)
+        """Row, its field that grows by the time between, two marks."""
 
-    def install(self, hooks: LoaderHooks) -> None:
-        tensor = self._torch.Tensor
+    def install(self, patches: Patches) -> None:
         for name in ("to", "cuda"):
-            hooks.replace(tensor, name, self._copying)
+            patches.replace(self._torch.Tensor, name, self._copying)
         for name in SYNCHRONISING:
-            hooks.replace(tensor, name, self.synchronising)
+            patches.replace(self._torch.Tensor, name, self.synchronising)
 
-    @property
-    def _started(self) -> bool:
-        """Whether the script itself has made a CUDA context: we never do."""
-        return bool(self._torch.cuda.is_initialized())
+    def _markable(self) -> bool:
+        """Whether the script itself has made a CUDA context (we never do), and captures no graph."""
+        cuda = self._torch.cuda
+        return bool(cuda.is_initialized()) and not cuda.is_current_stream_capturing()
 
     def _mark(self) -> Any:
         event = self._torch.cuda.Event(enable_timing=True)
@@ -60,16 +58,12 @@ class Device:
         return event
 
     def step_ended(self) -> None:
-        self._ended = self._mark() if self._started and not self._capturing() else None
+        self._ended = self._mark() if self._markable() else None
 
-    def step_begins(self, row: Row) -> None:
+    def step_begins(self, row: StepRow) -> None:
         if self._ended is not None:
-            self._gaps.append((row, self._ended, self._mark()))
-            self._waiting.add(id(row))
+            self._marks.append((row, "starved_s", self._ended, self._mark()))
             self._ended = None
-
-    def _capturing(self) -> bool:
-        return bool(self._torch.cuda.is_current_stream_capturing())
 
     def _copying(self, original: Any) -> Any:
         capture = self._capture
@@ -77,7 +71,7 @@ class Device:
         @functools.wraps(original)
         def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             row = capture.loop.current if capture.active else None
-            if row is None or tensor.is_cuda or not self._started or self._capturing():
+            if row is None or tensor.is_cuda or not self._markable():
                 return original(tensor, *args, **kwargs)
             began_s = time.thread_time()
             before = self._mark()
@@ -85,8 +79,7 @@ class Device:
             result = original(tensor, *args, **kwargs)
             if result.is_cuda:
                 again_s = time.thread_time()
-                self._copies.append((row, before, self._mark()))
-                self._waiting.add(id(row))
+                self._marks.append((row, "copy_s", before, self._mark()))
                 capture.events["copy"] += 1
                 capture.mark_s += time.thread_time() - again_s + marked_s - began_s
             return result
@@ -107,25 +100,16 @@ class Device:
 
         return synchronise
 
-    def collect(self) -> None:
-        """Read the marks that have passed. Marks that cannot be read (a lost device) are given up."""
-        pending = {id(row) for row in self._drain(self._gaps, "starved")}
-        pending |= {id(row) for row in self._drain(self._copies, "copy")}
-        self._waiting &= pending
-
-    def _drain(self, marks: deque[tuple[Row, Any, Any]], name: str) -> list[Row]:
-        while marks:
-            row, before, after = marks[0]
+    def waiting(self) -> set[int]:
+        """Reads the marks that have passed, and gives the ids of the rows that have others. Marks that cannot be read
+        (a lost device) are given up."""
+        while self._marks:
+            row, name, before, after = self._marks[0]
             try:
                 if not after.query():
                     break
-                seconds = before.elapsed_time(after) / 1e3
+                setattr(row, name, (getattr(row, name) or 0.0) + before.elapsed_time(after) / 1e3)
             except RuntimeError:
-                seconds = None
-            marks.popleft()
-            if seconds is not None:
-                setattr(row, name, (getattr(row, name) or 0.0) + seconds)
-        return [row for row, _, _ in list(marks)]
-
-    def settled(self, row: Row) -> bool:
-        return id(row) not in self._waiting
+                pass
+            self._marks.popleft()
+        return {id(row) for row, *_ in list(self._marks)}

@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -23,59 +23,57 @@ def quietly(read: Callable[[], T]) -> T | None:
 
 def settings(one: Any) -> dict[str, Any]:
     """Keys of `recording.LoaderSeen` that the loader object itself tells."""
-    dataset = getattr(one, "dataset", None)
-    sampler, config = getattr(one, "batch_sampler", None), getattr(one, "config", None)
+    dataset, sampler, config = (getattr(one, name, None) for name in ("dataset", "batch_sampler", "config"))
 
     def told(name: str) -> Any:
-        found = getattr(one, name, None)
-        return getattr(config, name, None) if found is None else found
+        value = getattr(one, name, None)
+        return getattr(config, name, None) if value is None else value
 
-    batch_size = told("batch_size") or getattr(sampler, "batch_size", None)
     return {
         "num_workers": _int(told("num_workers")),
-        "batch_size": _int(batch_size),
+        "batch_size": _int(told("batch_size") or getattr(sampler, "batch_size", None)),
         "prefetch_factor": _int(told("prefetch_factor")),
         "pin_memory": _bool(told("pin_memory")),
         "persistent_workers": _bool(told("persistent_workers")),
-        "start_method": start_method(one),
+        "start_method": _start_method(one),
         "drop_last": _bool(told("drop_last")),
         "dataset": type(innermost(dataset)).__name__ if dataset is not None else None,
         "dataset_samples": _length(dataset),
         "batches_per_epoch": None if getattr(one, "_dataset_kind", 0) else _length(one),
-        "transforms": transforms(dataset),
+        "transforms": _transforms(dataset),
     }
 
 
-def start_method(one: Any) -> str | None:
-    if not getattr(one, "num_workers", 0):
+def _start_method(one: Any) -> str | None:
+    context = getattr(one, "multiprocessing_context", None) or sys.modules.get("multiprocessing")
+    if not getattr(one, "num_workers", 0) or context is None:
         return None
-    context = getattr(one, "multiprocessing_context", None)
-    if context is None:
-        context = sys.modules.get("multiprocessing")
-    return quietly(context.get_start_method) if context is not None else None
+    return quietly(context.get_start_method)
 
 
 def innermost(dataset: Any) -> Any:
     """The dataset inside Subset and the like."""
     for _ in range(8):
-        inner = vars(dataset).get("dataset") if hasattr(dataset, "__dict__") else None
+        inner = held_by(dataset).get("dataset")
         if inner is None:
             return dataset
         dataset = inner
     return dataset
 
 
-def transforms(dataset: Any) -> list[str]:
+def held_by(one: Any) -> dict[str, Any]:
+    return vars(one) if hasattr(one, "__dict__") else {}
+
+
+def _transforms(dataset: Any) -> list[str]:
     """Names of the members of a Compose (or of the one callable) the dataset holds."""
-    source = innermost(dataset)
-    held = vars(source) if hasattr(source, "__dict__") else {}
-    found = next(
-        (held[name] for name in ("transform", "transforms", "preprocess") if held.get(name) is not None), None
-    )
+    held = held_by(innermost(dataset))
+    names = ("transform", "transforms", "preprocess")
+    found = next((held[name] for name in names if held.get(name) is not None), None)
+    if type(found).__name__ == "StandardTransform":
+        found = getattr(found, "transform", None) or found
     if found is None:
         return []
-    inner = getattr(found, "transform", None) if type(found).__name__ == "StandardTransform" else None
-    found = inner if inner is not None else found
     members = getattr(found, "transforms", None)
     if not isinstance(members, list | tuple):
         members = [found]
@@ -108,19 +106,18 @@ class Loaders:
         return None
 
     def number(self, one: Any, kind: str) -> int:
-        known = self.known(one)
-        if known is not None:
-            return known
-        number = len(self.about)
-        self.about.append({"id": number, "kind": kind, **settings(one)})
-        with suppress(TypeError):
-            self._numbers[one] = number
+        number = self.known(one)
+        if number is None:
+            number = len(self.about)
+            self.about.append({"id": number, "kind": kind, **settings(one)})
+            with suppress(TypeError):
+                self._numbers[one] = number
         return number
 
 
 @dataclass
 class Facts:
-    """Keys of `recording.Compute`."""
+    """Fields of `recording.Compute`."""
 
     device: str = "cpu"
     autocast: bool | None = None
@@ -128,7 +125,6 @@ class Facts:
     parameters: int | None = None
     optimizer: str | None = None
     world_size: int = 1
-    threads: int | None = None
     user_cpu_s: float = 0.0
     kernel_cpu_s: float = 0.0
     page_faults: int = 0
@@ -145,25 +141,20 @@ class Facts:
         if (distributed := _distributed()) is not None:
             self.world_size = int(quietly(distributed.get_world_size) or 1)
         else:
-            self.world_size = _number(os.environ.get("WORLD_SIZE")) or 1
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            self.threads = quietly(lambda: int(torch.get_num_threads()))
+            self.world_size = _number("WORLD_SIZE") or 1
 
     def see_optimizer(self, optimizer: Any) -> None:
         """Called at an optimiser's first step: what it trains tells the device and the size of the model."""
         self.optimizer = type(optimizer).__name__
-        groups = getattr(optimizer, "param_groups", [])
-        found = [one for group in groups for one in group.get("params", [])]
-        self.parameters = sum(int(quietly(one.numel) or 0) for one in found)
-        if found:
-            self.device = str(getattr(found[0], "device", "cpu"))
-            weights = [one for one in found if getattr(one, "ndim", 0) == 4 and one.shape[1] > 1]
-            self.channels_last = quietly(lambda: _channels_last(weights))
+        weights = [one for group in getattr(optimizer, "param_groups", []) for one in group.get("params", [])]
+        self.parameters = sum(int(quietly(one.numel) or 0) for one in weights)
+        if weights:
+            self.device = str(getattr(weights[0], "device", "cpu"))
+            kernels = [one for one in weights if getattr(one, "ndim", 0) == 4 and one.shape[1] > 1][:16]
+            layout = getattr(sys.modules.get("torch"), "channels_last", None)
+            apart = (one.is_contiguous(memory_format=layout) and not one.is_contiguous() for one in kernels)
+            self.channels_last = quietly(lambda: any(apart)) if kernels else None
         self.look()
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def rank() -> int | None:
@@ -171,8 +162,8 @@ def rank() -> int | None:
     them apart), else what a launcher has put into the environment; None without either."""
     if (distributed := _distributed()) is not None:
         return quietly(lambda: int(distributed.get_rank()))
-    told = (_number(os.environ.get(name)) for name in ("RANK", "LOCAL_RANK"))  # Lightning sets only the second
-    return next((number for number in told if number is not None), None)
+    number = _number("RANK")
+    return _number("LOCAL_RANK") if number is None else number  # Lightning sets only the second
 
 
 def _distributed() -> Any:
@@ -182,6 +173,11 @@ def _distributed() -> Any:
     return module if ready else None
 
 
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable)
+    return int(text) if text and text.isdigit() else None
+
+
 def usage() -> Any:
     """CPU time and page faults of this process so far; None where the system does not count them."""
     try:
@@ -189,16 +185,3 @@ def usage() -> Any:
     except ImportError:  # Windows
         return None
     return resource.getrusage(resource.RUSAGE_SELF)
-
-
-def _channels_last(weights: list[Any]) -> bool | None:
-    if not weights:
-        return None
-    torch = sys.modules["torch"]
-    return any(
-        one.is_contiguous(memory_format=torch.channels_last) and not one.is_contiguous() for one in weights[:16]
-    )
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() else None

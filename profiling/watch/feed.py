@@ -5,28 +5,27 @@ it is: a loader that runs out is begun again underneath, and once enough was see
 out. Without one the script is ended, or runs on unwatched.
 """
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from feedline.profiling.watch.capture import Capture
-from feedline.profiling.watch.loader_contract import WatchedLoader
+from feedline.profiling.watch.patches import Patches
 from feedline.profiling.watch.rules import own_place
+from feedline.profiling.watch.worker import WorkerEntry
 
 Draw = Callable[[], Any]
-Iterate = Callable[[Any], Iterator[Any]]
-"""What `iter(loader)` was before it was patched."""
 
 
 class Director(Protocol):
     """`profiling.watch.legs.director.Director`."""
 
-    @property
-    def directing(self) -> bool: ...
+    directing: bool
+
     def take_over(self, feed: "Feed", why: str) -> None:
         """The verdict's steps are over."""
-        ...
 
     def adopts(self, feed: "Feed") -> bool:
         """A pass begins while it directs: whether over the training loader, which it goes on with."""
@@ -34,24 +33,63 @@ class Director(Protocol):
 
     def next(self, feed: "Feed") -> Any:
         """Raises Finished when there is nothing more to measure."""
-        ...
+
+
+class WatchedLoader:
+    """What the watch and the legs need of a kind of loader; `profiling.watch.loaders` has one class for each. This is
+    one whose iterators are wrapped and whose batches are made without worker processes."""
+
+    kind: str
+    """As `recording.LoaderSeen.kind`."""
+    module: str
+    """Patched as the script imports it."""
+    loader = "Loader"
+    """Its class in there."""
+
+    def attach(self, module: Any, feeds: "Feeds") -> None:
+        """Patch the module so that iterating over its loader goes through a feed."""
+        feeds.patches.replace(getattr(module, self.loader), "__iter__", functools.partial(self._iter, feeds))
+
+    def _iter(self, feeds: "Feeds", original: Any) -> Any:
+        @functools.wraps(original)
+        def __iter__(loader: Any) -> Any:
+            feed = feeds.open(self, loader, original) if self.is_watched(loader) else None
+            if feed is None:
+                return original(loader)
+            with feeds.capture.unwatched():
+                return self.fed(feed, original(loader))
+
+        return __iter__
+
+    def is_watched(self, loader: Any) -> bool:
+        return True
+
+    def fed(self, feed: "Feed", iterator: Any) -> Any:
+        """What the script iterates over: the iterator, with its batches coming through the feed."""
+        return FedIterator(feed, iter(iterator))
+
+    def in_trainer(self, loader: Any) -> bool | None:
+        """Whether batches are made in the thread that asks for them; None: if it has no workers."""
+        return None
+
+    def workers(self, loader: Any) -> int:
+        """Processes that prepare its batches."""
+        return 0
+
+    def again(self, loader: Any, num_workers: int) -> Any:
+        """A loader like it with so many fresh workers; None where that cannot be made."""
+        return None
 
 
 class Feed:
     """One iteration of the script's over one loader."""
 
     def __init__(
-        self,
-        feeds: "Feeds",
-        adapter: WatchedLoader,
-        loader: Any,
-        iterate: Iterate,
-        *,
-        in_trainer: bool | None = None,
-        place: str = "",
+        self, feeds: "Feeds", adapter: WatchedLoader, loader: Any, iterate: Callable[[Any], Iterator[Any]]
     ) -> None:
+        """`iterate` is what `iter(loader)` was before it was patched."""
         self.adapter = adapter
-        self.place = place
+        self.place = own_place(sys._getframe(1)) if feeds.director is not None else ""
         """Where in the script the loop is; known in a diagnostic run."""
         self.directed = False
         self._feeds = feeds
@@ -59,10 +97,9 @@ class Feed:
         # `for batch in DataLoader(…)` holds on to the iterator only; windows begin the loader again.
         self._loader: Callable[[], Any] = weakref.ref(loader) if feeds.director is None else lambda: loader
         self._iterate = iterate
-        self._in_trainer = in_trainer
         self._original: Draw | None = None
         self._again: Draw | None = None
-        self.passed = self._begin_pass() if self._capture.active else None
+        self._pass = self._begin_pass() if self._capture.active else None
 
     @property
     def loader(self) -> Any:
@@ -70,15 +107,15 @@ class Feed:
 
     def next(self, original: Draw) -> Any:
         """The next batch; `original` draws from what the script itself iterates over."""
-        director, capture, passed = self._feeds.director, self._capture, self.passed
+        director, capture, passed = self._feeds.director, self._capture, self._pass
         if self.directed and director is not None:
             self._original = original
             return director.next(self)
         if not capture.active or capture.asking is not None or passed is None or passed.done:
             return (self._again or original)()
-        asked = capture.ask(passed)
+        capture.ask(passed)
         if (director is None or passed.trained or not capture.loop.any_trained) and (
-            reason := capture.enough(asked, held=self._again is not None)
+            reason := capture.enough(passed.asked, held=self._again is not None)
         ):
             capture.asking = None
             if director is None:
@@ -94,9 +131,9 @@ class Feed:
             if not (exhausted and director is not None and passed.trained):
                 raise
             self.begin_again()
-            self.passed = self._begin_pass()
+            self._pass = self._begin_pass()
             return self.next(original)
-        capture.got(passed, asked, batch)
+        capture.got(passed, batch)
         return batch
 
     def draw(self) -> Any:
@@ -128,40 +165,52 @@ class Feed:
         self._again = None
 
     def _begin_pass(self) -> Any:
-        return self._capture.begin_pass(self.loader, self.adapter.kind, in_trainer=self._in_trainer)
+        in_trainer = self.adapter.in_trainer(self.loader)
+        return self._capture.begin_pass(self.loader, self.adapter.kind, in_trainer=in_trainer)
 
 
 class Feeds:
     """What adapters open as the script begins to iterate."""
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, patches: Patches) -> None:
         self.capture = capture
+        self.patches = patches
         self.director: Director | None = None
         """In a diagnostic run."""
+        self.worker_lines: Any = None
+        """Picklable, while worker processes that start shall have their lines timed (`lines.WorkerLines`)."""
 
-    def open(
-        self, adapter: WatchedLoader, loader: Any, iterate: Iterate, *, in_trainer: bool | None = None
-    ) -> Feed | None:
-        """None where the loader is not to be watched."""
+    def open(self, adapter: WatchedLoader, loader: Any, iterate: Callable[[Any], Any]) -> Feed | None:
+        """None where the loader is not to be watched: no loop of the script's own asks it."""
         capture, director = self.capture, self.director
-        directing = director is not None and director.directing and not capture.ours
-        if not (capture.watching or directing):
+        if capture.ours or capture.asking is not None:
             return None
-        place = own_place(sys._getframe(1)) if director is not None else ""
-        feed = Feed(self, adapter, loader, iterate, in_trainer=in_trainer, place=place)
-        if director is not None and directing:
-            feed.directed = director.adopts(feed)
-            return feed if feed.directed else None
-        return feed
+        if capture.active:
+            return Feed(self, adapter, loader, iterate)
+        if director is None or not director.directing:
+            return None
+        feed = Feed(self, adapter, loader, iterate)
+        feed.directed = director.adopts(feed)
+        return feed if feed.directed else None
+
+    def worker_entry(self, loop: Any, loader: Any) -> Any:
+        """What takes the place of a worker's loop; None where workers run as they are."""
+        capture = self.capture
+        if not capture.active and self.worker_lines is None:  # of a leg only rates count
+            return None
+        return WorkerEntry(
+            loop, folder=str(capture.journal.folder), loader=capture.loaders.known(loader) or 0, rank=capture.rank,
+            lines=self.worker_lines,
+        )  # fmt: skip
 
 
-class Watched:
+class FedIterator:
     """An iterator around one that cannot be patched itself."""
 
     def __init__(self, feed: Feed, iterator: Iterator[Any]) -> None:
         self._feed, self._iterator = feed, iterator
 
-    def __iter__(self) -> "Watched":
+    def __iter__(self) -> "FedIterator":
         return self
 
     def __next__(self) -> Any:

@@ -9,62 +9,35 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from types import ModuleType
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from feedline.profiling.watch.after_import import AfterImport, Patch, is_loading
+from feedline.profiling.record.journal import Journal, Options, StepRow
 from feedline.profiling.watch.capture import Capture
+from feedline.profiling.watch.cuda import Device
 from feedline.profiling.watch.feed import Feeds
-from feedline.profiling.watch.loader_contract import WatchedLoader
 from feedline.profiling.watch.loaders import LOADERS
+from feedline.profiling.watch.patches import Patches
 
-clock = time.perf_counter
+CALLS, TURNS = 40, 3
 
 
 class Hooks:
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
-        self.feeds = Feeds(capture)
-        self.open = self.feeds.open
-        self.unwatched = capture.unwatched
-        self.time_worker_lines: Any = None
-        """Picklable, while worker processes that start shall have their lines timed (`lines.WorkerLines`)."""
-        self.targets: dict[str, Patch] = {"torch": self._torch}
-        """Module -> what is done once it has been imported."""
-        self.others: Callable[[str], Patch | None] | None = None
-        """The same for all other modules, by the file they come from."""
+        self.patches = Patches(capture.journal.complain)
+        self.feeds = Feeds(capture, self.patches)
+        self.patches.after_import("torch", self._torch)
         for adapter in LOADERS:
-            self.targets[adapter.module] = functools.partial(self._attach, adapter)
-        self._undo: list[Callable[[], None]] = []
-        self._finder: AfterImport | None = None
-
-    def after_import(self, module: str, patch: Patch) -> None:
-        """One more patch of that module, behind those it has."""
-        before = self.targets.get(module)
-
-        def both(imported: ModuleType) -> None:
-            if before is not None:
-                before(imported)
-            patch(imported)
-
-        self.targets[module] = both
+            self.patches.after_import(adapter.module, functools.partial(adapter.attach, feeds=self.feeds))
 
     def install(self) -> None:
-        """Patch what is loaded already, and the rest as it is imported."""
-        for name, patch in self.targets.items():
-            module = sys.modules.get(name)
-            if module is not None and not is_loading(module):
-                patch(module)
-        self._finder = AfterImport(self.targets, self.others, self.capture.journal.complain)
-        sys.meta_path.insert(0, self._finder)
+        self.patches.install()
         os.register_at_fork(after_in_child=self._forked)
 
     def remove(self) -> None:
-        if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
+        self.patches.remove()
 
     def _forked(self) -> None:
         # A worker or a child of the script's own: what it iterates over is not the training loop.
@@ -72,55 +45,23 @@ class Hooks:
         self.capture.asking = self.capture.loop.current = None
         self.feeds.director = None
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-        own = name in vars(owner)
-        setattr(owner, name, make(original))
-        self._undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
-
-    # --- loaders ------------------------------------------------------------------------------------------
-
-    def _attach(self, adapter: WatchedLoader, module: ModuleType) -> None:
-        adapter.attach(module, self)
-
-    def is_ours(self) -> bool:
-        return self.capture.ours > 0
-
-    def worker_entry(self, loop: Any, loader: Any) -> Any:
-        from feedline.profiling.watch.worker import WorkerEntry
-
-        capture = self.capture
-        if not capture.active and self.time_worker_lines is None:  # of a leg only rates count
-            return None
-        return WorkerEntry(
-            loop,
-            module=loop.__module__,
-            folder=str(capture.journal.folder),
-            loader=capture.loaders.known(loader) or 0,
-            rank=capture.rank,
-            lines=self.time_worker_lines,
-        )
-
-    # --- steps, copies, checkpoints -----------------------------------------------------------------------
-
     def _torch(self, torch: Any) -> None:
-        capture = self.capture
-        self.replace(torch.autograd, "backward", lambda original: self.timed(original, capture.backward))
+        capture, replace = self.capture, self.patches.replace
+        replace(torch.autograd, "backward", lambda original: self.timed(original, capture.backward))
         save = self.timed(torch.save, capture.pause)
-        self.replace(torch, "save", lambda _: save)
-        self.replace(torch.serialization, "save", lambda _: save)
-        self._optimizers(sys.modules.get("torch.optim.optimizer"))
-        self._autocast(torch)
+        replace(torch, "save", lambda _: save)
+        replace(torch.serialization, "save", lambda _: save)
+        optimizers = sys.modules.get("torch.optim.optimizer")
+        if hasattr(optimizers, "register_optimizer_step_pre_hook"):
+            self._time_steps(optimizers)
+        capture.facts.autocast = False
+        replace(torch.autocast, "__enter__", self._noting_autocast)
         if has_cuda(torch):
-            from feedline.profiling.watch.cuda import Device
-
-            capture.device = device = Device(torch, capture)
-            device.install(self)
+            capture.device = Device(torch, capture)
+            capture.device.install(self.patches)
 
     def timed(self, original: Any, tell: Callable[[float], None]) -> Any:
-        capture = self.capture
+        capture, clock = self.capture, time.perf_counter
 
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -134,47 +75,65 @@ class Hooks:
 
         return timed
 
-    def _optimizers(self, module: Any) -> None:
-        if module is None or not hasattr(module, "register_optimizer_step_pre_hook"):
-            return
-        before, after = around_step(self.capture)
-        handles = module.register_optimizer_step_pre_hook(before), module.register_optimizer_step_post_hook(after)
-        self._undo += [handle.remove for handle in handles]
+    def _time_steps(self, optimizers: Any) -> None:
+        """By what torch calls before and after an optimiser's step."""
+        capture, clock = self.capture, time.perf_counter
+        started = 0.0
 
-    def _autocast(self, torch: Any) -> None:
+        def before(optimizer: Any, *_: Any) -> None:
+            nonlocal started
+            if capture.active and capture.facts.optimizer is None:
+                capture.facts.see_optimizer(optimizer)
+            started = clock()
+
+        def after(*_: Any) -> None:
+            seconds = clock() - started
+            if capture.active:
+                capture.start()
+                capture.optimizer_step(seconds)
+
+        self.patches.on_remove(optimizers.register_optimizer_step_pre_hook(before).remove)
+        self.patches.on_remove(optimizers.register_optimizer_step_post_hook(after).remove)
+
+    def _noting_autocast(self, original: Any) -> Any:
         facts = self.capture.facts
 
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def __enter__(context: Any) -> Any:
-                facts.autocast = facts.autocast or bool(getattr(context, "_enabled", True))
-                return original(context)
+        @functools.wraps(original)
+        def __enter__(context: Any) -> Any:
+            facts.autocast = facts.autocast or bool(getattr(context, "_enabled", True))
+            return original(context)
 
-            return __enter__
-
-        facts.autocast = False
-        self.replace(torch.autocast, "__enter__", make)
-
-
-def around_step(capture: Capture) -> tuple[Callable[..., None], Callable[..., None]]:
-    """What torch calls before and after an optimiser's step."""
-    started = [0.0]
-
-    def before(optimizer: Any, *_: Any) -> None:
-        if capture.active and capture.facts.optimizer is None:
-            capture.facts.see_optimizer(optimizer)
-        started[0] = clock()
-
-    def after(*_: Any) -> None:
-        seconds = clock() - started[0]
-        if capture.active:
-            capture.start()
-            capture.optimizer_step(seconds)
-
-    return before, after
+        return __enter__
 
 
 def has_cuda(torch: Any) -> bool:
     """Built for CUDA (or ROCm) on a machine that has a device; asks nothing that would create a context."""
     built = getattr(torch.version, "cuda", None) or getattr(torch.version, "hip", None)
     return bool(built) and any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))  # noqa: PTH110
+
+
+def event_cost_s() -> dict[str, float]:
+    """What watching one event costs the script, by the names of `Capture.events`: hooks called around nothing, many
+    times. Of a batch, whose `ask` and `got` time themselves, it is the rest: about two hooks. Marks around copies on
+    CUDA and the queue of a worker time themselves too. Takes about a millisecond."""
+    capture = Capture(Journal(Path()), Options(steady=False))
+    capture.loop.current = StepRow(0.0, 0.0, 0, 0, 0, 0)
+    hook = Hooks(capture).timed(lambda: None, capture.backward)
+    synchronise = Device(None, capture).synchronising(lambda _: None)
+    tensor = SimpleNamespace(is_cuda=True)
+
+    def call_s(call: Callable[[], Any]) -> float:
+        """The least of a few turns: the others were disturbed."""
+        turns: list[float] = []
+        for _ in range(TURNS):
+            started = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            turns.append((time.perf_counter() - started) / CALLS)
+        return min(turns)
+
+    hook_s = call_s(hook)
+    return {
+        "backward": hook_s, "checkpoint": hook_s, "optimizer": hook_s, "batch": 2 * hook_s,
+        "sync": call_s(lambda: synchronise(tensor)),
+    }  # fmt: skip

@@ -1,55 +1,39 @@
-"""The loaders that are watched, one adapter each (`loader_contract.WatchedLoader`). Nothing of them is imported here.
+"""The loaders that are watched, one adapter each (`feed.WatchedLoader`). Nothing of them is imported here.
 
 A loader to be watched too: one more class like these, and its place in `LOADERS`.
 """
 
 import functools
 import sys
-from types import ModuleType
 from typing import Any
 
 from feedline.profiling.watch.facts import settings
-from feedline.profiling.watch.feed import Watched
-from feedline.profiling.watch.loader_contract import LoaderHooks, WatchedLoader
+from feedline.profiling.watch.feed import Feed, Feeds, WatchedLoader
 
 FEED = "_feedline_feed"
 
 
-class Torch:
+class Torch(WatchedLoader):
     """torch's DataLoader: its iterators are patched, so that the script gets the very object."""
 
     kind = "torch"
     module = "torch.utils.data.dataloader"
     loader, iterator, with_workers = "DataLoader", "_BaseDataLoaderIter", "_MultiProcessingDataLoaderIter"
 
-    def attach(self, module: ModuleType, hooks: LoaderHooks) -> None:
-        hooks.replace(getattr(module, self.loader), "__iter__", lambda original: self._iter(original, hooks))
-        hooks.replace(getattr(module, self.iterator), "__next__", lambda original: _next(original, hooks))
-        hooks.replace(
-            getattr(module, self.with_workers),
-            "__init__",
-            lambda original: _start_workers(original, self._home(module), hooks),
+    def attach(self, module: Any, feeds: Feeds) -> None:
+        super().attach(module, feeds)
+        home = module if hasattr(module, "_worker_loop") else module._utils.worker  # whose loop the workers run
+        feeds.patches.replace(getattr(module, self.iterator), "__next__", functools.partial(_next, feeds))
+        feeds.patches.replace(
+            getattr(module, self.with_workers), "__init__", functools.partial(_start_workers, feeds, home)
         )
 
-    def _home(self, module: Any) -> Any:
-        """Whose `_worker_loop` the workers run."""
-        return module._utils.worker
-
-    def _iter(self, original: Any, hooks: LoaderHooks) -> Any:
-        @functools.wraps(original)
-        def __iter__(loader: Any) -> Any:
-            feed = hooks.open(self, loader, original)
-            if feed is None:
-                return original(loader)
-            with hooks.unwatched():
-                iterator = original(loader)
-            try:
-                setattr(iterator, FEED, feed)
-            except AttributeError:  # a subclass that returns a generator: it calls us again from inside
-                pass
-            return iterator
-
-        return __iter__
+    def fed(self, feed: Feed, iterator: Any) -> Any:
+        try:
+            setattr(iterator, FEED, feed)
+        except AttributeError:  # a subclass that returns a generator: it calls us again from inside
+            pass
+        return iterator
 
     def workers(self, loader: Any) -> int:
         return loader.num_workers
@@ -77,37 +61,22 @@ class Torch:
             return None
 
 
-class Torchdata(Torch):
-    """torchdata's StatefulDataLoader."""
-
-    kind = "torchdata"
-    module = "torchdata.stateful_dataloader.stateful_dataloader"
-    loader, iterator = "StatefulDataLoader", "_StatefulBaseDataLoaderIter"
-    with_workers = "_StatefulMultiProcessingDataLoaderIter"
-
-    def _home(self, module: Any) -> Any:
-        return module
-
-
-def _next(original: Any, hooks: LoaderHooks) -> Any:
+def _next(feeds: Feeds, original: Any) -> Any:
     @functools.wraps(original)
     def __next__(iterator: Any) -> Any:
         feed = iterator.__dict__.get(FEED)
-        if feed is None or hooks.is_ours():
+        if feed is None or feeds.capture.ours:
             return original(iterator)
         return feed.next(functools.partial(original, iterator))
 
     return __next__
 
 
-def _start_workers(original: Any, home: Any, hooks: LoaderHooks) -> Any:
+def _start_workers(feeds: Feeds, home: Any, original: Any) -> Any:
     @functools.wraps(original)
     def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         loop = home._worker_loop
-        entry = hooks.worker_entry(loop, loader)
-        if entry is None:
-            return original(iterator, loader, *args, **kwargs)
-        home._worker_loop = entry
+        home._worker_loop = feeds.worker_entry(loop, loader) or loop
         try:
             return original(iterator, loader, *args, **kwargs)
         finally:
@@ -116,110 +85,73 @@ def _start_workers(original: Any, home: Any, hooks: LoaderHooks) -> Any:
     return __init__
 
 
-class Nodes:
+class Torchdata(Torch):
+    """torchdata's StatefulDataLoader."""
+
+    kind = "torchdata"
+    module = "torchdata.stateful_dataloader.stateful_dataloader"
+    loader, iterator = "StatefulDataLoader", "_StatefulBaseDataLoaderIter"
+    with_workers = "_StatefulMultiProcessingDataLoaderIter"
+
+
+class Nodes(WatchedLoader):
     """torchdata's nodes."""
 
     kind = "torchdata.nodes"
     module = "torchdata.nodes.loader"
 
-    def attach(self, module: Any, hooks: LoaderHooks) -> None:
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def __iter__(loader: Any) -> Any:
-                feed = hooks.open(self, loader, original, in_trainer=not has_threads(loader.root))
-                if feed is None:
-                    return original(loader)
-                with hooks.unwatched():
-                    return Watched(feed, original(loader))
-
-            return __iter__
-
+    def attach(self, module: Any, feeds: Feeds) -> None:
         def quiet(original: Any) -> Any:
             @functools.wraps(original)
             def state_dict(loader: Any) -> Any:
-                with hooks.unwatched():  # it may call iter() to have something to tell of
+                with feeds.capture.unwatched():  # it may call iter() to have something to tell of
                     return original(loader)
 
             return state_dict
 
-        hooks.replace(module.Loader, "__iter__", make)
-        hooks.replace(module.Loader, "state_dict", quiet)
+        super().attach(module, feeds)
+        feeds.patches.replace(module.Loader, "state_dict", quiet)
 
-    def workers(self, loader: Any) -> int:
-        return 0
-
-    def again(self, loader: Any, num_workers: int) -> Any:
-        return None
-
-
-def has_threads(node: Any) -> bool:
-    """Whether a torchdata node, or one it draws from, works outside the thread that asks it for batches."""
-    for _ in range(32):
-        if getattr(node, "num_workers", 0) or type(node).__name__ in ("Prefetcher", "PinMemory"):
-            return True
-        node = getattr(node, "source", None)
-    return False
+    def in_trainer(self, loader: Any) -> bool | None:
+        """Unless a node works outside the thread that asks it for batches."""
+        node = loader.root
+        for _ in range(32):
+            if getattr(node, "num_workers", 0) or type(node).__name__ in ("Prefetcher", "PinMemory"):
+                return False
+            node = getattr(node, "source", None)
+        return True
 
 
-class Webdataset:
+class Webdataset(WatchedLoader):
     """A pipeline that the script iterates over itself: torch's loader around one is watched as torch's."""
 
     kind = "webdataset"
     module = "webdataset.pipeline"
+    loader = "DataPipeline"
 
-    def attach(self, module: Any, hooks: LoaderHooks) -> None:
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def __iter__(pipeline: Any) -> Any:
-                first = pipeline.pipeline[0] if pipeline.pipeline else None
-                inner = hasattr(first, "batch_sampler")  # a WebLoader
-                if inner or "torch.utils.data._utils.worker" in _callers():
-                    return original(pipeline)
-                feed = hooks.open(self, pipeline, original, in_trainer=True)
-                return original(pipeline) if feed is None else Watched(feed, iter(original(pipeline)))
+    def is_watched(self, loader: Any) -> bool:
+        first = loader.pipeline[0] if loader.pipeline else None
+        if hasattr(first, "batch_sampler"):  # a WebLoader
+            return False
+        frame = sys._getframe(1)
+        while frame.f_back is not None:
+            if frame.f_globals.get("__name__") == "torch.utils.data._utils.worker":
+                return False
+            frame = frame.f_back
+        return True
 
-            return __iter__
-
-        hooks.replace(module.DataPipeline, "__iter__", make)
-
-    def workers(self, loader: Any) -> int:
-        return 0
-
-    def again(self, loader: Any, num_workers: int) -> Any:
-        return None
+    def in_trainer(self, loader: Any) -> bool | None:
+        return True
 
 
-def _callers() -> set[str]:
-    found: set[str] = set()
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        found.add(frame.f_globals.get("__name__", ""))
-        frame = frame.f_back
-    return found
-
-
-class Feedline:
+class Feedline(WatchedLoader):
     """Our own Loader. Its workers count for themselves (`loader_stats`)."""
 
     kind = "feedline"
     module = "feedline.pipeline.loader"
 
-    def attach(self, module: Any, hooks: LoaderHooks) -> None:
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def __iter__(loader: Any) -> Any:
-                feed = hooks.open(self, loader, original)
-                return original(loader) if feed is None else Watched(feed, iter(original(loader)))
-
-            return __iter__
-
-        hooks.replace(module.Loader, "__iter__", make)
-
     def workers(self, loader: Any) -> int:
         return settings(loader)["num_workers"] or 0
-
-    def again(self, loader: Any, num_workers: int) -> Any:
-        return None
 
 
 LOADERS: tuple[WatchedLoader, ...] = (Torch(), Torchdata(), Nodes(), Webdataset(), Feedline())

@@ -8,43 +8,9 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.profiling.record.rows import PassRow, StepRow
+from feedline.profiling.record.journal import StepRow
 
 EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
-
-
-@dataclass(eq=False)
-class Row:
-    start: float
-    got: float
-    samples: int
-    bytes: int
-    loader: int
-    epoch: int
-    end: float = 0.0
-    copy: float = 0.0
-    backward: float = 0.0
-    optimizer: float = 0.0
-    pause: float = 0.0
-    sync: float = 0.0
-    syncs: int = 0
-    starved: float | None = None
-    trained: bool = False
-    copies: list[Any] = field(default_factory=list)
-    """CUDA event pairs around its host-to-device copies."""
-
-    def written(self) -> StepRow:
-        times = (self.copy, self.backward, self.optimizer, self.pause, self.sync)
-        copy, backward, optimizer, pause, sync = (round(seconds, 7) for seconds in times)
-        return StepRow(
-            start=self.start, got=self.got, end=self.end, samples=self.samples, bytes=self.bytes,
-            loader=self.loader, epoch=self.epoch, copy=copy, backward=backward, optimizer=optimizer, pause=pause,
-            sync=sync, starved=self.starved, trained=self.trained, syncs=self.syncs,
-        )  # fmt: skip
-
-    def waits(self) -> tuple[float, float, int]:
-        """Seconds waited, seconds in all, samples."""
-        return self.got - self.start, self.end - self.start - self.pause, self.samples
 
 
 @dataclass(eq=False)
@@ -53,39 +19,43 @@ class Pass:
     epoch: int
     started: float
     in_trainer: bool
-    outer: Row | None
-    row: Row | None = None
+    outer: StepRow | None
+    row: StepRow | None = None
     batches: int = 0
     samples: int = 0
     first_got: float | None = None
     """When its first batch had come."""
-    last_asked: float = 0.0
+    asked: float = 0.0
+    """When its last batch was asked for."""
     trained: bool = False
     """A backward pass or an optimiser step ran inside one of its rows."""
     done: bool = False
     inner: list["Pass"] = field(default_factory=list)
 
-    def written(self, ended: float | None) -> PassRow:
-        """`ended` is when the loader said that there is no more."""
+    def written(self, ended: float | None) -> dict[str, Any]:
+        """Fields of `recording.LoaderPass`. `ended` is when the loader said that there is no more."""
         start_s = (self.first_got or self.started) - self.started
-        end_s = None if ended is None else ended - self.last_asked
-        return PassRow(self.loader, self.epoch, self.samples, start_s, end_s)
+        end_s = None if ended is None else ended - self.asked
+        counts = {name: getattr(self, name) for name in ("loader", "epoch", "samples")}
+        return {**counts, "start_s": start_s, "end_s": end_s}
 
 
 class Loop:
     """All passes of this process. Fed by the script's own thread; the sampler's takes from `closed`."""
 
     def __init__(self) -> None:
-        self.current: Row | None = None
+        self.current: StepRow | None = None
         """The row that is open, of the pass that was last given a batch."""
-        self.closed: deque[Row] = deque()
+        self.closed: deque[StepRow] = deque()
         self.rows = 0
         self.train_steps = 0
         self.any_trained = False
         self.first_got: float | None = None
+        self.totals = (0.0, 0.0, 0)
+        """Of all closed rows: seconds waited, seconds without pauses, samples."""
         self._epochs: Counter[int] = Counter()
         self._open: list[Pass] = []
-        self._ended: dict[tuple[int, int], PassRow] = {}
+        self._ended: dict[tuple[int, int], dict[str, Any]] = {}
 
     def begin(self, loader: int, now: float, *, in_trainer: bool) -> Pass:
         begun = Pass(loader, self._epochs[loader], now, in_trainer, self.current)
@@ -97,36 +67,38 @@ class Loop:
         self._open.append(begun)
         return begun
 
-    def got(self, to: Pass, row: Row) -> None:
-        to.row = self.current = row
-        to.first_got = row.got if to.first_got is None else to.first_got
-        to.samples += row.samples
+    def got(self, to: Pass, now: float, samples: int, size: int) -> StepRow:
+        to.row = self.current = StepRow(to.asked, now - to.asked, samples, size, to.loader, to.epoch)
+        to.first_got = now if to.first_got is None else to.first_got
+        self.first_got = now if self.first_got is None else self.first_got
+        to.samples += samples
         to.batches += 1
+        return to.row
 
-    def close(self, of: Pass, now: float) -> Row | None:
+    def close(self, of: Pass, now: float) -> StepRow | None:
         """The row that ends as the pass asks for its next batch."""
         row, of.row = of.row, None
         if row is None:
             return None
         for inner in of.inner:
             if not inner.done and inner.batches >= EVAL_BATCHES:  # broken off, as in `if i == 50: break`
-                ended = inner.row.got if inner.row else now
+                ended = inner.row.start_s + inner.row.wait_s if inner.row else now
                 self.close(inner, ended)
                 self.finish(inner, ended)
         of.inner.clear()
-        row.end = now
+        row.duration_s = now - row.start_s
         if row.trained:
             self.train_steps += 1
             self.any_trained = of.trained = True
-        if self.first_got is None:
-            self.first_got = row.got
         if self.current is row:
             self.current = None
+        waited_s, seconds, samples = self.totals
+        self.totals = waited_s + row.wait_s, seconds + row.duration_s - row.pause_s, samples + row.samples
         self.closed.append(row)
         self.rows += 1
         return row
 
-    def end(self, ending: Pass, now: float, *, exhausted: bool) -> Row | None:
+    def end(self, ending: Pass, now: float, *, exhausted: bool) -> StepRow | None:
         """The iterator is exhausted, was dropped, or failed."""
         if not ending.done and ending.batches and exhausted:
             self._ended[ending.loader, ending.epoch] = ending.written(now)
@@ -141,11 +113,11 @@ class Loop:
         if ending in self._open:
             self._open.remove(ending)
         outer = ending.outer
-        if outer is not None and not outer.end:
-            outer.pause += now - ending.started
+        if outer is not None and not outer.duration_s:
+            outer.pause_s += now - ending.started
             self.current = outer
 
-    def passes(self) -> list[PassRow]:
+    def passes(self) -> list[dict[str, Any]]:
         """Those that have ended, and those still open."""
         going = [one.written(None) for one in list(self._open) if one.first_got is not None]
         return [*self._ended.values(), *going]

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from feedline.profiling.watch.capture import Finished
-from feedline.profiling.watch.hooks import Hooks
+from feedline.profiling.watch.patches import Patches
 
 LIGHTNING = ("Trainer.save_checkpoint",)
 LIGHTNING_CALLBACK = tuple(
@@ -55,11 +55,11 @@ CHANGING = {"os.remove": 1, "os.rename": 2, "os.truncate": 1, "os.link": 2, "os.
 
 
 class Saves:
-    def __init__(self, hooks: Hooks) -> None:
+    def __init__(self, patches: Patches) -> None:
         self._held = False
         self._refused: Callable[[str], None] = lambda _: None
         for module, names in SAVERS.items():
-            hooks.after_import(module, functools.partial(self._wrap, hooks, names))
+            patches.after_import(module, functools.partial(self._wrap, patches, names))
 
     def hold(self, refused: Callable[[str], None]) -> None:
         """From here to the end of the process. `refused` is told why the script is ended."""
@@ -75,12 +75,12 @@ class Saves:
 
         sys.unraisablehook = unraisable
 
-    def _wrap(self, hooks: Hooks, names: tuple[str, ...], module: ModuleType) -> None:
+    def _wrap(self, patches: Patches, names: tuple[str, ...], module: ModuleType) -> None:
         for name in names:
             owner_name, _, function = name.rpartition(".")
             owner = getattr(module, owner_name, None) if owner_name else module
-            static = isinstance(vars(owner).get(function), staticmethod) if owner is not None else False
-            hooks.replace(owner, function, functools.partial(self._holding, static=static))
+            static = owner is not None and isinstance(vars(owner).get(function), staticmethod)
+            patches.replace(owner, function, functools.partial(self._holding, static=static))
 
     def _holding(self, original: Any, *, static: bool) -> Any:
         @functools.wraps(original)

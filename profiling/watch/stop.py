@@ -58,7 +58,7 @@ class StopRule:
         self.steadiness = Steadiness()
         self._options = options
         self._journal = journal
-        self._stop_at: int | None = None
+        self._stop_at = options.steps
         self._polled = 0.0
 
     def reached(
@@ -68,27 +68,19 @@ class StopRule:
         that the script did not ask for."""
         options = self._options
         reason: Reason = "steps" if options.steps else "seconds" if options.seconds else "running"
-        if options.steps is not None:
-            return reason if steps >= options.steps else None
         if self._stop_at is not None:
             return reason if steps >= self._stop_at else None
         if started is None:
             return None
         seconds = now - started
-        over = self._over(now, seconds, held=held)
+        if options.seconds is not None:
+            over = seconds > options.seconds
+        else:
+            over = options.steady and (self.steadiness.reached(now) or (held and seconds > HELD_S))
         if ranks == 1 or (reason == "running" and not options.diagnostic):
             return reason if over else None
-        self._agree(now, steps, seconds, over=over, rank=rank)
-        return None
-
-    def _over(self, now: float, seconds: float, *, held: bool) -> bool:
-        if self._options.seconds is not None:
-            return seconds > self._options.seconds
-        return self._options.steady and (self.steadiness.reached(now) or (held and seconds > HELD_S))
-
-    def _agree(self, now: float, steps: int, seconds: float, *, over: bool, rank: int) -> None:
-        """Ranks must leave at the same step, or the others hang in their all-reduce: rank 0 names a later one, far
-        enough ahead that all others read it before they get there."""
+        # Ranks must leave at the same step, or the others hang in their all-reduce: rank 0 names a later one, far
+        # enough ahead that all others read it before they get there.
         if rank == 0 and over:
             self._stop_at = steps + 3 + int(2 * steps / max(seconds, 1e-3))
             self._journal.write("stop", {"step": self._stop_at})
@@ -96,3 +88,4 @@ class StopRule:
             self._polled = now
             stop = self._journal.read("stop")
             self._stop_at = stop["step"] if stop else None
+        return None

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from feedline.profiling.profile_run import StudyConfig, chosen_legs, study
 from feedline.profiling.record.recording import Line, Recording
-from feedline.profiling.watch.legs.sequence import worker_counts
+from feedline.profiling.watch.legs.ways import worker_counts
 
 SCRIPTS = Path(__file__).with_name("scripts")
 BATCH = 8

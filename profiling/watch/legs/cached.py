@@ -5,50 +5,53 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.profiling.watch.batches import batch_bytes, tensors
+from feedline.profiling.watch.batches import sizes, tensors
 
 KEPT_BATCHES = 4
 KEPT_BYTES = 512 << 20
 
 
 @dataclass
+class Kept:
+    batch: Any
+    pristine: Any
+    pinned: list[bool]
+    """Its tensors as they came: copies are not."""
+
+    def __post_init__(self) -> None:
+        self.versions = _versions(self.batch)
+
+
+@dataclass
 class Cache:
-    batches: list[Any] = field(default_factory=list)
-    pristine: list[Any] = field(default_factory=list)
-    pinned: list[list[bool]] = field(default_factory=list)
-    """Of each batch's tensors as they came: copies are not."""
-    versions: list[list[int]] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
     turn: int = 0
 
     def keep(self, batch: Any) -> None:
-        size = sum(map(batch_bytes, self.batches))
-        if len(self.batches) < KEPT_BATCHES and size + batch_bytes(batch) <= KEPT_BYTES:
-            self._add(batch, copy.deepcopy(batch), [_is_pinned(tensor) for tensor in tensors(batch)])
-
-    def _add(self, batch: Any, pristine: Any, pinned: list[bool]) -> None:
-        self.batches.append(batch)
-        self.pristine.append(pristine)
-        self.pinned.append(pinned)
-        self.versions.append(_versions(batch))
+        size = sum(sizes(one.batch)[1] for one in self.kept) + sizes(batch)[1]
+        if len(self.kept) < KEPT_BATCHES and size <= KEPT_BYTES:
+            pinned = [_is_tensor(one) and one.device.type == "cpu" and one.is_pinned() for one in tensors(batch)]
+            self.kept.append(Kept(batch, copy.deepcopy(batch), pinned))
 
     def next(self) -> Any:
         """The next kept batch; one that the script has changed in place is restored first."""
-        self.turn = turn = (self.turn + 1) % len(self.batches)
-        batch = self.batches[turn]
-        if _versions(batch) != self.versions[turn]:
-            batch = self.batches[turn] = _copied(self.pristine[turn], self.pinned[turn])
-            self.versions[turn] = _versions(batch)
-        return batch
+        self.turn = (self.turn + 1) % len(self.kept)
+        kept = self.kept[self.turn]
+        if _versions(kept.batch) != kept.versions:
+            kept = self.kept[self.turn] = Kept(_copied(kept.pristine, kept.pinned), kept.pristine, kept.pinned)
+        return kept.batch
 
     def laid_out(self) -> "Cache | None":
         """Copies with their images in channels_last, as feedline's loader hands them over (NHWC seen as NCHW); None
         where no batch holds images."""
-        other = Cache()
-        changed = False
-        for pristine, pinned in zip(self.pristine, self.pinned, strict=True):
-            twin = copy.deepcopy(pristine)
-            changed |= sum(map(_lay_out, tensors(twin))) > 0
-            other._add(_copied(twin, pinned), twin, pinned)
+        other, changed = Cache(), False
+        for kept in self.kept:
+            twin = copy.deepcopy(kept.pristine)
+            for tensor in tensors(twin):
+                if _is_tensor(tensor) and tensor.ndim == 4 and 1 <= tensor.shape[1] <= 4:
+                    tensor.data = tensor.contiguous(memory_format=sys.modules["torch"].channels_last)
+                    changed = True
+            other.kept.append(Kept(_copied(twin, kept.pinned), twin, kept.pinned))
         return other if changed else None
 
 
@@ -56,10 +59,9 @@ def _versions(batch: Any) -> list[int]:
     return [getattr(tensor, "_version", 0) for tensor in tensors(batch)]
 
 
-def _is_pinned(tensor: Any) -> bool:
+def _is_tensor(one: Any) -> bool:
     torch = sys.modules.get("torch")
-    on_cpu = torch is not None and isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
-    return on_cpu and tensor.is_pinned()
+    return torch is not None and isinstance(one, torch.Tensor)
 
 
 def _copied(pristine: Any, pinned: list[bool]) -> Any:
@@ -68,12 +70,3 @@ def _copied(pristine: Any, pinned: list[bool]) -> Any:
         if was:
             tensor.data = tensor.pin_memory()
     return batch
-
-
-def _lay_out(tensor: Any) -> bool:
-    """Changes the layout of a batch of images in place."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(tensor, torch.Tensor) or tensor.ndim != 4 or not 1 <= tensor.shape[1] <= 4:
-        return False
-    tensor.data = tensor.contiguous(memory_format=torch.channels_last)
-    return True

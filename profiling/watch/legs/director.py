@@ -9,19 +9,25 @@ window starts anew in the next one. At the end `Finished` is raised in the loop.
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
 from typing import Any, NoReturn
 
-from feedline.profiling.record.rows import LegRow
+from feedline.profiling.record.journal import LegRow
 from feedline.profiling.watch import cuda
-from feedline.profiling.watch.batches import batch_samples
+from feedline.profiling.watch.batches import sizes
 from feedline.profiling.watch.capture import Finished
 from feedline.profiling.watch.facts import settings
-from feedline.profiling.watch.feed import Feed
-from feedline.profiling.watch.hooks import Hooks
-from feedline.profiling.watch.legs.sequence import chosen, plan, worker_counts
-from feedline.profiling.watch.legs.ways import LEAST_STEPS, Batches, LoaderOnly, Way
+from feedline.profiling.watch.feed import Feed, Feeds
+from feedline.profiling.watch.legs.ways import (
+    LEAST_STEPS,
+    Batches,
+    LoaderOnly,
+    NoMore,
+    Way,
+    chosen,
+    plan,
+    worker_counts,
+)
 from feedline.profiling.watch.saves import Saves
 
 AGREE_S = 20.0
@@ -29,72 +35,39 @@ AGREE_S = 20.0
 MOST_WINDOWS = 10
 """A window with what is left out of it is over after so many times its length."""
 MOST_STARTS = 3
-"""A window that the script breaks off is started anew so often."""
-
-
-@dataclass
-class Window:
-    """One way, once."""
-
-    way: Way
-    skip: int = 0
-    """Batches still to be left out."""
-    starts: int = 1
-    began: float = 0.0
-    """Its first batch was asked for; 0 before that."""
-    left_out_s: float = 0.0
-    samples: int = 0
-    steps: int = 0
-    trainer_cpu_s: float = 0.0
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self.began - self.left_out_s
+"""A window that the script breaks off is started anew, until it has begun so often."""
 
 
 class Director:
     """Decides what the training loader's `next` gives. Other loaders run as they are."""
 
-    def __init__(self, hooks: Hooks, lines: Sequence[Way] = ()) -> None:
+    def __init__(self, feeds: Feeds, lines: Sequence[Way] = ()) -> None:
         """`lines`: windows in which lines are timed."""
-        self._capture = hooks.capture
-        self._options = hooks.capture.options
-        self._saves = Saves(hooks)
+        self.directing = False
+        self._capture = feeds.capture
+        self._options = feeds.capture.options
+        self._saves = Saves(feeds.patches)
         self._lines = lines
         self._batches: Batches | None = None
-        self._plan: list[Way] = []
+        self._handed_out: Generator[Any] | None = None
+        self._way: Way | None = None
+        """Whose window it is."""
         self._rows: list[LegRow] = []
-        self._window: Window | None = None
-        self._window_steps = 0
-        """Of ranks: they turn together."""
-        self._deadline = 0.0
-        self._left_out_since: float | None = None
-        """When the first batch of a pass was asked for: that and the step with it are warm-up, as in the verdict."""
         self._disturbed = False
+        """The script has left its pass and begun another one."""
         self._ended_by = "steps"
         self._why = ""
 
-    # --- called by the feed -------------------------------------------------------------------------------
-
-    @property
-    def directing(self) -> bool:
-        return self._batches is not None
-
     def take_over(self, feed: Feed, why: str) -> None:
-        capture = self._capture
-        capture.leave(None)
-        feed.directed = True
+        self._capture.leave(None)
+        self.directing = feed.directed = True
         self._ended_by = "seconds" if why == "running" else why
-        self._batches = Batches(feed, capture.journal)
-        self._deadline = time.perf_counter() + self._options.limit_s
+        self._batches = Batches(feed, self._capture.journal)
         self._saves.hold(self._refused)
         self._write()
         if feed.loader is None:
             self._leave("its loader was gone")
-        if capture.facts.world_size > 1:
-            self._window_steps = self._agreed_steps()
-        legs = chosen(self._options.legs, feed.adapter.kind)
-        counts = worker_counts(feed.adapter.workers(feed.loader))
-        self._plan = plan(legs, counts, self._options.rounds, self._lines)
+        self._handed_out = self._windows(self._batches)
 
     def adopts(self, feed: Feed) -> bool:
         assert self._batches is not None
@@ -107,104 +80,75 @@ class Director:
         return False
 
     def next(self, feed: Feed) -> Any:
-        batches = self._batches
-        assert batches is not None
+        assert self._batches is not None and self._handed_out is not None
         if self._capture.ended_by is not None:  # somebody has caught what should end the loop
             raise Finished
-        if feed is not batches.feed:  # an older pass over it, gone on with beside
+        if feed is not self._batches.feed:  # an older pass over it, gone on with beside
             return feed.draw()
-        if self._capture.journal.interrupted():
+        if self._capture.journal.has("interrupted"):
             self._leave("interrupted by a signal", ended_by="signal")
-        self._note_left_out()
-        while True:
-            window = self._window
-            if window is None or self._over(window):
-                self._next_window(batches)
-            elif isinstance(window.way, LoaderOnly):
-                self._drain(window.way, batches)
-            else:
-                return self._hand_out(window, batches)
+        try:
+            return next(self._handed_out)
+        except NoMore:
+            self._leave("its loader had no more batches")
+        except StopIteration:  # the loader has failed, and the script has caught that
+            self._leave("its loader has failed")
 
     # --- windows ------------------------------------------------------------------------------------------
 
-    def _next_window(self, batches: Batches) -> None:
-        """The next of the plan that can be had. Raises Finished after the last."""
-        self._window = None
-        if time.perf_counter() > self._deadline and not self._window_steps:
-            done = {row.leg for row in self._rows}
-            self._plan = [way for way in self._plan if way.leg not in done]
-        while self._plan:
-            way = self._plan.pop(0)
-            self._window = Window(way)
+    def _windows(self, batches: Batches) -> Generator[Any]:
+        """What the loop is handed. Raises Finished behind the last window."""
+        options, adapter = self._options, batches.feed.adapter
+        deadline = time.perf_counter() + options.limit_s
+        steps = self._agreed_steps() if self._capture.facts.world_size > 1 else None
+        legs, counts = chosen(options.legs, adapter.kind), worker_counts(adapter.workers(batches.feed.loader))
+        for way in plan(legs, counts, options.rounds, self._lines):
+            if steps is None and time.perf_counter() > deadline and way.leg in {row.leg for row in self._rows}:
+                continue
+            self._way = way
             self._write()
-            if self._start(self._window, batches):
-                return
-        self._window = None
+            if isinstance(way, LoaderOnly):
+                with self._capture.unwatched():
+                    row = way.measure(batches, options.window_s)
+            else:
+                row = yield from self._window(way, batches, way.steps or steps)
+            self._rows += [row] if row is not None else []
+        self._way = None
         self._leave()
 
-    def _start(self, window: Window, batches: Batches) -> bool:
-        self._disturbed = False
-        self._left_out_since = None
-        skip = window.way.begin(batches) if not isinstance(window.way, LoaderOnly) else 0
-        window.skip, window.began, window.left_out_s, window.samples, window.steps = skip or 0, 0.0, 0.0, 0, 0
-        return skip is not None
-
-    def _hand_out(self, window: Window, batches: Batches) -> Any:
-        if self._disturbed and window.starts < MOST_STARTS:
-            window.starts += 1
-            window.way.end()
-            self._start(window, batches)
-        if window.skip:
-            window.skip -= 1
-            return window.way.batch(batches)
-        asked = time.perf_counter()
-        if not window.began:
+    def _window(self, way: Way, batches: Batches, wanted: int | None) -> Generator[Any, None, LegRow | None]:
+        """One way, once. `wanted`: it has so many steps, however long they take (ranks turn together)."""
+        window_s = self._options.window_s
+        for starts in range(MOST_STARTS):
+            self._disturbed = False
+            skip = way.begin(batches)
+            if skip is None:
+                return None
+            for _ in range(skip):
+                yield way.batch(batches)
             cuda.settle_device()
-            window.began = asked = time.perf_counter()
-            window.trainer_cpu_s = -time.process_time()
-        batch = window.way.batch(batches)
-        window.steps += 1
-        if batches.restarted:
-            self._left_out_since = asked
-        else:
-            window.samples += batch_samples(batch) or 0
-        return batch
-
-    def _note_left_out(self) -> None:
-        if self._window is not None and self._left_out_since is not None:
-            self._window.left_out_s += time.perf_counter() - self._left_out_since
-        self._left_out_since = None
-
-    def _over(self, window: Window) -> bool:
-        """Whether it has all its steps; then it is noted."""
-        if not window.began:
-            return False
-        options, wanted = self._options, window.way.steps or self._window_steps
-        if wanted:
-            enough = window.steps >= wanted
-        else:
-            long = time.perf_counter() - window.began > MOST_WINDOWS * options.window_s
-            enough = window.steps >= LEAST_STEPS and (long or window.seconds() >= options.window_s)
-        if not enough:
-            return False
-        cuda.settle_device()
-        seconds, cpu_s = window.seconds(), window.trainer_cpu_s + time.process_time()
-        window.way.end()
-        if not window.way.steps:
-            self._note(window.way, window.samples, seconds, None, cpu_s)
-        return True
-
-    def _drain(self, way: LoaderOnly, batches: Batches) -> None:
-        with self._capture.unwatched():
-            drained = way.measure(batches, self._options.window_s)
-        if drained is not None:
-            self._note(way, drained.samples, drained.seconds, drained.worker_cpu_s, 0.0)
-        self._next_window(batches)
-
-    def _note(self, way: Way, samples: int, seconds: float, worker_cpu_s: float | None, trainer_cpu_s: float) -> None:
-        row = LegRow(way.leg, way.count, samples, seconds, worker_cpu_s, trainer_cpu_s, way.note, way.dropped)
-        self._rows.append(row)
-        self._write()
+            began, began_cpu_s, left_out_s = time.perf_counter(), time.process_time(), 0.0
+            samples = steps = 0
+            while not (self._disturbed and starts < MOST_STARTS - 1):
+                seconds = time.perf_counter() - began - left_out_s
+                long = seconds >= window_s or seconds + left_out_s > MOST_WINDOWS * window_s
+                if steps >= (wanted or LEAST_STEPS) and (wanted or long):
+                    cuda.settle_device()
+                    seconds, cpu_s = time.perf_counter() - began - left_out_s, time.process_time() - began_cpu_s
+                    way.end()
+                    row = LegRow(way.leg, way.count, samples, seconds, None, cpu_s, way.note, way.dropped)
+                    return None if way.steps else row
+                asked = time.perf_counter()
+                batch = way.batch(batches)
+                count, restarted = sizes(batch)[0] or 0, batches.restarted
+                yield batch
+                steps += 1
+                if restarted:  # the first batch of a pass, and the step with it, are warm-up, as in the verdict
+                    left_out_s += time.perf_counter() - asked
+                else:
+                    samples += count
+            way.end()
+        return None
 
     def _agreed_steps(self) -> int:
         """As many of a window as rank 0 says."""
@@ -222,9 +166,9 @@ class Director:
     # --- the end ------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        window = self._window.way.leg if self._window is not None else None
-        told = {"rank": self._capture.rank, "windows": self._rows, "why": self._why, "window": window}
-        self._capture.journal.write(f"legs-{os.getpid()}", told)
+        window = self._way.leg if self._way is not None else None
+        state = {"rank": self._capture.rank, "windows": self._rows, "why": self._why, "window": window}
+        self._capture.journal.write(f"legs-{os.getpid()}", state)
 
     def _refused(self, why: str) -> None:
         """A save of the script's own; nothing is lost by that after the last window."""
@@ -236,8 +180,8 @@ class Director:
         raise Finished
 
     def _end(self, why: str, ended_by: str) -> None:
-        if self._window is not None:
-            self._window.way.end()
+        if self._way is not None:
+            self._way.end()
         self._why = why
         self._write()
         self._capture.leave(ended_by)

@@ -1,28 +1,66 @@
-"""The ways in which a window hands batches to the loop, or none: one class each.
+"""The ways in which a window hands batches to the loop, or none: one class each. Which windows a run has, in which
+order.
 
 After a window in which the loop did not draw from the loader its queue is full, so a window that does starts with as
 many batches as could be queued left out.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, repeat
 from typing import Any
 
-from feedline.pipeline.base.process import children_cpu_seconds, keep_freed_memory
-from feedline.profiling.record.journal import Journal
+from feedline.pipeline.base.process import children_cpu_seconds, keep_freed_memory, usable_cores
+from feedline.profiling.record.journal import Journal, LegRow
 from feedline.profiling.watch import cuda
-from feedline.profiling.watch.batches import batch_samples
-from feedline.profiling.watch.data_paths import MOST_PATHS, PathCollector, dataset_files
+from feedline.profiling.watch.batches import sizes
+from feedline.profiling.watch.data_files import MOST_PATHS, dataset_files, drop, opened
 from feedline.profiling.watch.facts import settings
 from feedline.profiling.watch.feed import Feed
 from feedline.profiling.watch.legs.cached import Cache
-from feedline.profiling.watch.legs.page_cache import Dropped, drop
 
 SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds the last step's work
 LEAST_STEPS = 4  # of a window, however long they take
 FINISHED_S, FINISH_MOST_S = 0.1, 5.0
 """Workers that were idle for so long have no batch to make; nobody waits longer than that for it."""
+
+
+def plan(legs: Sequence[str], worker_counts: Sequence[int], rounds: int, lines: Iterable["Way"] = ()) -> list["Way"]:
+    """Every leg once a round, the order turned by one each time so that drift cancels; then, once, the cold one:
+    whatever ran after it would read files from storage that it had in memory before. `lines` follow. Last come the
+    legs that a script may not survive or that cannot be undone, on batches that are at hand: kept memory, and, behind
+    half of its windows in turn with it, the other layout, which is what may end the script."""
+    once: list[Way] = []
+    once += [Way()] if "normal" in legs else []
+    once += [Cached()] if "cached" in legs else []
+    once += [LoaderOnly(), *map(LoaderOnly, worker_counts)] if "loader_only" in legs else []
+    turned = [once[(position + turn) % len(once)] for turn in range(rounds) for position in range(len(once))]
+    cold = [Cold()] if "cold" in legs else []
+    kept: list[Way] = [Kept()] * rounds if "kept" in legs else []
+    laid_out: list[Way] = [LaidOut()] * rounds if "laid_out" in legs else []
+    ahead = len(kept) // 2 if laid_out else len(kept)
+    last, kept = kept[:ahead], kept[ahead:]
+    for way in laid_out:
+        last += [way, *kept[:1]]
+        kept = kept[1:]
+    return [*turned, *cold, *lines, *last, *kept]
+
+
+def chosen(legs: Sequence[str], kind: str) -> list[str]:
+    """With what belongs to the ceiling: batches as feedline's loader has them."""
+    return [*legs, *(("kept", "laid_out") if "cached" in legs and kind != "feedline" else ())]
+
+
+def worker_counts(current: int | None) -> list[int]:
+    """1, 2, 4 … up to the usable cores, without the script's own number."""
+    cores = usable_cores()
+    counts = {cores, *(2**power for power in range(8) if 2**power <= cores)}
+    return sorted(counts - {current or 0})[-4:]
+
+
+class NoMore(Exception):
+    """The loader gives nothing, from its beginning either."""
 
 
 @dataclass
@@ -36,30 +74,31 @@ class Batches:
     """The batch that was drawn last is the first of a pass."""
     _drawn: int = 0
 
-    def draw(self) -> Any:
-        """A batch of the script's own loader, from its beginning again when it has run out."""
+    def draw(self, begin_again: Callable[[], Any] | None = None) -> Any:
+        """A batch of the script's own loader, from its beginning again when it has run out. Raises NoMore where that
+        gives none either."""
         self.restarted = False
         try:
             batch = self.feed.draw()
         except StopIteration:
-            self.feed.begin_again()
+            (begin_again or self.feed.begin_again)()
             self.restarted, self._drawn = self._drawn > 1, 0  # else every batch is the first of its pass
-            batch = self.feed.draw()
+            try:
+                batch = self.feed.draw()
+            except StopIteration:
+                raise NoMore from None
         self._drawn += 1
         return batch
 
     def first(self) -> Cache:
         """With at least one batch in it."""
-        if not self.cache.batches:
+        if not self.cache.kept:
             self.cache.keep(self.draw())
         return self.cache
 
-    @property
-    def queued(self) -> int:
-        """Batches that workers may have made ahead."""
-        return self.of_queue(self.feed.adapter.workers(self.feed.loader))
-
-    def of_queue(self, workers: int) -> int:
+    def queued(self, workers: int | None = None) -> int:
+        """Batches that so many workers, or the loader's own, may have made ahead."""
+        workers = self.feed.adapter.workers(self.feed.loader) if workers is None else workers
         return workers * (settings(self.feed.loader)["prefetch_factor"] or 2)
 
 
@@ -76,7 +115,7 @@ class Way:
 
     def begin(self, batches: Batches) -> int | None:
         """How many batches to leave out before the window's first; None where this way is not to be had."""
-        return batches.queued + 1
+        return batches.queued() + 1
 
     def batch(self, batches: Batches) -> Any:
         batch = batches.draw()
@@ -93,12 +132,20 @@ class Cached(Way):
     leg = "cached"
 
     def begin(self, batches: Batches) -> int | None:
+        """Waits until workers have filled the queue, and so compute no more beside the loop."""
         batches.first()
-        let_workers_finish()
+        batches.restarted = False
+        until = time.perf_counter() + FINISH_MOST_S
+        before = children_cpu_seconds()
+        while time.perf_counter() < until:
+            time.sleep(FINISHED_S)
+            now = children_cpu_seconds()
+            if now - before < 0.2 * FINISHED_S:
+                break
+            before = now
         return SETTLE_STEPS
 
     def batch(self, batches: Batches) -> Any:
-        batches.restarted = False
         return batches.cache.next()
 
 
@@ -133,19 +180,14 @@ class Cold(Way):
     leg = "cold"
 
     def begin(self, batches: Batches) -> int | None:
-        dropped = self._drop(batches)
-        self.note, self.dropped = dropped.note, dropped.share
-        return super().begin(batches)
-
-    def _drop(self, batches: Batches) -> Dropped:
         """Where only the files that were seen are known, and these were not all, nobody knows how cold it is."""
         listed = dataset_files(getattr(batches.feed.loader, "dataset", None))
-        seen = [path for told in batches.journal.all("worker-") for path in told.get("paths", [])]
-        seen += PathCollector.active().found
-        dropped = drop(list(dict.fromkeys([*listed, *seen])))
-        if listed or len(set(seen)) < MOST_PATHS:
-            return dropped
-        return Dropped(None, f"{dropped.note}; the data has more files than these, and they were left alone")
+        seen = [path for worker in batches.journal.all("worker-") for path in worker["paths"]]
+        self.dropped, self.note = drop(list(dict.fromkeys([*listed, *seen, *opened])))
+        if not listed and len({*seen, *opened}) >= MOST_PATHS:
+            self.dropped = None
+            self.note += "; the data has more files than these, and they were left alone"
+        return super().begin(batches)
 
 
 class LoaderOnly(Way):
@@ -156,73 +198,47 @@ class LoaderOnly(Way):
     def __init__(self, count: int | None = None) -> None:
         self.count = count
 
-    def measure(self, batches: Batches, window_s: float) -> "Drained | None":
+    def measure(self, batches: Batches, window_s: float) -> LegRow | None:
         """None where the loader cannot be had with so many workers."""
         if self.count is None:
-            return drain(batches.draw, batches.queued + 1, window_s)
+            return self._drain((batches.draw() for _ in repeat(None)), batches.queued() + 1, window_s)
         loader = batches.feed.adapter.again(batches.feed.loader, self.count)
         if loader is None:
             return None
-        endless = Endless(loader)
+        endless = endlessly(loader)
         try:
-            return drain(endless.__next__, batches.of_queue(self.count) + self.count, window_s)
+            return self._drain(endless, batches.queued(self.count) + self.count, window_s)
         finally:
             endless.close()
 
-
-@dataclass(frozen=True)
-class Drained:
-    samples: int
-    seconds: float
-    worker_cpu_s: float | None
-
-
-def drain(draw: Callable[[], Any], skip: int, window_s: float) -> Drained:
-    for _ in range(skip):
-        draw()
-    cpu_s, started = children_cpu_seconds(), time.perf_counter()
-    samples = steps = 0
-    seconds = 0.0
-    while seconds < window_s or steps < LEAST_STEPS:
-        samples += batch_samples(draw()) or 0
-        steps += 1
-        seconds = time.perf_counter() - started
-    used_s = children_cpu_seconds() - cpu_s
-    return Drained(samples, seconds, used_s if used_s > 0 else None)
+    def _drain(self, batches: Iterator[Any], skip: int, window_s: float) -> LegRow | None:
+        for _ in islice(batches, skip):
+            pass
+        cpu_s, started = children_cpu_seconds(), time.perf_counter()
+        samples = 0
+        for steps, batch in enumerate(batches, 1):
+            samples += sizes(batch)[0] or 0
+            seconds = time.perf_counter() - started
+            if seconds >= window_s and steps >= LEAST_STEPS:
+                used_s = children_cpu_seconds() - cpu_s
+                return LegRow(self.leg, self.count, samples, seconds, used_s if used_s > 0 else None, 0.0, "", None)
+        return None
 
 
-class Endless:
-    """Batches of a loader for ever."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self.iterator: Any = iter(loader)
-
-    def __next__(self) -> Any:
+def endlessly(loader: Any) -> Generator[Any]:
+    """Its batches, pass after pass, until one has none; its workers end with it."""
+    empty = False
+    while not empty:
+        iterator, empty = iter(loader), True
         try:
-            return next(self.iterator)
-        except StopIteration:
-            self.iterator = iter(self._loader)
-            return next(self.iterator)
-
-    def close(self) -> None:
-        end_workers(self.iterator)
-        self.iterator = None
+            for batch in iterator:
+                empty = False
+                yield batch
+        finally:
+            end_workers(iterator)
 
 
 def end_workers(iterator: Any) -> None:
     shutdown = getattr(iterator, "_shutdown_workers", None)
     if shutdown is not None:
         shutdown()
-
-
-def let_workers_finish() -> None:
-    """Until they have filled the queue, and so compute no more beside a loop that is handed kept batches."""
-    until = time.perf_counter() + FINISH_MOST_S
-    before = children_cpu_seconds()
-    while time.perf_counter() < until:
-        time.sleep(FINISHED_S)
-        now = children_cpu_seconds()
-        if now - before < 0.2 * FINISHED_S:
-            return
-        before = now

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from feedline.profiling.record.diagnostic import MOST_FUNCTIONS, Progress, legs, lines, progress
-from feedline.profiling.record.journal import Journal
-from feedline.profiling.record.rows import LegRow, LineRow
+from feedline.profiling.record.journal import Journal, LegRow, LineRow
 
 
 def test_functions_that_were_named_are_kept_however_little_they_took(tmp_path: Path) -> None:

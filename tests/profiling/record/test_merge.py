@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.record.gpu_means import over_steps
 from feedline.profiling.record.journal import Journal, Options
+from feedline.profiling.record.measurements import scope_of
 from feedline.profiling.record.merge import merge
 from feedline.profiling.record.recording import Compute, Gpu, Recording, Series, Step
-from feedline.profiling.record.series import scope_of
 from feedline.profiling.record.watch_costs import costs
+from feedline.profiling.record.windows import over_steps
 from feedline.profiling.watch.capture import Capture, Finished
 from feedline.profiling.watch.cuda import Device
-from feedline.profiling.watch.hook_cost import event_cost_s
-from feedline.profiling.watch.hooks import Hooks
+from feedline.profiling.watch.hooks import Hooks, event_cost_s
 from tests.profiling.recordings import made
 
 BATCH = [[1, 2, 3, 4]]
@@ -48,11 +47,12 @@ def trained(folder: Path, sampler: Any = None) -> Recording:
     origin = time.perf_counter()
     capture = Capture(Journal(folder), Options(steady=False), price=event_cost_s)
     hooks = Hooks(capture)
-    Device(SimpleNamespace(Tensor=OnDevice), capture).install(hooks)
+    Device(SimpleNamespace(Tensor=OnDevice), capture).install(hooks.patches)
     loader = Loader()
     one = capture.begin_pass(loader, "torch")
     for _ in range(12):
-        capture.got(one, capture.ask(one), BATCH)
+        capture.ask(one)
+        capture.got(one, BATCH)
         OnDevice().item()
         capture.backward(0.001)
     capture.end_pass(one, exhausted=True)
@@ -114,10 +114,11 @@ def test_copies_are_timed_by_marks_and_these_time_themselves(tmp_path: Path) -> 
     capture = Capture(Journal(tmp_path), Options(steady=False))
     hooks = Hooks(capture)
     capture.device = device = Device(SimpleNamespace(Tensor=OnHost, cuda=cuda), capture)
-    device.install(hooks)
+    device.install(hooks.patches)
     one = capture.begin_pass(Loader(), "torch")
     for _ in range(12):
-        capture.got(one, capture.ask(one), BATCH)
+        capture.ask(one)
+        capture.got(one, BATCH)
         OnHost().to()
     capture.end_pass(one, exhausted=True)
     capture.leave("itself")

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.profiling.profile_run import chosen_legs
-from feedline.profiling.watch.legs import page_cache
+from feedline.profiling.watch import data_files
+from feedline.profiling.watch.data_files import drop
 from feedline.profiling.watch.legs.cached import Cache
-from feedline.profiling.watch.legs.page_cache import drop
-from feedline.profiling.watch.legs.sequence import chosen, plan
-from feedline.profiling.watch.legs.ways import Way
+from feedline.profiling.watch.legs.ways import Way, chosen, plan
 
 
 @given(st.lists(st.integers(1, 8), unique=True, max_size=3), st.integers(1, 4))
@@ -60,7 +59,7 @@ def test_what_could_be_dropped_is_told(
     files = [tmp_path / str(number) for number in range(4)]
     for one in files:
         one.write_bytes(b"x" * 10_000)
-    monkeypatch.setattr(page_cache, "is_cached", lambda path: cached)
+    monkeypatch.setattr(data_files, "is_cached", lambda path: cached)
     told = drop([*map(str, files), *[str(tmp_path / "gone")] * 4])
     assert told.share == share and words in told.note
     assert drop([]).share == 0.0 and "not known" in drop([]).note

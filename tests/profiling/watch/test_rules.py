@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from feedline.profiling.watch import trainer_rules, worker_rules
-from feedline.profiling.watch.rules import Place, source_line
-from feedline.profiling.watch.trainer_rules import part
-from feedline.profiling.watch.worker_rules import classify
+from feedline.profiling.watch.rules import TRAINER, WORKER, Place, classify, part, source_line
 
 PIL_Image = pytest.importorskip("PIL.Image")
 USER = """
@@ -202,5 +199,5 @@ def test_parts_of_the_trainer(user: ModuleType) -> None:
 def test_a_frame_between_two_lines_has_no_number() -> None:
     def decode_picture() -> None: ...
 
-    assert worker_rules.RULES.stage_of(decode_picture.__code__, None) == "decode"
-    assert trainer_rules.RULES.stage_of(decode_picture.__code__, None) == "python"
+    assert WORKER.stage_of(decode_picture.__code__, None) == "decode"
+    assert TRAINER.stage_of(decode_picture.__code__, None) == "python"

@@ -1,0 +1,178 @@
+"""A thread that looks at other threads' Python stacks at a low, irregular rate, and accounts for its own cost.
+
+Each look stands for the time since the one before, so a run's looks sum to its wall time. Intervals vary around the
+mean so that they cannot fall into step with the loop that is watched. They are chosen so that what a look costs
+lately stays within a budget of CPU time: a look is dear while the rules still meet new code, and cheap afterwards.
+
+A Python thread must take the interpreter lock to look, and a thread that runs Python gives it up only after the
+switch interval (5 ms by default): by then it may be elsewhere, and code that never releases the lock would be blamed
+on the next line that does. A sampler shortens the interval to keep that error at a fifth of a millisecond; two
+threads that both want the lock all the time pay 3 % more CPU time for it. While it looks, the interval is the default
+again: on crowded cores each change of hands waits for a core, and a first look, which reads sources, took seconds.
+"""
+
+import os
+import random
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from types import FrameType
+
+from feedline.profiling.record.journal import Journal, TimeRow
+from feedline.profiling.watch.rules import Place
+
+SWITCH_INTERVAL_S = 2e-4
+LOOKING_INTERVAL_S = 5e-3
+LONGEST_S = 0.15
+SOON_LONGEST_S, SOON_LOOKS = 0.05, 60
+"""A short run must be seen often enough, whatever a look costs."""
+FIRST_ROW_S, ROW_S, LONG_ROW_S, SHORT_ROWS = 0.1, 0.5, 1.0, 10
+"""A row of sums is written soon, so that workers that live on after a short run have spoken; each takes about a
+millisecond, and after so many the picture is fine enough without more."""
+
+SUMS = ("stages", "stages_cpu", "transforms", "functions")
+
+
+class StackSampler(threading.Thread):
+    """Calls `look(frames by thread id, seconds since the last look)` about `rate_hz` times a second until stopped."""
+
+    def __init__(
+        self,
+        look: Callable[[dict[int, FrameType], float], None],
+        journal: Journal,
+        *,
+        rate_hz: float = 100.0,
+        budget: float = 0.003,
+    ) -> None:
+        super().__init__(name="feedline-sampler", daemon=True)
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        self.cpu_s = 0.0
+        self.looks = 0
+        self._look = look
+        self._journal = journal
+        self._shortest_s = 1.0 / rate_hz
+        self._budget = budget
+        self._failed = False
+        self._running = True
+
+    def stop(self) -> None:
+        self._running = False
+
+    def gone(self) -> None:
+        """Waits for its last look: a thread that wakes while the interpreter is torn down may abort the process."""
+        self.stop()
+        if self.is_alive() and threading.current_thread() is not self:
+            self.join(timeout=2 * LONGEST_S + 1)
+
+    def run(self) -> None:
+        draw = random.Random(self.native_id).uniform  # not the global one: it is the script's
+        last = time.perf_counter()
+        cost_s = 0.0
+        while self._running:
+            longest_s = SOON_LONGEST_S if self.looks < SOON_LOOKS else LONGEST_S
+            time.sleep(min(max(self._shortest_s, cost_s / self._budget), longest_s) * draw(0.5, 1.5))
+            now, interval_s = time.perf_counter(), sys.getswitchinterval()
+            sys.setswitchinterval(max(interval_s, LOOKING_INTERVAL_S))
+            try:
+                self._look(sys._current_frames(), now - last)
+            except Exception as error:  # a stack nobody foresaw must not end the watch, nor be heard in the script
+                if not self._failed:
+                    line = f"a look at the stacks failed: {type(error).__name__}: {error} (process {os.getpid()})"
+                    self._journal.complain(line)
+                self._failed = True
+            finally:
+                if abs(sys.getswitchinterval() - LOOKING_INTERVAL_S) < 1e-6:  # what the script sets meanwhile stays
+                    sys.setswitchinterval(interval_s)
+            last = now
+            self.looks += 1
+            spent_s, self.cpu_s = self.cpu_s, time.thread_time()
+            cost_s += 0.1 * (self.cpu_s - spent_s - cost_s)
+
+
+class ThreadClock:
+    """CPU time of another thread of this process."""
+
+    def __init__(self, thread_id: int) -> None:
+        """The thread must be alive: of another number the C library may crash."""
+        try:
+            self._clock = time.pthread_getcpuclockid(thread_id)
+            self._before_s = time.clock_gettime(self._clock)
+        except (AttributeError, OSError):  # Linux has it
+            self._clock = None
+
+    def spent_s(self) -> float | None:
+        """Since the last call; None where the system does not tell."""
+        if self._clock is None:
+            return None
+        before_s, self._before_s = self._before_s, time.clock_gettime(self._clock)
+        return self._before_s - before_s
+
+
+class HelperThread:
+    """A thread that a loader starts, found by its name. Where there is none, a look costs a walk over the names."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._clock: ThreadClock | None = None
+
+    def look(self, frames: dict[int, FrameType]) -> tuple[FrameType | None, float | None]:
+        """Its innermost frame, None while there is no such thread, and its CPU seconds since the last look."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = next((one for one in threading.enumerate() if self._name in one.name), None)
+            self._clock = ThreadClock(self._thread.ident) if self._thread and self._thread.ident else None
+        if self._thread is None or self._clock is None:
+            return None, None
+        return frames.get(self._thread.ident or 0), self._clock.spent_s()
+
+
+class TimeSums:
+    """What a thread spent its time on, handed on as short rows, so that a reader can choose which times count. Not
+    thread-safe: one sampler feeds it."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.samples = 0
+        self._rows = 0
+        self._process_cpu_s = time.process_time()
+        self._open()
+
+    def _open(self) -> None:
+        self._started = time.perf_counter()
+        self._sums = {name: defaultdict[str, float](float) for name in SUMS}
+        self._ticks = 0
+        self._counted = (self.batches, self.samples)
+
+    def add(self, place: Place, seconds: float, cpu_s: float | None) -> None:
+        """One look; `cpu_s` is what the thread, and who works for it, has used since the last one."""
+        self._sums["stages"][place.stage] += seconds
+        self._sums["stages_cpu"][place.stage] += cpu_s or 0.0
+        if place.transform:
+            self._sums["transforms"][place.transform] += seconds
+        self._sums["functions"][f"{place.stage} {place.where}"] += seconds
+        self._ticks += 1
+
+    @property
+    def due(self) -> bool:
+        row_s = FIRST_ROW_S if self._rows == 0 else ROW_S if self._rows < SHORT_ROWS else LONG_ROW_S
+        return time.perf_counter() - self._started > row_s
+
+    def take(self) -> TimeRow:
+        """The row since the last one."""
+        cpu_s = time.process_time()
+        sums = {name: {key: round(value, 6) for key, value in one.items()} for name, one in self._sums.items()}
+        row = TimeRow(
+            t0=self._started,
+            t1=time.perf_counter(),
+            **sums,
+            batches=self.batches - self._counted[0],
+            samples=self.samples - self._counted[1],
+            cpu_s=round(cpu_s - self._process_cpu_s, 6),
+            ticks=self._ticks,
+        )
+        self._process_cpu_s = cpu_s
+        self._rows += 1
+        self._open()
+        return row
