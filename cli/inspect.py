@@ -5,19 +5,21 @@ from typing import Annotated, Any
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, write
+from feedline.cli.common import OUTPUT, HtmlFile, Record, console, write
+from feedline.cli.options import command
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 CLASSES_SHOWN = 10
 
 
+@command
 def inspect(
     out: Annotated[Path, typer.Argument(help="A prepared dataset, or one split of it.")],
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with samples.")] = None,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write a contact sheet.")] = None,
-    samples: Annotated[int, typer.Option("--samples", help="Samples on the sheet.", min=1, max=2000)] = 48,
-    seed: Annotated[int, typer.Option("--seed", help="Which samples.", min=0)] = 0,
-    json_file: JsonFile = None,
+    record: Record,
+    html: HtmlFile = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a contact sheet."), OUTPUT] = None,
+    samples: Annotated[int, typer.Option(help="Samples on page and sheet.", min=1, max=2000)] = 48,
+    seed: Annotated[int, typer.Option(help="Which samples.", min=0)] = 0,
 ) -> None:
     """Show classes, histograms of sizes and bytes, and a contact sheet of samples.
 
@@ -26,38 +28,35 @@ def inspect(
     from feedline.preprocess.inspect import contact_sheet, page, thumbnails
     from feedline.preprocess.inspect import inspect as look
 
-    record = Record("inspect", json_file, html, png)
-    found = look(out)
-    for name, said in found.items():
-        show(name, said)
+    splits = look(out)
+    for name, split in splits.items():
+        show_split(name, split)
     shown = thumbnails(out, samples, seed) if html or png else []
     if html:
-        write(html, page(str(out), found, shown))
-        console.print(f"page: {html}", markup=False, soft_wrap=True)
+        write(html, page(str(out), splits, shown))
+        console.print(f"page: {html}")
     if png:
         write(png, contact_sheet(shown))
-        console.print(f"contact sheet: {png}", markup=False, soft_wrap=True)
-    record.write(json_file, {"splits": found})
+        console.print(f"contact sheet: {png}")
+    record.write({"splits": splits})
 
 
-def show(name: str, said: dict[str, Any]) -> None:
-    def line(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
-    settings = ", ".join(f"{key} {value}" for key, value in said["settings"].items())
-    mean = said["bytes"] / max(said["samples"], 1)
-    line(f"{name}: {said['samples']:,} samples in {said['shards']} shards, {mean:,.0f} bytes a sample")
-    line(f"  {settings}")
+def show_split(name: str, split: dict[str, Any]) -> None:
+    mean = split["bytes"] / max(split["samples"], 1)
+    console.print(f"{name}: {split['samples']:,} samples in {split['shards']} shards, {mean:,.0f} bytes a sample")
+    console.print("  " + ", ".join(f"{key} {value}" for key, value in split["settings"].items()))
     for key, label in (("width_px", "width"), ("height_px", "height"), ("sample_bytes", "bytes")):
-        one = said[key]
-        if one["min"] is not None:
-            line(f"  {label:<7} {bars(one['counts'])} {one['min']:,} to {one['max']:,}, median {one['median']:,.0f}")
-    counts = [entry["samples"] for entry in said["classes"]]
-    line(f"  {len(counts):,} classes of {min(counts, default=0):,} to {max(counts, default=0):,} samples")
-    for entry in said["classes"][:CLASSES_SHOWN]:
-        line(f"    {entry['label']:>4} {entry['name']}: {entry['samples']:,}")
-    if len(counts) > CLASSES_SHOWN:
-        line(f"    … and {len(counts) - CLASSES_SHOWN} more (all of them with --json)")
+        values = split[key]
+        if values["min"] is not None:
+            spread = f"{values['min']:,} to {values['max']:,}, median {values['median']:,.0f}"
+            console.print(f"  {label:<7} {bars(values['counts'])} {spread}")
+    classes = split["classes"]
+    counts = [entry["samples"] for entry in classes]
+    console.print(f"  {len(counts):,} classes of {min(counts, default=0):,} to {max(counts, default=0):,} samples")
+    for entry in classes[:CLASSES_SHOWN]:
+        console.print(f"    {entry['label']:>4} {entry['name']}: {entry['samples']:,}")
+    if len(classes) > CLASSES_SHOWN:
+        console.print(f"    … and {len(classes) - CLASSES_SHOWN} more (all of them with --json)")
 
 
 def bars(counts: list[int]) -> str:

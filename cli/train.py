@@ -1,15 +1,14 @@
-"""`feedline train`: what it prints, its record and page, and settings from a file."""
+"""`feedline train`: what it prints, its record and its page of curves, and settings from a file."""
 
 import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from feedline.cli.common import JsonFile, Record, console, stderr
+from feedline.cli.common import Record, console, stderr, write
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.text import printable
@@ -17,9 +16,12 @@ from feedline.pipeline.format.local import read_bounded
 from feedline.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from feedline.train.metrics import Event
+    from feedline.profiling.render.sections import Page
 
 SETTINGS_BYTES = 1 << 20
+CLASSES_SHOWN = 20
+PAGE = "curves.html"
+Event = dict[str, Any]
 
 
 def _settings(context: typer.Context, path: Path | None) -> Path | None:
@@ -36,51 +38,6 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", is_eager=True, callback=_settings, help="Settings by `feedline tune`."),
 ]
-
-
-class Terminal:
-    """Prints events: one line that changes while a terminal is there, a line per epoch anyway, the summary."""
-
-    def __call__(self, event: "Event") -> None:
-        from feedline.train import terminal
-
-        match event["event"]:
-            case "start":
-                self._print(terminal.opening(event))
-            case "resume":
-                self._print(f"resumed from {event['checkpoint']} at step {event['step']}")
-            case "note":
-                self._print(event["text"], stderr)
-            case "step" if stderr.is_terminal:
-                self._clear(printable(terminal.progress_line(event)))
-            case "epoch":
-                self._print(terminal.epoch_line(event))
-            case "end":
-                if classes := event.get("classes"):
-                    self._print(f"\n{terminal.class_table(classes)}\n")
-                self._print(terminal.summary(event))
-            case _:
-                pass
-
-    def _print(self, text: str, where: Console = console) -> None:
-        self._clear()
-        where.print(text, markup=False, soft_wrap=True)
-
-    def _clear(self, then: str = "") -> None:
-        if stderr.is_terminal:
-            sys.stderr.write(f"\r\x1b[K{then}")
-            sys.stderr.flush()
-
-
-def said_by_another_rank(what: str) -> bool:
-    """Whether another rank of this job has said the same: ten ranks with one fault are one line."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        return False
-    from feedline.train.distributed import is_first_to_say
-
-    return not is_first_to_say(what.partition(" (")[0])
-
-
 OPTIONS = fields(
     "train.config.TrainConfig",
     negatable=True,
@@ -91,7 +48,7 @@ OPTIONS = fields(
 
 
 @command
-def train(config: Annotated[Settings, OPTIONS], json_file: JsonFile = None, config_file: ConfigFile = None) -> None:
+def train(config: Annotated[Settings, OPTIONS], record: Record, config_file: ConfigFile = None) -> None:
     """Train a model from a prepared dataset.
 
     Examples:
@@ -107,11 +64,174 @@ def train(config: Annotated[Settings, OPTIONS], json_file: JsonFile = None, conf
     from feedline.pipeline.rank import from_environment
     from feedline.train.loop import train as run
 
-    record = Record("train", json_file)
     result = run(TrainConfig(**config), [Terminal()])
     if "WORLD_SIZE" in os.environ and from_environment("RANK", 0):
         return
-    from feedline.cli.train_page import write_page
+    from feedline.profiling.render.html import document
 
-    record.write(json_file, result)
-    console.print(f"curves                {write_page(Path(result['run']))}", markup=False, soft_wrap=True)
+    record.write(result)
+    path = Path(result["run"]) / PAGE
+    write(path, document(curves_page(path.parent)))
+    console.print(f"{'curves':<22}{path}")
+
+
+def said_by_another_rank(what: str) -> bool:
+    """Whether another rank of this job has said the same: ten ranks with one fault are one line."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return False
+    from feedline.train.distributed import is_first_to_say
+
+    return not is_first_to_say(what.partition(" (")[0])
+
+
+# --- on the terminal ----------------------------------------------------------------------------------
+
+
+class Terminal:
+    """Prints events: one line that changes while a terminal is there, a line per epoch anyway, the summary."""
+
+    def __call__(self, event: Event) -> None:
+        match event["event"]:
+            case "start":
+                self._print(opening(event), f"run folder: {event['run']}")
+            case "resume":
+                self._print(f"resumed from {event['checkpoint']} at step {event['step']}")
+            case "note":
+                self._clear()
+                stderr.print(event["text"])
+            case "step" if stderr.is_terminal:
+                share = f"epoch {event['epoch']} {event['share_of_epoch']:4.0%}  loss {event['loss']:.4f}"
+                self._clear(f"{share}  {_speed(event)}  ETA {duration(event['eta_s'])}")
+            case "epoch":
+                accuracy = ""
+                if event["top1"] is not None:
+                    accuracy = f"  top-1 {event['top1']:.2%}  top-5 {event['top5']:.2%}"
+                    accuracy += f"  val loss {event['val_loss']:.4f}"
+                loss = f"epoch {event['epoch']}: loss {event['train_loss']:.4f}"
+                self._print(f"{loss}{accuracy}  {_speed(event)}  {duration(event['seconds'])}")
+            case "end":
+                classes = event.get("classes")
+                self._print(*(["", class_table(classes), ""] if classes else []), summary(event))
+            case _:
+                pass
+
+    def _print(self, *lines: str) -> None:
+        self._clear()
+        console.print("\n".join(lines))
+
+    def _clear(self, then: str = "") -> None:
+        if stderr.is_terminal:
+            sys.stderr.write(f"\r\x1b[K{printable(then)}")
+            sys.stderr.flush()
+
+
+def opening(event: Event) -> str:
+    config, ranks = event["config"], event["world_size"]
+    return (
+        f"{config['model']} ({event['parameters']:,} parameters, {event['classes']} classes) on {event['device']}, "
+        f"{ranks} rank{'s' * (ranks > 1)}, global batch {event['global_batch']}, {event['num_workers']} loader "
+        f"workers a rank, {event['train_samples']:,} training and {event['val_samples']:,} validation samples"
+    )
+
+
+def _speed(event: Event) -> str:
+    return f"{event['samples_per_s']:,.0f} samples/s  wait {event['wait_fraction']:.1%}"
+
+
+def class_table(classes: list[Event]) -> str:
+    """The classes that fare worst first."""
+    rated = sorted((row for row in classes if row["samples"]), key=lambda row: (row["top1"], row["name"]))
+    lines = [f"{'class':<32}{'samples':>8}{'top-1':>9}{'top-5':>9}"]
+    lines += [
+        f"{row['name'][:30]:<32}{row['samples']:>8,}{row['top1']:>9.1%}{row['top5']:>9.1%}"
+        for row in rated[:CLASSES_SHOWN]
+    ]
+    if len(rated) > CLASSES_SHOWN:
+        lines.append(f"… and {len(rated) - CLASSES_SHOWN} classes that do better (all of them are in metrics.jsonl)")
+    return "\n".join(lines)
+
+
+def summary(event: Event) -> str:
+    """What cluster users know from `seff`, and what the run reached."""
+    lines = {
+        "samples": f"{sum(epoch['samples'] for epoch in event['epochs']):,} in {event['steps']:,} steps",
+        "wall time": f"{duration(event['train_s'])} ({duration(event['without_checkpoints_s'])} without writing "
+        "checkpoints)",
+        "CPU efficiency": f"{event['cpu_efficiency']:.1%} of {duration(event['core_s'])} core-walltime",
+        "memory, peak": f"{event['peak_memory_bytes'] / 2**20:,.0f} MiB",
+    }
+    if event.get("gpu_memory_bytes"):
+        lines["GPU memory, peak"] = f"{event['gpu_memory_bytes'] / 2**20:,.0f} MiB"
+    for gpu in event.get("gpus", []):
+        # each number with its meaning: `utilization` is not how busy the GPU is
+        known = {"SM active": gpu.get("sm_active"), "SM occupancy": gpu.get("sm_occupancy"),
+                 "time with a kernel running": gpu.get("utilization")}  # fmt: skip
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in known.items() if share is not None)
+        lines[f"GPU {gpu.get('index') or 0}"] = f"{gpu.get('name') or gpu['uuid']}: {shares or 'no figures'}"
+    if event["best_top1"] is not None:
+        lines["best top-1"] = f"{event['best_top1']:.2%}"
+    if event["time_to_target_s"] is not None:
+        lines["time to target"] = f"{event['time_to_target_s']:.1f} s"
+    lines["run folder"] = event["run"]
+    return "\n".join(f"{name:<22}{value}" for name, value in lines.items())
+
+
+def duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
+
+
+# --- as a page ----------------------------------------------------------------------------------------
+
+CHARTS = (
+    (
+        "Learning",
+        "Loss",
+        "nats a sample",
+        {"training loss": ("step", "loss"), "validation loss": ("epoch", "val_loss")},
+    ),
+    ("Learning", "Validation accuracy", "%", {"top-1": ("epoch", "top1"), "top-5": ("epoch", "top5")}),
+    ("Learning", "Learning rate", "", {"learning rate": ("step", "lr")}),
+    ("Speed", "Throughput", "samples/s", {"samples/s": ("step", "samples_per_s")}),
+    ("Speed", "Share of the time blocked on the next batch", "%", {"wait": ("step", "wait_fraction")}),
+    ("Resources", "CPU", "cores in use", {"CPU": ("resources", "cpu_cores")}),
+    ("Resources", "Memory", "MiB", {"memory": ("resources", "memory_bytes")}),
+    ("Resources", "GPU: SM active", "%", {"SM active": ("resources", "gpu_sm_active")}),
+    ("Resources", "GPU: time with a kernel running", "%", {"running": ("resources", "gpu_utilization")}),
+)
+"""Section, title, unit, and the curves: each the value of a key in the events of a kind."""
+FACTORS = {"%": 100.0, "MiB": 2**-20}
+
+
+def curves_page(run: Path) -> "Page":
+    """The curves of one run, from the events in its metrics.jsonl; resources are of rank 0 and its workers."""
+    from feedline.profiling.render.sections import Code, Curve, Curves, Page, section
+    from feedline.train.metrics import read_events
+
+    # a step that was done again after a restart counts once, as it was done last
+    events = {kind: {event["step"]: event for event in read_events(run, kind)} for kind in ("step", "epoch")}
+    points = {kind: [event for _, event in sorted(by_step.items())] for kind, by_step in events.items()}
+    points["resources"] = read_events(run, "resources")
+    parts: dict[str, list[Curves]] = {}
+    for heading, title, unit, keys in CHARTS:
+        curves: list[Curve] = []
+        for name, (kind, key) in keys.items():
+            values = [(event["at_s" if kind == "resources" else "step"], event.get(key)) for event in points[kind]]
+            factor = FACTORS.get(unit, 1.0)
+            curves.append(Curve(name=name, points=[(x, None if y is None else y * factor) for x, y in values]))
+        if any(y is not None for curve in curves for _, y in curve.points):
+            x_unit, y_max = "s" if heading == "Resources" else "steps", 100.0 if unit == "%" else None
+            chart = Curves(curves=curves, title=title, y_unit=unit, x_unit=x_unit, y_max=y_max)
+            parts.setdefault(heading, []).append(chart)
+    starts, ends = read_events(run, "start"), read_events(run, "end")
+    return Page(
+        title=f"Training: {run.name}",
+        subtitle=opening(starts[-1]) if starts else "",
+        sections=[
+            *(section(heading, *charts) for heading, charts in parts.items()),
+            section("Summary", Code(summary(ends[-1]))) if ends else None,
+        ],
+    )

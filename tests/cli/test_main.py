@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from feedline.cli import checks
+from feedline.cli import doctor
 from feedline.cli.main import app
 from tests.train.conftest import write_dataset
 
@@ -138,7 +138,7 @@ def test_doctor_writes_what_it_prints(tmp_path: Path) -> None:
 
 def test_doctor_names_what_pillow_was_built_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("PIL.features.check", lambda name: name == "libtiff")
-    fact = checks.formats()
+    fact = doctor.formats()
     assert fact.text == "compressed TIFF"
     assert "libwebp-dev liblcms2-dev" in fact.remedy and "libtiff-dev" not in fact.remedy
 
