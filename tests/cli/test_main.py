@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from feedline.cli import doctor
@@ -79,6 +80,26 @@ def test_a_size_beside_the_outputs_is_not_ignored() -> None:
     done = feedline("prepare", "no/such/folder", "out", "--output", "256:jpeg", "--size", "128")
     assert done.returncode == 2
     assert "beside --output say SIZE:CODEC" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("a/new", "--output", "999999999999:jpeg"), "feedline: size 999999999999 px is not in 2..16384\n"),
+        (("/dev/full",), "feedline: /dev/full is not a folder: choose another place for OUT\n"),
+    ],
+)
+def test_prepare_says_what_is_wrong_with_its_output(tmp_path: Path, words: tuple[str, ...], line: str) -> None:
+    (tmp_path / "source" / "class").mkdir(parents=True)
+    Image.new("RGB", (40, 40)).save(tmp_path / "source" / "class" / "picture.jpg")
+    done = feedline("prepare", str(tmp_path / "source"), *words)
+    assert (done.returncode, done.stderr) == (2, line)
+
+
+def test_an_address_that_does_not_answer_is_one_line() -> None:
+    done = feedline("verify", "http://127.0.0.1:9/x")
+    assert done.returncode == 1
+    assert done.stderr.startswith("feedline: http://127.0.0.1:9/x") and done.stderr.count("\n") == 1
 
 
 def test_what_the_file_system_refuses_is_one_line() -> None:
