@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from feedline.pipeline.base.errors import UsageError, redacted
 from feedline.pipeline.base.files import try_place, write_as_asked
@@ -72,33 +73,25 @@ def show(page: "Page", html: Path | None = None) -> None:
         say(f"wrote {html}")
 
 
-class Rate:
-    """Of what is done a second since the first call: what that one says was done before (a resumed job)."""
+class RateColumn(bars.ProgressColumn):
+    """Of what is done a second since the first word of it: what that says was done before (a resumed job)."""
 
-    def __init__(self) -> None:
-        self._began: tuple[int, float] | None = None
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
 
-    def __call__(self, done: int, now_s: float) -> float | None:
-        """None while there is nothing to tell it from."""
-        self._began = self._began or (done, now_s)
-        before, since_s = self._began
-        return (done - before) / (now_s - since_s) if done > before and now_s > since_s else None
+    def render(self, task: bars.Task) -> Text:
+        return Text("" if task.speed is None else f"{task.speed:,.0f} {self.unit}/s")
 
 
 @contextmanager
 def progress(what: str, unit: str = "samples") -> Generator[Callable[..., None]]:
     """Yields `advance(done, total)`. A bar when a terminal is there, silence otherwise."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit),
-               TextColumn("{task.fields[rate]}"), TimeRemainingColumn())  # fmt: skip
-    rate = Rate()
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task(what, total=None, rate="")
-
-        def advance(done: int, total: int | None = None) -> None:
-            per_s = rate(done, time.monotonic())
-            bar.update(task, completed=done, total=total, rate="" if per_s is None else f"{per_s:,.0f} {unit}/s")
-
-        yield advance
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(),
+               bars.TextColumn(unit), RateColumn(unit), bars.TimeRemainingColumn())  # fmt: skip
+    with bars.Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total=None: bar.update(task, completed=done, total=total)
 
 
 def write(path: Path, content: str | bytes) -> None:

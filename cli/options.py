@@ -38,17 +38,17 @@ def command(verb: Callable[..., None]) -> Callable[..., None]:
     """
     hints = get_type_hints(verb, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, list[Option]] = {}
+    groups: dict[str, Options] = {}
     outputs: list[str] = []
     for name, parameter in inspect.signature(verb).parameters.items():
         hint = JsonFile if hints[name] is Record else hints[name]
-        made_of = next((item for item in get_args(hint)[1:] if isinstance(item, Fields)), None)
-        if made_of is None:
+        options = next((item for item in get_args(hint)[1:] if isinstance(item, Options)), None)
+        if options is None:
             parameters.append(_keyword(name, hint, None if hint is JsonFile else parameter.default))
             outputs += [name] if OUTPUT in get_args(hint) else []
         else:
-            groups[name] = made_of.options()
-            parameters += [option.parameter() for option in groups[name]]
+            groups[name] = options
+            parameters += [option.parameter() for option in options]
 
     parameters.sort(key=lambda parameter: parameter.annotation is JsonFile)  # the last in the help
 
@@ -70,43 +70,25 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fields:
-    """Which fields of which dataclass."""
-
-    module: "Source"
-    name: str
-    wanted: tuple[str, ...]
-    negatable: bool
-    changes: Mapping[str, Mapping[str, Any]]
-
-    def options(self) -> list["Option"]:
-        made: list[Option] = []
-        for field, hint, default, text in self.module.fields(self.name):
-            if self.wanted and field not in self.wanted:
-                continue
-            change = dict(self.changes.get(field, {}))
-            kind = change.pop("hint") if "hint" in change else self.module.evaluate(hint)
-            start = change.pop("default") if "default" in change else self.module.default(default)
-            flag = field.replace("_", "-")
-            flags = (f"--{flag}/--no-{flag}" if self.negatable and kind is bool else f"--{flag}",)
-            flags = change.pop("flags", flags)
-            made.append(Option(field=field, flags=flags, hint=kind, default=start, more={"help": text, **change}))
-        return made
-
-    def flags(self) -> set[str]:
-        """Every word that gives one of these options."""
-        return {word for option in self.options() for names in option.flags for word in names.split("/")}
-
-
-def fields(dataclass: str, *wanted: str, negatable: bool = False, **changes: Mapping[str, Any]) -> Fields:
+def fields(dataclass: str, *wanted: str, negatable: bool = False, **changes: Mapping[str, Any]) -> "Options":
     """Options for `wanted` fields of a dataclass (its module below feedline, and its name), or for all.
 
     `changes`, by field: `flags`, `hint`, `default`, or what typer.Option takes. `negatable`: switches get a
     --no-… too.
     """
-    module, _, name = dataclass.rpartition(".")
-    return Fields(module=source(module), name=name, wanted=wanted, negatable=negatable, changes=changes)
+    path, _, name = dataclass.rpartition(".")
+    module = source(path)
+    made: list[Option] = []
+    for field, hint, default, text in module.fields(name):
+        if wanted and field not in wanted:
+            continue
+        change = dict(changes.get(field, {}))
+        kind = change.pop("hint") if "hint" in change else module.evaluate(hint)
+        start = change.pop("default") if "default" in change else module.default(default)
+        flag = field.replace("_", "-")
+        flags = change.pop("flags", (f"--{flag}/--no-{flag}" if negatable and kind is bool else f"--{flag}",))
+        made.append(Option(field=field, flags=flags, hint=kind, default=start, more={"help": text, **change}))
+    return Options(made)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +142,15 @@ class Option:
         if not fits:
             raise UsageError(f"{self.flags[0]} {text!r}: write it as {_word(self.default) or LIST_EXAMPLE[kind]}")
         return items
+
+
+class Options(tuple[Option, ...]):
+    """What `fields` makes of a dataclass."""
+
+    @property
+    def flags(self) -> set[str]:
+        """Every word that gives one of these options."""
+        return {word for option in self for names in option.flags for word in names.split("/")}
 
 
 def _word(default: tuple[Any, ...]) -> str:

@@ -59,5 +59,4 @@ def slurm(
 
 def unknown_options(words: list[str]) -> list[str]:
     """Of a training command line, the options that training does not have."""
-    known = TRAIN_OPTIONS.flags()
-    return [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
+    return [word for word in words if word.startswith("--") and word.partition("=")[0] not in TRAIN_OPTIONS.flags]

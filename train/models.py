@@ -72,15 +72,3 @@ def check_takes_size(model: nn.Module, image_size: int) -> None:
         raise UsageError(f"--image-size {image_size}: the model cannot take it ({first_line(error)})") from error
     finally:
         model.train(mode)
-
-
-def same_shapes(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> str | None:
-    """None when the two state dicts fit each other, else the first difference in words."""
-    for name in [*mine, *theirs]:
-        if name not in theirs:
-            return f"{name} is missing"
-        if name not in mine:
-            return f"{name} is unknown here"
-        if mine[name].shape != theirs[name].shape:
-            return f"{name} has shape {tuple(theirs[name].shape)}, here {tuple(mine[name].shape)}"
-    return None

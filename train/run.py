@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from feedline.train.checkpoint import CheckpointError, Resume, State
 from feedline.train.config import Amp, TrainConfig
 from feedline.train.distributed import World
 from feedline.train.metrics import Listener
-from feedline.train.models import build_model, check_takes_size, same_shapes
+from feedline.train.models import build_model, check_takes_size
 from feedline.train.optimise import Ema, build_schedule, parameter_groups
 from feedline.train.progress import Counters, Laps, LossSum, Progress
 
@@ -63,10 +64,8 @@ class Run:
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.module: nn.Module = model.to(world.device, memory_format=layout)  # pyright: ignore[reportCallIssue]
         if config.init:
-            state = checkpoint.read(config.init)
             with checkpoint.as_whole(str(config.init)):
-                self._check_fits(state, str(config.init))
-                self.module.load_state_dict(state["model"])
+                self._load_weights(checkpoint.read(config.init), str(config.init))
         self.ema = Ema(self.module, config.ema_decay) if config.ema_decay else None
         self.optimizer = torch.optim.SGD(
             parameter_groups(self.module, config.weight_decay),
@@ -196,8 +195,7 @@ class Run:
         of another dataset, model or number of classes, or lacks something."""
         with checkpoint.as_whole(where):
             self._check_dataset(state["dataset"], where)
-            self._check_fits(state, where)
-            self.module.load_state_dict(state["model"])
+            self._load_weights(state, where)
             if self.ema:
                 self.ema.model.load_state_dict(state["ema"] or state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -229,12 +227,16 @@ class Run:
                 f"(manifest {theirs['identity'][:12]}, here {mine.identity[:12]}): --init takes only its weights"
             )
 
-    def _check_fits(self, state: State, where: str) -> None:
-        if difference := same_shapes(self.module.state_dict(), state["model"]):
-            model = state["config"].get("model")
+    def _load_weights(self, state: State, where: str) -> None:
+        try:
+            self.module.load_state_dict(state["model"])
+        except RuntimeError as error:
+            # torch's first line names the class, the next the first difference
+            difference = shorten(str(error).partition("\n")[2], 160, placeholder=" …")
             raise CheckpointError(
-                f"checkpoint {where} is of another model ({model}; {difference}): give the same --model and --widths"
-            )
+                f"checkpoint {where} is of another model ({state['config'].get('model')}; {difference}): give the "
+                "same --model and --widths"
+            ) from error
 
 
 def pick_amp(name: Amp, device: torch.device) -> torch.dtype | None:

@@ -8,7 +8,6 @@ from feedline.train.models import (
     build_model,
     check_takes_size,
     main_output,
-    same_shapes,
 )
 
 
@@ -38,10 +37,3 @@ def test_an_unknown_model_is_refused_with_suggestions() -> None:
 def test_a_size_the_model_cannot_take_is_refused() -> None:
     with pytest.raises(UsageError, match="--image-size 32: the model cannot take it"):
         check_takes_size(build_model("alexnet", 5), 32)
-
-
-def test_shapes_are_compared_in_words() -> None:
-    mine = build_model("small_cnn", 3).state_dict()
-    assert same_shapes(mine, mine) is None
-    assert "has shape (4, 84), here (3, 84)" in (same_shapes(mine, build_model("small_cnn", 4).state_dict()) or "")
-    assert "is missing" in (same_shapes(mine, {}) or "")
