@@ -13,6 +13,7 @@ from typing import Any
 
 from feedline.cli.common import Record, console
 from feedline.cli.options import command
+from feedline.profiling.record import units
 
 JAVA_MIN = 17
 LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/local/nvidia/lib64", "/usr/lib64")
@@ -156,9 +157,9 @@ def memory() -> Fact:
     from feedline.profiling.record.host import cgroup_memory_bytes
 
     total_bytes, cgroup_bytes = psutil.virtual_memory().total, cgroup_memory_bytes()
-    limit = f", cgroup limit {gib(cgroup_bytes)}" if cgroup_bytes else ", no cgroup limit"
+    limit = f", cgroup limit {units.size(cgroup_bytes)}" if cgroup_bytes else ", no cgroup limit"
     value = {"total_bytes": total_bytes, "cgroup_bytes": cgroup_bytes}
-    return Fact("memory", "memory", value, gib(total_bytes) + limit)
+    return Fact("memory", "memory", value, units.size(total_bytes) + limit)
 
 
 def shared_memory() -> Fact:
@@ -167,11 +168,9 @@ def shared_memory() -> Fact:
     value = shared_memory_bytes()
     small = value is not None and value < 1 << 30
     remedy = "small for torch's DataLoader (docker run --shm-size=8g); feedline's loader does not use it"
-    return Fact("shared_memory_bytes", "/dev/shm", value, gib(value) if value else "none", remedy if small else "")
-
-
-def gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB"
+    return Fact(
+        "shared_memory_bytes", "/dev/shm", value, units.size(value) if value else "none", remedy if small else ""
+    )
 
 
 CHECKS: tuple[Callable[[], Fact], ...] = (

@@ -10,6 +10,7 @@ import typer
 from feedline.cli.common import Record, console, stderr
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
+from feedline.profiling.record import units
 
 if TYPE_CHECKING:
     from feedline.benchmarks.plan import Plan, PlanInputs
@@ -82,8 +83,6 @@ def parse_rate(text: str) -> float:
 
 
 def show_plan(inputs: "PlanInputs", result: "Plan") -> None:
-    from feedline.profiling.record import units
-
     lines = {"rate": f"{units.rate(result.samples_per_s)}, bound by the {result.bound}"}
     for name, limit in sorted(result.limits.items(), key=lambda item: item[1]):
         lines[f"  {name} allow"] = units.rate(limit)

@@ -9,6 +9,7 @@ import typer
 from feedline.cli.common import Record, console, progress, stderr
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
+from feedline.profiling.record import units
 
 if TYPE_CHECKING:
     from feedline.preprocess.picture import Output
@@ -82,7 +83,7 @@ def terminated(number: int, frame: object) -> None:
 
 
 def show_result(done: dict[str, Any], out: str) -> None:
-    sizes = f"{gib(done.get('bytes_in', 0))} -> {gib(done.get('bytes_out', 0))}"
+    sizes = f"{units.size(done.get('bytes_in', 0))} -> {units.size(done.get('bytes_out', 0))}"
     console.print(f"{done.get('output_samples', 0):,} of {done.get('input_samples', 0):,} samples in "
                   f"{done.get('shards', 0)} shards, {sizes}: {out}")  # fmt: skip
     if done.get("samples_per_s"):
@@ -92,17 +93,11 @@ def show_result(done: dict[str, Any], out: str) -> None:
         rate, per_core = done["samples_per_s"], done["samples_per_s_per_core"]
         console.print(f"{rate:,.0f} samples/s, {per_core:,.0f} per core ({shares})")
         if imagenet := done.get("imagenet"):
-            times = ", ".join(f"{span(hours)} on {cores}" for cores, hours in imagenet["hours_by_cores"].items())
+            times = ", ".join(
+                f"{units.seconds(hours * 3600)} on {cores}" for cores, hours in imagenet["hours_by_cores"].items()
+            )
             console.print(f"all of ImageNet at this rate: {times} cores (± {imagenet['relative_error']:.0%})")
     if done.get("quarantined"):
         reasons = ", ".join(f"{count} {reason}" for reason, count in done["reasons"].items())
         console.print(f"{done['quarantined']} in quarantine ({reasons}): {out}/quarantine/report.jsonl\n"
                       "  mend the files there, then: the same command with --retry-quarantine")  # fmt: skip
-
-
-def span(hours: float) -> str:
-    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
-
-
-def gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / 2**20:.1f} MiB"

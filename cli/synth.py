@@ -5,6 +5,7 @@ from typing import Annotated
 
 from feedline.cli.common import Record, console, progress
 from feedline.cli.options import Settings, command, fields
+from feedline.profiling.record import units
 
 OPTIONS = fields("preprocess.synth.inventory.SynthConfig", long_side_px={"flags": ("--long-side",)})
 
@@ -27,5 +28,5 @@ def synth(config: Annotated[Settings, OPTIONS], record: Record) -> None:
         console.print(f"already there: {config['out']}")
     else:
         console.print(f"{train:,} train and {val:,} val images of {config['classes']} classes, "
-                      f"{done['bytes'] / 2**20:.1f} MiB, {per_s:,.0f} images/s: {config['out']}")  # fmt: skip
+                      f"{units.size(done['bytes'])}, {per_s:,.0f} images/s: {config['out']}")  # fmt: skip
     record.write(done | {"samples_per_s": round(per_s, 1)})

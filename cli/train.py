@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feedline.cli.common import Record, console, stderr, write
+from feedline.cli.common import Record, console, show, stderr, write
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.text import printable
 from feedline.pipeline.format.local import read_bounded
+from feedline.profiling.record import units
 from feedline.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from feedline.profiling.render.sections import Page
+    from feedline.profiling.render.sections import Page, Section
 
 SETTINGS_BYTES = 1 << 20
 CLASSES_SHOWN = 20
@@ -72,7 +73,7 @@ def train(config: Annotated[Settings, OPTIONS], record: Record, config_file: Con
     record.write(result)
     path = Path(result["run"]) / PAGE
     write(path, document(curves_page(path.parent)))
-    console.print(f"{'curves':<22}{path}")
+    console.print(f"\ncurves                {path}")
 
 
 def said_by_another_rank(what: str) -> bool:
@@ -101,17 +102,19 @@ class Terminal:
                 stderr.print(event["text"])
             case "step" if stderr.is_terminal:
                 share = f"epoch {event['epoch']} {event['share_of_epoch']:4.0%}  loss {event['loss']:.4f}"
-                self._clear(f"{share}  {_speed(event)}  ETA {duration(event['eta_s'])}")
+                self._clear(f"{share}  {_speed(event)}  ETA {units.seconds(event['eta_s'])}")
             case "epoch":
                 accuracy = ""
                 if event["top1"] is not None:
                     accuracy = f"  top-1 {event['top1']:.2%}  top-5 {event['top5']:.2%}"
                     accuracy += f"  val loss {event['val_loss']:.4f}"
                 loss = f"epoch {event['epoch']}: loss {event['train_loss']:.4f}"
-                self._print(f"{loss}{accuracy}  {_speed(event)}  {duration(event['seconds'])}")
+                self._print(f"{loss}{accuracy}  {_speed(event)}  {units.seconds(event['seconds'])}")
             case "end":
-                classes = event.get("classes")
-                self._print(*(["", class_table(classes), ""] if classes else []), summary(event))
+                from feedline.profiling.render.sections import Page
+
+                self._clear()
+                show(Page(title="", sections=ending(event)))
             case _:
                 pass
 
@@ -138,52 +141,6 @@ def _speed(event: Event) -> str:
     return f"{event['samples_per_s']:,.0f} samples/s  wait {event['wait_fraction']:.1%}"
 
 
-def class_table(classes: list[Event]) -> str:
-    """The classes that fare worst first."""
-    rated = sorted((row for row in classes if row["samples"]), key=lambda row: (row["top1"], row["name"]))
-    lines = [f"{'class':<32}{'samples':>8}{'top-1':>9}{'top-5':>9}"]
-    lines += [
-        f"{row['name'][:30]:<32}{row['samples']:>8,}{row['top1']:>9.1%}{row['top5']:>9.1%}"
-        for row in rated[:CLASSES_SHOWN]
-    ]
-    if len(rated) > CLASSES_SHOWN:
-        lines.append(f"… and {len(rated) - CLASSES_SHOWN} classes that do better (all of them are in metrics.jsonl)")
-    return "\n".join(lines)
-
-
-def summary(event: Event) -> str:
-    """What cluster users know from `seff`, and what the run reached."""
-    lines = {
-        "samples": f"{sum(epoch['samples'] for epoch in event['epochs']):,} in {event['steps']:,} steps",
-        "wall time": f"{duration(event['train_s'])} ({duration(event['without_checkpoints_s'])} without writing "
-        "checkpoints)",
-        "CPU efficiency": f"{event['cpu_efficiency']:.1%} of {duration(event['core_s'])} core-walltime",
-        "memory, peak": f"{event['peak_memory_bytes'] / 2**20:,.0f} MiB",
-    }
-    if event.get("gpu_memory_bytes"):
-        lines["GPU memory, peak"] = f"{event['gpu_memory_bytes'] / 2**20:,.0f} MiB"
-    for gpu in event.get("gpus", []):
-        # each number with its meaning: `utilization` is not how busy the GPU is
-        known = {"SM active": gpu.get("sm_active"), "SM occupancy": gpu.get("sm_occupancy"),
-                 "time with a kernel running": gpu.get("utilization")}  # fmt: skip
-        shares = ", ".join(f"{name} {share:.1%}" for name, share in known.items() if share is not None)
-        lines[f"GPU {gpu.get('index') or 0}"] = f"{gpu.get('name') or gpu['uuid']}: {shares or 'no figures'}"
-    if event["best_top1"] is not None:
-        lines["best top-1"] = f"{event['best_top1']:.2%}"
-    if event["time_to_target_s"] is not None:
-        lines["time to target"] = f"{event['time_to_target_s']:.1f} s"
-    lines["run folder"] = event["run"]
-    return "\n".join(f"{name:<22}{value}" for name, value in lines.items())
-
-
-def duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s"
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
-
-
 # --- as a page ----------------------------------------------------------------------------------------
 
 CHARTS = (
@@ -208,7 +165,7 @@ FACTORS = {"%": 100.0, "MiB": 2**-20}
 
 def curves_page(run: Path) -> "Page":
     """The curves of one run, from the events in its metrics.jsonl; resources are of rank 0 and its workers."""
-    from feedline.profiling.render.sections import Code, Curve, Curves, Page, section
+    from feedline.profiling.render.sections import Curve, Curves, Page, section
     from feedline.train.metrics import read_events
 
     # a step that was done again after a restart counts once, as it was done last
@@ -227,11 +184,39 @@ def curves_page(run: Path) -> "Page":
             chart = Curves(curves=curves, title=title, y_unit=unit, x_unit=x_unit, y_max=y_max)
             parts.setdefault(heading, []).append(chart)
     starts, ends = read_events(run, "start"), read_events(run, "end")
+    sections = [section(heading, *charts) for heading, charts in parts.items()]
+    subtitle = opening(starts[-1]) if starts else ""
     return Page(
-        title=f"Training: {run.name}",
-        subtitle=opening(starts[-1]) if starts else "",
-        sections=[
-            *(section(heading, *charts) for heading, charts in parts.items()),
-            section("Summary", Code(summary(ends[-1]))) if ends else None,
-        ],
+        title=f"Training: {run.name}", subtitle=subtitle, sections=sections + (ending(ends[-1]) if ends else [])
     )
+
+
+def ending(event: Event) -> "list[Section | None]":
+    """The classes, those that fare worst first, and what cluster users know from `seff`."""
+    from feedline.profiling.render.sections import Facts, Table, section
+
+    rated = sorted((row for row in event.get("classes", []) if row["samples"]), key=lambda row: row["top1"])
+    rows = [(row["name"][:30], row["samples"], f"{row['top1']:.1%}", f"{row['top5']:.1%}") for row in rated]
+    if len(rows) > CLASSES_SHOWN:
+        rows[CLASSES_SHOWN:] = [("… (all in metrics.jsonl)", sum(row[1] for row in rows[CLASSES_SHOWN:]), "", "")]
+    classes = Table(headers=("class", "samples", "top-1", "top-5"), rows=rows, numeric=(1, 2, 3)) if rows else None
+    facts = {
+        "samples": f"{sum(epoch['samples'] for epoch in event['epochs']):,} in {event['steps']:,} steps",
+        "wall time": units.seconds(event["train_s"]),
+        "without checkpoints": units.seconds(event["without_checkpoints_s"]),
+        "CPU efficiency": f"{event['cpu_efficiency']:.1%} of {units.seconds(event['core_s'])} core-walltime",
+        "memory, peak": units.size(event["peak_memory_bytes"]),
+    }
+    if event.get("gpu_memory_bytes"):
+        facts["GPU memory, peak"] = units.size(event["gpu_memory_bytes"])
+    for gpu in event.get("gpus", []):
+        # each number with its meaning: `utilization` is not how busy the GPU is
+        known = {"SM active": gpu.get("sm_active"), "SM occupancy": gpu.get("sm_occupancy"),
+                 "time with a kernel running": gpu.get("utilization")}  # fmt: skip
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in known.items() if share is not None)
+        facts[f"GPU {gpu.get('index') or 0}"] = f"{gpu.get('name') or gpu['uuid']}: {shares or 'no figures'}"
+    if event["best_top1"] is not None:
+        facts["best top-1"] = f"{event['best_top1']:.2%}"
+    if event["time_to_target_s"] is not None:
+        facts["time to target"] = f"{event['time_to_target_s']:.1f} s"
+    return [section("Classes", classes), section("Summary", Facts({**facts, "run folder": event["run"]}))]
