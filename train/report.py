@@ -135,7 +135,7 @@ class Reporter:
         run, progress, world = self.run, self.run.progress, self.run.world
         run.settle()
         cores = usable_cores() / world.local_world_size
-        mine = [self._resources.cpu_s(), cores * (time.monotonic() - self._first.at_s),
+        mine = [self._resources.tree_cpu_s(), cores * (time.monotonic() - self._first.at_s),
                 self._resources.peak_memory_bytes()]  # fmt: skip
         cpu_s, core_s, memory_bytes = world.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
         record = {
@@ -156,7 +156,7 @@ class Reporter:
             "cpu_efficiency": cpu_s / max(core_s, 1e-9),
             "peak_memory_bytes": int(memory_bytes),
             "gpu_memory_bytes": self._gpu_memory_bytes(),
-            "gpus": [asdict(gpu) for gpu in self._resources.gpus()] if world.device.type == "cuda" else [],
+            "gpus": [asdict(gpu) for gpu in self._resources.gpus] if world.device.type == "cuda" else [],
         }
         if self.evaluation:
             record["classes"] = self.evaluation.classes
