@@ -6,44 +6,17 @@ import os
 import re
 import sys
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-try:
-    import typer
-
-    from feedline.cli import (
-        compare,
-        demo,
-        doctor,
-        index,
-        inspect,
-        ladder,
-        plan,
-        prepare,
-        profile,
-        report,
-        slurm,
-        synth,
-        train,
-        tune,
-        verify,
-    )
-    from feedline.cli.common import console, stderr
-    from feedline.pipeline.base.errors import UsageError
-    from feedline.pipeline.base.text import printable
-except KeyboardInterrupt:  # they take most of a second
-    sys.stderr.write("interrupted\n")
-    sys.exit(130)
-
 VERBS = {
-    doctor.doctor: "", synth.synth: "prepare", prepare.prepare: "prepare", verify.verify: "shards",
-    index.index: "shards", inspect.inspect: "shards", train.train: "train", slurm.slurm: "", profile.profile: "",
-    report.report: "", demo.demo: "all", compare.compare: "train", tune.tune: "train", plan.plan: "train",
-    ladder.ladder: "all",
+    "doctor": "", "synth": "prepare", "prepare": "prepare", "verify": "shards", "index": "shards",
+    "inspect": "shards", "train": "train", "slurm": "", "profile": "", "report": "", "demo": "all",
+    "compare": "train", "tune": "train", "plan": "train", "ladder": "all",
 }  # fmt: skip
-"""And the extra that brings what each imports; none: the base is enough."""
+"""Each a function in the module of its name, and the extra that brings what it imports; none: the base is enough."""
 OPTIONS_END_AT_THE_SCRIPT = {"allow_interspersed_args": False}
 PASSED_ON = {
     "profile": OPTIONS_END_AT_THE_SCRIPT,
@@ -51,6 +24,19 @@ PASSED_ON = {
     "slurm": {"allow_extra_args": True, "ignore_unknown_options": True},
 }
 """Verbs some of whose words are another program's."""
+
+try:
+    import typer
+
+    from feedline.cli.common import console, stderr
+    from feedline.cli.train import said_by_another_rank
+    from feedline.pipeline.base.errors import UsageError
+    from feedline.pipeline.base.text import printable
+
+    functions = [getattr(import_module(f"feedline.cli.{verb}"), verb) for verb in VERBS]
+except KeyboardInterrupt:  # they take most of a second
+    sys.stderr.write("interrupted\n")
+    sys.exit(130)
 
 app = typer.Typer(
     name="feedline",
@@ -60,8 +46,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verb in VERBS:
-    app.command(context_settings=PASSED_ON.get(_verb.__name__))(_verb)
+for verb_name, function in zip(VERBS, functions, strict=True):
+    app.command(context_settings=PASSED_ON.get(verb_name))(function)
 
 
 def _say_version(asked: bool) -> None:
@@ -123,7 +109,6 @@ def explain(error: Exception, verb: str) -> int:
     """Says in one line what is wrong; returns the exit status. Raises what is neither ours nor the file system's, and
     all with --debug."""
     prefix, status, what = "feedline", getattr(error, "exit_status", None), str(error)
-    extra = {command.__name__: extra for command, extra in VERBS.items()}.get(verb)
     missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if isinstance(error, WrongUse):
         wrong: Any = error
@@ -131,8 +116,8 @@ def explain(error: Exception, verb: str) -> int:
         if not text:  # there were no words at all: Typer has shown the help
             return 2
         status, what = 2, f"{text} (see {prefix} --help)"
-    elif missing not in ("", "feedline") and extra:
-        status, what = 2, f"{verb} needs {missing}: pip install 'feedline[{extra}]'"
+    elif missing not in ("", "feedline") and VERBS.get(verb):
+        status, what = 2, f"{verb} needs {missing}: pip install 'feedline[{VERBS[verb]}]'"
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in UNWRITABLE):
         status, what = 1, f"{error.filename or 'the output'}: {error.strerror}"
         if error.filename is None:  # what is still buffered goes nowhere; the interpreter would try again at its end
@@ -141,7 +126,7 @@ def explain(error: Exception, verb: str) -> int:
     if status is None or (os.environ.get("FEEDLINE_DEBUG") and not isinstance(error, WrongUse)):
         raise error
     line = f"{prefix}: {what}"
-    if not train.said_by_another_rank(line):
+    if not said_by_another_rank(line):
         stderr.print(printable(line))
     return status
 
