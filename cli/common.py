@@ -1,4 +1,4 @@
-"""What every verb shares: progress on long work, the JSON record, and how errors and Ctrl-C end."""
+"""What every verb shares: where its words go, progress on long work, files that were asked for, the JSON record."""
 
 import errno
 import json
@@ -9,91 +9,104 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
+from feedline.pipeline.base.errors import UsageError, redacted
+from feedline.pipeline.base.files import try_place, write_as_asked
 from feedline.pipeline.base.text import printable
 
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the full record to FILE.")]
+if TYPE_CHECKING:
+    from feedline.profiling.render.sections import Page
+
+OUTPUT = object()
+"""Marks a parameter that names a file to write: `options.command` tries its place before the work begins."""
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the full record to FILE."), OUTPUT
+]
+HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write it as a page."), OUTPUT]
+TraceFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a timeline for Perfetto."), OUTPUT]
+FailIf = Annotated[
+    list[str] | None, typer.Option(metavar="EXPR", help='Exit 1 if it holds: "wait>10%"; may be given several times.')
+]
+SourceOption = Annotated[
+    list[str] | None,
+    typer.Option("--source-option", metavar="KEY=VALUE", help="image_column=jpg, label_column=cls, labels=words"),
+]
+StorageOption = Annotated[list[str] | None, typer.Option("--storage-option", metavar="KEY=VALUE", help="For fsspec.")]
+LONG_LINES = 110
 
 
 class PlainConsole(Console):
-    """Text comes from files and names that others wrote: nothing in it may steer the terminal."""
+    """Text comes from files and names that others wrote: nothing in it may steer the terminal. Lines stay whole."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, soft_wrap=True, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(printable(one, "\n\t") if isinstance(one, str) else one for one in objects), **options)
+        super().print(*(printable(item, "\n\t") if isinstance(item, str) else item for item in objects), **options)
 
 
-console = PlainConsole(highlight=False)
+console = PlainConsole()
 """Results go to standard output; progress and complaints to standard error."""
-stderr = PlainConsole(stderr=True, highlight=False)
-
-Advance = Callable[..., None]
+stderr = PlainConsole(stderr=True)
 
 
-class Rate:
-    """Of what is done a second since the first call: what that one says was done before (a resumed job)."""
+def say(line: str) -> None:
+    """A remark beside the result."""
+    stderr.print(f"feedline: {line}")
 
-    def __init__(self) -> None:
-        self._began: tuple[int, float] | None = None
 
-    def __call__(self, done: int, now_s: float) -> float | None:
-        """None while there is nothing to tell it from."""
-        self._began = self._began or (done, now_s)
-        before, since_s = self._began
-        return (done - before) / (now_s - since_s) if done > before and now_s > since_s else None
+def show(page: "Page", html: Path | None = None) -> None:
+    """On the terminal, and in a file of its own where one was asked for."""
+    from feedline.profiling.render.plain_text import text
+
+    console.print(text(page, width=min(console.width, LONG_LINES)), end="")
+    if html is not None:
+        from feedline.profiling.render.html import document
+
+        write(html, document(page))
+        say(f"wrote {html}")
+
+
+class RateColumn(bars.ProgressColumn):
+    """Of what is done a second since the first word of it: what that says was done before (a resumed job)."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: bars.Task) -> Text:
+        return Text("" if task.speed is None else f"{task.speed:,.0f} {self.unit}/s")
 
 
 @contextmanager
-def progress(what: str, unit: str = "samples") -> Generator[Advance]:
+def progress(what: str, unit: str = "samples") -> Generator[Callable[..., None]]:
     """Yields `advance(done, total)`. A bar when a terminal is there, silence otherwise."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    rate = Rate()
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task(what, total=None, rate="")
-
-        def advance(done: int, total: int | None = None) -> None:
-            now_per_s = rate(done, time.monotonic())
-            shown_rate = "" if now_per_s is None else f"{now_per_s:,.0f} {unit}/s"
-            bar.update(task, completed=done, total=total, rate=shown_rate)
-
-        yield advance
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(),
+               bars.TextColumn(unit), RateColumn(unit), bars.TimeRemainingColumn())  # fmt: skip
+    with bars.Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total=None: bar.update(task, completed=done, total=total)
 
 
-def shown(argv: Sequence[str]) -> list[str]:
-    """The command line without credentials: a storage option keeps its name only."""
-    from feedline.pipeline.base.errors import redacted
-
-    said: list[str] = []
-    for number, text in enumerate(argv):
-        option, name = (argv[number - 1], text) if number else ("", text)
-        if text.startswith("--storage-option="):
-            option, name = "--storage-option", text.removeprefix("--storage-option=")
-            said.append(f"--storage-option={name.partition('=')[0]}=…")
-        else:
-            said.append(f"{name.partition('=')[0]}=…" if option == "--storage-option" else redacted(text))
-    return said
+def write(path: Path, content: str | bytes) -> None:
+    """To a file that was asked for. Raises UsageError when it cannot be written."""
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")  # names need not be UTF-8
+    try:
+        write_as_asked(path, data)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def check_writable(*outputs: Path | None) -> None:
     """Before hours of work. Raises UsageError where one of the files that were asked for cannot be written."""
-    from feedline.pipeline.base.errors import UsageError
-    from feedline.pipeline.base.files import try_place
-
     places: set[Path] = set()
-    for path in outputs:
-        if path is None:
-            continue
+    for path in filter(None, outputs):
         try:
             try_place(path)
         except OSError as error:
@@ -106,32 +119,28 @@ def check_writable(*outputs: Path | None) -> None:
             places.add(path.resolve())
 
 
-def write(path: Path, text: str | bytes) -> None:
-    """To a file that was asked for. Raises UsageError when it cannot be written."""
-    from feedline.pipeline.base.errors import UsageError
-    from feedline.pipeline.base.files import write_as_asked
-
-    try:
-        write_as_asked(
-            path, text if isinstance(text, bytes) else text.encode("utf-8", "replace")
-        )  # file names need not be UTF-8
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+def shown(argv: Sequence[str]) -> list[str]:
+    """The command line without credentials: a storage option keeps its name only."""
+    words: list[str] = []
+    for before, word in zip(["", *argv], argv, strict=False):
+        option, equals, setting = word.partition("=")
+        if option == "--storage-option" and equals:
+            words.append(f"{option}={setting.partition('=')[0]}=…")
+        else:
+            words.append(f"{option}=…" if before == "--storage-option" else redacted(word))
+    return words
 
 
 class Record:
     """The object that `--json FILE` writes: who ran what, where, for how long, and the verb's own keys."""
 
-    def __init__(self, verb: str, *outputs: Path | None) -> None:
-        """`outputs` are all files that the verb was asked to write. Raises UsageError where one cannot be."""
-        check_writable(*outputs)
-        self.verb = verb
-        self._started = datetime.now(UTC)
-        self._clock = time.monotonic()
+    def __init__(self, verb: str, path: Path | None) -> None:
+        self.verb, self.path = verb, path
+        self._started, self._clock = datetime.now(UTC), time.monotonic()
 
-    def write(self, path: Path | None, keys: dict[str, Any]) -> None:
+    def write(self, keys: dict[str, Any]) -> None:
         """Nothing when no file was asked for. Raises UsageError when it cannot be written."""
-        if path is None:
+        if self.path is None:
             return
         from feedline.profiling.record.host import describe_host
 
@@ -144,4 +153,4 @@ class Record:
             "host": describe_host(),
             **keys,
         }
-        write(path, json.dumps(whole, indent=1, default=str) + "\n")
+        write(self.path, json.dumps(whole, indent=1, default=str) + "\n")

@@ -1,17 +1,14 @@
 """`feedline compare`: which settings, and by how much."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, progress, stderr, write
+from feedline.cli.common import HtmlFile, Record, progress, show, stderr
 from feedline.cli.options import Settings, command, fields
 
 Opt = typer.Option
-
-
 OPTIONS = fields(
     "benchmarks.compare.CompareConfig",
     *("rounds", "window_s"),
@@ -24,6 +21,7 @@ OPTIONS = fields(
 def compare(
     dataset: Annotated[Path, typer.Argument(help="A prepared folder, or raw images to prepare shards from.")],
     options: Annotated[Settings, OPTIONS],
+    record: Record,
     num_workers: Annotated[str, Opt(help="Loader processes, as 0,1,2,4.")] = "2",
     prefetch_factor: Annotated[str | None, Opt(help="Batches under way per worker.")] = None,
     batch_size: Annotated[str, Opt(help="Samples per batch.")] = "64",
@@ -42,14 +40,21 @@ def compare(
     work: Annotated[Path, Opt(help="Results and shard variants are kept here; a rerun continues.")] = Path(
         "compare-out"
     ),
-    html: Annotated[Path | None, Opt(help="Also write a page.")] = None,
-    json_file: JsonFile = None,
+    html: HtmlFile = None,
 ) -> None:
     """Measure every combination, interleaved and repeated, until they can be told apart or cannot.
 
     Example: feedline compare OUT --num-workers 0,1,2,4 --codec jpeg,raw
     """
+    from feedline.benchmarks.commands import check_work
+    from feedline.benchmarks.compare import CompareConfig
+    from feedline.benchmarks.compare import run as measure_all
+    from feedline.benchmarks.compare_page import compare_page
     from feedline.benchmarks.grid import Grid, parse_values
+    from feedline.benchmarks.measure.ranks import check_devices
+    from feedline.benchmarks.measure.rounds import Bench
+    from feedline.benchmarks.statement import record_of
+    from feedline.benchmarks.variants import splits_of
 
     kinds = {
         "num_workers": (num_workers, int), "prefetch_factor": (prefetch_factor, int), "batch_size": (batch_size, int),
@@ -57,73 +62,15 @@ def compare(
         "size": (size, int), "quality": (quality, int), "shard_size": (shard_size, str), "shards": (shards, int),
         "model": (model, str), "devices": (devices, int),
     }  # fmt: skip
-    grid = Grid(axes={name: parse_values(text, kind) for name, (text, kind) in kinds.items() if text is not None})
-    record = Record("compare", json_file, html)
+    axes = {name: parse_values(text, kind) for name, (text, kind) in kinds.items() if text is not None}
+    grid = Grid(axes=axes)
     with progress("compare", "windows") as advance:
-        found = run(grid, dataset, work, {"device": device}, options, advance)
-    show(found)
-    if html is not None:
-        from feedline.benchmarks.compare_page import compare_page
-        from feedline.profiling.render.html import document
-
-        write(html, document(compare_page(found)))
-    record.write(json_file, found)
-
-
-def run(
-    grid: Any, dataset: Path, work: Path, common: dict[str, Any], options: Settings, advance: Any
-) -> dict[str, Any]:
-    from feedline.benchmarks.commands import check_work
-    from feedline.benchmarks.compare import CompareConfig
-    from feedline.benchmarks.compare import run as measure_all
-    from feedline.benchmarks.measure.ranks import check_devices
-    from feedline.benchmarks.measure.rounds import Bench
-    from feedline.benchmarks.statement import record_of
-    from feedline.benchmarks.variants import splits_of
-
-    def say(line: str) -> None:
-        stderr.print(line, markup=False, soft_wrap=True)
-
-    axes = grid.axes
-    device = check_devices(
-        axes.get("devices", [1]), common["device"], axes.get("model", []), axes.get("pin_memory", [])
-    )
-    check_work(work)
-    splits = splits_of(grid.cells(), dataset, work, say)
-    config = CompareConfig(grid=grid, splits=splits, common={**common, "device": device}, **options)
-    results = work / f"compare-{config.identity}.jsonl"
-    with Bench() as bench:
-        return record_of(measure_all(config, results, bench.measure, advance))
-
-
-def show(record: Mapping[str, Any]) -> None:
-    from rich.table import Table
-
-    from feedline.benchmarks.compare_page import words
-    from feedline.cli.ladder import BAR_CELLS, bar
-    from feedline.profiling.record import units
-
-    cells = record["cells"]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("setting", "", "samples/s", "interval", "n", "cores", ""):
-        table.add_column(name, no_wrap=True, justify="left" if name in ("setting", "") else "right")
-    most = max(cell["samples_per_s"] for cell in cells)
-    for cell in cells:
-        table.add_row(
-            cell["name"],
-            f"{bar(cell['samples_per_s'] / most):<{BAR_CELLS}}",
-            units.number(cell["samples_per_s"]),
-            units.spread(cell["low"], cell["high"]),
-            str(cell["n"]),
-            units.number(cell["cores_used"], 2),
-            words(cell),
-        )
-    wide(table)
-    console.print(record["statement"], markup=False, soft_wrap=True)
-
-
-def wide(table: Any) -> None:
-    """In a pipe or a narrow window the lines stay whole: a folded table is none."""
-    from rich.console import Console
-
-    Console(width=max(console.width, 116), highlight=False).print(table)
+        device = check_devices(axes.get("devices", [1]), device, axes.get("model", []), axes.get("pin_memory", []))
+        check_work(work)
+        splits = splits_of(grid.cells(), dataset, work, stderr.print)
+        config = CompareConfig(grid=grid, splits=splits, common={"device": device}, **options)
+        with Bench() as bench:
+            windows = measure_all(config, work / f"compare-{config.identity}.jsonl", bench.measure, advance)
+    result = record_of(windows)
+    show(compare_page(result), html)
+    record.write(result)

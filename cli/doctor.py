@@ -1,19 +1,138 @@
 """`feedline doctor`: what is active on this machine, and how to mend what is not."""
 
-from feedline.cli.common import JsonFile, Record, console
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feedline.cli.common import Record, console
+from feedline.cli.options import command
+from feedline.profiling.record import units
+
+JAVA_MIN = 17
+LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/local/nvidia/lib64", "/usr/lib64")
+REINSTALL = "pip uninstall -y pillow pillow-simd, then make -B setup"
 
 
-def doctor(json_file: JsonFile = None) -> None:
+@dataclass(frozen=True)
+class Fact:
+    """What is missing is a fact too; nothing here raises."""
+
+    key: str
+    name: str
+    value: Any
+    text: str
+    remedy: str = ""
+
+
+@command
+def doctor(record: Record) -> None:
     """Print what feedline found on this machine: image libraries, torch, GPU, Java, Spark, cores, limits.
 
     Example: feedline doctor --json doctor.json
     """
-    from feedline.cli.checks import examine
+    from feedline.profiling.record.host import describe_host
 
-    record = Record("doctor", json_file)
-    facts = examine()
+    host = describe_host()
+    facts = [*images(host["versions"]), *torch(host), java(), spark(host["versions"]), *resources(host)]
     for fact in facts:
-        console.print(f"{fact.name:<16} {fact.text}", markup=False, soft_wrap=True)
+        console.print(f"{fact.name:<16} {fact.text}")
         if fact.remedy:
-            console.print(f"{'':<16} -> {fact.remedy}", markup=False, soft_wrap=True)
-    record.write(json_file, {fact.key: fact.value for fact in facts})
+            console.print(f"{'':<16} -> {fact.remedy}")
+    record.write({fact.key: fact.value for fact in facts})
+
+
+def images(versions: dict[str, str]) -> Iterator[Fact]:
+    if importlib.util.find_spec("PIL") is None:
+        yield Fact("pil", "Pillow", None, "none", "pip install pillow-simd (or pillow)")
+        yield Fact("formats", "more formats", None, "none")
+        yield Fact("libjpeg_turbo", "libjpeg-turbo", None, "none")
+        return
+    import PIL.features
+
+    active = PIL.__version__
+    flavour = "pillow-simd" if "post" in active else "pillow"
+    remedy = ""
+    if "pillow-simd" in versions and "pillow" in versions:
+        remedy = f"both are installed over each other: {REINSTALL}"
+    elif flavour == "pillow" and "pillow-simd" in versions:
+        remedy = f"Pillow has overwritten Pillow-SIMD: {REINSTALL}"
+    elif flavour == "pillow":
+        remedy = "slower than Pillow-SIMD: install a C compiler, libjpeg-dev and zlib1g-dev, then make -B setup"
+    yield Fact("pil", "Pillow", {"flavour": flavour, "version": active}, f"{flavour} {active}", remedy)
+    yield formats()
+    value = PIL.features.version("libjpeg_turbo")
+    remedy = "" if value else "apt-get install libjpeg62-turbo-dev, then make -B setup"
+    yield Fact("libjpeg_turbo", "libjpeg-turbo", value, value or "none", remedy)
+
+
+def formats() -> Fact:
+    """What this build of Pillow reads beside JPEG, PNG, GIF, BMP, PPM and plain TIFF."""
+    import PIL.features
+
+    from feedline.pipeline.codecs.pillow import OPTIONAL
+
+    value = {name: bool(PIL.features.check(name)) for name in OPTIONAL}
+    text = ", ".join(words for name, (words, _, _) in OPTIONAL.items() if value[name]) or "none"
+    lacking = [package for name, (_, package, _) in OPTIONAL.items() if not value[name]]
+    remedy = f"apt-get install {' '.join(lacking)}, then make -B setup" if lacking else ""
+    return Fact("formats", "more formats", value, text, remedy)
+
+
+def torch(host: dict[str, Any]) -> Iterator[Fact]:
+    version, vision = (host["versions"].get(name) for name in ("torch", "torchvision"))
+    remedy = ""
+    if version and vision:  # in a process of its own: imports stick
+        command_line = [sys.executable, "-c", "import torchvision"]
+        done = subprocess.run(command_line, stderr=subprocess.PIPE, text=True, check=False)
+        problem = done.stderr.strip().rpartition("\n")[2]
+        remedy = f"torchvision does not import ({problem}): install a matching pair" if done.returncode else ""
+    yield Fact("torch", "torch", version, f"{version or 'none'}, torchvision {vision or 'none'}", remedy)
+    try:
+        import torch
+
+        cuda = torch.version.cuda if torch.cuda.is_available() else None
+    except Exception:  # a torch that does not import is explained above
+        cuda = None
+    yield Fact("cuda", "CUDA", cuda, cuda or "none (training runs on the CPU)")
+    library = any(path for folder in LIBRARY_FOLDERS for path in Path(folder).glob("libnvidia-ml.so*"))
+    text = ", ".join(host["gpus"]) or ("library without a GPU" if library else "none")
+    yield Fact("nvml", "NVML", host["gpus"] or None, text)
+
+
+def java() -> Fact:
+    home, value = os.environ.get("JAVA_HOME"), None
+    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if program and Path(program).exists():
+        done = subprocess.run([program, "-version"], stderr=subprocess.PIPE, text=True, check=False)
+        version = re.search(r'version "(?:1\.)?([\d.]+)', done.stderr)
+        value = version and version.group(1)
+    fits = value and int(value.split(".")[0]) >= JAVA_MIN
+    remedy = f"`feedline prepare` needs Java {JAVA_MIN} or newer: apt-get install openjdk-17-jre-headless"
+    return Fact("java", "Java", value, value or "none", "" if fits else remedy)
+
+
+def spark(versions: dict[str, str]) -> Fact:
+    value = versions.get("pyspark")
+    return Fact("spark", "Spark", value, value or "none", "" if value else "pip install pyspark")
+
+
+def resources(host: dict[str, Any]) -> Iterator[Fact]:
+    """Cores, memory, shared memory, and what a container leaves of them."""
+    cores = {"cores": host["cores"], "usable": host["affinity"], "cgroup": host["cgroup_cores"]}
+    quota = f", cgroup quota {cores['cgroup']:g}" if cores["cgroup"] else ", no cgroup quota"
+    yield Fact("cores", "cores", cores, f"{cores['cores']}, usable {cores['usable']}{quota}")
+    memory = {"total_bytes": host["memory_bytes"], "cgroup_bytes": host["cgroup_memory_bytes"]}
+    limit = f"cgroup limit {units.size(memory['cgroup_bytes'])}" if memory["cgroup_bytes"] else "no cgroup limit"
+    yield Fact("memory", "memory", memory, f"{units.size(memory['total_bytes'])}, {limit}")
+    shared = host["shared_memory_bytes"]
+    small = shared is not None and shared < 1 << 30
+    remedy = "small for torch's DataLoader (docker run --shm-size=8g); feedline's loader does not use it"
+    text = units.size(shared) if shared else "none"
+    yield Fact("shared_memory_bytes", "/dev/shm", shared, text, remedy if small else "")

@@ -6,14 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, progress, stderr, write
+from feedline.cli.common import HtmlFile, Record, console, progress, show, stderr
 from feedline.cli.options import Settings, command, fields
-
-CONTEXT = {"allow_interspersed_args": False}
-"""Options end at the script's name: what follows is the script's own."""
-BAR_CELLS = 20
-TABLE_CELLS = 116
-
 
 OPTIONS = fields(
     "benchmarks.ladder_run.AscentConfig",
@@ -28,11 +22,11 @@ OPTIONS = fields(
 @command
 def ladder(
     options: Annotated[Settings, OPTIONS],
+    record: Record,
     script: Annotated[
         list[str] | None, typer.Argument(metavar="[SCRIPT ARGS…]", help="Your training script; else an example.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write the ladder as a page.")] = None,
-    json_file: JsonFile = None,
+    html: HtmlFile = None,
 ) -> None:
     """Profile a script, predict what each remedy gives, apply it, measure it: up to the ceiling.
 
@@ -40,44 +34,17 @@ def ladder(
     """
     from feedline.benchmarks.ladder_run import AscentConfig, ascend
 
-    record = Record("ladder", json_file, html)
     config = AscentConfig(argv=script or [], **options)
     with progress("ladder", "windows") as advance:
-        found = ascend(config, lambda line: stderr.print(line, markup=False, soft_wrap=True), advance)
-    show(found)
-    if html is not None:
-        write_page(html, found)
-    record.write(json_file, found)
+        result = ascend(config, stderr.print, advance)
+    show_ladder(result, html)
+    record.write(result)
 
 
-def show(record: Mapping[str, Any]) -> None:
+def show_ladder(record: Mapping[str, Any], html: Path | None = None) -> None:
     """The rungs as a table and the sentence they make."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from feedline.benchmarks.ladder_page import HEADERS, rows, story
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("rung", no_wrap=True)
-    table.add_column("", no_wrap=True, width=BAR_CELLS)
-    for name in HEADERS[1:]:
-        table.add_column(name, justify="right", no_wrap=True)
-    rates = [*(rung["samples_per_s"] for rung in record["rungs"]), record["ceiling_samples_per_s"]]
-    for rate, (name, *cells) in zip(rates, rows(record), strict=True):
-        table.add_row(name, bar(rate / max(rates)), *cells)
-    # In a pipe or a narrow window the lines stay whole: a folded table is none.
-    Console(width=max(console.width, TABLE_CELLS), highlight=False).print(table)
-    console.print(story(record), markup=False, soft_wrap=True)
-
-
-def bar(share: float) -> str:
-    eighths = round(share * BAR_CELLS * 8)
-    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
-
-
-def write_page(path: Path, record: Mapping[str, Any]) -> None:
-    from feedline.benchmarks.ladder_page import ladder_section
-    from feedline.profiling.render.html import document
+    from feedline.benchmarks.ladder_page import ladder_section, story
     from feedline.profiling.render.sections import Page
 
-    write(path, document(Page(title="The ladder", sections=[ladder_section(record)])))
+    show(Page(title="The ladder", sections=[ladder_section(record)]), html)
+    console.print(f"\n{story(record)}")

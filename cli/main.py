@@ -6,33 +6,34 @@ import os
 import re
 import sys
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+VERBS = {
+    "doctor": "", "synth": "prepare", "prepare": "prepare", "verify": "shards", "index": "shards",
+    "inspect": "shards", "train": "train", "slurm": "", "profile": "", "report": "", "demo": "all",
+    "compare": "train", "tune": "train", "plan": "train", "ladder": "all",
+}  # fmt: skip
+"""Each a function in the module of its name, and the extra that brings what it imports; none: the base is enough."""
+OPTIONS_END_AT_THE_SCRIPT = {"allow_interspersed_args": False}
+PASSED_ON = {
+    "profile": OPTIONS_END_AT_THE_SCRIPT,
+    "ladder": OPTIONS_END_AT_THE_SCRIPT,
+    "slurm": {"allow_extra_args": True, "ignore_unknown_options": True},
+}
+"""Verbs some of whose words are another program's."""
+
 try:
     import typer
 
-    from feedline.cli import (
-        compare,
-        demo,
-        doctor,
-        index,
-        inspect,
-        ladder,
-        plan,
-        prepare,
-        profile,
-        report,
-        slurm,
-        synth,
-        train,
-        tune,
-        verify,
-    )
     from feedline.cli.common import console, stderr
+    from feedline.cli.train import said_by_another_rank
     from feedline.pipeline.base.errors import UsageError
     from feedline.pipeline.base.text import printable
+
+    functions = [getattr(import_module(f"feedline.cli.{verb}"), verb) for verb in VERBS]
 except KeyboardInterrupt:  # they take most of a second
     sys.stderr.write("interrupted\n")
     sys.exit(130)
@@ -45,21 +46,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(doctor.doctor)
-app.command()(synth.synth)
-app.command()(prepare.prepare)
-app.command()(verify.verify)
-app.command()(index.index)
-app.command()(inspect.inspect)
-app.command()(train.train)
-app.command(context_settings=slurm.CONTEXT)(slurm.slurm)
-app.command(context_settings=profile.CONTEXT)(profile.profile)
-app.command()(report.report)
-app.command()(demo.demo)
-app.command()(compare.compare)
-app.command()(tune.tune)
-app.command()(plan.plan)
-app.command(context_settings=ladder.CONTEXT)(ladder.ladder)
+for verb_name, function in zip(VERBS, functions, strict=True):
+    app.command(context_settings=PASSED_ON.get(verb_name))(function)
 
 
 def _say_version(asked: bool) -> None:
@@ -92,25 +80,14 @@ def run() -> None:
         stderr.print("interrupted" + ": --resume auto goes on from the last checkpoint" * (verb == "train"))
         sys.exit(130)
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE:
-            leave_output()
         sys.exit(explain(error, verb))
     sys.exit(status if isinstance(status, int) else 0)
 
 
 UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EBADF)
 """What writing to a standard output fails with that is full, or whose terminal has gone."""
-
-
-def leave_output() -> None:
-    """What is still buffered for it goes nowhere; the interpreter would try again at its end."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-PASSED_ON = ("profile", "ladder", "slurm")
-"""Verbs some of whose words are another program's."""
 ADDRESS = re.compile(r"(?:--[\w-]+=)?[a-z][a-z\d+.-]*://")
+WrongUse = typer.BadParameter.__mro__[1]  # the usage error of the click that Typer carries; it exports only a child
 
 
 def check_words(verb: str, words: list[str]) -> None:
@@ -128,43 +105,29 @@ def check_words(verb: str, words: list[str]) -> None:
         raise UsageError(f"{address}: {verb} takes files and folders of this machine: copy it here first")
 
 
-NEEDS = {
-    "synth": "prepare", "prepare": "prepare", "verify": "shards", "index": "shards", "inspect": "shards",
-    "train": "train", "tune": "train", "plan": "train", "compare": "train", "ladder": "all", "demo": "all",
-}  # fmt: skip
-"""The extra that brings what a verb imports; the base is enough for the others."""
-
-
 def explain(error: Exception, verb: str) -> int:
     """Says in one line what is wrong; returns the exit status. Raises what is neither ours nor the file system's, and
     all with --debug."""
-    if isinstance(error, WrongUse):
-        return say(usage_line(error), 2)
+    prefix, status, what = "feedline", getattr(error, "exit_status", None), str(error)
     missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if missing not in ("", "feedline") and verb in NEEDS:
-        status, what = 2, f"{verb} needs {missing}: pip install 'feedline[{NEEDS[verb]}]'"
+    if isinstance(error, WrongUse):
+        wrong: Any = error
+        prefix, text = wrong.ctx.command_path if wrong.ctx else prefix, wrong.format_message().strip()
+        if not text:  # there were no words at all: Typer has shown the help
+            return 2
+        status, what = 2, f"{text} (see {prefix} --help)"
+    elif missing not in ("", "feedline") and VERBS.get(verb):
+        status, what = 2, f"{verb} needs {missing}: pip install 'feedline[{VERBS[verb]}]'"
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in UNWRITABLE):
         status, what = 1, f"{error.filename or 'the output'}: {error.strerror}"
-    else:
-        status, what = getattr(error, "exit_status", None), str(error)
-    if status is None or os.environ.get("FEEDLINE_DEBUG"):
+        if error.filename is None:  # what is still buffered goes nowhere; the interpreter would try again at its end
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if status is None or (os.environ.get("FEEDLINE_DEBUG") and not isinstance(error, WrongUse)):
         raise error
-    return say(f"feedline: {what}", status)
-
-
-WrongUse = typer.BadParameter.__mro__[1]  # the usage error of the click that Typer carries; it exports only a child
-
-
-def usage_line(error: Any) -> str:
-    """Empty where there were no words at all: Typer has shown the help."""
-    verb = error.ctx.command_path if error.ctx else "feedline"
-    text = error.format_message().strip()
-    return f"{verb}: {text} (see {verb} --help)" if text else ""
-
-
-def say(line: str, status: int) -> int:
-    if line and not train.said_by_another_rank(line):
-        stderr.print(printable(line), markup=False, soft_wrap=True)
+    line = f"{prefix}: {what}"
+    if not said_by_another_rank(line):
+        stderr.print(printable(line))
     return status
 
 

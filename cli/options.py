@@ -1,4 +1,4 @@
-"""Options made from the settings of a verb: one for each field of a dataclass, with its default and its docstring.
+"""A verb's options, made from the settings of its work: one for each field of a dataclass, as its docstring says.
 
 Most of these dataclasses stand in modules that need an extra which the base install lacks. So they are read from
 their source, and nothing of theirs is imported: `feedline --help` works everywhere, and at once.
@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from feedline.cli.common import OUTPUT, JsonFile, Record, check_writable
 from feedline.pipeline.base.errors import UsageError
 
 ROOT = Path(__file__).parents[1]
@@ -29,22 +30,34 @@ Settings = dict[str, Any]
 
 
 def command(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb as Typer takes it. A parameter annotated with `fields(…)` becomes the options of these fields; the verb
-    gets their values as Settings. Raises UsageError for a list that cannot be read."""
+    """A verb as Typer takes it.
+
+    A parameter annotated with `fields(…)` becomes the options of these fields; the verb gets their values as
+    Settings. A Record becomes `--json FILE`. Whatever names an output is tried before the verb begins. Raises
+    UsageError for a list that cannot be read and for an output that cannot be written.
+    """
     hints = get_type_hints(verb, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, list[Option]] = {}
+    groups: dict[str, Options] = {}
+    outputs: list[str] = []
     for name, parameter in inspect.signature(verb).parameters.items():
-        made_of = next((item for item in get_args(hints[name])[1:] if isinstance(item, Fields)), None)
-        if made_of is None:
-            parameters.append(_keyword(name, hints[name], parameter.default))
+        hint = JsonFile if hints[name] is Record else hints[name]
+        options = next((item for item in get_args(hint)[1:] if isinstance(item, Options)), None)
+        if options is None:
+            parameters.append(_keyword(name, hint, None if hint is JsonFile else parameter.default))
+            outputs += [name] if OUTPUT in get_args(hint) else []
         else:
-            groups[name] = made_of.options()
-            parameters += [option.parameter() for option in groups[name]]
+            groups[name] = options
+            parameters += [option.parameter() for option in options]
+
+    parameters.sort(key=lambda parameter: parameter.annotation is JsonFile)  # the last in the help
 
     def called(**values: Any) -> None:
+        check_writable(*(values[name] for name in outputs))
         for name, options in groups.items():
             values[name] = {option.field: option.read(values.pop(option.field)) for option in options}
+        for name in values.keys() & hints.keys():
+            values[name] = Record(verb.__name__, values[name]) if hints[name] is Record else values[name]
         verb(**values)
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -53,52 +66,29 @@ def command(verb: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def flag(field: str) -> str:
-    return f"--{field.replace('_', '-')}"
-
-
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fields:
-    """Which fields of which dataclass."""
-
-    module: "Source"
-    name: str
-    wanted: tuple[str, ...]
-    negatable: bool
-    changes: Mapping[str, Mapping[str, Any]]
-
-    def options(self) -> list["Option"]:
-        declared = self.module.fields(self.name)
-        return [self._option(*one) for one in declared if not self.wanted or one[0] in self.wanted]
-
-    def _option(self, field: str, hint: ast.expr, default: ast.expr | None, text: str) -> "Option":
-        change = dict(self.changes.get(field, {}))
-        known = {
-            "hint": change.pop("hint") if "hint" in change else self.module.evaluate(hint),
-            "default": change.pop("default") if "default" in change else self.module.default(default),
-        }
-        flags = (
-            (f"{flag(field)}/--no-{flag(field)[2:]}",) if self.negatable and known["hint"] is bool else (flag(field),)
-        )
-        return Option(field=field, flags=change.pop("flags", flags), more={"help": text, **change}, **known)
-
-    def flags(self) -> set[str]:
-        """Every word that gives one of these options."""
-        return {word for option in self.options() for names in option.flags for word in names.split("/")}
-
-
-def fields(dataclass: str, *wanted: str, negatable: bool = False, **changes: Mapping[str, Any]) -> Fields:
+def fields(dataclass: str, *wanted: str, negatable: bool = False, **changes: Mapping[str, Any]) -> "Options":
     """Options for `wanted` fields of a dataclass (its module below feedline, and its name), or for all.
 
     `changes`, by field: `flags`, `hint`, `default`, or what typer.Option takes. `negatable`: switches get a
     --no-… too.
     """
-    module, _, name = dataclass.rpartition(".")
-    return Fields(module=source(module), name=name, wanted=wanted, negatable=negatable, changes=changes)
+    path, _, name = dataclass.rpartition(".")
+    module = source(path)
+    made: list[Option] = []
+    for field, hint, default, text in module.fields(name):
+        if wanted and field not in wanted:
+            continue
+        change = dict(changes.get(field, {}))
+        kind = change.pop("hint") if "hint" in change else module.evaluate(hint)
+        start = change.pop("default") if "default" in change else module.default(default)
+        flag = field.replace("_", "-")
+        flags = change.pop("flags", (f"--{flag}/--no-{flag}" if negatable and kind is bool else f"--{flag}",))
+        made.append(Option(field=field, flags=flags, hint=kind, default=start, more={"help": text, **change}))
+    return Options(made)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,74 +105,70 @@ class Option:
         if self.default is REQUIRED:
             return _keyword(self.field, Annotated[self.hint, typer.Argument(**self.more)], REQUIRED)
         hint, default = self.hint, self.default
-        if get_origin(hint) is tuple and not self._repeats:
-            hint, default = str, self._word(default)
-        elif self._repeats or self._is_mapping:
+        if self._is_list:
+            hint, default = str, _word(default)
+        elif get_origin(hint) in (tuple, Mapping):
             hint, default = list[str] | None, None
         settings: Settings = {"show_default": bool(str(default)), **self.more}
         return _keyword(self.field, Annotated[hint, typer.Option(*self.flags, **settings)], default)
 
     def read(self, value: Any) -> Any:
         """The field's value for what stands on the command line. Raises UsageError."""
-        if self._is_mapping:
-            as_json = get_args(self.hint)[1] is not str
-            return values(value, self.flags[0]) if as_json else pairs(value, self.flags[0])
-        if self._repeats:
-            return tuple(value or ())
-        return self._numbers(value) if get_origin(self.hint) is tuple and isinstance(value, str) else value
+        if get_origin(self.hint) is Mapping:
+            return pairs(value, self.flags[0], as_json=get_args(self.hint)[1] is not str)
+        if self._is_list:
+            return self._numbers(value) if isinstance(value, str) else value
+        return tuple(value or ()) if get_origin(self.hint) is tuple else value
 
     @property
-    def _is_mapping(self) -> bool:
-        return get_origin(self.hint) is Mapping
-
-    @property
-    def _repeats(self) -> bool:
-        return get_origin(self.hint) is tuple and get_args(self.hint)[0] is str
-
-    @staticmethod
-    def _word(default: tuple[Any, ...]) -> str:
-        return ",".join(":".join(map(str, item)) if isinstance(item, tuple) else str(item) for item in default)
+    def _is_list(self) -> bool:
+        """Written as one word with commas; a tuple of texts is an option that may be repeated."""
+        return get_origin(self.hint) is tuple and get_args(self.hint)[0] is not str
 
     def _numbers(self, text: str) -> tuple[Any, ...]:
-        """Of a tuple's comma-separated word; items that are tuples themselves have colons between their numbers."""
+        """Of a comma-separated word; items that are tuples themselves have colons between their numbers."""
         kinds = get_args(self.hint)
         kind = get_origin(kinds[0]) or kinds[0]
-        example = self._word(self.default) or LIST_EXAMPLE[kind]
         words = [word.strip() for word in text.split(",") if word.strip()]
         try:
             if kind is tuple:
-                read = tuple(tuple(map(int, word.split(":"))) for word in words)
-                fits = all(len(item) == len(get_args(kinds[0])) for item in read)
+                items = tuple(tuple(map(int, word.split(":"))) for word in words)
+                fits = all(len(item) == len(get_args(kinds[0])) for item in items)
             else:
-                read = tuple(kind(word) for word in words)
-                fits = Ellipsis in kinds or len(read) == len(kinds)
+                items = tuple(kind(word) for word in words)
+                fits = Ellipsis in kinds or len(items) == len(kinds)
         except ValueError:
-            fits, read = False, ()
+            fits, items = False, ()
         if not fits:
-            raise UsageError(f"{self.flags[0]} {text!r}: write it as {example}")
-        return read
+            raise UsageError(f"{self.flags[0]} {text!r}: write it as {_word(self.default) or LIST_EXAMPLE[kind]}")
+        return items
 
 
-def pairs(texts: list[str] | None, option: str) -> dict[str, str]:
-    """Of KEY=VALUE words. Raises UsageError."""
-    read: dict[str, str] = {}
+class Options(tuple[Option, ...]):
+    """What `fields` makes of a dataclass."""
+
+    @property
+    def flags(self) -> set[str]:
+        """Every word that gives one of these options."""
+        return {word for option in self for names in option.flags for word in names.split("/")}
+
+
+def _word(default: tuple[Any, ...]) -> str:
+    return ",".join(":".join(map(str, item)) if isinstance(item, tuple) else str(item) for item in default)
+
+
+def pairs(texts: list[str] | None, option: str, *, as_json: bool = True) -> Settings:
+    """Of KEY=VALUE words; `as_json`: VALUE is JSON if it can be read as such, text otherwise. Raises UsageError."""
+    settings: Settings = {}
     for text in texts or []:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UsageError(f"{option} {text!r} is not KEY=VALUE")
-        read[key] = value
-    return read
-
-
-def values(texts: list[str] | None, option: str) -> Settings:
-    """KEY=VALUE where VALUE is JSON if it can be read as such, text otherwise."""
-    read: Settings = {}
-    for key, text in pairs(texts, option).items():
         try:
-            read[key] = json.loads(text)
+            settings[key] = json.loads(value) if as_json else value
         except (ValueError, RecursionError):
-            read[key] = text
-    return read
+            settings[key] = value
+    return settings
 
 
 class Source(dict[str, Any]):
@@ -200,12 +186,9 @@ class Source(dict[str, Any]):
                 case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
                     return self.evaluate(value)
                 case ast.ImportFrom(module=str(module)) if name in [alias.name for alias in statement.names]:
-                    ours = module.startswith("feedline.")
-                    return (
-                        source(module.removeprefix("feedline."))[name]
-                        if ours
-                        else getattr(import_module(module), name)
-                    )
+                    if module.startswith("feedline."):
+                        return source(module.removeprefix("feedline."))[name]
+                    return getattr(import_module(module), name)
                 case _:
                     pass
         raise KeyError(name)
@@ -215,13 +198,13 @@ class Source(dict[str, Any]):
 
     def default(self, expression: ast.expr | None) -> Any:
         """REQUIRED where the field has none; None for `field(default_factory=…)`."""
-        match expression:
-            case None:
-                return REQUIRED
-            case ast.Call(func=ast.Name(id="field")):
-                return None
-            case _:
-                return self.evaluate(expression)
+        if (
+            isinstance(expression, ast.Call)
+            and isinstance(expression.func, ast.Name)
+            and expression.func.id == "field"
+        ):
+            return None
+        return REQUIRED if expression is None else self.evaluate(expression)
 
     def fields(self, dataclass: str) -> list[tuple[str, ast.expr, ast.expr | None, str]]:
         """Name, type, default and docstring of each field that has a docstring, in their order."""

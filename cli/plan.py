@@ -3,16 +3,17 @@
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, stderr
+from feedline.cli.common import Record, console, stderr
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
+from feedline.profiling.record import units
 
-Opt = typer.Option
-
+if TYPE_CHECKING:
+    from feedline.benchmarks.plan import Plan, PlanInputs
 
 AT_LEAST_ONE = {"min": 1}
 OPTIONS = fields(
@@ -26,19 +27,23 @@ OPTIONS = fields(
 )
 
 
+def positive(words: str) -> Any:
+    return typer.Option(min=1e-6, max=1e12, help=words)
+
+
 @command
 def plan(
     options: Annotated[Settings, OPTIONS],
+    record: Record,
     dataset: Annotated[Path | None, typer.Argument(help="Prepared data whose costs are measured.")] = None,
-    gpu_rate: Annotated[
-        float | None, Opt(min=1e-6, max=1e12, help="samples/s of one GPU when data is free (`profile --legs`).")
+    gpu_rate: Annotated[float | None, positive("samples/s of one GPU when data is free (`profile --legs`).")] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Of the storage, as 2GB/s or (bits) 16Gb/s; none: no limit.")
     ] = None,
-    bandwidth: Annotated[str | None, Opt(help="Of the storage, as 2GB/s or (bits) 16Gb/s; none: no limit.")] = None,
-    image_size: Annotated[int, Opt(min=8, help="Side of the training images, px.")] = 224,
-    load_us: Annotated[float | None, Opt(min=1e-6, max=1e12, help="Not measured: core µs to load a sample.")] = None,
-    sample_kb: Annotated[float | None, Opt(min=1e-6, max=1e12, help="Not measured: kB of a prepared sample.")] = None,
-    prepare_ms: Annotated[float | None, Opt(min=1e-6, max=1e12, help="Core ms to prepare an original.")] = None,
-    json_file: JsonFile = None,
+    image_size: Annotated[int, typer.Option(min=8, help="Side of the training images, px.")] = 224,
+    load_us: Annotated[float | None, positive("Not measured: core µs to load a sample.")] = None,
+    sample_kb: Annotated[float | None, positive("Not measured: kB of a prepared sample.")] = None,
+    prepare_ms: Annotated[float | None, positive("Core ms to prepare an original.")] = None,
 ) -> None:
     """Epoch time, cores to feed the GPUs, preparing time, shard count, and where the next bottleneck is.
 
@@ -46,35 +51,23 @@ def plan(
     """
     from feedline.benchmarks.plan import PlanInputs, make_plan
 
-    record = Record("plan", json_file)
     if gpu_rate is None:
         raise UsageError("--gpu-rate is not given: it is the ceiling of `feedline profile --legs` on that GPU")
     limit = None if bandwidth is None else parse_rate(bandwidth)
-    costs = costs_of(dataset, image_size, load_us, sample_kb, prepare_ms)
-    inputs = PlanInputs(gpu_samples_per_s=gpu_rate, bandwidth_bytes_per_s=limit, **options, **costs)
-    found = make_plan(inputs)
-    show(inputs, found)
-    record.write(json_file, {"inputs": asdict(inputs), "plan": asdict(found)})
-
-
-def costs_of(
-    dataset: Path | None, image_size: int, load_us: float | None, sample_kb: float | None, prepare_ms: float | None
-) -> dict[str, Any]:
-    """As fields of PlanInputs; what is given is not measured."""
-    measured: dict[str, Any] = {}
+    given = {"load_cpu_s": (load_us, 1e-6), "sample_bytes": (sample_kb, 1e3), "prepare_cpu_s": (prepare_ms, 1e-3)}
+    costs: Settings = {}
     if dataset is not None:
         from feedline.benchmarks.sample_cost import measure_costs
 
-        measured = asdict(measure_costs(dataset, image_size))
-        stderr.print(f"costs measured on {measured.pop('split')}", markup=False, soft_wrap=True)
+        costs = asdict(measure_costs(dataset, image_size))
+        stderr.print(f"costs measured on {costs.pop('split')}")
     elif load_us is None or sample_kb is None:
         raise UsageError("no costs to plan with: name a prepared dataset, or give both --load-us and --sample-kb")
-    given = {
-        "load_cpu_s": None if load_us is None else load_us / 1e6,
-        "sample_bytes": None if sample_kb is None else sample_kb * 1e3,
-        "prepare_cpu_s": None if prepare_ms is None else prepare_ms / 1e3,
-    }
-    return {**measured, **{name: value for name, value in given.items() if value is not None}}
+    costs |= {name: value * unit for name, (value, unit) in given.items() if value is not None}
+    inputs = PlanInputs(gpu_samples_per_s=gpu_rate, bandwidth_bytes_per_s=limit, **options, **costs)
+    result = make_plan(inputs)
+    show_plan(inputs, result)
+    record.write({"inputs": asdict(inputs), "plan": asdict(result)})
 
 
 def parse_rate(text: str) -> float:
@@ -89,29 +82,24 @@ def parse_rate(text: str) -> float:
         raise UsageError(f"--bandwidth {text!r}: write it as 2GB/s (bytes) or 16Gb/s (bits)") from error
 
 
-def show(inputs: Any, found: Any) -> None:
-    from feedline.profiling.record import units
-
-    def line(name: str, value: str) -> None:
-        console.print(f"{name:<22} {value}", markup=False, soft_wrap=True)
-
-    line("rate", f"{units.rate(found.samples_per_s)}, bound by the {found.bound}")
-    for name, limit in sorted(found.limits.items(), key=lambda item: item[1]):
-        line(f"  {name} allow", units.rate(limit))
-    if found.next_bound:
-        line("next bottleneck", f"the {found.next_bound}, from {units.rate(found.limits[found.next_bound])}")
+def show_plan(inputs: "PlanInputs", result: "Plan") -> None:
+    lines = {"rate": f"{units.rate(result.samples_per_s)}, bound by the {result.bound}"}
+    for name, limit in sorted(result.limits.items(), key=lambda item: item[1]):
+        lines[f"  {name} allow"] = units.rate(limit)
+    if result.next_bound:
+        lines["next bottleneck"] = f"the {result.next_bound}, from {units.rate(result.limits[result.next_bound])}"
     if inputs.bandwidth_bytes_per_s is not None:
-        line("storage given", f"{units.size(inputs.bandwidth_bytes_per_s)}/s")
-    line("one epoch", units.seconds(found.epoch_s))
-    line(f"{inputs.epochs} epochs", units.seconds(found.training_s))
-    line("cores to feed the GPUs", f"{found.cores_needed:,} (there are {inputs.cores:,})")
-    line("bandwidth for that", f"{units.size(found.bandwidth_needed_bytes_per_s)}/s")
-    if found.prepare_s is not None:
-        line("preparing", f"{units.seconds(found.prepare_s)}, bound by the {found.prepare_bound}")
-    line(
-        "prepared dataset",
-        f"{units.size(found.dataset_bytes)} in {found.shards:,} shards of {units.size(found.shard_bytes)}",
-    )
-    console.print("\nassumed:", markup=False)
-    for assumption in found.assumptions:
-        console.print(f"  {assumption}", markup=False, soft_wrap=True)
+        lines["storage given"] = f"{units.size(inputs.bandwidth_bytes_per_s)}/s"
+    lines["one epoch"] = units.seconds(result.epoch_s)
+    lines[f"{inputs.epochs} epochs"] = units.seconds(result.training_s)
+    lines["cores to feed the GPUs"] = f"{result.cores_needed:,} (there are {inputs.cores:,})"
+    lines["bandwidth for that"] = f"{units.size(result.bandwidth_needed_bytes_per_s)}/s"
+    if result.prepare_s is not None:
+        lines["preparing"] = f"{units.seconds(result.prepare_s)}, bound by the {result.prepare_bound}"
+    shards = f"{result.shards:,} shards of {units.size(result.shard_bytes)}"
+    lines["prepared dataset"] = f"{units.size(result.dataset_bytes)} in {shards}"
+    for name, value in lines.items():
+        console.print(f"{name:<22} {value}")
+    console.print("\nassumed:")
+    for assumption in result.assumptions:
+        console.print(f"  {assumption}")

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, progress, stderr
+from feedline.cli.common import Record, console, progress, stderr
 from feedline.cli.options import Settings, command, fields
+from feedline.pipeline.base.errors import UsageError
+from feedline.profiling.record import units
 
 if TYPE_CHECKING:
-    from feedline.preprocess.config import PrepareConfig
     from feedline.preprocess.picture import Output
 
 PICTURE = fields("preprocess.picture.Output", size_px={"flags": ("--size",)}, subsampling={"hint": str})
@@ -23,32 +24,36 @@ JOB = fields(
     source_options={"flags": ("--source-option",), "metavar": "KEY=VALUE"},
     storage_options={"flags": ("--storage-option",), "metavar": "KEY=VALUE"},
 )
+LIST_BYTES = 64 << 20
 
 
 @command
 def prepare(
     job: Annotated[Settings, JOB],
     picture: Annotated[Settings, PICTURE],
+    record: Record,
     resume: Annotated[bool, typer.Option("--resume", help="The default: a rerun skips what is done.")] = True,
-    json_file: JsonFile = None,
 ) -> None:
     """Prepare raw images into verified-ready WebDataset shards. A rerun resumes; bad images go to OUT/quarantine.
 
     Example: feedline prepare /data/imagenet OUT --output 256:jpeg --output 64:raw
     """
     from feedline.preprocess.config import PrepareConfig, parse_bytes
+    from feedline.preprocess.prepare import prepare as run
 
-    job |= {
-        "outputs": outputs(job["outputs"] or [], picture),
-        "shard_bytes": parse_bytes(job["shard_bytes"]),
-        "class_order": read_lines(job["class_order"]),
-    }
-    run(PrepareConfig(**job), json_file)
+    job["outputs"] = outputs(job["outputs"] or [], picture)
+    job["shard_bytes"] = parse_bytes(job["shard_bytes"])
+    job["class_order"] = read_lines(job["class_order"])
+    config = PrepareConfig(**job)
+    signal.signal(signal.SIGTERM, terminated)
+    with progress("prepare") as advance:
+        result = run(config, advance, stderr.print)
+    show_result(result, config.out)
+    record.write(result)
 
 
 def outputs(texts: list[str], picture: Settings) -> "tuple[Output, ...]":
     """What --output asks for, else one output of these settings. Raises UsageError."""
-    from feedline.pipeline.base.errors import UsageError
     from feedline.preprocess.config import parse_output
     from feedline.preprocess.picture import Output
 
@@ -60,45 +65,16 @@ def outputs(texts: list[str], picture: Settings) -> "tuple[Output, ...]":
     return tuple(parse_output(text, **shared) for text in texts)
 
 
-def run(config: "PrepareConfig", json_file: Path | None) -> None:
-    from feedline.preprocess.prepare import prepare as run_job
+def read_lines(path: Path | None) -> tuple[str, ...] | None:
+    from feedline.pipeline.base.files import read_bounded
 
-    signal.signal(signal.SIGTERM, terminated)
-    record = Record("prepare", json_file)
-    with progress("prepare") as advance:
-        result = run_job(config, advance, lambda note: stderr.print(note, markup=False, soft_wrap=True))
-    show(result, config.out)
-    record.write(json_file, result)
-
-
-def show(done: dict[str, Any], out: str) -> None:
-    def line(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
-    line(
-        f"{done.get('output_samples', 0):,} of {done.get('input_samples', 0):,} samples in {done.get('shards', 0)} "
-        f"shards, {gib(done.get('bytes_in', 0))} -> {gib(done.get('bytes_out', 0))}: {out}"
-    )
-    if done.get("samples_per_s"):
-        stages = done["stage_s"]
-        whole = sum(stages.values()) or 1.0
-        shares = ", ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in stages.items() if seconds)
-        line(f"{done['samples_per_s']:,.0f} samples/s, {done['samples_per_s_per_core']:,.0f} per core ({shares})")
-        if imagenet := done.get("imagenet"):
-            times = ", ".join(f"{span(hours)} on {cores}" for cores, hours in imagenet["hours_by_cores"].items())
-            line(f"all of ImageNet at this rate: {times} cores (± {imagenet['relative_error']:.0%})")
-    if done.get("quarantined"):
-        reasons = ", ".join(f"{count} {reason}" for reason, count in done["reasons"].items())
-        line(f"{done['quarantined']} in quarantine ({reasons}): {out}/quarantine/report.jsonl")
-        line("  mend the files there, then: the same command with --retry-quarantine")
-
-
-def span(hours: float) -> str:
-    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
-
-
-def gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / 2**20:.1f} MiB"
+    if path is None:
+        return None
+    try:
+        lines = read_bounded(path, LIST_BYTES).decode().splitlines()
+        return tuple(line.strip() for line in lines if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
 
 
 def terminated(number: int, frame: object) -> None:
@@ -106,17 +82,22 @@ def terminated(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-LIST_BYTES = 64 << 20
-
-
-def read_lines(path: Path | None) -> tuple[str, ...] | None:
-    from feedline.pipeline.base.errors import UsageError
-    from feedline.pipeline.base.files import read_bounded
-
-    if path is None:
-        return None
-    try:
-        text = read_bounded(path, LIST_BYTES).decode()
-        return tuple(line.strip() for line in text.splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+def show_result(done: dict[str, Any], out: str) -> None:
+    sizes = f"{units.size(done.get('bytes_in', 0))} -> {units.size(done.get('bytes_out', 0))}"
+    console.print(f"{done.get('output_samples', 0):,} of {done.get('input_samples', 0):,} samples in "
+                  f"{done.get('shards', 0)} shards, {sizes}: {out}")  # fmt: skip
+    if done.get("samples_per_s"):
+        stages = done["stage_s"]
+        whole = sum(stages.values()) or 1.0
+        shares = ", ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in stages.items() if seconds)
+        rate, per_core = done["samples_per_s"], done["samples_per_s_per_core"]
+        console.print(f"{rate:,.0f} samples/s, {per_core:,.0f} per core ({shares})")
+        if imagenet := done.get("imagenet"):
+            times = ", ".join(
+                f"{units.seconds(hours * 3600)} on {cores}" for cores, hours in imagenet["hours_by_cores"].items()
+            )
+            console.print(f"all of ImageNet at this rate: {times} cores (± {imagenet['relative_error']:.0%})")
+    if done.get("quarantined"):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in done["reasons"].items())
+        console.print(f"{done['quarantined']} in quarantine ({reasons}): {out}/quarantine/report.jsonl\n"
+                      "  mend the files there, then: the same command with --retry-quarantine")  # fmt: skip

@@ -1,20 +1,18 @@
 """`feedline profile`: why is this training script slow, proved, and what each remedy would give."""
 
-from pathlib import Path
+import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, stderr, write
+from feedline.cli.common import FailIf, HtmlFile, Record, TraceFile, say
 from feedline.cli.options import Settings, command, fields
+from feedline.cli.report import show_recording
+from feedline.pipeline.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from feedline.profiling.explain.verdict import Diagnosis
     from feedline.profiling.record.recording import Recording
-
-CONTEXT = {"allow_interspersed_args": False}
-"""Options end at the script's name: what follows is the script's own, `--help` included."""
-
 
 OPTIONS = fields(
     "profiling.profile_run.StudyConfig",
@@ -28,21 +26,16 @@ OPTIONS = fields(
 )
 Cold = Annotated[bool, typer.Option(help="--legs: with the data's files dropped from the page cache, at the end.")]
 Trials = Annotated[bool, typer.Option(help="Try other sizes and codecs on some of the script's own samples.")]
-HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one HTML file.")]
-TraceFile = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write a timeline for Perfetto.")]
-FailIf = Annotated[
-    list[str] | None, typer.Option(metavar="EXPR", help='Exit 1 if it holds: "wait>10%"; may be given several times.')
-]
 
 
 @command
 def profile(
     options: Annotated[Settings, OPTIONS],
+    record: Record,
     cold: Cold = True,
     trials: Trials = True,
     html: HtmlFile = None,
     trace: TraceFile = None,
-    json_file: JsonFile = None,
     fail_if: FailIf = None,
 ) -> None:
     """Run an unmodified training script and say what it waits for, and what each remedy would give.
@@ -60,54 +53,31 @@ def profile(
     from feedline.profiling.interrupts import hearing
     from feedline.profiling.profile_run import INTERRUPTED, StudyConfig, chosen_legs, study
 
-    refuse_inside_torchrun()
+    if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("LOCAL_RANK"):  # one profiler watches all ranks
+        raise UsageError("started by torchrun: turn it around, feedline profile torchrun [options] SCRIPT")
     conditions = [parse(text) for text in fail_if or ()]
-    record = Record("profile", json_file, html, trace)
     options |= {"legs": chosen_legs(options["legs"], cold), "lines": options["lines"] or bool(options["functions"])}
-    config = StudyConfig(**options)
     with hearing() as interrupts:
-        done = study(config, say)
+        done = study(StudyConfig(**options), say)
         recording = with_trials(done.recording) if trials else done.recording
         diagnosis = diagnose(recording)
-        keys = record_keys(recording, diagnosis)
-        show(recording, diagnosis, html, trace)
-        record.write(json_file, {**keys, "recording": recording.to_dict()})
-        for path in (json_file, html, trace):
-            if path is not None:
-                say(f"wrote {path}")
+        show_recording(recording, diagnosis, html, trace)
+        record.write({**record_keys(recording, diagnosis), "recording": recording.to_dict()})
+        if record.path is not None:
+            say(f"wrote {record.path}")
     if interrupts.number:
         say(f"{INTERRUPTED}: this is what was seen until then")
         raise typer.Exit(interrupts.status)
     if done.status:
-        say(how_it_ended(recording))
+        script = recording.script
+        why = f" ({script.error})" if script.error else ""
+        say(f"{script.argv[0]} ended with status {script.exit_status}{why} after {len(recording.steps)} batches")
         raise typer.Exit(done.status)
     check(conditions, recording, diagnosis)
 
 
-def say(line: str) -> None:
-    stderr.print(f"feedline: {line}", markup=False, soft_wrap=True)
-
-
-def refuse_inside_torchrun() -> None:
-    """One profiler watches all ranks: torchrun runs under it, not the other way round. Raises UsageError."""
-    import os
-
-    from feedline.pipeline.base.errors import UsageError
-
-    if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("LOCAL_RANK"):
-        raise UsageError("started by torchrun: turn it around, feedline profile torchrun [options] SCRIPT")
-
-
-def how_it_ended(recording: "Recording") -> str:
-    script = recording.script
-    why = f" ({script.error})" if script.error else ""
-    return f"{script.argv[0]} ended with status {script.exit_status}{why} after {len(recording.steps)} batches"
-
-
 def with_trials(recording: "Recording") -> "Recording":
     """What the script's own samples would cost at other sizes and codecs, where that room is installed."""
-    from dataclasses import replace
-
     from feedline.profiling.interrupts import Interrupted, hearing
     from feedline.profiling.profile_run import INTERRUPTED, noted
 
@@ -119,27 +89,11 @@ def with_trials(recording: "Recording") -> "Recording":
         with hearing() as interrupts, interrupts.breaking_off():
             if recording.sample_paths:
                 say("trials: some of the script's own samples at other sizes and codecs")
-            found = what_if(recording)
+            trials = what_if(recording)
     except Interrupted:
         return noted(recording, f"no trials: {INTERRUPTED}")
     except Exception as error:  # files that have changed or vanished meanwhile must not cost the verdict
         return noted(recording, f"no trials: {type(error).__name__}: {error}")
-    if not found and recording.train_loader is not None:
+    if not trials and recording.train_loader is not None:
         return noted(recording, why_none(recording))
-    return replace(recording, trials=found)
-
-
-def show(recording: "Recording", diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> None:
-    import json
-
-    from feedline.profiling.render.html import document
-    from feedline.profiling.render.plain_text import text
-    from feedline.profiling.render.profile_page import report
-    from feedline.profiling.render.trace import trace as timeline
-
-    page = report(recording, diagnosis)
-    console.print(text(page, width=min(console.width, 120)), markup=False, soft_wrap=True)
-    if html is not None:
-        write(html, document(page))
-    if trace is not None:
-        write(trace, json.dumps(timeline(recording)))
+    return replace(recording, trials=trials)

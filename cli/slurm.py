@@ -7,12 +7,10 @@ from typing import Annotated
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console
+from feedline.cli.common import Record, console
 from feedline.cli.options import Settings, command, fields
 from feedline.cli.train import OPTIONS as TRAIN_OPTIONS
-
-CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
-
+from feedline.pipeline.base.errors import UsageError
 
 ASKED = {
     "nodes": "Nodes",
@@ -34,41 +32,31 @@ OPTIONS = fields(
 def slurm(
     context: typer.Context,
     options: Annotated[Settings, OPTIONS],
+    record: Record,
     script_file: Annotated[Path, typer.Option("--script", help="File to write.")] = Path("train.sbatch"),
-    json_file: JsonFile = None,
 ) -> None:
     """Write an sbatch script for training on a cluster. Options it does not know go to the training.
 
     Example: feedline slurm /data/256-jpeg --nodes 2 --gpus-per-node 4 --partition gpu --epochs 90 --global-batch 1024
     """
-    from feedline.pipeline.base.errors import UsageError
     from feedline.train.slurm import SlurmConfig, script, write
 
-    record = Record("slurm", json_file)
     if unknown := unknown_options(context.args):
         raise UsageError(f"{unknown[0]} is an option of neither `feedline slurm` nor `feedline train`")
-    options |= answers(options) | {"train_args": tuple(context.args)}
-    config = SlurmConfig(**options)
+    for name, question in ASKED.items():
+        if options[name] is None:
+            default = getattr(SlurmConfig, name)
+            if sys.stdin.isatty():
+                answer = typer.prompt(question, default="" if default is None else default, err=True)
+                default = None if answer == "" else answer
+            options[name] = default
+    config = SlurmConfig(**options, train_args=tuple(context.args))
     write(config, script_file)
     console.print(f"{script_file}: {config.ranks} ranks on each node, {config.cpus_per_task} CPUs for them; "
-                  f"start it with: sbatch {shlex.quote(str(script_file))}", markup=False, soft_wrap=True)  # fmt: skip
-    record.write(json_file, {"script": str(script_file), "text": script(config)})
-
-
-def answers(given: Settings) -> Settings:
-    """To the questions for what no option says: typed at a terminal, else the default."""
-    from feedline.train.slurm import SlurmConfig
-
-    read: Settings = {}
-    for name, question in ASKED.items():
-        if given[name] is None:
-            default = getattr(SlurmConfig, name)
-            at_terminal = sys.stdin.isatty()
-            read[name] = typer.prompt(question, default=default or "", err=True) if at_terminal else default
-    return read | ({"partition": read["partition"] or None} if "partition" in read else {})
+                  f"start it with: sbatch {shlex.quote(str(script_file))}")  # fmt: skip
+    record.write({"script": str(script_file), "text": script(config)})
 
 
 def unknown_options(words: list[str]) -> list[str]:
     """Of a training command line, the options that training does not have."""
-    known = TRAIN_OPTIONS.flags()
-    return [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
+    return [word for word in words if word.startswith("--") and word.partition("=")[0] not in TRAIN_OPTIONS.flags]

@@ -3,14 +3,15 @@
 import time
 from typing import Annotated
 
-from feedline.cli.common import JsonFile, Record, console, progress
+from feedline.cli.common import Record, console, progress
 from feedline.cli.options import Settings, command, fields
+from feedline.profiling.record import units
 
 OPTIONS = fields("preprocess.synth.inventory.SynthConfig", long_side_px={"flags": ("--long-side",)})
 
 
 @command
-def synth(config: Annotated[Settings, OPTIONS], json_file: JsonFile = None) -> None:
+def synth(config: Annotated[Settings, OPTIONS], record: Record) -> None:
     """Make a synthetic ImageNet from photographs that ship inside scikit-image and scikit-learn.
 
     Example: feedline synth /data/synthetic --images 10000 --classes 100 --oddities
@@ -18,19 +19,14 @@ def synth(config: Annotated[Settings, OPTIONS], json_file: JsonFile = None) -> N
     from feedline.preprocess.synth.inventory import SynthConfig
     from feedline.preprocess.synth.write import synth as make
 
-    record = Record("synth", json_file)
     started = time.monotonic()
     with progress("synth", "images") as advance:
         done = make(SynthConfig(**config), advance)
-    seconds = time.monotonic() - started
-    samples = done["train_samples"] + done["val_samples"]
+    train, val = done["train_samples"], done["val_samples"]
+    per_s = (train + val) / (time.monotonic() - started)
     if done.get("already_complete"):
-        console.print(f"already there: {config['out']}", markup=False, soft_wrap=True)
+        console.print(f"already there: {config['out']}")
     else:
-        console.print(
-            f"{done['train_samples']:,} train and {done['val_samples']:,} val images of {config['classes']} classes, "
-            f"{done['bytes'] / 2**20:.1f} MiB, {samples / seconds:,.0f} images/s: {config['out']}",
-            markup=False,
-            soft_wrap=True,
-        )
-    record.write(json_file, done | {"samples_per_s": round(samples / seconds, 1)})
+        console.print(f"{train:,} train and {val:,} val images of {config['classes']} classes, "
+                      f"{units.size(done['bytes'])}, {per_s:,.0f} images/s: {config['out']}")  # fmt: skip
+    record.write(done | {"samples_per_s": round(per_s, 1)})

@@ -1,25 +1,28 @@
-"""`feedline train`: what it prints, its record and page, and settings from a file."""
+"""`feedline train`: what it prints, its record and its page of curves, and settings from a file."""
 
 import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from feedline.cli.common import JsonFile, Record, console, stderr
+from feedline.cli.common import Record, console, show, stderr, write
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import read_bounded
 from feedline.pipeline.base.text import printable
+from feedline.profiling.record import units
 from feedline.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from feedline.train.metrics import Event
+    from feedline.profiling.render.sections import Page, Section
 
 SETTINGS_BYTES = 1 << 20
+CLASSES_SHOWN = 20
+PAGE = "curves.html"
+Event = dict[str, Any]
 
 
 def _settings(context: typer.Context, path: Path | None) -> Path | None:
@@ -36,51 +39,6 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", is_eager=True, callback=_settings, help="Settings by `feedline tune`."),
 ]
-
-
-class Terminal:
-    """Prints events: one line that changes while a terminal is there, a line per epoch anyway, the summary."""
-
-    def __call__(self, event: "Event") -> None:
-        from feedline.train import terminal
-
-        match event["event"]:
-            case "start":
-                self._print(terminal.opening(event))
-            case "resume":
-                self._print(f"resumed from {event['checkpoint']} at step {event['step']}")
-            case "note":
-                self._print(event["text"], stderr)
-            case "step" if stderr.is_terminal:
-                self._clear(printable(terminal.progress_line(event)))
-            case "epoch":
-                self._print(terminal.epoch_line(event))
-            case "end":
-                if classes := event.get("classes"):
-                    self._print(f"\n{terminal.class_table(classes)}\n")
-                self._print(terminal.summary(event))
-            case _:
-                pass
-
-    def _print(self, text: str, where: Console = console) -> None:
-        self._clear()
-        where.print(text, markup=False, soft_wrap=True)
-
-    def _clear(self, then: str = "") -> None:
-        if stderr.is_terminal:
-            sys.stderr.write(f"\r\x1b[K{then}")
-            sys.stderr.flush()
-
-
-def said_by_another_rank(what: str) -> bool:
-    """Whether another rank of this job has said the same: ten ranks with one fault are one line."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        return False
-    from feedline.train.distributed import is_first_to_say
-
-    return not is_first_to_say(what.partition(" (")[0])
-
-
 OPTIONS = fields(
     "train.config.TrainConfig",
     negatable=True,
@@ -91,7 +49,7 @@ OPTIONS = fields(
 
 
 @command
-def train(config: Annotated[Settings, OPTIONS], json_file: JsonFile = None, config_file: ConfigFile = None) -> None:
+def train(config: Annotated[Settings, OPTIONS], record: Record, config_file: ConfigFile = None) -> None:
     """Train a model from a prepared dataset.
 
     Examples:
@@ -107,11 +65,158 @@ def train(config: Annotated[Settings, OPTIONS], json_file: JsonFile = None, conf
     from feedline.pipeline.base.process import from_environment
     from feedline.train.loop import train as run
 
-    record = Record("train", json_file)
     result = run(TrainConfig(**config), [Terminal()])
     if "WORLD_SIZE" in os.environ and from_environment("RANK", 0):
         return
-    from feedline.cli.train_page import write_page
+    from feedline.profiling.render.html import document
 
-    record.write(json_file, result)
-    console.print(f"curves                {write_page(Path(result['run']))}", markup=False, soft_wrap=True)
+    record.write(result)
+    path = Path(result["run"]) / PAGE
+    write(path, document(curves_page(path.parent)))
+    console.print(f"\ncurves                {path}")
+
+
+def said_by_another_rank(what: str) -> bool:
+    """Whether another rank of this job has said the same: ten ranks with one fault are one line."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return False
+    from feedline.train.distributed import is_first_to_say
+
+    return not is_first_to_say(what.partition(" (")[0])
+
+
+# --- on the terminal ----------------------------------------------------------------------------------
+
+
+class Terminal:
+    """Prints events: one line that changes while a terminal is there, a line per epoch anyway, the summary."""
+
+    def __call__(self, event: Event) -> None:
+        match event["event"]:
+            case "start":
+                self._print(opening(event), f"run folder: {event['run']}")
+            case "resume":
+                self._print(f"resumed from {event['checkpoint']} at step {event['step']}")
+            case "note":
+                self._clear()
+                stderr.print(event["text"])
+            case "step" if stderr.is_terminal:
+                share = f"epoch {event['epoch']} {event['share_of_epoch']:4.0%}  loss {event['loss']:.4f}"
+                self._clear(f"{share}  {_speed(event)}  ETA {units.seconds(event['eta_s'])}")
+            case "epoch":
+                accuracy = ""
+                if event["top1"] is not None:
+                    accuracy = f"  top-1 {event['top1']:.2%}  top-5 {event['top5']:.2%}"
+                    accuracy += f"  val loss {event['val_loss']:.4f}"
+                loss = f"epoch {event['epoch']}: loss {event['train_loss']:.4f}"
+                self._print(f"{loss}{accuracy}  {_speed(event)}  {units.seconds(event['seconds'])}")
+            case "end":
+                from feedline.profiling.render.sections import Page
+
+                self._clear()
+                show(Page(title="", sections=ending(event)))
+            case _:
+                pass
+
+    def _print(self, *lines: str) -> None:
+        self._clear()
+        console.print("\n".join(lines))
+
+    def _clear(self, then: str = "") -> None:
+        if stderr.is_terminal:
+            sys.stderr.write(f"\r\x1b[K{printable(then)}")
+            sys.stderr.flush()
+
+
+def opening(event: Event) -> str:
+    config, ranks = event["config"], event["world_size"]
+    return (
+        f"{config['model']} ({event['parameters']:,} parameters, {event['classes']} classes) on {event['device']}, "
+        f"{ranks} rank{'s' * (ranks > 1)}, global batch {event['global_batch']}, {event['num_workers']} loader "
+        f"workers a rank, {event['train_samples']:,} training and {event['val_samples']:,} validation samples"
+    )
+
+
+def _speed(event: Event) -> str:
+    return f"{event['samples_per_s']:,.0f} samples/s  wait {event['wait_fraction']:.1%}"
+
+
+# --- as a page ----------------------------------------------------------------------------------------
+
+CHARTS = (
+    (
+        "Learning",
+        "Loss",
+        "nats a sample",
+        {"training loss": ("step", "loss"), "validation loss": ("epoch", "val_loss")},
+    ),
+    ("Learning", "Validation accuracy", "%", {"top-1": ("epoch", "top1"), "top-5": ("epoch", "top5")}),
+    ("Learning", "Learning rate", "", {"learning rate": ("step", "lr")}),
+    ("Speed", "Throughput", "samples/s", {"samples/s": ("step", "samples_per_s")}),
+    ("Speed", "Share of the time blocked on the next batch", "%", {"wait": ("step", "wait_fraction")}),
+    ("Resources", "CPU", "cores in use", {"CPU": ("resources", "cpu_cores")}),
+    ("Resources", "Memory", "MiB", {"memory": ("resources", "memory_bytes")}),
+    ("Resources", "GPU: SM active", "%", {"SM active": ("resources", "gpu_sm_active")}),
+    ("Resources", "GPU: time with a kernel running", "%", {"running": ("resources", "gpu_utilization")}),
+)
+"""Section, title, unit, and the curves: each the value of a key in the events of a kind."""
+FACTORS = {"%": 100.0, "MiB": 2**-20}
+
+
+def curves_page(run: Path) -> "Page":
+    """The curves of one run, from the events in its metrics.jsonl; resources are of rank 0 and its workers."""
+    from feedline.profiling.render.sections import Curve, Curves, Page, section
+    from feedline.train.metrics import read_events
+
+    # a step that was done again after a restart counts once, as it was done last
+    events = {kind: {event["step"]: event for event in read_events(run, kind)} for kind in ("step", "epoch")}
+    points = {kind: [event for _, event in sorted(by_step.items())] for kind, by_step in events.items()}
+    points["resources"] = read_events(run, "resources")
+    parts: dict[str, list[Curves]] = {}
+    for heading, title, unit, keys in CHARTS:
+        curves: list[Curve] = []
+        for name, (kind, key) in keys.items():
+            values = [(event["at_s" if kind == "resources" else "step"], event.get(key)) for event in points[kind]]
+            factor = FACTORS.get(unit, 1.0)
+            curves.append(Curve(name=name, points=[(x, None if y is None else y * factor) for x, y in values]))
+        if any(y is not None for curve in curves for _, y in curve.points):
+            x_unit, y_max = "s" if heading == "Resources" else "steps", 100.0 if unit == "%" else None
+            chart = Curves(curves=curves, title=title, y_unit=unit, x_unit=x_unit, y_max=y_max)
+            parts.setdefault(heading, []).append(chart)
+    starts, ends = read_events(run, "start"), read_events(run, "end")
+    sections = [section(heading, *charts) for heading, charts in parts.items()]
+    subtitle = opening(starts[-1]) if starts else ""
+    return Page(
+        title=f"Training: {run.name}", subtitle=subtitle, sections=sections + (ending(ends[-1]) if ends else [])
+    )
+
+
+def ending(event: Event) -> "list[Section | None]":
+    """The classes, those that fare worst first, and what cluster users know from `seff`."""
+    from feedline.profiling.render.sections import Facts, Table, section
+
+    rated = sorted((row for row in event.get("classes", []) if row["samples"]), key=lambda row: row["top1"])
+    rows = [(row["name"][:30], row["samples"], f"{row['top1']:.1%}", f"{row['top5']:.1%}") for row in rated]
+    if len(rows) > CLASSES_SHOWN:
+        rows[CLASSES_SHOWN:] = [("… (all in metrics.jsonl)", sum(row[1] for row in rows[CLASSES_SHOWN:]), "", "")]
+    classes = Table(headers=("class", "samples", "top-1", "top-5"), rows=rows, numeric=(1, 2, 3)) if rows else None
+    facts = {
+        "samples": f"{sum(epoch['samples'] for epoch in event['epochs']):,} in {event['steps']:,} steps",
+        "wall time": units.seconds(event["train_s"]),
+        "without checkpoints": units.seconds(event["without_checkpoints_s"]),
+        "CPU efficiency": f"{event['cpu_efficiency']:.1%} of {units.seconds(event['core_s'])} core-walltime",
+        "memory, peak": units.size(event["peak_memory_bytes"]),
+    }
+    if event.get("gpu_memory_bytes"):
+        facts["GPU memory, peak"] = units.size(event["gpu_memory_bytes"])
+    for gpu in event.get("gpus", []):
+        # each number with its meaning: `utilization` is not how busy the GPU is
+        known = {"SM active": gpu.get("sm_active"), "SM occupancy": gpu.get("sm_occupancy"),
+                 "time with a kernel running": gpu.get("utilization")}  # fmt: skip
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in known.items() if share is not None)
+        facts[f"GPU {gpu.get('index') or 0}"] = f"{gpu.get('name') or gpu['uuid']}: {shares or 'no figures'}"
+    if event["best_top1"] is not None:
+        facts["best top-1"] = f"{event['best_top1']:.2%}"
+    if event["time_to_target_s"] is not None:
+        facts["time to target"] = f"{event['time_to_target_s']:.1f} s"
+    return [section("Classes", classes), section("Summary", Facts({**facts, "run folder": event["run"]}))]

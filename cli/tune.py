@@ -1,16 +1,13 @@
 """`feedline tune`: workers, prefetch and batch size for this machine, model and dataset."""
 
-from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from feedline.cli.common import JsonFile, Record, console, progress, write
+from feedline.cli.common import OUTPUT, HtmlFile, Record, console, progress, show
 from feedline.cli.options import Settings, command, fields
-
-Opt = typer.Option
-
 
 OPTIONS = fields(
     "benchmarks.tune.TuneConfig",
@@ -20,17 +17,18 @@ OPTIONS = fields(
     budget_s={"flags": ("--budget",), "min": 5},
     window_s={"flags": ("--window",), "min": 0.2, "max": 3600},
 )
+OutFile = Annotated[
+    Path, typer.Option(help="Where the settings go; `feedline train --config FILE` takes them."), OUTPUT
+]
 
 
 @command
 def tune(
     dataset: Annotated[Path, typer.Argument(help="A prepared folder.")],
     options: Annotated[Settings, OPTIONS],
-    out: Annotated[Path, Opt(help="Where the settings go; `feedline train --config FILE` takes them.")] = Path(
-        "tuned.json"
-    ),
-    html: Annotated[Path | None, Opt(help="Also write a page with the curve it saw.")] = None,
-    json_file: JsonFile = None,
+    record: Record,
+    out: OutFile = Path("tuned.json"),
+    html: HtmlFile = None,
 ) -> None:
     """Find the settings that train fastest, within a time budget.
 
@@ -40,66 +38,27 @@ def tune(
     from feedline.benchmarks.measure.rounds import Bench
     from feedline.benchmarks.tune import TuneConfig, write_config
     from feedline.benchmarks.tune import tune as search
-    from feedline.pipeline.base.process import usable_cores
-
-    record, split, cores = Record("tune", json_file, html, out), train_split(dataset), usable_cores()
-    options["device"] = check_devices([1], options["device"], [options["model"]])
-    config = TuneConfig(split=split, cores=cores, most_workers=min(16, 2 * cores), **options)
-    with Bench() as bench, progress("tune", "windows") as advance:
-        found = search(config, counted(bench.measure, advance))
-    show(found)
-    write_config(out, found, split)
-    if html is not None:
-        from feedline.benchmarks.tune_page import tune_page
-        from feedline.profiling.render.html import document
-
-        write(html, document(tune_page(found)))
-    console.print(f"settings: {out}", markup=False, soft_wrap=True)
-    record.write(json_file, found)
-
-
-def train_split(dataset: Path) -> Path:
+    from feedline.benchmarks.tune_page import tune_page
     from feedline.pipeline.base.errors import DatasetError
+    from feedline.pipeline.base.process import usable_cores
     from feedline.pipeline.format.manifest import prepared_splits, read_manifest
 
-    for split in prepared_splits(dataset):
-        if read_manifest(split).split == "train":
-            return split
-    raise DatasetError(f"{dataset} has no prepared train split: run `feedline prepare` first")
+    splits = prepared_splits(dataset)
+    split = next((split for split in splits if read_manifest(split).split == "train"), None)
+    if split is None:
+        raise DatasetError(f"{dataset} has no prepared train split: run `feedline prepare` first")
+    options["device"] = check_devices([1], options["device"], [options["model"]])
+    cores, done = usable_cores(), count(1)
+    config = TuneConfig(split=split, cores=cores, most_workers=min(16, 2 * cores), **options)
+    with Bench() as bench, progress("tune", "windows") as advance:
 
+        def measure(subject: Any) -> Any:
+            window = bench.measure(subject)
+            advance(next(done))
+            return window
 
-def counted(measure: Any, advance: Any) -> Any:
-    done = [0]
-
-    def counting(subject: Any) -> Any:
-        window = measure(subject)
-        done[0] += 1
-        advance(done[0])
-        return window
-
-    return counting
-
-
-def show(found: Mapping[str, Any]) -> None:
-    from rich.table import Table
-
-    from feedline.cli.compare import wide
-    from feedline.cli.ladder import bar
-    from feedline.profiling.record import units
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("workers", "batch", "prefetch", "", "samples/s", "interval", "n"):
-        table.add_column(name, no_wrap=True, justify="left" if not name else "right")
-    most = found["tried"][0]["samples_per_s"]
-    for one in found["tried"]:
-        table.add_row(
-            str(one["num_workers"]),
-            str(one["batch_size"]),
-            str(one["prefetch_factor"]),
-            bar(one["samples_per_s"] / most),
-            units.number(one["samples_per_s"]),
-            units.spread(one["low"], one["high"]),
-            str(one["n"]),
-        )
-    wide(table)
-    console.print(found["statement"], markup=False, soft_wrap=True)
+        result = search(config, measure)
+    show(tune_page(result), html)
+    write_config(out, result, split)
+    console.print(f"settings: {out}")
+    record.write(result)

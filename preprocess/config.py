@@ -88,7 +88,7 @@ def parse_output(text: str, **settings: Any) -> Output:
     parts = text.split(":")
     if parts == ["keep"]:
         return Output(codec="keep", resize="none", size_px=0)
-    if len(parts) not in (2, 3) or not re.fullmatch(r"\d{1,9}", parts[0]):
+    if len(parts) not in (2, 3) or not re.fullmatch(r"\d{1,99}", parts[0]):
         raise UsageError(f"output {text!r} is not SIZE:CODEC or SIZE:CODEC:RESIZE, like 256:jpeg or 64:raw:square")
     if len(parts) == 3:
         check(parts[2] in RESIZES, f"resize {parts[2]!r} in output {text!r} is none of {', '.join(RESIZES)}")

@@ -42,6 +42,8 @@ class LocalStore:
         for folder in folders:
             try:
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as error:
+                raise UsageError(f"{error.filename} is not a folder: choose another place for OUT") from error
             except OSError as error:
                 raise write_error(error, f"making the folder {self.root / folder}") from error
         if not os.access(self.root, os.W_OK | os.X_OK):

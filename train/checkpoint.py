@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,14 @@ class CheckpointError(FeedlineError):
     """A checkpoint that is damaged, not ours, or of another dataset or model."""
 
 
+class Resume(NamedTuple):
+    """A checkpoint to go on from: its bytes, their place, and what was wrong with newer ones."""
+
+    data: bytes
+    path: Path
+    problems: list[str]
+
+
 def to_bytes(state: State) -> bytes:
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "version": VERSION, **state}, buffer)
@@ -45,16 +53,14 @@ def from_bytes(data: bytes, where: str) -> State:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             damaged = archive.testzip()
-        if damaged is not None:
-            raise CheckpointError(f"checkpoint {where} is damaged ({damaged} has a wrong checksum): use an older one")
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except CheckpointError:
-        raise
+        state = None if damaged else torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # torch's own words are advice to load it all the same
         reason = "it holds more than tensors and plain values, of which nothing was run"
         raise CheckpointError(f"checkpoint {where} cannot be read ({reason}): use one that feedline wrote") from error
     except Exception as error:  # torch.load raises whatever the unpickler met
         raise CheckpointError(f"checkpoint {where} cannot be read ({first_line(error)}): use an older one") from error
+    if damaged:
+        raise CheckpointError(f"checkpoint {where} is damaged ({damaged} has a wrong checksum): use an older one")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{where} is not a feedline checkpoint: give a file from a run's checkpoints/ folder")
     if state.get("version") != VERSION:
@@ -72,11 +78,16 @@ def as_whole(where: str) -> Generator[None]:
         raise CheckpointError(f"checkpoint {where} is not whole ({reason}): use an older one") from error
 
 
-def read(path: Path) -> State:
+def read_bytes(path: Path) -> bytes:
+    """Raises CheckpointError where the file cannot be read; what is in it is another matter."""
     try:
-        return from_bytes(read_bounded(path, MOST_BYTES), str(path))
+        return read_bounded(path, MOST_BYTES)
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+
+
+def read(path: Path) -> State:
+    return from_bytes(read_bytes(path), str(path))
 
 
 def step_name(step: int) -> str:
@@ -112,22 +123,19 @@ def step_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.pt"))
 
 
-def newest_good(folder: Path) -> tuple[bytes, Path, list[str]] | None:
-    """The newest checkpoint that can be read, its path, and why newer ones could not; None when there is none."""
+def newest_good(folder: Path) -> Resume | None:
+    """The newest checkpoint that can be read; None when there is none. Raises CheckpointError if all are damaged."""
     problems: list[str] = []
     for path in reversed(step_checkpoints(folder)):
         try:
-            data = read_bounded(path, MOST_BYTES)
+            data = read_bytes(path)
             from_bytes(data, str(path))
-            return data, path, problems
-        except (CheckpointError, OSError) as error:
+            return Resume(data, path, problems)
+        except CheckpointError as error:
             problems.append(str(error))
     if problems:
         raise CheckpointError(problems[0])
     return None
-
-
-# --- random states ------------------------------------------------------------------------------------
 
 
 def random_state(device: torch.device) -> State:

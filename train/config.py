@@ -1,13 +1,14 @@
-"""What a training run is told: one frozen object, checked where it is made. Imports nothing heavy.
+"""The settings of a training run: one frozen object, checked where it is made. Imports nothing heavy.
 
 The field docstrings are the command line's help (`cli.options` reads them), so they are written for users.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from feedline.pipeline.base.errors import UsageError
 
@@ -124,55 +125,39 @@ class TrainConfig:
     """Write TensorBoard files too."""
 
     def __post_init__(self) -> None:
-        self._check_at_least(1, "epochs", "batch_size", "accumulate", "prefetch_factor", "log_every")
-        self._check_at_least(1, "global_batch", "threads", "scale_lr", "eval_batch_size", "steps")
-        self._check_at_least(0, "num_workers", "warmup_epochs", "eval_every", "checkpoint_every", "keep_last")
-        self._check_at_least(0, "weight_decay", "momentum")
-        self._check_above_zero("lr", "clip_norm", "timeout_s")
-        self._check_share("label_smoothing", "ema_decay", "target_top1", "eval_ratio")
-        self._check_at_least(8, "image_size")
-        self._check_lists()
+        self._check(
+            lambda value: 1 <= value <= MOST, f"must be from 1 to {MOST:,}",
+            *("epochs", "batch_size", "accumulate", "prefetch_factor", "log_every", "global_batch", "threads",
+              "scale_lr", "eval_batch_size", "steps"),
+        )  # fmt: skip
+        self._check(
+            lambda value: 0 <= value <= MOST, f"must be from 0 to {MOST:,}",
+            *("num_workers", "warmup_epochs", "eval_every", "checkpoint_every", "keep_last", "weight_decay",
+              "momentum"),
+        )  # fmt: skip
+        self._check(lambda px: 8 <= px <= MOST, f"must be from 8 to {MOST:,}", "image_size")
+        self._check(lambda x: 0 < x <= MOST, f"must be above 0, up to {MOST:,}", "lr", "clip_norm", "timeout_s")
+        self._check(lambda share: 0 <= share <= 1, "must be from 0 to 1",
+                    "label_smoothing", "ema_decay", "target_top1", "eval_ratio")  # fmt: skip
+        self._check(lambda both: all(1 <= n <= MOST for n in both), f"both must be from 1 to {MOST:,}", "widths")
+        self._check(lambda sizes: all(a[0] < b[0] for a, b in pairwise(sizes)), "epochs must rise", "progressive")
+        self._check(lambda sizes: all(epoch >= 0 and px >= 8 for epoch, px in sizes),
+                    "EPOCH is at least 0 and SIZE at least 8", "progressive")  # fmt: skip
+        self._check(lambda epochs: all(0 <= epoch <= self.epochs for epoch in epochs),
+                    f"the run has epochs 0 to {self.epochs}", "keep_epochs")  # fmt: skip
+        self._check(lambda area: 0 < area[0] <= area[1] <= 1,
+                    "give two shares of the area, 0 < from <= to <= 1", "crop_scale")  # fmt: skip
+        self._check(lambda mean: all(abs(x) <= MOST for x in mean), "give three numbers, as shares of 1", "mean")
+        self._check(lambda std: all(0 < x <= MOST for x in std), "deviations are above 0", "std")
+        self._check(lambda seed: 0 <= seed < 1 << 63, "must be from 0 to 2^63 - 1", "seed")
+        self._check(re.compile(r"auto|cpu|cuda(:\d{1,3})?").fullmatch, "known are cpu, cuda and auto", "device")
+
+    def _check(self, fits: Callable[[Any], object], rule: str, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not fits(value):
+                raise UsageError(f"--{name.replace('_', '-')} {value!r}: {rule}")
 
     def image_size_at(self, epoch: int) -> int:
         """Side in pixels of the training images of `epoch`."""
         return next((size for first, size in reversed(self.progressive) if epoch >= first), self.image_size)
-
-    def _check_lists(self) -> None:
-        if not all(1 <= width <= MOST for width in self.widths):
-            raise UsageError(f"--widths {self.widths}: both must be from 1 to {MOST:,}")
-        if any(later[0] <= earlier[0] for earlier, later in pairwise(self.progressive)):
-            raise UsageError(f"--progressive {self.progressive}: epochs must rise")
-        if any(first < 0 or size < 8 for first, size in self.progressive):
-            raise UsageError(f"--progressive {self.progressive}: EPOCH is at least 0 and SIZE at least 8")
-        if any(epoch < 0 or epoch > self.epochs for epoch in self.keep_epochs):
-            raise UsageError(f"--keep-epochs {self.keep_epochs}: the run has epochs 0 to {self.epochs}")
-        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise UsageError(f"--crop-scale {self.crop_scale}: give two shares of the area, 0 < from <= to <= 1")
-        if not all(abs(mean) <= MOST for mean in self.mean):
-            raise UsageError(f"--mean {self.mean}: give three numbers, as shares of 1")
-        if not all(0 < deviation <= MOST for deviation in self.std):
-            raise UsageError(f"--std {self.std}: deviations are above 0")
-        if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"--seed {self.seed}: must be from 0 to 2^63 - 1")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
-            raise UsageError(f"--device {self.device!r}: known are cpu, cuda and auto")
-
-    def _check_at_least(self, least: int, *names: str) -> None:
-        for name in names:
-            if (value := getattr(self, name)) is not None and not least <= value <= MOST:
-                raise UsageError(f"--{option(name)} {value}: must be from {least} to {MOST:,}")
-
-    def _check_above_zero(self, *names: str) -> None:
-        for name in names:
-            if (value := getattr(self, name)) is not None and not 0 < value <= MOST:
-                raise UsageError(f"--{option(name)} {value}: must be above 0, up to {MOST:,}")
-
-    def _check_share(self, *names: str) -> None:
-        for name in names:
-            if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
-                raise UsageError(f"--{option(name)} {value}: must be from 0 to 1")
-
-
-def option(field_name: str) -> str:
-    """A field's name on the command line, without the dashes before it."""
-    return field_name.replace("_", "-")

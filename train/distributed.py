@@ -6,6 +6,8 @@ checkpoint's bytes) never need the device.
 
 import hashlib
 import os
+import time
+import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +22,8 @@ from torch import Tensor
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.process import from_environment, usable_cores
 from feedline.train.config import TrainConfig
-from feedline.train.meeting import fresh_store
+
+POLL_S = 0.05
 
 
 class RankLost(FeedlineError):
@@ -31,17 +34,12 @@ class RankLost(FeedlineError):
 class World:
     rank: int
     world_size: int
-    local_rank: int
     local_world_size: int
     device: torch.device
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
-
-    @property
-    def hosts(self) -> int:
-        return max(1, self.world_size // self.local_world_size)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks, on the CPU, equal on every rank. `values` is left as it was."""
@@ -50,20 +48,22 @@ class World:
             dist.all_reduce(total)
         return total
 
+    def mean(self, numbers: list[float]) -> list[float]:
+        """Of each number over all ranks, equal on every rank."""
+        return (self.sum(torch.tensor(numbers, dtype=torch.float64)) / self.world_size).tolist()
+
     def gather(self, thing: Any) -> list[Any]:
         """Every rank's `thing`, by rank, on every rank."""
-        if self.world_size == 1:
-            return [thing]
-        things: list[Any] = [None] * self.world_size
-        dist.all_gather_object(things, thing)
+        things: list[Any] = [thing] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(things, thing)
         return things
 
     def from_main(self, thing: Any) -> Any:
         """Rank 0's `thing` on every rank."""
-        if self.world_size == 1:
-            return thing
         box = [thing]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        if self.world_size > 1:
+            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
 
@@ -74,40 +74,33 @@ def joined(config: TrainConfig) -> Generator[World]:
     Raises UsageError for a device that is not there and RankLost when the ranks lose each other.
     """
     device = pick_device(config.device)
-    set_threads(config)
+    local_world_size = from_environment("LOCAL_WORLD_SIZE", 1)
+    # torchrun allows each rank one thread; the host's cores divided by its ranks is what they can really use
+    torch.set_num_threads(config.threads or max(1, usable_cores() // local_world_size))
     torch.use_deterministic_algorithms(config.deterministic, warn_only=device.type == "cuda")
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        yield World(rank=0, world_size=1, local_rank=0, local_world_size=1, device=device)
+        yield World(rank=0, world_size=1, local_world_size=1, device=device)
         return
+    rank, world_size = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
     mine = not dist.is_initialized()
     try:
         if mine:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            rank, world_size = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
             store = fresh_store(rank, world_size, config.timeout_s)
             known: dict[str, Any] = {} if store is None else {"store": store, "rank": rank, "world_size": world_size}
             dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_s), **known)
-        yield _world(device)
+        yield World(rank=dist.get_rank(), world_size=dist.get_world_size(),
+                    local_world_size=local_world_size, device=device)  # fmt: skip
     except (RuntimeError, TimeoutError, dist.DistError) as error:
-        if not is_lost_rank(error):
+        words = ("gloo", "nccl", "connection closed by peer", "connection reset")
+        lost = isinstance(error, dist.DistError | TimeoutError) or any(word in str(error).lower() for word in words)
+        if not lost:
             raise
-        rank = os.environ["RANK"]
-        raise RankLost(
-            f"another rank ended or cannot be reached (seen by rank {rank}: {first_line(error)})"
-        ) from error
+        reason = f"another rank ended or cannot be reached (seen by rank {rank}: {first_line(error)})"
+        raise RankLost(reason) from error
     finally:
         if mine and dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _world(device: torch.device) -> World:
-    return World(
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        local_rank=local_rank(),
-        local_world_size=local_world_size(),
-        device=device,
-    )
 
 
 def pick_device(name: str) -> torch.device:
@@ -116,35 +109,15 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UsageError(f"--device {name}: torch sees no CUDA device here, use --device cpu")
-    device = torch.device(name if ":" in name else f"cuda:{local_rank()}")
-    if (device.index or 0) >= torch.cuda.device_count():
+    local_rank, there = from_environment("LOCAL_RANK", 0), torch.cuda.device_count()
+    device = torch.device(name if ":" in name else f"cuda:{local_rank}")
+    if (device.index or 0) >= there:
         raise UsageError(
-            f"local rank {local_rank()} has no GPU of its own ({torch.cuda.device_count()} here): "
-            f"start torchrun with --nproc-per-node {torch.cuda.device_count()}"
+            f"local rank {local_rank} has no GPU of its own ({there} here): start torchrun with "
+            f"--nproc-per-node {there}"
         )
     torch.cuda.set_device(device)
     return device
-
-
-def set_threads(config: TrainConfig) -> None:
-    """torchrun allows each rank one thread; the host's cores divided by its ranks is what they can really use."""
-    torch.set_num_threads(config.threads or max(1, usable_cores() // local_world_size()))
-
-
-def local_rank() -> int:
-    return from_environment("LOCAL_RANK", 0)
-
-
-def local_world_size() -> int:
-    return from_environment("LOCAL_WORLD_SIZE", 1)
-
-
-def is_lost_rank(error: BaseException) -> bool:
-    """Whether this is torch's way of saying that the other end of a collective is gone."""
-    if isinstance(error, dist.DistError | TimeoutError):
-        return True
-    text = str(error).lower()
-    return any(word in text for word in ("gloo", "nccl", "connection closed by peer", "connection reset"))
 
 
 def first_line(error: BaseException) -> str:
@@ -152,20 +125,56 @@ def first_line(error: BaseException) -> str:
     return shorten((str(error).strip().splitlines() or [type(error).__name__])[0], 200, placeholder=" …")
 
 
+# --- how ranks find each other ------------------------------------------------------------------------
+
+
+def agent_store(timeout_s: float) -> Any:
+    """The key-value store of this torchrun job. Raises RuntimeError or DistError where it does not answer."""
+    return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
+        timeout=timedelta(seconds=timeout_s),
+    )  # fmt: skip
+
+
+def fresh_store(rank: int, world_size: int, timeout_s: float) -> Any:
+    """A store of this attempt's own; None where no torchrun agent serves one, and torch may use its usual way.
+
+    torchrun may start its ranks again on the same store, where the addresses of the ranks that are gone still stand
+    (seen with torch 2.15: every restart then fails to connect). The number of restarts does not tell attempts apart
+    either: it stays when nodes come and go. So rank 0 draws a name for its attempt and hands it to every rank that
+    says hello. It answers the hellos of the dead too, until every living rank has repeated the name.
+    Raises TimeoutError or DistError when the ranks have not all come in time.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    store = dist.PrefixStore("feedline/meeting", agent_store(timeout_s))  # pyright: ignore[reportPrivateImportUsage]
+    me = uuid.uuid4().hex
+    if rank:
+        store.set(f"hello/{rank}", me)
+        name = store.get(f"name/{me}").decode()
+        store.set(f"heard/{me}", name)
+        return dist.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]
+    until_s = time.monotonic() + timeout_s
+    missing = set(range(1, world_size))
+    while missing:
+        for other in [other for other in missing if store.check([f"hello/{other}"])]:
+            hello = store.get(f"hello/{other}").decode()
+            store.set(f"name/{hello}", me)
+            if store.check([f"heard/{hello}"]) and store.get(f"heard/{hello}").decode() == me:
+                missing.discard(other)
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"{len(missing)} of {world_size} ranks did not come")
+        time.sleep(POLL_S)
+    return dist.PrefixStore(me, store)  # pyright: ignore[reportPrivateImportUsage]
+
+
 def is_first_to_say(message: str) -> bool:
     """Whether no other rank of this job has claimed this message yet; true where nobody can be asked."""
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not address or not port or from_environment("WORLD_SIZE", 1) == 1:
+    if from_environment("WORLD_SIZE", 1) == 1 or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         return True
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    key = hashlib.sha256(message.encode()).hexdigest()[:16]
     try:
-        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            address, int(port), is_master=False, timeout=timedelta(seconds=5)
-        )
-        return store.add(f"feedline/said/{attempt}/{hash_text(message)}", 1) == 1
+        return agent_store(5).add(f"feedline/said/{attempt}/{key}", 1) == 1
     except (RuntimeError, dist.DistError):
         return True
-
-
-def hash_text(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

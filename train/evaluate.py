@@ -6,6 +6,7 @@ so a rank never waits for another inside the loop.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,67 +18,42 @@ from feedline.train.models import main_output
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassResult:
-    name: str
-    samples: int
-    top1: float | None
-    """None for a class without a sample."""
-    top5: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     samples: int
     loss: float
     top1: float
     top5: float
-    classes: list[ClassResult]
-
-
-class Tally:
-    """Counts on the device: per class samples, correct within 1, correct within 5; and the summed loss."""
-
-    def __init__(self, classes: int, device: torch.device) -> None:
-        self.counts_3C = torch.zeros(3, classes, dtype=torch.int64, device=device)
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._first = min(5, classes)
-
-    def add(self, logits_NC: Tensor, labels_N: Tensor) -> None:
-        real_N = labels_N >= 0
-        logits_NC, labels_N = logits_NC.float(), labels_N.clamp(min=0)
-        best_N5 = logits_NC.topk(self._first, dim=1).indices
-        hit_N5 = (best_N5 == labels_N[:, None]) & real_N[:, None]
-        found_3N = torch.stack([real_N, hit_N5[:, 0], hit_N5.any(dim=1)]).long()
-        self.counts_3C.index_add_(1, labels_N, found_3N)
-        self.loss_sum += (F.cross_entropy(logits_NC, labels_N, reduction="none") * real_N).sum()
+    classes: list[dict[str, Any]]
+    """name, samples, top1 and top5 of each; None for a class without a sample."""
 
 
 @profile
 def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], world: World, names: list[str],
              amp_dtype: torch.dtype | None) -> Evaluation:  # fmt: skip
     """`model` is left in the mode it was in. Logits that are not finite count as wrong."""
-    tally = Tally(len(names), world.device)
+    counts_3C = torch.zeros(3, len(names), dtype=torch.int64, device=world.device)
+    """Per class: samples, correct within 1, correct within 5. Counted on the device: no batch waits for a number."""
+    loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
     mode = model.training
     model.eval()
     with torch.inference_mode(), torch.autocast(world.device.type, amp_dtype, enabled=amp_dtype is not None):
         for images_NCHW, labels_N in batches:
-            tally.add(main_output(model(images_NCHW)), labels_N)
+            real_N, class_N = labels_N >= 0, labels_N.clamp(min=0)
+            logits_NC = main_output(model(images_NCHW)).float()
+            best_N5 = logits_NC.topk(min(5, len(names)), dim=1).indices
+            hit_N5 = (best_N5 == class_N[:, None]) & real_N[:, None]
+            counts_3C.index_add_(1, class_N, torch.stack([real_N, hit_N5[:, 0], hit_N5.any(dim=1)]).long())
+            loss_sum += (F.cross_entropy(logits_NC, class_N, reduction="none") * real_N).sum()
     model.train(mode)
-    counts_3C = world.sum(tally.counts_3C)
-    loss_sum = world.sum(tally.loss_sum)
-    return _summarise(counts_3C, float(loss_sum), names)
-
-
-def _summarise(counts_3C: Tensor, loss_sum: float, names: list[str]) -> Evaluation:
+    counts_3C, loss_sum = world.sum(counts_3C), world.sum(loss_sum)
     total, first, fifth = (int(count) for count in counts_3C.sum(dim=1))
-    rows = counts_3C.T.tolist()
     return Evaluation(
         samples=total,
-        loss=loss_sum / max(total, 1),
+        loss=float(loss_sum) / max(total, 1),
         top1=first / max(total, 1),
         top5=fifth / max(total, 1),
         classes=[
-            ClassResult(name=name, samples=n, top1=one / n if n else None, top5=five / n if n else None)
-            for name, (n, one, five) in zip(names, rows, strict=True)
+            {"name": name, "samples": n, "top1": one / n if n else None, "top5": five / n if n else None}
+            for name, (n, one, five) in zip(names, counts_3C.T.tolist(), strict=True)
         ],
     )

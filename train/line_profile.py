@@ -1,21 +1,15 @@
-"""`@profile` for the functions worth looking at line by line: `kernprof -l -v -m feedline.train.main …` fills it in.
+"""`@profile` for functions worth looking at line by line: `kernprof -l -v -m feedline.train.main …` fills it in.
 
-Without kernprof the decorator hands the function back untouched; without line_profiler so does a stand-in.
+Without kernprof the function is handed back untouched.
 """
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
-R = TypeVar("R")
+import line_profiler
 
-try:
-    from line_profiler import profile as _installed
-
-    _profile: Any = _installed
-except ImportError:
-    _profile = None
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def profile(function: Callable[P, R]) -> Callable[P, R]:
-    return function if _profile is None else _profile(function)
+def profile(function: F) -> F:
+    return line_profiler.profile(function)  # pyright: ignore[reportReturnType]

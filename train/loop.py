@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from feedline.pipeline.base.errors import FeedlineError
-from feedline.train import checkpoint
+from feedline.train import checkpoint, data
 from feedline.train.config import TrainConfig
-from feedline.train.distributed import World, first_line, joined
+from feedline.train.distributed import first_line, joined
 from feedline.train.line_profile import profile
-from feedline.train.metrics import Journal, Listener, everyone, silent
+from feedline.train.metrics import Event, Journal, Listener
 from feedline.train.models import main_output
 from feedline.train.report import Reporter
 from feedline.train.run import Run, find_checkpoint
@@ -90,14 +90,31 @@ def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, 
     configuration, the dataset, a checkpoint, or the training itself (a loss that is not finite, a lost rank).
     """
     with enough_memory(), joined(config) as world:
-        folder = world.from_main(run_folder(config))
-        found = find_checkpoint(config, world, folder)
-        state = checkpoint.from_bytes(found[0], found[1]) if found else None
-        from_step = step_of(state, found[1]) if state and found else 0
-        if not world.is_main:
-            return _train(config, world, folder, silent, None, found, state)
-        with Journal(folder, tensorboard=config.tensorboard, from_step=from_step) as journal:
-            return _train(config, world, folder, everyone([journal, *listeners]), journal, found, state)
+        folder = world.from_main(config.run or Path("runs") / f"{config.model}-{datetime.now():%Y%m%d-%H%M%S}")
+        resume = find_checkpoint(config, world, folder)
+        state = checkpoint.from_bytes(resume.data, str(resume.path)) if resume else None
+        with Journal(folder, tensorboard=config.tensorboard) as journal:
+            everyone = [journal, *listeners]
+
+            def tell(event: Event) -> None:
+                for listener in everyone:
+                    listener(event)
+
+            run = Run(config, world, folder, tell)
+            try:
+                changed = run.restore(state, str(resume.path)) if resume and state else ""
+                with Reporter(run) as report:
+                    report.start(notes=resume.problems if resume else [], changed=changed)
+                    if state is None and config.tensorboard and world.is_main:
+                        journal.show_model(run.module, data.first_images(config, world))
+                    run.start_clock()
+                    if state is None and 0 in config.keep_epochs:
+                        run.save([checkpoint.epoch_name(0)])
+                        run.laps.lap("checkpoint")
+                    fit(run, report)
+                    return report.end()
+            finally:
+                run.close()
 
 
 @contextmanager
@@ -110,32 +127,3 @@ def enough_memory() -> Generator[None]:
             raise
         what = f"not enough memory ({first_line(error)}): lower --batch-size, --image-size or the model"
         raise FeedlineError(what) from error
-
-
-def step_of(state: checkpoint.State, where: str) -> int:
-    with checkpoint.as_whole(where):
-        return int(state["progress"]["step"])
-
-
-def _train(config: TrainConfig, world: World, folder: Path, tell: Listener, journal: Journal | None,
-           found: Any, state: checkpoint.State | None) -> dict[str, Any]:  # fmt: skip
-    run = Run(config, world, folder, tell)
-    try:
-        if state is not None:
-            run.restore(state, found[1])
-        with Reporter(run) as report:
-            report.start(skipped=found[2] if found else [])
-            if journal is not None and state is None:
-                report.show_model(journal)
-            if state is None and 0 in config.keep_epochs:
-                run.save([checkpoint.epoch_name(0)])
-            run.start_clock()
-            fit(run, report)
-            return report.end()
-    finally:
-        run.close()
-
-
-def run_folder(config: TrainConfig) -> Path:
-    """As asked for, else one that names the model and the time."""
-    return config.run or Path("runs") / f"{config.model}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -2,13 +2,8 @@
 
 import sys
 
-
-def main() -> None:
+if __name__ == "__main__":
     from feedline.cli.main import run
 
     sys.argv.insert(1, "train")
     run()
-
-
-if __name__ == "__main__":
-    main()

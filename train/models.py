@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.train.distributed import first_line
 
 
 class SmallCNN(nn.Module):
@@ -38,7 +39,11 @@ def build_model(name: str, classes: int, *, widths: tuple[int, int] = (6, 16)) -
     """A model with freshly drawn weights and `classes` outputs. Raises UsageError for a name nobody knows."""
     if name == "small_cnn":
         return SmallCNN(classes, widths)
-    return _from_torchvision(name, classes)
+    import torchvision.models as zoo
+
+    check_name(name)
+    extra: dict[str, Any] = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    return zoo.get_model(name, weights=None, num_classes=classes, **extra)
 
 
 def check_name(name: str) -> None:
@@ -51,26 +56,9 @@ def check_name(name: str) -> None:
         raise UsageError(f"--model {name!r} is not known: try small_cnn, {', '.join(near[:6])}")
 
 
-def _from_torchvision(name: str, classes: int) -> nn.Module:
-    import torchvision.models as zoo
-
-    check_name(name)
-    extra: dict[str, Any] = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
-    return zoo.get_model(name, weights=None, num_classes=classes, **extra)
-
-
 def main_output(output: Any) -> Tensor:
     """The logits, also of models that return auxiliary heads while training (googlenet, inception_v3)."""
     return output if isinstance(output, Tensor) else output[0]
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weights with decay; norms, biases and other vectors without: shrinking those only fights the optimiser."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
 
 
 def check_takes_size(model: nn.Module, image_size: int) -> None:
@@ -81,23 +69,6 @@ def check_takes_size(model: nn.Module, image_size: int) -> None:
         with torch.no_grad():
             model(torch.zeros(1, 3, image_size, image_size))
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"--image-size {image_size}: the model cannot take it ({reason})") from error
+        raise UsageError(f"--image-size {image_size}: the model cannot take it ({first_line(error)})") from error
     finally:
         model.train(mode)
-
-
-def parameter_count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def same_shapes(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> str | None:
-    """None when the two state dicts fit each other, else the first difference in words."""
-    for name in [*mine, *theirs]:
-        if name not in theirs:
-            return f"{name} is missing"
-        if name not in mine:
-            return f"{name} is unknown here"
-        if mine[name].shape != theirs[name].shape:
-            return f"{name} has shape {tuple(theirs[name].shape)}, here {tuple(mine[name].shape)}"
-    return None

@@ -1,7 +1,7 @@
 """How far a run is and what it has measured: plain numbers, all of which travel in the checkpoint."""
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,9 +46,6 @@ class Progress:
             if type(value) is not int or value < 0:
                 raise ValueError(f"{name} is {value!r}")
 
-    def to_state(self) -> dict[str, Any]:
-        return asdict(self)
-
     def begin_epoch(self) -> None:
         self.samples = 0
         self.loss_sum = self.logged_loss_sum = self.epoch_s = self.epoch_wait_s = 0.0
@@ -81,13 +78,11 @@ class LossSum:
 class Laps:
     """Where the loop's time goes: each lap's time since the one before belongs to its name. About 0.2 µs each."""
 
-    NAMES = ("next", "compute", "own", "checkpoint", "evaluate")
-
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        self.total_s: dict[str, float] = dict.fromkeys(self.NAMES, 0.0)
+        self.total_s: dict[str, float] = dict.fromkeys(("next", "compute", "own", "checkpoint", "evaluate"), 0.0)
         self._last_s = time.perf_counter()
 
     def lap(self, name: str) -> None:
@@ -98,3 +93,15 @@ class Laps:
     def training_s(self) -> float:
         """Without evaluation and checkpoints."""
         return self.total_s["next"] + self.total_s["compute"] + self.total_s["own"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """Of one rank at one moment; only differences between two moments mean anything."""
+
+    at_s: float
+    training_s: float
+    wait_s: float
+    own_s: float
+    samples: int
+    """Learned from, over all ranks."""

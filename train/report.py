@@ -1,8 +1,8 @@
-"""What a run says while it goes: step, epoch and end events, evaluation, the record. `loop.fit` calls it."""
+"""What a run reports while it goes: step, epoch and end events, evaluation, the record. `loop.fit` calls it."""
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -10,10 +10,8 @@ from torch import Tensor
 
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import usable_cores
-from feedline.train import checkpoint, data
+from feedline.train import checkpoint
 from feedline.train.evaluate import Evaluation, evaluate
-from feedline.train.metrics import Journal, memory_in_use_bytes
-from feedline.train.models import parameter_count
 from feedline.train.run import Run, plain
 from feedline.train.usage import Resources
 
@@ -23,15 +21,14 @@ class TrainingError(FeedlineError):
 
 
 class Reporter:
-    """Joins the ranks' numbers and tells them. Its methods are collective: every rank calls them."""
+    """Joins the ranks' numbers and emits them. Its methods are collective: every rank calls them."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.grad_norm: Tensor | None = None
         self.evaluation: Evaluation | None = None
         self._resources = Resources()
-        self._wall_started_s = time.monotonic()
-        self._first = self._seen = Seen.of(run)
+        self._first = self._seen = run.counters()
 
     def __enter__(self) -> "Reporter":
         self._resources.__enter__()
@@ -40,15 +37,17 @@ class Reporter:
     def __exit__(self, *error: object) -> None:
         self._resources.__exit__(*error)
 
-    # --- the events ---------------------------------------------------------------------------------------
+    def _tell(self, event: str, **facts: Any) -> None:
+        if self.run.world.is_main:
+            self.run.tell({"event": event, **facts})
 
-    def start(self, skipped: list[str]) -> None:
-        """`skipped`: what was wrong with checkpoints newer than the one resumed from."""
+    def start(self, *, notes: list[str], changed: str) -> None:
+        """`notes`: what was wrong with checkpoints newer than the one resumed from; `changed`: settings since it."""
         run = self.run
-        for problem in skipped:
-            self._tell("note", text=problem)
         if run.resumed_from:
             self._tell("resume", checkpoint=run.resumed_from, step=run.progress.step, epoch=run.progress.epoch)
+        for note in [*notes, *([f"resumed with other settings: {changed}"] if changed else [])]:
+            self._tell("note", text=note)
         self._tell(
             "start",
             config=plain(run.config),
@@ -61,26 +60,23 @@ class Reporter:
             train_samples=run.dataset.train.samples,
             val_samples=run.dataset.val.samples if run.dataset.val else 0,
             classes=run.dataset.classes,
-            parameters=parameter_count(run.module),
+            parameters=sum(parameter.numel() for parameter in run.module.parameters()),
             dataset_identity=run.dataset.identity,
         )
-
-    def show_model(self, journal: Journal) -> None:
-        """Costs the first batch once more and a trace; only when there is a TensorBoard."""
-        run = self.run
-        if not run.config.tensorboard:
-            return
-        images_NCHW = data.first_images(run.config, run.world)
-        journal.show_model(run.module, images_NCHW)
 
     def step(self) -> None:
         """Raises TrainingError when the loss since the last line is not finite."""
         run, progress = self.run, self.run.progress
         run.losses.collect(progress)
         loss = self._fresh_loss()
-        span = self._span()
+        before, self._seen = self._seen, run.counters()
+        now = self._seen
+        wait_s, own_s, span_s = run.world.mean(
+            [now.wait_s - before.wait_s, now.own_s - before.own_s, now.training_s - before.training_s]
+        )
         if not run.world.is_main:
             return
+        span_s = max(span_s, 1e-9)
         self._tell(
             "step",
             step=progress.step,
@@ -88,47 +84,65 @@ class Reporter:
             loss=loss,
             lr=run.optimizer.param_groups[0]["lr"],
             grad_norm=None if self.grad_norm is None else float(self.grad_norm),
-            gpu_memory_bytes=memory_in_use_bytes(run.world.device),
+            gpu_memory_bytes=self._gpu_memory_bytes(),
             share_of_epoch=min(1.0, progress.samples / run.dataset.train.samples),
             eta_s=self._eta_s(),
-            **span,
+            samples_per_s=(now.samples - before.samples) / span_s,
+            wait_fraction=min(1.0, wait_s / span_s),
+            own_fraction=own_s / span_s,
         )
         self._tell_resources()
 
     def epoch(self, *, whole: bool) -> list[str]:
-        """Closes an epoch (or, not `whole`, the part of one that the steps allowed): evaluates, tells, keeps count.
+        """Closes an epoch (or, not `whole`, the part of one that the steps allowed): evaluates and keeps count.
 
         Returns the names its checkpoint is to have.
         """
         run, progress = self.run, self.run.progress
         run.losses.collect(progress)
         self._fresh_loss()
-        entry = self._entry()
-        if self._evaluation_is_due(whole):
+        run.settle()
+        progress.epoch_s, progress.epoch_wait_s = run.world.mean([progress.epoch_s, progress.epoch_wait_s])
+        seconds = max(progress.epoch_s, 1e-9)
+        entry: dict[str, Any] = {
+            "epoch": progress.epoch + 1,
+            "samples": progress.loss_samples,
+            "seconds": progress.epoch_s,
+            "samples_per_s": progress.loss_samples / seconds,
+            "wait_fraction": min(1.0, progress.epoch_wait_s / seconds),
+            "train_loss": progress.loss_sum / max(progress.loss_samples, 1),
+            "top1": None,
+            "top5": None,
+        }
+        done, last = progress.epoch + 1, not whole or progress.epoch + 1 == run.config.epochs or run.out_of_steps
+        if run.val_loader is not None and (last or done % run.config.eval_every == 0):
             entry |= self._evaluate()
         progress.history.append(entry)
         run.settle()
-        self._note_target()
-        names = [checkpoint.step_name(progress.step)]
-        names += [checkpoint.BEST] if self._is_best(entry) else []
+        names = [checkpoint.step_name(progress.step), *self._merits(entry["top1"])]
         if whole:
-            progress.epoch, progress.samples = progress.epoch + 1, 0
-            names += [checkpoint.epoch_name(progress.epoch)] if progress.epoch in run.config.keep_epochs else []
-        classes = [asdict(one) for one in self.evaluation.classes] if self.evaluation and "top1" in entry else None
+            progress.epoch, progress.samples = done, 0
+            names += [checkpoint.epoch_name(done)] if done in run.config.keep_epochs else []
+        classes = self.evaluation.classes if self.evaluation and entry["top1"] is not None else None
         self._tell("epoch", step=progress.step, elapsed_s=progress.elapsed_s, best_top1=progress.best_top1,
                    classes=classes, **entry)  # fmt: skip
         self._tell_resources()
         return names
 
     def end(self) -> dict[str, Any]:
-        """Tells and returns the record of the whole run."""
-        run, progress = self.run, self.run.progress
+        """Emits and returns the record of the whole run. Efficiency is as `seff` has it: CPU time of all ranks and
+        their workers, of the cores they had times the wall time."""
+        run, progress, world = self.run, self.run.progress, self.run.world
         run.settle()
+        cores = usable_cores() / world.local_world_size
+        mine = [self._resources.tree_cpu_s(), cores * (time.monotonic() - self._first.at_s),
+                self._resources.peak_memory_bytes()]  # fmt: skip
+        cpu_s, core_s, memory_bytes = world.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
         record = {
             "epochs": progress.history,
             "best_top1": progress.best_top1,
             "time_to_target_s": progress.time_to_target_s,
-            "world_size": run.world.world_size,
+            "world_size": world.world_size,
             "run": str(run.folder),
             "steps": progress.step,
             "train_s": progress.elapsed_s,
@@ -137,14 +151,17 @@ class Reporter:
             "resumed_from": run.resumed_from,
             "laps_s": {name: round(spent_s, 4) for name, spent_s in run.laps.total_s.items()},
             "loader": run.loader.stats(),
-            **self._efficiency(),
+            "cpu_s": cpu_s,
+            "core_s": core_s,
+            "cpu_efficiency": cpu_s / max(core_s, 1e-9),
+            "peak_memory_bytes": int(memory_bytes),
+            "gpu_memory_bytes": self._gpu_memory_bytes(),
+            "gpus": [asdict(gpu) for gpu in self._resources.gpus] if world.device.type == "cuda" else [],
         }
         if self.evaluation:
-            record["classes"] = [asdict(one) for one in self.evaluation.classes]
+            record["classes"] = self.evaluation.classes
         self._tell("end", step=progress.step, **record)
         return record
-
-    # --- the numbers --------------------------------------------------------------------------------------
 
     def _fresh_loss(self) -> float:
         """Mean loss since the last line, over all ranks."""
@@ -159,69 +176,29 @@ class Reporter:
             )
         return loss
 
-    def _span(self) -> dict[str, float]:
-        """Rates and shares since the last call: samples over all ranks, shares as the mean over them."""
-        run, before = self.run, self._seen
-        self._seen = now = Seen.of(run)
-        mine = [now.wait_s - before.wait_s, now.own_s - before.own_s, now.training_s - before.training_s]
-        wait_s, own_s, span_s = self._mean(mine)
-        return {
-            "samples_per_s": (now.samples - before.samples) / max(span_s, 1e-9),
-            "wait_fraction": min(1.0, wait_s / max(span_s, 1e-9)),
-            "own_fraction": own_s / max(span_s, 1e-9),
-        }
-
-    def _mean(self, numbers: list[float]) -> list[float]:
-        world = self.run.world
-        return (world.sum(torch.tensor(numbers, dtype=torch.float64)) / world.world_size).tolist()
-
-    def _entry(self) -> dict[str, Any]:
-        progress = self.run.progress
-        self.run.settle()
-        progress.epoch_s, progress.epoch_wait_s = self._mean([progress.epoch_s, progress.epoch_wait_s])
-        seconds = max(progress.epoch_s, 1e-9)
-        return {
-            "epoch": progress.epoch + 1,
-            "samples": progress.loss_samples,
-            "seconds": progress.epoch_s,
-            "samples_per_s": progress.loss_samples / seconds,
-            "wait_fraction": min(1.0, progress.epoch_wait_s / seconds),
-            "train_loss": progress.loss_sum / max(progress.loss_samples, 1),
-            "top1": None,
-            "top5": None,
-        }
-
-    def _evaluation_is_due(self, whole: bool) -> bool:
-        run = self.run
-        if run.val_loader is None:
-            return False
-        done = run.progress.epoch + 1
-        return not whole or done == run.config.epochs or run.out_of_steps or done % run.config.eval_every == 0
-
     def _evaluate(self) -> dict[str, Any]:
         run, started_s = self.run, time.monotonic()
         assert run.val_loader is not None
         run.val_loader.set_image_size(run.config.image_size_at(run.progress.epoch))
         run.val_loader.set_epoch(0)
-        self.evaluation = found = evaluate(
-            run.evaluated_model, run.val_loader, run.world, run.dataset.class_names, run.amp_dtype
-        )
-        return {"top1": found.top1, "top5": found.top5, "val_loss": found.loss, "val_samples": found.samples,
+        model = run.ema.model if run.ema else run.module
+        result = evaluate(model, run.val_loader, run.world, run.dataset.class_names, run.amp_dtype)
+        self.evaluation = result
+        return {"top1": result.top1, "top5": result.top5, "val_loss": result.loss, "val_samples": result.samples,
                 "eval_s": time.monotonic() - started_s}  # fmt: skip
 
-    def _is_best(self, entry: dict[str, Any]) -> bool:
-        progress, top1 = self.run.progress, entry["top1"]
-        if top1 is None or (progress.best_top1 is not None and top1 <= progress.best_top1):
-            return False
-        progress.best_top1 = top1
-        return True
-
-    def _note_target(self) -> None:
-        run, top1 = self.run, self.run.progress.history[-1]["top1"]
-        target = run.config.target_top1
-        if target is not None and top1 is not None and top1 >= target:
+    def _merits(self, top1: float | None) -> list[str]:
+        """Notes a target that is reached; the name of the best checkpoint where this is it."""
+        run, progress = self.run, self.run.progress
+        if top1 is None:
+            return []
+        if run.config.target_top1 is not None and top1 >= run.config.target_top1:
             # rank 0's clock: all ranks must agree that the run is over
-            run.progress.time_to_target_s = run.world.from_main(run.progress.elapsed_s)
+            progress.time_to_target_s = run.world.from_main(progress.elapsed_s)
+        if progress.best_top1 is not None and top1 <= progress.best_top1:
+            return []
+        progress.best_top1 = top1
+        return [checkpoint.BEST]
 
     def _eta_s(self) -> float:
         """To the end of the last epoch, at this process's pace so far."""
@@ -233,45 +210,11 @@ class Reporter:
         pace = (progress.trained_samples - self._first.samples) / max(run.laps.training_s(), 1e-9)
         return max(0.0, total - done) / max(pace, 1e-9)
 
-    def _efficiency(self) -> dict[str, Any]:
-        """As `seff` has it: CPU time of all ranks and their workers, of the cores they had times the wall time."""
-        world = self.run.world
-        cores = usable_cores() / world.local_world_size
-        mine = torch.tensor([self._resources.cpu_s(), cores * (time.monotonic() - self._wall_started_s),
-                             self._resources.peak_memory_bytes()], dtype=torch.float64)  # fmt: skip
-        cpu_s, core_s, memory_bytes = world.sum(mine).tolist()
-        return {
-            "cpu_s": cpu_s,
-            "core_s": core_s,
-            "cpu_efficiency": cpu_s / max(core_s, 1e-9),
-            "peak_memory_bytes": int(memory_bytes),
-            "gpu_memory_bytes": memory_in_use_bytes(world.device),
-            "gpus": self._resources.gpus() if world.device.type == "cuda" else [],
-        }
-
-    def _tell(self, event: str, **facts: Any) -> None:
-        if self.run.world.is_main:
-            self.run.tell({"event": event, **facts})
+    def _gpu_memory_bytes(self) -> int | None:
+        """By this process's tensors at their peak; None on a CPU."""
+        device = self.run.world.device
+        return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
 
     def _tell_resources(self) -> None:
         for row in self._resources.drain():
             self._tell("resources", step=self.run.progress.step, **row)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """A run's counters at one moment."""
-
-    wait_s: float
-    own_s: float
-    training_s: float
-    samples: int
-
-    @classmethod
-    def of(cls, run: Run) -> "Seen":
-        return cls(
-            wait_s=data.waited_s(run.loader),
-            own_s=run.laps.total_s["own"],
-            training_s=run.laps.training_s(),
-            samples=run.progress.trained_samples,
-        )

@@ -4,8 +4,9 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -13,16 +14,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.files import read_bounded
 from feedline.pipeline.loader import Batch, Loader
 from feedline.train import checkpoint, data
+from feedline.train.checkpoint import CheckpointError, Resume, State
 from feedline.train.config import Amp, TrainConfig
 from feedline.train.distributed import World
-from feedline.train.ema import Ema
 from feedline.train.metrics import Listener
-from feedline.train.models import build_model, check_takes_size, parameter_groups, same_shapes
-from feedline.train.progress import Laps, LossSum, Progress
-from feedline.train.schedule import build_schedule
+from feedline.train.models import build_model, check_takes_size
+from feedline.train.optimise import Ema, build_schedule, parameter_groups
+from feedline.train.progress import Counters, Laps, LossSum, Progress
 
 _FREE_TO_CHANGE = frozenset(
     ("dataset", "run", "resume", "num_workers", "prefetch_factor", "log_every", "tensorboard", "threads", "timeout_s",
@@ -41,12 +41,8 @@ class Run:
         self.sizes = data.batch_sizes(config, world.world_size, self.dataset.train.samples)
         self.schedule = build_schedule(config, self.sizes.optimiser)
         self.amp_dtype = pick_amp(config.amp, world.device)
-        self.progress = Progress()
-        self.laps, self.losses = Laps(), LossSum(world)
+        self.progress, self.laps, self.losses = Progress(), Laps(), LossSum(world)
         self.batches_since_step = 0
-        self._started_s: float | None = None
-        self._elapsed_before_s = 0.0
-        self._epoch_before = self._epoch_mark = (0.0, 0.0)
         self.resumed_from: str | None = None
         self._build_model()
         dtype = self.amp_dtype if self.amp_dtype and world.device.type == "cuda" else torch.float32
@@ -54,6 +50,7 @@ class Run:
         self.val_loader: Loader | None = None
         if self.dataset.val is not None:
             self.val_loader = data.val_loader(config, world, self.sizes, dtype)
+        self._settled = self.counters()
 
     def _build_model(self) -> None:
         """The same weights on every rank; other dropout on each."""
@@ -67,7 +64,8 @@ class Run:
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.module: nn.Module = model.to(world.device, memory_format=layout)  # pyright: ignore[reportCallIssue]
         if config.init:
-            self._take_weights(config.init)
+            with checkpoint.as_whole(str(config.init)):
+                self._load_weights(checkpoint.read(config.init), str(config.init))
         self.ema = Ema(self.module, config.ema_decay) if config.ema_decay else None
         self.optimizer = torch.optim.SGD(
             parameter_groups(self.module, config.weight_decay),
@@ -76,30 +74,22 @@ class Run:
             nesterov=config.momentum > 0,
         )
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.amp_dtype == torch.float16)
-        self.model = self._wrap()
-        torch.manual_seed(config.seed + 1 + world.rank)
-
-    def _wrap(self) -> nn.Module:
+        self.model: Any = self.module
         """What the loop calls: over DDP, whose buckets travel while the backward pass is still at work."""
-        model = self.module
-        if self.world.world_size > 1:
-            ids = [self.world.device.index] if self.world.device.type == "cuda" else None
-            model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
-        if self.config.compile:
-            model = torch.compile(model)
-        return model  # pyright: ignore[reportReturnType]
+        if world.world_size > 1:
+            ids = [world.device.index] if world.device.type == "cuda" else None
+            self.model = DistributedDataParallel(self.module, device_ids=ids, gradient_as_bucket_view=True)
+        if config.compile:
+            self.model = torch.compile(self.model)
+        torch.manual_seed(config.seed + 1 + world.rank)
 
     # --- what the loop asks for ---------------------------------------------------------------------------
 
     @property
-    def evaluated_model(self) -> nn.Module:
-        return self.ema.model if self.ema else self.module
-
-    @property
     def finished(self) -> bool:
-        progress, config = self.progress, self.config
+        progress = self.progress
         reached = progress.time_to_target_s is not None
-        return reached or progress.epoch >= config.epochs or self.out_of_steps
+        return reached or progress.epoch >= self.config.epochs or self.out_of_steps
 
     @property
     def out_of_steps(self) -> bool:
@@ -112,8 +102,7 @@ class Run:
         """Inside, backward adds to the gradients; only with `travel` are they averaged over the ranks."""
         if travel or self.world.world_size == 1:
             return nullcontext()
-        ddp: Any = getattr(self.model, "_orig_mod", self.model)
-        return ddp.no_sync()
+        return getattr(self.model, "_orig_mod", self.model).no_sync()
 
     def begin_epoch(self) -> tuple[Iterable[Batch], int]:
         """The loader, ready for the epoch under way (or the rest of it), and how many batches it will give.
@@ -122,29 +111,15 @@ class Run:
         next epoch.
         """
         progress, config = self.progress, self.config
+        self.settle()
         if not progress.samples:
             progress.begin_epoch()
             self.loader.set_epoch(progress.epoch)
         self.loader.set_image_size(config.image_size_at(progress.epoch))
         left = max(0, self.dataset.train.samples - progress.samples)
         batches = left // self.sizes.delivered if config.policy == "drop" else -(-left // self.sizes.delivered)
-        self._epoch_before = (progress.epoch_s, progress.epoch_wait_s)
-        self._epoch_mark = (self.laps.training_s(), data.waited_s(self.loader))
         self.model.train()
         return (self.loader if batches else ()), batches
-
-    def start_clock(self) -> None:
-        """From here on time counts as training: the set-up is not part of a time-to-accuracy."""
-        self._started_s = time.monotonic()
-        self.laps.restart()
-
-    def settle(self) -> None:
-        """Brings the clocks in `progress` up to now."""
-        progress = self.progress
-        if self._started_s is not None:
-            progress.elapsed_s = self._elapsed_before_s + time.monotonic() - self._started_s
-        progress.epoch_s = self._epoch_before[0] + self.laps.training_s() - self._epoch_mark[0]
-        progress.epoch_wait_s = self._epoch_before[1] + data.waited_s(self.loader) - self._epoch_mark[1]
 
     def set_lr(self) -> None:
         """The rate at the middle of the step that is being taken."""
@@ -153,6 +128,32 @@ class Run:
         lr = self.schedule.lr(self.progress.epoch + min(done, 1.0))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+
+    def start_clock(self) -> None:
+        """From here on time counts as training: the set-up is not part of a time-to-accuracy."""
+        self.laps.restart()
+        self._settled = self.counters()
+
+    def counters(self) -> Counters:
+        return Counters(
+            at_s=time.monotonic(),
+            training_s=self.laps.training_s(),
+            wait_s=data.waited_s(self.loader),
+            own_s=self.laps.total_s["own"],
+            samples=self.progress.trained_samples,
+        )
+
+    def settle(self) -> None:
+        """Brings the clocks in `progress` up to now."""
+        before, self._settled = self._settled, self.counters()
+        self.progress.elapsed_s += self._settled.at_s - before.at_s
+        self.progress.epoch_s += self._settled.training_s - before.training_s
+        self.progress.epoch_wait_s += self._settled.wait_s - before.wait_s
+
+    def close(self) -> None:
+        self.loader.close()
+        if self.val_loader is not None:
+            self.val_loader.close()
 
     # --- checkpoints --------------------------------------------------------------------------------------
 
@@ -174,14 +175,14 @@ class Run:
                        "bytes": len(data_bytes)})  # fmt: skip
         self.progress.checkpoint_s += time.perf_counter() - started_s
 
-    def state(self, random_states: list[checkpoint.State]) -> checkpoint.State:
+    def state(self, random_states: list[State]) -> State:
         return {
             "model": self.module.state_dict(),
-            "ema": self.ema.state_dict() if self.ema else None,
+            "ema": self.ema.model.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "schedule": asdict(self.schedule),
-            "progress": self.progress.to_state(),
+            "progress": asdict(self.progress),
             "loader": self.loader.state_dict(),
             "random": random_states,
             "config": plain(self.config),
@@ -189,72 +190,53 @@ class Run:
             "dataset": {"identity": self.dataset.identity, "classes": self.dataset.class_names},
         }
 
-    def restore(self, state: checkpoint.State, where: str) -> None:
-        """Goes on from `state`. Raises CheckpointError when it is of another dataset, model or number of classes, or
-        lacks something."""
+    def restore(self, state: State, where: str) -> str:
+        """Goes on from `state`; returns what is set otherwise than in it, in words. Raises CheckpointError when it is
+        of another dataset, model or number of classes, or lacks something."""
         with checkpoint.as_whole(where):
-            self._take(state, where)
+            self._check_dataset(state["dataset"], where)
+            self._load_weights(state, where)
+            if self.ema:
+                self.ema.model.load_state_dict(state["ema"] or state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.scaler.load_state_dict(state["scaler"])
+            self.progress = Progress(**state["progress"])
+            self.progress.check()
+            if self.progress.samples:
+                self.loader.load_state_dict(state["loader"])
+            else:
+                self.loader.set_epoch(self.progress.epoch)
+            if self.world.rank < len(state["random"]):
+                checkpoint.restore_random_state(state["random"][self.world.rank], self.world.device)
+            self.resumed_from = where
+            before = state["config"] | {"world size": state["world_size"]}
+            now = plain(self.config) | {"world size": self.world.world_size}
+            changed = [name for name in now if name not in _FREE_TO_CHANGE and before.get(name) != now[name]]
+            return ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)
 
-    def _take(self, state: checkpoint.State, where: str) -> None:
-        self._check_kin(state, where)
-        self.module.load_state_dict(state["model"])
-        if self.ema:
-            self.ema.model.load_state_dict(state["ema"] or state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        self.progress = Progress(**state["progress"])
-        self.progress.check()
-        self._elapsed_before_s = self.progress.elapsed_s
-        if self.progress.samples:
-            self.loader.load_state_dict(state["loader"])
-        else:
-            self.loader.set_epoch(self.progress.epoch)
-        if self.world.rank < len(state["random"]):
-            checkpoint.restore_random_state(state["random"][self.world.rank], self.world.device)
-        self.resumed_from = where
-        self._say_differences(state["config"], state["world_size"])
-
-    def _check_kin(self, state: checkpoint.State, where: str) -> None:
-        theirs, mine = state["dataset"], self.dataset
+    def _check_dataset(self, theirs: dict[str, Any], where: str) -> None:
+        mine = self.dataset
         if len(theirs["classes"]) != mine.classes:
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 f"checkpoint {where} has {len(theirs['classes'])} classes, {mine.folder} has {mine.classes}: "
                 "resume with the dataset it was made from"
             )
         if theirs["identity"] != mine.identity:
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 f"checkpoint {where} was made from another dataset than {mine.folder} "
                 f"(manifest {theirs['identity'][:12]}, here {mine.identity[:12]}): --init takes only its weights"
             )
-        self._check_fits(state, where)
 
-    def _check_fits(self, state: checkpoint.State, where: str) -> None:
-        difference = same_shapes(self.module.state_dict(), state["model"])
-        if difference:
-            model = state["config"].get("model")
-            raise checkpoint.CheckpointError(
-                f"checkpoint {where} is of another model ({model}; {difference}): give the same --model and --widths"
-            )
-
-    def _take_weights(self, path: Path) -> None:
-        state = checkpoint.read(path)
-        with checkpoint.as_whole(str(path)):
-            self._check_fits(state, str(path))
+    def _load_weights(self, state: State, where: str) -> None:
+        try:
             self.module.load_state_dict(state["model"])
-
-    def _say_differences(self, theirs: dict[str, Any], world_size: int) -> None:
-        mine = plain(self.config)
-        changed = [name for name in mine if name not in _FREE_TO_CHANGE and theirs.get(name) != mine[name]]
-        words = [f"{name} {theirs.get(name)} -> {mine[name]}" for name in changed]
-        if world_size != self.world.world_size:
-            words.append(f"world size {world_size} -> {self.world.world_size}")
-        if words and self.world.is_main:
-            self.tell({"event": "note", "text": "resumed with other settings: " + ", ".join(words)})
-
-    def close(self) -> None:
-        self.loader.close()
-        if self.val_loader is not None:
-            self.val_loader.close()
+        except RuntimeError as error:
+            # torch's first line names the class, the next the first difference
+            difference = shorten(str(error).partition("\n")[2], 160, placeholder=" …")
+            raise CheckpointError(
+                f"checkpoint {where} is of another model ({state['config'].get('model')}; {difference}): give the "
+                "same --model and --widths"
+            ) from error
 
 
 def pick_amp(name: Amp, device: torch.device) -> torch.dtype | None:
@@ -266,50 +248,39 @@ def pick_amp(name: Amp, device: torch.device) -> torch.dtype | None:
 
 def plain(config: TrainConfig) -> dict[str, Any]:
     """The configuration as JSON and `weights_only` loading know it."""
-    named = {one.name: getattr(config, one.name) for one in fields(config)}
-    return {name: _plain_value(value) for name, value in named.items()}
+
+    def value(of: Any) -> Any:
+        if isinstance(of, tuple):
+            return [value(item) for item in of]
+        return str(of) if isinstance(of, Path) else of
+
+    return {name: value(of) for name, of in vars(config).items()}
 
 
-def _plain_value(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain_value(one) for one in value]
-    return str(value) if isinstance(value, Path) else value
+def find_checkpoint(config: TrainConfig, world: World, folder: Path) -> Resume | None:
+    """What to go on from, read by rank 0 for all; None: from the start.
 
-
-def find_checkpoint(config: TrainConfig, world: World, folder: Path) -> tuple[bytes, str, list[str]] | None:
-    """The bytes to go on from, where they came from, and what was wrong with newer ones; read by rank 0 for all.
-
-    None: from the start. Raises CheckpointError, or UsageError where a run would be overwritten.
+    Raises CheckpointError, or UsageError where a run would be overwritten.
     """
-    found = world.from_main(_find(config, folder) if world.is_main else None)
+    found: Any = None
+    if world.is_main:
+        try:
+            found = _to_resume(config, folder)
+        except (CheckpointError, UsageError) as error:
+            found = error
+    found = world.from_main(found)
     if isinstance(found, Exception):
         raise found
     return found
 
 
-def _find(config: TrainConfig, folder: Path) -> Any:
-    try:
-        if config.resume in (None, "auto"):
-            return _newest(folder, wanted=config.resume == "auto" or is_elastic())
+def _to_resume(config: TrainConfig, folder: Path) -> Resume | None:
+    if config.resume not in (None, "auto"):
         path = Path(config.resume)
-        data_bytes = read_bounded(path, checkpoint.MOST_BYTES)
-        checkpoint.from_bytes(data_bytes, str(path))
-        return data_bytes, str(path), []
-    except OSError as error:
-        return checkpoint.CheckpointError(f"checkpoint {config.resume} cannot be read: {error.strerror}")
-    except (checkpoint.CheckpointError, UsageError) as error:
-        return error
-
-
-def _newest(folder: Path, wanted: bool) -> Any:
-    if not wanted:
-        if checkpoint.step_checkpoints(folder / "checkpoints"):
-            raise UsageError(f"{folder} already holds a run: add --resume auto, or name another --run")
-        return None
-    found = checkpoint.newest_good(folder / "checkpoints")
-    return found and (found[0], str(found[1]), found[2])
-
-
-def is_elastic() -> bool:
-    """Whether torchrun may restart us: then a start is a restart as soon as there is a checkpoint."""
-    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+        return Resume(checkpoint.read_bytes(path), path, [])
+    # where torchrun may restart us, a start is a restart as soon as there is a checkpoint
+    if config.resume or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+        return checkpoint.newest_good(folder / "checkpoints")
+    if checkpoint.step_checkpoints(folder / "checkpoints"):
+        raise UsageError(f"{folder} already holds a run: add --resume auto, or name another --run")
+    return None

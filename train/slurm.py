@@ -1,4 +1,4 @@
-"""Batch scripts for Slurm: one node, several GPUs, several nodes, and a job array for a scaling study. Pure text.
+"""Batch scripts for Slurm: one node, several GPUs, several nodes, and a job array for a scaling study; see slurm.sh.
 
 Every script starts one torchrun agent per node and lets it start the ranks; a node that Slurm takes away and gives
 back goes on from the last checkpoint (`--requeue` with `--resume auto`).
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from feedline.pipeline.base.errors import UsageError
 
-_TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{2}){0,2}")
+SETUP = "# Make python and feedline available here, for example:\n# source .venv/bin/activate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +47,15 @@ class SlurmConfig:
     train_args: tuple[str, ...] = ()  # handed on to `feedline.train.main`
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "workers_per_rank", "model_cpus"):
-            if getattr(self, name) < (0 if name == "workers_per_rank" else 1):
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
-        if self.gpus_per_node < 0:
-            raise UsageError(f"--gpus-per-node {self.gpus_per_node}: must be at least 0")
-        if self.ranks_per_node is not None and self.ranks_per_node < 1:
-            raise UsageError(f"--ranks-per-node {self.ranks_per_node}: must be at least 1")
+        leasts = {"nodes": 1, "workers_per_rank": 0, "model_cpus": 1, "gpus_per_node": 0, "ranks_per_node": 1,
+                  "memory_gib": 1}  # fmt: skip
+        for name, least in leasts.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
         if self.gpus_per_node and (self.ranks_per_node or 1) > self.gpus_per_node:
             raise UsageError(f"{self.ranks_per_node} ranks a node for {self.gpus_per_node} GPUs: each needs its own")
-        if self.memory_gib is not None and self.memory_gib < 1:
-            raise UsageError(f"--memory-gib {self.memory_gib}: must be at least 1")
-        if not _TIME.fullmatch(self.time):
+        if not re.fullmatch(r"(\d+-)?\d{1,3}(:\d{2}){0,2}", self.time):
             raise UsageError(f"--time {self.time!r}: write minutes, HH:MM:SS or D-HH:MM:SS")
         if any(size < 1 for size in self.sizes):
             raise UsageError(f"--sizes {','.join(map(str, self.sizes))}: numbers of nodes are at least 1")
@@ -80,74 +77,41 @@ class SlurmConfig:
 
 def script(config: SlurmConfig) -> str:
     """The sbatch script's text; it ends with a newline."""
-    return "\n".join(["#!/bin/bash", *_directives(config), "", *_body(config)]) + "\n"
-
-
-def _directives(config: SlurmConfig) -> list[str]:
-    study = bool(config.sizes)
-    wanted: dict[str, object] = {
+    sizes = config.sizes
+    directives = {
         "job-name": config.job_name,
         "partition": config.partition,
         "account": config.account,
         "time": config.time,
-        "nodes": max(config.sizes) if study else config.nodes,
+        "nodes": max(sizes, default=config.nodes),
         "ntasks-per-node": 1,
         "cpus-per-task": config.cpus_per_task,
         "gpus-per-node": config.gpus_per_node or None,
         "mem": f"{config.memory_gib}G" if config.memory_gib else None,
-        "array": f"0-{len(config.sizes) - 1}%1" if study else None,
-        "output": "%x-%A_%a.out" if study else "%x-%j.out",
+        "array": f"0-{len(sizes) - 1}%1" if sizes else None,
+        "output": "%x-%A_%a.out" if sizes else "%x-%j.out",
     }
-    lines = [f"#SBATCH --{name}={value}" for name, value in wanted.items() if value is not None]
-    return [*lines, "#SBATCH --requeue"]
-
-
-def _body(config: SlurmConfig) -> list[str]:
-    return [
-        "set -euo pipefail",
-        "",
-        *(config.setup or ("# Make python and feedline available here, for example:", "# source .venv/bin/activate")),
-        "",
-        *_nodes(config),
-        "",
-        "# One torchrun agent per node; the first node is where they meet. The port follows the job's number, so",
-        "# that jobs sharing a node do not meet each other.",
-        'head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)',
-        "port=$((20000 + SLURM_JOB_ID % 20000))",
-        'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun has not inherited it since Slurm 22.05',
-        "",
-        'srun --nodes="$nodes" --ntasks="$nodes" --kill-on-bad-exit=1 \\',
-        "  python -m torch.distributed.run \\",
-        f'  --nnodes="$nodes" --nproc-per-node={config.ranks} --max-restarts=3 \\',
-        '  --rdzv-backend=c10d --rdzv-endpoint="$head_node:$port" --rdzv-id="$SLURM_JOB_ID" \\',
-        *_command(config),
-        "",
-        "# Afterwards: seff $SLURM_JOB_ID, and the same figures at the end of the run's own output.",
-    ]
-
-
-def _nodes(config: SlurmConfig) -> list[str]:
-    if not config.sizes:
-        return [f"nodes={config.nodes}", f"run={shlex.quote(config.run)}"]
-    sizes = " ".join(map(str, config.sizes))
-    return [
-        "# A scaling study: each job of the array trains on so many of the nodes, one job at a time.",
-        f"sizes=({sizes})",
-        'nodes="${sizes[$SLURM_ARRAY_TASK_ID]}"',
-        f'run={shlex.quote(config.run)}/"nodes-$nodes"',
-    ]
-
-
-def _command(config: SlurmConfig) -> list[str]:
-    device = "cuda" if config.gpus_per_node else "cpu"
-    extra = " ".join(shlex.quote(word) for word in config.train_args)
-    lines = [
-        f'  -m feedline.train.main {shlex.quote(config.dataset)} --run-dir "$run" --resume auto \\',
-        f"  --device {device} --num-workers {config.workers_per_rank}",
-    ]
-    if not config.gpus_per_node:
-        lines[-1] += f" --threads {config.model_cpus}"
-    return [*lines[:-1], f"{lines[-1]} \\", f"  {extra}"] if extra else lines
+    lines = [f"#SBATCH --{name}={value}" for name, value in directives.items() if value is not None]
+    nodes = f"nodes={config.nodes}\nrun={shlex.quote(config.run)}"
+    if sizes:
+        nodes = (
+            "# A scaling study: each job of the array trains on so many of the nodes, one job at a time.\n"
+            f"sizes=({' '.join(map(str, sizes))})\n"
+            'nodes="${sizes[$SLURM_ARRAY_TASK_ID]}"\n'
+            f'run={shlex.quote(config.run)}/"nodes-$nodes"'
+        )
+    training = f"--device {'cuda' if config.gpus_per_node else 'cpu'} --num-workers {config.workers_per_rank}"
+    training += "" if config.gpus_per_node else f" --threads {config.model_cpus}"
+    values = {
+        "directives": "\n".join([*lines, "#SBATCH --requeue"]),
+        "setup": "\n".join(config.setup) or SETUP,
+        "nodes": nodes,
+        "ranks": str(config.ranks),
+        "dataset": shlex.quote(config.dataset),
+        "training": f"{training} \\\n  {shlex.join(config.train_args)}" if config.train_args else training,
+    }
+    template = Path(__file__).with_suffix(".sh").read_text()
+    return re.sub(r"@(\w+)", lambda found: values[found[1]], template)
 
 
 def write(config: SlurmConfig, path: Path) -> None:

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
-from feedline.cli.common import Rate
+from feedline.cli.common import RateColumn
 from feedline.cli.main import app
 from feedline.pipeline.base.errors import UsageError
 
@@ -58,7 +59,12 @@ def test_an_output_may_be_a_pipe_or_a_link(tmp_path: Path) -> None:
 
 
 def test_the_rate_is_of_what_came_since_the_start() -> None:
-    rate = Rate()
-    assert rate(900, 10.0) is None
-    assert rate(1000, 12.0) == 50
-    assert rate(1000, 20.0) == 10
+    clock = [10.0]
+    column, bar = RateColumn("samples"), Progress(get_time=lambda: clock[0])
+    bar.add_task("resumed", total=2000)
+    task = bar.tasks[0]
+    shown: list[str] = []
+    for clock[0], done in ((10.0, 900), (12.0, 1000), (14.0, 1100)):
+        bar.update(task.id, completed=done)
+        shown.append(str(column.render(task)))
+    assert shown == ["", "50 samples/s", "50 samples/s"]

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
-from feedline.cli import checks
+from feedline.cli import doctor
 from feedline.cli.main import app
 from tests.train.conftest import write_dataset
 
@@ -81,6 +82,26 @@ def test_a_size_beside_the_outputs_is_not_ignored() -> None:
     assert "beside --output say SIZE:CODEC" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("a/new", "--output", "999999999999:jpeg"), "feedline: size 999999999999 px is not in 2..16384\n"),
+        (("/dev/full",), "feedline: /dev/full is not a folder: choose another place for OUT\n"),
+    ],
+)
+def test_prepare_says_what_is_wrong_with_its_output(tmp_path: Path, words: tuple[str, ...], line: str) -> None:
+    (tmp_path / "source" / "class").mkdir(parents=True)
+    Image.new("RGB", (40, 40)).save(tmp_path / "source" / "class" / "picture.jpg")
+    done = feedline("prepare", str(tmp_path / "source"), *words)
+    assert (done.returncode, done.stderr) == (2, line)
+
+
+def test_an_address_that_does_not_answer_is_one_line() -> None:
+    done = feedline("verify", "http://127.0.0.1:9/x")
+    assert done.returncode == 1
+    assert done.stderr.startswith("feedline: http://127.0.0.1:9/x") and done.stderr.count("\n") == 1
+
+
 def test_what_the_file_system_refuses_is_one_line() -> None:
     done = feedline("verify", "x" * 300)
     assert done.returncode == 1
@@ -138,7 +159,7 @@ def test_doctor_writes_what_it_prints(tmp_path: Path) -> None:
 
 def test_doctor_names_what_pillow_was_built_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("PIL.features.check", lambda name: name == "libtiff")
-    fact = checks.formats()
+    fact = doctor.formats()
     assert fact.text == "compressed TIFF"
     assert "libwebp-dev liblcms2-dev" in fact.remedy and "libtiff-dev" not in fact.remedy
 

@@ -15,7 +15,7 @@ from feedline.benchmarks.plan import PlanInputs
 from feedline.benchmarks.tune import TuneConfig
 from feedline.cli import compare, ladder, plan, prepare, profile, slurm, synth, train, tune
 from feedline.cli.main import app
-from feedline.cli.options import REQUIRED, Fields, Settings, command
+from feedline.cli.options import REQUIRED, Options, Settings, command
 from feedline.pipeline.base.errors import UsageError
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
@@ -29,7 +29,7 @@ from feedline.train.slurm import SlurmConfig
 class Mirror:
     """Options of a verb and the dataclass they are made from."""
 
-    options: Fields
+    options: Options
     dataclass: type
     otherwise: frozenset[str] = frozenset()
     """Fields whose option is written in another way, and read by the verb."""
@@ -49,7 +49,7 @@ MIRRORS = {
 }
 
 
-def given(options: Fields, *words: str) -> Settings:
+def given(options: Options, *words: str) -> Settings:
     """What a verb with these options gets."""
     seen: list[Settings] = []
 
@@ -71,7 +71,7 @@ def _app(verb: Callable[..., None]) -> typer.Typer:
 @pytest.mark.parametrize("name", MIRRORS)
 def test_a_default_is_the_field_s_own(name: str) -> None:
     mirror = MIRRORS[name]
-    arguments = [option.field for option in mirror.options.options() if option.default is REQUIRED]
+    arguments = [option.field for option in mirror.options if option.default is REQUIRED]
     settings = given(mirror.options, *arguments)
     for field, value in settings.items():
         if field not in {*arguments, *mirror.otherwise}:
@@ -92,7 +92,7 @@ def test_a_size_that_is_written_with_a_unit_is_the_default_too() -> None:
 def test_every_field_of_training_has_a_docstring_and_an_option() -> None:
     shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0
-    options = {option.field: option for option in train.OPTIONS.options()}
+    options = {option.field: option for option in train.OPTIONS}
     for name in TrainConfig.__dataclass_fields__:
         assert options[name].more["help"].endswith("."), name
         if name != "dataset":

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from feedline.train.distributed import World
 from feedline.train.evaluate import evaluate
 
-ALONE = World(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
+ALONE = World(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
 
 
 class Echo(nn.Module):
@@ -33,8 +33,8 @@ def test_top1_top5_and_padding() -> None:
     assert found.samples == 3
     assert found.top1 == 1 / 3
     assert found.top5 == 2 / 3
-    assert found.classes[0].samples == 3 and found.classes[0].top1 == 1 / 3
-    assert found.classes[1].top1 is None
+    assert found.classes[0]["samples"] == 3 and found.classes[0]["top1"] == 1 / 3
+    assert found.classes[1]["top1"] is None
     expected = nn.functional.cross_entropy(
         torch.cat([images for images, _ in batches()])[:3], torch.tensor([0, 0, 0]), reduction="mean"
     )

@@ -3,14 +3,11 @@ import torch
 from torch import nn
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.train.ema import Ema
 from feedline.train.models import (
     SmallCNN,
     build_model,
     check_takes_size,
     main_output,
-    parameter_groups,
-    same_shapes,
 )
 
 
@@ -40,44 +37,3 @@ def test_an_unknown_model_is_refused_with_suggestions() -> None:
 def test_a_size_the_model_cannot_take_is_refused() -> None:
     with pytest.raises(UsageError, match="--image-size 32: the model cannot take it"):
         check_takes_size(build_model("alexnet", 5), 32)
-
-
-def test_norms_and_biases_are_not_decayed() -> None:
-    model = build_model("resnet18", 4)
-    decayed, free = parameter_groups(model, 1e-4)
-    norms = [p for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()]
-    biases = [parameter for name, parameter in model.named_parameters() if name.endswith("bias")]
-    assert free["weight_decay"] == 0 and decayed["weight_decay"] == 1e-4
-    assert {id(p) for p in free["params"]} == {id(p) for p in [*norms, *biases]}
-    assert len(decayed["params"]) + len(free["params"]) == len(list(model.parameters()))
-
-
-def test_shapes_are_compared_in_words() -> None:
-    mine = build_model("small_cnn", 3).state_dict()
-    assert same_shapes(mine, mine) is None
-    assert "has shape (4, 84), here (3, 84)" in (same_shapes(mine, build_model("small_cnn", 4).state_dict()) or "")
-    assert "is missing" in (same_shapes(mine, {}) or "")
-
-
-def test_the_average_follows_the_weights_and_copies_statistics() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    ema = Ema(model, decay=0.9)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(1.0)
-    before = [parameter.clone() for parameter in ema.model.parameters()]
-    model(torch.randn(8, 2))
-    ema.update(model, step=1000)
-    for mine, old in zip(ema.model.parameters(), before, strict=True):
-        torch.testing.assert_close(mine, old * 0.9 + 0.1)
-    torch.testing.assert_close(ema.model[1].running_mean, model[1].running_mean)
-
-
-def test_the_average_is_short_at_first() -> None:
-    model = nn.Linear(2, 2)
-    ema = Ema(model, decay=0.9999)
-    with torch.no_grad():
-        model.weight.fill_(1.0)
-    ema.update(model, step=1)
-    old = (model.weight - ema.model.weight).abs().max()
-    assert old < 0.5  # with the full decay the random start would still be all of it
