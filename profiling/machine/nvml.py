@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from feedline.profiling.record.recording import Gpu
-from feedline.profiling.record.series import GPU_MEANS
+from feedline.profiling.record.measurements import GPU_MEANS, Gpu
 
 # A new metric is one row in one of these two tables, and a field of `Gpu`.
 GPM_METRICS: dict[int, tuple[str, str, float]] = {
