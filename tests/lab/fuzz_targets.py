@@ -167,7 +167,7 @@ def _check_shortened(data: bytes, frame: crop_jpeg.Frame, bottom_px: int, whole_
     if shorter is data:
         return
     try:
-        pixels_HWC = jpeg.decode(shorter, fast_chroma=True)
+        pixels_HWC = jpeg.decode(shorter, fast_chroma=True, shortened=True)
     except crop_jpeg.JpegError:
         return  # the loader then decodes it whole
     _same("shortened", pixels_HWC[:bottom_px], whole_HWC[:bottom_px])
