@@ -153,13 +153,12 @@ class IlsvrcSource(Source):
             )
         if self.val is not None and not any(len(part) for part in parts if part.split == "val"):
             raise SourceError(f"{self.val.path} holds no image")
-        if self.truth is not None and self.val is not None and self.val.form != "class folders":
+        truth = self.truth
+        if truth is not None and self.val is not None and self.val.form != "class folders":
             ids = self.devkit.label_of_id if self.devkit is not None else None
-            rest = [part for part in parts if part.split != "val"]
-            vals = [part for part in parts if part.split == "val"]
             parts = [
-                *rest,
-                *(replace(part, labels_N=self.truth.labels(part.names, self.classes, ids)) for part in vals),
+                part if part.split == "train" else replace(part, labels_N=truth.labels(part.names, self.classes, ids))
+                for part in parts
             ]
         return Found(columns=joined(parts), classes=self.classes, notes=passed_over(parts))
 
@@ -170,7 +169,7 @@ class IlsvrcSource(Source):
         counts = Counter(word for _, word in self.truth.rows)
         if odd := odd_label(counts):
             raise SourceError(f"{self.truth.where} says {odd[0]!r} beside {odd[1]!r}: numbers or words? Mend it")
-        return class_names(counts, kind_of(self.truth.rows[0][1]) == "number", lambda _: self.where)[0]
+        return class_names(counts, all(kind_of(word) == "number" for word in counts), lambda _: self.where)[0]
 
 
 def folders_of(place: Place | None) -> list[str]:

@@ -1,19 +1,20 @@
 """Staging tars: where samples go whose bytes cannot be addressed in their source. Deterministic, atomic, reused.
 
 One WebDataset tar after another with `KEY.jpg` (or `.png`) and `KEY.cls`. A finished set is stamped with what it was
-made from, so that a resumed job does not unpack again. Also the writer of plain tars, and of tars inside tars whose
-size is known only afterwards.
+made from, so that a resumed job does not unpack again. Also how members are written, and tars inside tars.
 """
 
+import io
 import json
+import tarfile
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from feedline.pipeline.base.files import write_atomically, write_error
-from feedline.pipeline.format.shard_tar import BLOCK_BYTES, RECORD_BYTES, member_header, padding_bytes
+from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header
 from feedline.preprocess.sources.base import Classes
 from feedline.preprocess.sources.listing import Listed
 
@@ -74,52 +75,33 @@ def write_tars(folder: Path, samples: Iterable[Unpacked]) -> Iterator[tuple[str,
         name = f"{split}-{numbers[split]:06d}.tar"
         numbers[split] += 1
         partial = folder / f".{name}.partial"
-        with tar_file(partial) as tar:
-            while sample is not None and sample.split == split and tar.size_bytes < TAR_BYTES:
-                tar.add(f"{sample.key}.{'png' if sample.data.startswith(PNG_START) else 'jpg'}", sample.data)
+        with tarfile.open(partial, "w") as tar:
+            while sample is not None and sample.split == split and tar.offset < TAR_BYTES:
+                add(tar, f"{sample.key}.{'png' if sample.data.startswith(PNG_START) else 'jpg'}", sample.data)
                 if sample.label:
-                    tar.add(f"{sample.key}.cls", sample.label.encode())
+                    add(tar, f"{sample.key}.cls", sample.label.encode())
                 sample = next(arriving, None)
         partial.replace(folder / name)
         yield split, name
 
 
-class TarWriter:
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    @property
-    def size_bytes(self) -> int:
-        return self._file.tell()
-
-    def add(self, name: str, data: bytes) -> None:
-        self._file.write(member_header(name, len(data)))
-        self._file.write(data)
-        self._file.write(bytes(padding_bytes(len(data))))
-
-    @contextmanager
-    def inner(self, name: str) -> Generator[None]:
-        """What is added meanwhile becomes a tar of that name; its header is patched when its size is known."""
-        header_at = self._file.tell()
-        self._file.write(member_header(name, 0))
-        start = self._file.tell()
-        yield
-        self.end(start)
-        end = self._file.tell()
-        self._file.seek(header_at)
-        self._file.write(member_header(name, end - start))
-        self._file.seek(end)
-
-    def end(self, start: int = 0) -> None:
-        marks = 2 * BLOCK_BYTES
-        length = self._file.tell() - start + marks
-        self._file.write(bytes(marks + padding_bytes(length, RECORD_BYTES)))
+def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    """A member of fixed time, owner and mode: equal content gives equal bytes."""
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))
 
 
 @contextmanager
-def tar_file(path: Path) -> Generator[TarWriter]:
-    """Ends the archive when left without an error."""
-    with path.open("wb", buffering=1 << 20) as file:
-        tar = TarWriter(file)
-        yield tar
-        tar.end()
+def inner_tar(outer: tarfile.TarFile, name: str) -> Generator[tarfile.TarFile]:
+    """A tar that is the next member of `outer`; the member's header is written when its size is known."""
+    file: Any = outer.fileobj
+    header_at = file.tell()
+    file.write(bytes(BLOCK_BYTES))
+    with tarfile.open(fileobj=file, mode="w") as inner:
+        inner.offset = 0  # by which it is padded at its end
+        yield inner
+    outer.offset = file.tell()
+    file.seek(header_at)
+    file.write(member_header(name, outer.offset - header_at - BLOCK_BYTES))
+    file.seek(outer.offset)

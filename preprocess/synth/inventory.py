@@ -7,6 +7,7 @@ tars are not in alphabetical order.
 
 import gzip
 import io
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.sources.staging import TarWriter
+from feedline.preprocess.sources.staging import add
 from feedline.preprocess.synth.pictures import CLASSES_MAX, ODDITIES, TYPICAL_LONG_SIDE_PX, Picture
 
 Layout = Literal["ilsvrc", "folder"]
@@ -154,14 +155,13 @@ class SynthPlan:
         """ILSVRC2012_devkit_t12.tar.gz, the same bytes each time."""
         truth = [self.synsets[file.picture.label].ident for file in sorted(self.val, key=lambda file: file.name)]
         packed = io.BytesIO()
-        tar = TarWriter(packed)
-        for name, data in (
-            ("readme.txt", b"A synthetic ImageNet made by `feedline synth`, in the layout of ILSVRC 2012.\n"),
-            ("data/meta.mat", self._meta_mat()),
-            ("data/ILSVRC2012_validation_ground_truth.txt", "".join(f"{ident}\n" for ident in truth).encode()),
-        ):
-            tar.add(f"{DEVKIT_FOLDER}/{name}", data)
-        tar.end()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for name, data in (
+                ("readme.txt", b"A synthetic ImageNet made by `feedline synth`, in the layout of ILSVRC 2012.\n"),
+                ("data/meta.mat", self._meta_mat()),
+                ("data/ILSVRC2012_validation_ground_truth.txt", "".join(f"{ident}\n" for ident in truth).encode()),
+            ):
+                add(tar, f"{DEVKIT_FOLDER}/{name}", data)
         return gzip.compress(packed.getvalue(), mtime=0)
 
     def _meta_mat(self) -> bytes:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import tarfile
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -22,7 +23,7 @@ from typing import Any
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.process import die_with_parent, usable_cores
 from feedline.preprocess.sources.imagenet import DEVKIT, TRAIN, VAL
-from feedline.preprocess.sources.staging import tar_file
+from feedline.preprocess.sources.staging import add, inner_tar
 from feedline.preprocess.synth.inventory import SynthConfig, SynthPlan
 from feedline.preprocess.synth.pictures import picture_bytes
 
@@ -122,14 +123,14 @@ def hidden_folder(out: Path) -> Generator[Path]:
 
 def write_archives(plan: SynthPlan, folder: Path, stream: Generator[bytes]) -> dict[str, int]:
     """Archive -> bytes."""
-    with tar_file(folder / TRAIN) as tar:
+    with tarfile.open(folder / TRAIN, "w") as outer:
         for label, files in plan.train():
-            with tar.inner(f"{plan.synsets[label].wnid}.tar"):
-                for file in files:
-                    tar.add(file.name, next(stream))
-    with tar_file(folder / VAL) as tar:
-        for file in plan.val:
-            tar.add(file.name, next(stream))
+            with inner_tar(outer, f"{plan.synsets[label].wnid}.tar") as tar:
+                for name, _ in files:
+                    add(tar, name, next(stream))
+    with tarfile.open(folder / VAL, "w") as tar:
+        for name, _ in plan.val:
+            add(tar, name, next(stream))
     (folder / DEVKIT).write_bytes(plan.devkit())
     return {name: (folder / name).stat().st_size for name in (TRAIN, VAL, DEVKIT)}
 

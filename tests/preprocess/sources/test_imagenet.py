@@ -307,6 +307,9 @@ def test_numbers_of_a_flat_folder_alone_are_the_labels(tmp_path: Path, named: bo
     file.write_text(file.read_text().removesuffix("11") + "eleven")
     with pytest.raises(SourceError, match=r"truth\.txt says 'eleven' beside '.*': numbers or words\?"):
         indexed(tmp_path / "val", ground_truth=str(file))
+    file.write_text("\n")
+    with pytest.raises(SourceError, match=r"12 val images, but .*truth\.txt has 0 lines"):
+        indexed(tmp_path / "val", ground_truth=str(file))
 
 
 def test_a_link_in_a_class_tar_is_a_trouble_and_a_class_tar_is_none(tiny_ilsvrc: Path, tmp_path: Path) -> None:
