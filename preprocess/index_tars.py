@@ -93,11 +93,12 @@ def index_folder(folder: Path, options: SourceOptions, on_progress: OnProgress) 
     splits = [columns.split_names[number] for number in np.unique(columns.splits_N).tolist()]
     if len(splits) != 1:
         raise UsageError(f"{folder} holds shards of {', '.join(splits)}: give each split a folder of its own")
-    shards: list[Shard] = []
+    shards, done = list[Shard](), 0
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for shard in pool.map(lambda number: examine(columns, number), range(len(columns.paths))):
             shards.append(shard)
-            on_progress(sum(len(shard.rows.keys) + len(shard.left_out) for shard in shards), len(columns))
+            done += len(shard.rows.keys) + len(shard.left_out)
+            on_progress(done, len(columns))
     index = index_table_bytes(index_table([shard.rows for shard in shards]))
     manifest = Manifest(
         split=splits[0],
