@@ -21,9 +21,8 @@ class Machine:
     cores: float  # usable by all ranks and their workers together
     ranks: int
     on_cpu: bool  # the model computes on the same cores as the workers
-    others_cores: float
-    """Cores that other programs took from the script while the steps ran: a fifth or more of its own, on a machine
-    without free ones; else 0."""
+    others_busy: float  # cores that other programs used while the steps ran; 0 where nobody counted
+    others_cores: float  # those that they took from the script: a fifth or more of its own, where none was free
 
     @property
     def others_error(self) -> float:
@@ -80,12 +79,15 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) 
         known = [value for t_s, value in looks if value is not None and start_s <= t_s <= end_s]
         mean = sum(known) / len(known) if known else 0.0
         host, sampled = (host + mean, sampled) if series.scope == "host" else (host, sampled + mean)
-    others = host - max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
+    others = max(
+        0.0, host - max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
+    )
     full = host >= FULL * float(recording.host.get("cores") or cores)
     return Machine(
         cores=cores,
         ranks=max(1, recording.compute.world_size),
         on_cpu=recording.compute.device == "cpu",
+        others_busy=others,
         others_cores=min(others, cores) if full and others >= NOTABLE * cores else 0.0,
     )
 
