@@ -1,7 +1,6 @@
-"""The order of the differential legs, and dropping files from the page cache."""
+"""The order of the differential legs, and the batches that are handed out again."""
 
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.profiling.profile_run import chosen_legs
-from feedline.profiling.watch import data_files
-from feedline.profiling.watch.data_files import drop
 from feedline.profiling.watch.legs.cached import Cache
 from feedline.profiling.watch.legs.ways import Way, chosen, plan
 
@@ -47,22 +44,6 @@ def test_what_belongs_to_the_ceiling_is_measured_with_it(kind: str, more: set[st
 def test_the_page_cache_is_left_alone_when_told() -> None:
     assert "cold" not in chosen_legs(True, cold=False)
     assert chosen_legs(False) == chosen_legs(False, cold=False) == ()
-
-
-@pytest.mark.parametrize(
-    ("cached", "share", "words"),
-    [(False, 0.5, "4 of 8 files dropped"), (True, 0.0, "did not work: 4 of 4"), (None, None, "cannot be told here")],
-)
-def test_what_could_be_dropped_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool | None, share: float | None, words: str
-) -> None:
-    files = [tmp_path / str(number) for number in range(4)]
-    for one in files:
-        one.write_bytes(b"x" * 10_000)
-    monkeypatch.setattr(data_files, "is_cached", lambda path: cached)
-    told = drop([*map(str, files), *[str(tmp_path / "gone")] * 4])
-    assert told.share == share and words in told.note
-    assert drop([]).share == 0.0 and "not known" in drop([]).note
 
 
 def test_batches_are_laid_out_as_feedline_hands_them_over_and_stay_what_they_are() -> None:
