@@ -18,9 +18,8 @@ import numpy as np
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.format.cache import CacheSpec
-from feedline.pipeline.format.manifest import MANIFEST, read_index, read_manifest
-from feedline.pipeline.format.remote import fetch_metadata
+from feedline.pipeline.format.manifest import INDEX, MANIFEST, read_index, read_manifest
+from feedline.pipeline.format.remote import Remote
 from feedline.preprocess.sources.base import (
     Classes,
     Found,
@@ -255,9 +254,12 @@ def recognise_prepared(path: str, folders: Sequence[str], options: SourceOptions
     parts: list[Part] = []
     for folder in folders:
         with scratch_folder("index") as scratch:
-            cache = CacheSpec(folder=scratch, most_bytes=0)
-            here = fetch_metadata(folder, options.storage_options, cache) if "://" in folder else Path(folder)
+            here = Path(folder)
             try:
+                if "://" in folder:
+                    remote, here = Remote(folder, options.storage_options), scratch
+                    for name in (MANIFEST, INDEX):
+                        (scratch / name).write_bytes(remote.read(name))
                 manifest = read_manifest(here)
                 if not CODECS[manifest.codec].image_file:
                     raise UsageError(
