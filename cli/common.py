@@ -16,7 +16,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.text import Text
 
-from feedline.pipeline.base.errors import UsageError, redacted
+from feedline.pipeline.base.errors import FeedlineError, UsageError, redacted
 from feedline.pipeline.base.files import try_place, write_as_asked
 from feedline.pipeline.base.text import printable
 
@@ -45,7 +45,7 @@ class PlainConsole(Console):
     """Text comes from files and names that others wrote: nothing in it may steer the terminal. Lines stay whole."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(highlight=False, markup=False, soft_wrap=True, **options)
+        super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*(printable(item, "\n\t") if isinstance(item, str) else item for item in objects), **options)
@@ -95,12 +95,12 @@ def progress(what: str, unit: str = "samples") -> Generator[Callable[..., None]]
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """To a file that was asked for. Raises UsageError when it cannot be written."""
+    """To a file that was asked for. Raises FeedlineError when it cannot be written: the verb's work is done."""
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")  # names need not be UTF-8
     try:
         write_as_asked(path, data)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+        raise FeedlineError(f"cannot write {path}: {error.strerror}") from error
 
 
 def check_writable(*outputs: Path | None) -> None:

@@ -77,13 +77,14 @@ def run() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
-        stderr.print("interrupted" + ": --resume auto goes on from the last checkpoint" * (verb == "train"))
+        stderr.print("interrupted" + GOES_ON.get(verb, ""))
         sys.exit(130)
     except Exception as error:
         sys.exit(explain(error, verb))
     sys.exit(status if isinstance(status, int) else 0)
 
 
+GOES_ON = {"train": ": --resume auto goes on from the last checkpoint", "prepare": ": the same command resumes"}
 UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EBADF)
 """What writing to a standard output fails with that is full, or whose terminal has gone."""
 ADDRESS = re.compile(r"(?:--[\w-]+=)?[a-z][a-z\d+.-]*://")

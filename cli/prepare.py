@@ -79,6 +79,7 @@ def read_lines(path: Path | None) -> tuple[str, ...] | None:
 
 def terminated(number: int, frame: object) -> None:
     """A polite kill ends like Ctrl-C: no JVM, nothing half-written."""
+    stderr.print("terminated: the same command resumes")
     raise SystemExit(128 + number)
 
 

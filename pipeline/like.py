@@ -14,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.draw.regions import Augment
@@ -128,6 +135,8 @@ def _check_code(dataset: Any) -> None:
     """Only torchvision's own datasets are known to give what the shards hold: (image, class)."""
     if getattr(dataset, "dataset", None) is not None:  # Subset and its kind: the shards are the whole
         raise _refused(f"a {_name(dataset)} of a dataset", "use Loader(split, subset=N)")
+    if isinstance(dataset, IterableDataset):
+        raise _refused(f"{_name(dataset)}, an IterableDataset,")
     for name in ("__getitem__", "__getitems__"):
         method = getattr(type(dataset), name, None)
         if method is not None and not str(getattr(method, "__module__", "")).startswith("torchvision."):

@@ -9,7 +9,6 @@ A finished dataset stays until the one that replaces it is whole. In a folder th
 manifest changes.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -19,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
-from feedline.pipeline.base.files import exchange, write_error
+from feedline.pipeline.base.files import exchange, sole_use, write_error
+from feedline.pipeline.base.process import signals_held
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest
+from feedline.pipeline.format.manifest import INDEX, MANIFEST, NOT_IN_PLACE, Manifest
 from feedline.preprocess import quarantine
 from feedline.preprocess.quarantine import QUARANTINE
 from feedline.preprocess.receipts import receipts_folder
@@ -37,8 +37,6 @@ STAGING = "staging"
 REPORT = "report.json"
 SHARD_FILE = re.compile(r"[a-z]+-\d{6}(-[0-9a-f]{16})?\.tar")
 OUTPUT_FOLDER = re.compile(rf"(\d+-)?({'|'.join(CODECS)})")
-NOT_IN_PLACE = ".new.0.tmp"
-"""Marks a folder of the new dataset until all are in their places."""
 
 
 # --- one job at a time --------------------------------------------------------------------------------
@@ -54,19 +52,11 @@ def locked(store: Store) -> Generator[None]:
     made = not store.root.exists()
     store.prepare([""])
     refuse_links(store.root)
-    descriptor = os.open(store.root, os.O_RDONLY | os.O_CLOEXEC)
+    busy = f"another prepare is running in {store.root}: wait for it or choose another folder"
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"another prepare is running in {store.root}: wait for it or choose another folder"
-            ) from None
-        except OSError:
-            pass  # a network file system that cannot lock folders: names and receipts are still exact
-        yield
+        with sole_use(store.root, busy):  # where it cannot be locked, names and receipts are still exact
+            yield
     finally:
-        os.close(descriptor)
         if made:
             with suppress(OSError):
                 store.root.rmdir()
@@ -263,8 +253,9 @@ def put_in_place(store: LocalStore, plan: PlanFile) -> None:
     new.prepare([QUARANTINE])
     for folder in (*plan["folders"], QUARANTINE):
         new.write(f"{folder}/{NOT_IN_PLACE}", b"")
-    write_plan(store, plan | {"exchange": True})
-    finish_exchange(store)
+    with signals_held():
+        write_plan(store, plan | {"exchange": True})
+        finish_exchange(store)
 
 
 def is_exchanging(store: Store) -> bool:

@@ -130,6 +130,9 @@ def one_line(error: BaseException) -> str:
         return "a Python worker or executor died again and again (killed, or out of memory?): run again to resume"
     if isinstance(error, ConnectionError | EOFError) or "Answer from Java side is empty" in text or not text.strip():
         return "Spark's JVM died (killed, or out of memory?): run the same command again to resume"
+    if "No space left on device" in text:
+        where = f"{tempfile.gettempdir()} (or point TMPDIR elsewhere)"
+        return f"no space left while Spark worked: free some in {where}, then run the same command again to resume"
     errors = PYTHON_ERROR.findall(text)
     first = (errors[-1] if errors and "Py4J" not in errors[-1] else text.strip().splitlines()[0])[:300]
     return f"Spark could not finish ({first}): run the same command again to resume"

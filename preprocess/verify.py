@@ -21,7 +21,7 @@ import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.format.manifest import INDEX, MANIFEST, Index, Manifest, read_index
+from feedline.pipeline.format.manifest import HALF_EXCHANGED, INDEX, MANIFEST, Index, Manifest, read_index
 from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header, padding_bytes
 from feedline.preprocess import quarantine
 from feedline.preprocess.output import PLAN, is_exchanging, prepared_folders
@@ -72,8 +72,7 @@ def verify(
     store = open_store(out, storage_options)
     problems: list[Problem] = []
     if is_exchanging(store):
-        what = "a prepare ended while it put a new dataset in place of the old: run its command again"
-        problems.append(Problem(PLAN, "", what))
+        problems.append(Problem(PLAN, "", HALF_EXCHANGED))
     folders = sorted(prepared_folders(store), key=lambda folder: (folder.rpartition("/")[0], folder))
     if store.size(MANIFEST) is not None:
         folders = [""]

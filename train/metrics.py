@@ -9,14 +9,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from torch import Tensor, nn
 
 from feedline.pipeline.base.errors import FeedlineError
-from feedline.pipeline.base.files import sweep
+from feedline.pipeline.base.files import sole_use, sweep
 from feedline.train.distributed import first_line
 
 Event = dict[str, Any]
@@ -40,6 +40,7 @@ class Journal:
         self._run, self._tensorboard = run, tensorboard
         self._path, self._board_folder = run / "metrics.jsonl", run / "tensorboard"
         self._lines: TextIO | None = None
+        self._ends = ExitStack()
         self._board: Any = None
         self._hook = threading.excepthook
 
@@ -47,6 +48,8 @@ class Journal:
         """TensorBoard forgets what an interrupted run logged beyond `from_step`, where this one goes on."""
         with writing(self._path):
             self._run.mkdir(parents=True, exist_ok=True)
+            busy = f"another training is running in {self._run}: wait for it, or choose another --run"
+            self._ends.enter_context(sole_use(self._run, busy))
             for folder in (self._run, self._run / "checkpoints"):
                 sweep(folder)
             torn = self._path.exists() and self._path.read_bytes()[-1:] not in (b"", b"\n")
@@ -102,7 +105,7 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # what could not be written has been said
+        with self._ends, suppress(OSError):  # what could not be written has been said
             if self._lines is not None:
                 self._lines.close()
         try:

@@ -2,10 +2,12 @@
 
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import stat
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
@@ -81,6 +83,23 @@ def sweep(folder: Path) -> None:
             temporary = _TEMPORARY.fullmatch(path.name)
             if temporary and not is_alive(int(temporary[1])):
                 path.unlink(missing_ok=True)
+
+
+@contextmanager
+def sole_use(folder: Path, otherwise: str) -> Generator[None]:
+    """An advisory lock on the folder itself, which leaves no file and dies with its process. Raises UsageError, with
+    the words `otherwise`, while another process has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(otherwise) from None
+        except OSError:
+            pass  # a network file system that cannot lock folders
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

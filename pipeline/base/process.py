@@ -9,7 +9,9 @@ import ctypes
 import os
 import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from feedline.pipeline.base.errors import UsageError
@@ -52,6 +54,24 @@ def from_environment(name: str, default: int) -> int:
         return int(text) if text else default
     except ValueError as error:
         raise UsageError(f"{name}={text} in the environment is no number: unset it or use torchrun") from error
+
+
+@contextmanager
+def signals_held() -> Generator[None]:
+    """Ctrl-C and its like wait until the block has ended. In the main thread; no other one hears them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {kind: signal.signal(kind, lambda number, _: arrived.append(number)) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, signal.SIG_DFL if handler is None else handler)
+        for number in arrived[:1]:
+            signal.raise_signal(number)
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:

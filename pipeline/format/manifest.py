@@ -132,13 +132,23 @@ def _check_depth(value: Any, levels: int = _DEEPEST) -> None:
         _check_depth(inner, levels - 1)
 
 
+NOT_IN_PLACE = ".new.0.tmp"
+"""Marks a folder of a new dataset, which is put in place of an old one, until all its folders are in their places."""
+HALF_EXCHANGED = "a prepare ended while it put a new dataset in place of the old: run its command again"
+
+
 def read_manifest(split_folder: Path) -> Manifest:
+    """Raises DatasetError for what is no prepared split, or of a dataset of which only a part is in its place."""
     path = split_folder / MANIFEST
+    if (split_folder / NOT_IN_PLACE).exists():
+        raise DatasetError(f"{split_folder}: {HALF_EXCHANGED}")
     try:
         text = read_bounded(path, MANIFEST_BYTES).decode()
     except FileNotFoundError:
-        what = f"{split_folder} is not a prepared split (no {MANIFEST}): run `feedline prepare` first"
-        raise DatasetError(what) from None
+        what = f"{split_folder} is not a prepared split (no {MANIFEST})"
+        there = next(split_folder.glob(f"*/{MANIFEST}"), None)
+        remedy = "run `feedline prepare` first" if there is None else f"give one, like {there.parent}"
+        raise DatasetError(f"{what}: {remedy}") from None
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or "it is no text"
         raise DatasetError(f"{path} cannot be read: {what}") from error
