@@ -49,21 +49,18 @@ def compare(
 
     Example: feedline compare OUT --num-workers 0,1,2,4 --codec jpeg,raw
     """
-    from feedline.benchmarks.grid import Grid, parse_values
+    from feedline.benchmarks.grid import Grid
 
-    kinds = {
-        "num_workers": (num_workers, int), "prefetch_factor": (prefetch_factor, int), "batch_size": (batch_size, int),
-        "image_size": (image_size, int), "pin_memory": (pin_memory, bool), "codec": (codec, str),
-        "size": (size, int), "quality": (quality, int), "shard_size": (shard_size, str), "shards": (shards, int),
-        "model": (model, str), "devices": (devices, int),
-    }  # fmt: skip
-    grid = Grid(axes={name: parse_values(text, kind) for name, (text, kind) in kinds.items() if text is not None})
+    given = {"num_workers": num_workers, "prefetch_factor": prefetch_factor, "batch_size": batch_size,
+             "image_size": image_size, "pin_memory": pin_memory, "codec": codec, "size": size, "quality": quality,
+             "shard_size": shard_size, "shards": shards, "model": model, "devices": devices}  # fmt: skip
+    grid = Grid.parse(given)
     record = Record("compare", json_file, html)
     with progress("compare", "windows") as advance:
         found = run(grid, dataset, work, {"device": device}, options, advance)
     show(found)
     if html is not None:
-        from feedline.benchmarks.compare_page import compare_page
+        from feedline.benchmarks.pages import compare_page
         from feedline.profiling.render.html import document
 
         write(html, document(compare_page(found)))
@@ -76,7 +73,7 @@ def run(
     from feedline.benchmarks.commands import check_work
     from feedline.benchmarks.compare import CompareConfig
     from feedline.benchmarks.compare import run as measure_all
-    from feedline.benchmarks.measure.ranks import check_devices
+    from feedline.benchmarks.measure.loader_subject import check_devices
     from feedline.benchmarks.measure.rounds import Bench
     from feedline.benchmarks.statement import record_of
     from feedline.benchmarks.variants import splits_of
@@ -99,7 +96,7 @@ def run(
 def show(record: Mapping[str, Any]) -> None:
     from rich.table import Table
 
-    from feedline.benchmarks.compare_page import words
+    from feedline.benchmarks.pages import outcome
     from feedline.cli.ladder import BAR_CELLS, bar
     from feedline.profiling.record import units
 
@@ -116,7 +113,7 @@ def show(record: Mapping[str, Any]) -> None:
             units.spread(cell["low"], cell["high"]),
             str(cell["n"]),
             units.number(cell["cores_used"], 2),
-            words(cell),
+            outcome(cell),
         )
     wide(table)
     console.print(record["statement"], markup=False, soft_wrap=True)

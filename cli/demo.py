@@ -1,7 +1,6 @@
 """`feedline demo`: the whole story on a synthetic ImageNet; ends with the ladder and one report."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,17 +25,16 @@ def demo(
 
     Example: feedline demo --out demo-out
     """
-    from feedline.benchmarks.demo import StoryConfig, tell
-    from feedline.benchmarks.demo_page import story_page
+    from feedline.benchmarks.demo import QUICK, StoryConfig, demo_page, tell
     from feedline.cli.ladder import show
     from feedline.profiling.render.html import document
 
     record, started = Record("demo", json_file), time.monotonic()
-    base = StoryConfig.quick(out=out) if quick else StoryConfig(out=out)
-    config = base if images is None else replace(base, images=images)
+    settings = {**(QUICK if quick else {}), **({} if images is None else {"images": images})}
+    config = StoryConfig(out=out, **settings)
     story = tell(config, _begin, _end)
     report = out / "report.html"
-    write(report, document(story_page(story)))
+    write(report, document(demo_page(story)))
     console.rule("[bold]The ladder", align="left")
     show(story.record("ladder"))
     console.print(f"\nall of it in {time.monotonic() - started:.0f} s")
@@ -48,11 +46,11 @@ def demo(
 def _begin(number: int, count: int, chapter: "Chapter") -> None:
     console.print()
     console.rule(f"[bold]{number}/{count}  {chapter.title}", align="left", style="dim")
-    console.print(f"$ {chapter.step.shown}", markup=False, soft_wrap=True, style="dim")
+    console.print(f"$ {chapter.shown}", markup=False, soft_wrap=True, style="dim")
 
 
 def _end(chapter: "Chapter", done: "Done") -> None:
-    from feedline.benchmarks.demo_page import training_function
+    from feedline.benchmarks.demo import training_function
 
     if chapter.keep_text:
         # kernprof's table as it is: folded lines would be unreadable

@@ -16,7 +16,7 @@ TABLE_CELLS = 116
 
 
 OPTIONS = fields(
-    "benchmarks.ladder_run.AscentConfig",
+    "benchmarks.ladder.LadderConfig",
     *("source", "work", "profiled", "prepared", "num_workers", "size_px", "rounds", "window_s"),
     num_workers={"min": 1},
     size_px={"flags": ("--size",), "min": 16},
@@ -38,10 +38,10 @@ def ladder(
 
     Example: feedline ladder /data/photos train.py --data /data/photos --epochs 1
     """
-    from feedline.benchmarks.ladder_run import AscentConfig, ascend
+    from feedline.benchmarks.ladder import LadderConfig, ascend
 
     record = Record("ladder", json_file, html)
-    config = AscentConfig(argv=script or [], **options)
+    config = LadderConfig(argv=script or [], **options)
     with progress("ladder", "windows") as advance:
         found = ascend(config, lambda line: stderr.print(line, markup=False, soft_wrap=True), advance)
     show(found)
@@ -55,19 +55,19 @@ def show(record: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from feedline.benchmarks.ladder_page import HEADERS, rows, story
+    from feedline.benchmarks.pages import LADDER_HEADERS, ladder_rows, ladder_story
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("rung", no_wrap=True)
     table.add_column("", no_wrap=True, width=BAR_CELLS)
-    for name in HEADERS[1:]:
+    for name in LADDER_HEADERS[1:]:
         table.add_column(name, justify="right", no_wrap=True)
     rates = [*(rung["samples_per_s"] for rung in record["rungs"]), record["ceiling_samples_per_s"]]
-    for rate, (name, *cells) in zip(rates, rows(record), strict=True):
+    for rate, (name, *cells) in zip(rates, ladder_rows(record), strict=True):
         table.add_row(name, bar(rate / max(rates)), *cells)
     # In a pipe or a narrow window the lines stay whole: a folded table is none.
     Console(width=max(console.width, TABLE_CELLS), highlight=False).print(table)
-    console.print(story(record), markup=False, soft_wrap=True)
+    console.print(ladder_story(record), markup=False, soft_wrap=True)
 
 
 def bar(share: float) -> str:
@@ -76,7 +76,7 @@ def bar(share: float) -> str:
 
 
 def write_page(path: Path, record: Mapping[str, Any]) -> None:
-    from feedline.benchmarks.ladder_page import ladder_section
+    from feedline.benchmarks.pages import ladder_section
     from feedline.profiling.render.html import document
     from feedline.profiling.render.sections import Page
 

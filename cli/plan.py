@@ -63,10 +63,10 @@ def costs_of(
     """As fields of PlanInputs; what is given is not measured."""
     measured: dict[str, Any] = {}
     if dataset is not None:
-        from feedline.benchmarks.sample_cost import measure_costs
+        from feedline.benchmarks.plan import measure_costs
 
-        measured = asdict(measure_costs(dataset, image_size))
-        stderr.print(f"costs measured on {measured.pop('split')}", markup=False, soft_wrap=True)
+        split, measured = measure_costs(dataset, image_size)
+        stderr.print(f"costs measured on {split}", markup=False, soft_wrap=True)
     elif load_us is None or sample_kb is None:
         raise UsageError("no costs to plan with: name a prepared dataset, or give both --load-us and --sample-kb")
     given = {

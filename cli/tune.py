@@ -36,7 +36,7 @@ def tune(
 
     Example: feedline tune OUT --model mobilenet_v2 && feedline train OUT --config tuned.json
     """
-    from feedline.benchmarks.measure.ranks import check_devices
+    from feedline.benchmarks.measure.loader_subject import check_devices
     from feedline.benchmarks.measure.rounds import Bench
     from feedline.benchmarks.tune import TuneConfig, write_config
     from feedline.benchmarks.tune import tune as search
@@ -50,7 +50,7 @@ def tune(
     show(found)
     write_config(out, found, split)
     if html is not None:
-        from feedline.benchmarks.tune_page import tune_page
+        from feedline.benchmarks.pages import tune_page
         from feedline.profiling.render.html import document
 
         write(html, document(tune_page(found)))
