@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.commands import FEEDLINE
-from feedline.benchmarks.exit import end_with
+from feedline.benchmarks.experiments.harness import end_with
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
 from feedline.profiling.record import units

@@ -22,8 +22,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from feedline.benchmarks.experiments.prepare_speed import RESULTS, bare_pool, spark_job, where_samples_are, write
-from feedline.benchmarks.measure.rounds import end_group, rounds
+from feedline.benchmarks.experiments.harness import RESULTS, write
+from feedline.benchmarks.experiments.prepare_speed import bare_pool, spark_job, where_samples_are
+from feedline.benchmarks.measure.fork_server import end_group
+from feedline.benchmarks.measure.rounds import rounds
 from feedline.benchmarks.peers.environments import PEERS as LOADERS
 from feedline.benchmarks.peers.environments import SCRIPTS, STOCK_PILLOW, Peer, PeerError, interpreter
 from feedline.pipeline.base.process import usable_cores
