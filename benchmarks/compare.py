@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.grid import Cell, Grid
-from feedline.benchmarks.measure.intervals import MARGIN, Comparison, Estimate, compare, estimate, pool
+from feedline.benchmarks.measure.intervals import Comparison, Estimate, compare, estimate, pool
 from feedline.benchmarks.measure.rounds import Measure, MeasureError, busyness, quietest, shuffled
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.pipeline.base.errors import UsageError
@@ -145,23 +145,13 @@ class Results:
     def beats(self, a: Cell, b: Cell) -> bool:
         return self.against(a, b).outcome == "faster"
 
-    def settle(self, rounds_left: int) -> None:
-        """Marks what needs no more rounds: slower than the best, the same, or not to be told apart in time."""
+    def settle(self) -> None:
+        """Marks what needs no more rounds: slower than the best, or the same; the best once no other is open."""
         best = self.best()
-        others = {cell.key: self.against(cell, best) for cell in self.cells if cell.key != best.key}
-        self.settled = {
-            key: against.outcome
-            for key, against in others.items()
-            if against.outcome != "open" or hopeless(against, rounds_left)
-        }
-        if len(self.settled) == len(others):
+        outcomes = {cell.key: self.against(cell, best).outcome for cell in self.cells if cell.key != best.key}
+        self.settled = {key: outcome for key, outcome in outcomes.items() if outcome != "open"}
+        if len(self.settled) == len(outcomes):
             self.settled[best.key] = "best"
-
-
-def hopeless(against: Comparison, rounds_left: int) -> bool:
-    """All rounds that are left would not narrow the interval to a verdict, even with half the noise seen so far."""
-    half = against.half_after(rounds_left)
-    return half is not None and half / 2 > max(MARGIN, abs(math.log(against.ratio.value)) - MARGIN)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -194,7 +184,7 @@ def run(config: CompareConfig, path: Path, measure: Measure, advance: Advance) -
                     results.add(cells[key], number, window)
             advance(sum(map(len, results.windows.values())), most)
         if number + 1 in config.looks:
-            results.settle(rounds_left=config.rounds - number - 1)
+            results.settle()
             if cells.keys() <= results.settled.keys():
                 break
     results.write({"done": True})

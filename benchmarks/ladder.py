@@ -247,14 +247,10 @@ def record_of(
 
 
 def rung_record(rung: Rung, windows: Sequence[Window], predicted: Prediction | None) -> dict[str, Any]:
-    measured = estimate([window.samples_per_s for window in windows])
     return {
         "name": rung.name,
         "words": rung.words,
-        "samples_per_s": measured.value,
-        "low": measured.low,
-        "high": measured.high,
-        "n": measured.n,
+        **estimate([window.samples_per_s for window in windows]).record(),
         "predicted": predicted.samples_per_s if predicted else None,
         "predicted_low": predicted.low if predicted else None,
         "predicted_high": predicted.high if predicted else None,

@@ -1,7 +1,6 @@
 """A finished comparison in plain words, and as the record's `cells`. Pure; claims only what its intervals show."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -43,8 +42,7 @@ def record_of(results: Results) -> dict[str, Any]:
     pairs = [(cell, best, against[cell.key]) for cell in cells if cell.key != best.key]
     for a, b, found in [*pairs, *((a, b, found) for _, a, b, found in steps)]:
         key = grid.name(a), grid.name(b)
-        ratio = asdict(found.ratio)
-        claims[key] = {"a": key[0], "b": key[1], "outcome": found.outcome, "ratio": ratio.pop("value"), **ratio}
+        claims[key] = {"a": key[0], "b": key[1], "outcome": found.outcome, **found.ratio.record("ratio")}
     return {
         "axes": {name: list(values) for name, values in grid.axes.items()},
         "cells": [cell_record(results, cell, against.get(cell.key)) for cell in cells],
@@ -73,14 +71,10 @@ def step_pairs(cells: Sequence[Cell], axis: str, chosen: Cell) -> list[tuple[Cel
 
 def cell_record(results: Results, cell: Cell, against: Comparison | None) -> dict[str, Any]:
     """`against` the best; None: it is the best."""
-    measured = results.estimate(cell)
     return {
         **cell.settings,
         "name": results.config.grid.name(cell),
-        "samples_per_s": measured.value,
-        "low": measured.low,
-        "high": measured.high,
-        "n": measured.n,
+        **results.estimate(cell).record(),
         "best": against is None,
         "ratio_to_best": against.ratio.value if against else 1.0,
         "outcome": against.outcome if against else "best",

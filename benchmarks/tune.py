@@ -13,7 +13,7 @@ import shlex
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -232,8 +232,7 @@ def predicted(config: TuneConfig, inline: Window, one: Window) -> dict[int, floa
 
 def record(search: Search) -> dict[str, Any]:
     def figures(cell: Cell) -> dict[str, Any]:
-        rate = asdict(search.rate(cell))
-        return {**cell.settings, "samples_per_s": rate.pop("value"), **rate}
+        return {**cell.settings, **search.rate(cell).record()}
 
     chosen = search.chosen()
     tried = sorted(search.cells.values(), key=lambda cell: -search.rate(cell).value)

@@ -73,8 +73,7 @@ def run(
     from feedline.benchmarks.commands import check_work
     from feedline.benchmarks.compare import CompareConfig
     from feedline.benchmarks.compare import run as measure_all
-    from feedline.benchmarks.measure.loader_subject import check_devices
-    from feedline.benchmarks.measure.rounds import Bench
+    from feedline.benchmarks.measure.rounds import Bench, check_devices
     from feedline.benchmarks.statement import record_of
     from feedline.benchmarks.variants import splits_of
 

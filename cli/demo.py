@@ -2,14 +2,14 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feedline.cli.common import JsonFile, Record, console, write
 
 if TYPE_CHECKING:
-    from feedline.benchmarks.commands import Done
+    from feedline.benchmarks.commands import Done, Step
     from feedline.benchmarks.demo import Chapter
 
 
@@ -25,34 +25,33 @@ def demo(
 
     Example: feedline demo --out demo-out
     """
-    from feedline.benchmarks.demo import QUICK, StoryConfig, demo_page, tell
+    from feedline.benchmarks.demo import QUICK, DemoConfig, demo_page, tell
     from feedline.cli.ladder import show
     from feedline.profiling.render.html import document
 
     record, started = Record("demo", json_file), time.monotonic()
-    settings = {**(QUICK if quick else {}), **({} if images is None else {"images": images})}
-    config = StoryConfig(out=out, **settings)
-    story = tell(config, _begin, _end)
-    report = out / "report.html"
-    write(report, document(demo_page(story)))
+    settings: dict[str, Any] = {**(QUICK if quick else {}), **({} if images is None else {"images": images})}
+    told = tell(DemoConfig(out=out, **settings), _begin, _end)
+    report, ladder = out / "report.html", told["ladder"].record
+    write(report, document(demo_page(told)))
     console.rule("[bold]The ladder", align="left")
-    show(story.record("ladder"))
+    show(ladder)
     console.print(f"\nall of it in {time.monotonic() - started:.0f} s")
     console.print(f"report: {report.resolve()}", markup=False, soft_wrap=True)
-    steps = {name: {"seconds": done.seconds, "reused": done.reused} for name, done in story.done.items()}
-    record.write(json_file, {"ladder": story.record("ladder"), "report": str(report), "steps": steps})
+    steps = {name: {"seconds": done.seconds, "reused": done.reused} for name, done in told.items()}
+    record.write(json_file, {"ladder": ladder, "report": str(report), "steps": steps})
 
 
-def _begin(number: int, count: int, chapter: "Chapter") -> None:
+def _begin(number: int, count: int, chapter: "Chapter", step: "Step") -> None:
     console.print()
     console.rule(f"[bold]{number}/{count}  {chapter.title}", align="left", style="dim")
-    console.print(f"$ {chapter.shown}", markup=False, soft_wrap=True, style="dim")
+    console.print(f"$ {step.shown}", markup=False, soft_wrap=True, style="dim")
 
 
 def _end(chapter: "Chapter", done: "Done") -> None:
     from feedline.benchmarks.demo import training_function
 
-    if chapter.keep_text:
+    if done.text:
         # kernprof's table as it is: folded lines would be unreadable
         console.print(training_function(done.text), markup=False, highlight=False, soft_wrap=True)
     words = "kept from an earlier run" if done.reused else f"{done.seconds:.0f} s"

@@ -36,8 +36,7 @@ def tune(
 
     Example: feedline tune OUT --model mobilenet_v2 && feedline train OUT --config tuned.json
     """
-    from feedline.benchmarks.measure.loader_subject import check_devices
-    from feedline.benchmarks.measure.rounds import Bench
+    from feedline.benchmarks.measure.rounds import Bench, check_devices
     from feedline.benchmarks.tune import TuneConfig, write_config
     from feedline.benchmarks.tune import tune as search
     from feedline.pipeline.base.process import usable_cores

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 CONFIDENCE = 0.95
 MARGIN = 0.04
@@ -30,6 +30,9 @@ class Estimate:
     high: float | None
     n: int
 
+    def record(self, name: str = "samples_per_s") -> dict[str, Any]:
+        return {name: self.value, "low": self.low, "high": self.high, "n": self.n}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -40,17 +43,6 @@ class Comparison:
     outcome: Outcome
     """faster and slower only where the whole interval is beyond the margin; same where it is wholly within; open
     where more rounds may decide."""
-    freedom: int = 1
-    """Degrees of freedom of the interval."""
-    confidence: float = CONFIDENCE
-
-    def half_after(self, rounds: int) -> float | None:
-        """Half the interval of the ratio's logarithm that `rounds` more of the same noise would leave."""
-        if self.ratio.low is None or self.ratio.high is None:
-            return None
-        grown = (self.ratio.n + rounds) / self.ratio.n
-        shrink = student_t(int(self.freedom * grown), self.confidence) / student_t(self.freedom, self.confidence)
-        return math.log(self.ratio.high / self.ratio.low) / 2 * shrink / math.sqrt(grown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +91,7 @@ def compare(
         ratio = Estimate(value=math.exp(statistics.median(logs)), low=None, high=None, n=len(logs))
         return Comparison(ratio=ratio, outcome="open")
     ratio = _around(logs, deviation, freedom, confidence)
-    return Comparison(ratio=ratio, outcome=_outcome(ratio), freedom=freedom, confidence=confidence)
+    return Comparison(ratio=ratio, outcome=_outcome(ratio))
 
 
 def _around(logs: Sequence[float], deviation: float, freedom: int, confidence: float) -> Estimate:

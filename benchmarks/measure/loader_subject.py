@@ -12,14 +12,13 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.measure.rounds import require_torch
 from feedline.benchmarks.measure.window import Meter, WindowDone, endless
-from feedline.pipeline.base.errors import DatasetError, UsageError
+from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.process import die_with_parent, usable_cores
 
 LOADER_FIELDS = ("batch_size", "image_size", "num_workers", "prefetch_factor", "pin_memory")
@@ -134,32 +133,3 @@ def training_step(name: str, classes: int, device: str, amp: Any, rank: int | No
         optimizer.step()
 
     return step
-
-
-def check_devices(counts: list[int], device: str, models: list[str], pinned: Sequence[bool] = ()) -> str:
-    """The device, cpu or cuda, asked for here: to ask torch in a process that forks would spoil the forks.
-
-    Raises UsageError, before anything is measured, for a device or a count that cannot have an effect here.
-    """
-    require_torch()
-    if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device {device}: known are auto, cpu and cuda")
-    if max(counts) > 1 and not models:
-        raise UsageError("--devices changes nothing where the loader runs alone: add --model, as --model small_cnn")
-    if models:
-        from feedline.train.models import check_name
-
-        for name in models:
-            check_name(name)
-    if device == "cpu" and not any(pinned):
-        return device
-    import torch
-
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if any(pinned) and not there:
-        raise UsageError("--pin-memory true: memory is pinned for a GPU, and torch sees none here")
-    if device == "cuda" and not there:
-        raise UsageError("--device cuda: torch sees no CUDA device here, use --device cpu")
-    if there and max(counts) > there:
-        raise UsageError(f"--devices {max(counts)}: there are {there} GPUs here")
-    return "cuda" if there and device != "cpu" else "cpu"

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from feedline.benchmarks.measure.fork_server import end_group
 from feedline.benchmarks.measure.window import Subject, Window
-from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 
 T = TypeVar("T")
 Measure = Callable[[Subject], Window]
@@ -139,3 +139,32 @@ class Bench:
             self.close()
             raise MeasureError(KILLED)
         return json.loads(line)
+
+
+def check_devices(counts: list[int], device: str, models: list[str], pinned: Sequence[bool] = ()) -> str:
+    """The device, cpu or cuda, asked for here: to ask torch in a process that forks would spoil the forks.
+
+    Raises UsageError, before anything is measured, for a device or a count that cannot have an effect here.
+    """
+    require_torch()
+    if device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {device}: known are auto, cpu and cuda")
+    if max(counts) > 1 and not models:
+        raise UsageError("--devices changes nothing where the loader runs alone: add --model, as --model small_cnn")
+    if models:
+        from feedline.train.models import check_name
+
+        for name in models:
+            check_name(name)
+    if device == "cpu" and not any(pinned):
+        return device
+    import torch
+
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if any(pinned) and not there:
+        raise UsageError("--pin-memory true: memory is pinned for a GPU, and torch sees none here")
+    if device == "cuda" and not there:
+        raise UsageError("--device cuda: torch sees no CUDA device here, use --device cpu")
+    if there and max(counts) > there:
+        raise UsageError(f"--devices {max(counts)}: there are {there} GPUs here")
+    return "cuda" if there and device != "cpu" else "cpu"

@@ -98,5 +98,5 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
         LadderConfig(source=tmp_path, argv=["x"], rounds=1)
     with pytest.raises(UsageError, match="has no train/CLASS"):
         LadderConfig(source=tmp_path, argv=[], work=tmp_path).check()
-    with pytest.raises(UsageError, match="script nosuch.py does not exist"):
-        LadderConfig(source=tmp_path, argv=["nosuch.py"], work=tmp_path).check()
+    with pytest.raises(UsageError, match="script nosuch does not exist"):
+        LadderConfig(source=tmp_path, argv=["nosuch"], work=tmp_path).check()

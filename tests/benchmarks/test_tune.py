@@ -11,8 +11,8 @@ import pytest
 from feedline.benchmarks.experiments.tune_check import case
 from feedline.benchmarks.measure.rounds import MeasureError
 from feedline.benchmarks.measure.window import Subject, Window
-from feedline.benchmarks.tune import TuneConfig, predicted, promising, tune, write_config
 from feedline.benchmarks.pages import tune_page
+from feedline.benchmarks.tune import TuneConfig, predicted, promising, tune, write_config
 from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.render.html import document
 
