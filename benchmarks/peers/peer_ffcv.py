@@ -11,15 +11,13 @@ from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
 from ffcv.transforms import RandomHorizontalFlip, ToTensor
 from ffcv.writer import DatasetWriter
-from peer_protocol import Spec, image_files, serve
+from peer_protocol import Epoch, Spec, image_files, serve
 from PIL import Image
-
-loaders: list[Any] = []
 
 
 class Pictures:
     def __init__(self, spec: Spec) -> None:
-        self.files = image_files(spec)
+        self.files = image_files(spec["folder"])
 
     def __len__(self) -> int:
         return len(self.files)
@@ -34,20 +32,17 @@ def prepare(spec: Spec) -> None:
     DatasetWriter(str(Path(spec["work"]) / "data.beton"), fields, num_workers=2).from_indexed_dataset(Pictures(spec))
 
 
-def batches(spec: Spec) -> Any:
-    if not loaders:
-        px = spec["px"]
-        pipelines = {
-            "image": [RandomResizedCropRGBImageDecoder((px, px)), RandomHorizontalFlip(), ToTensor()],
-            "label": [IntDecoder(), ToTensor()],
-        }
-        loaders.append(
-            Loader(str(Path(spec["work"]) / "data.beton"), batch_size=spec["batch_size"], num_workers=spec["workers"],
-                   order=OrderOption.RANDOM, os_cache=True, drop_last=True, pipelines=pipelines)
-        )  # fmt: skip
-    return (images for images, _ in loaders[0])
+def make(spec: Spec) -> Epoch:
+    px = spec["px"]
+    pipelines = {
+        "image": [RandomResizedCropRGBImageDecoder((px, px)), RandomHorizontalFlip(), ToTensor()],
+        "label": [IntDecoder(), ToTensor()],
+    }
+    loader = Loader(str(Path(spec["work"]) / "data.beton"), batch_size=spec["batch_size"], order=OrderOption.RANDOM,
+                    num_workers=spec["workers"], os_cache=True, drop_last=True, pipelines=pipelines)  # fmt: skip
+    return lambda: (images for images, _ in loader)
 
 
 if __name__ == "__main__":
     np.random.seed(0)
-    serve(batches, prepare)
+    serve(make, prepare)

@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 from litdata import StreamingDataLoader, StreamingDataset, optimize
-from peer_protocol import Spec, image_files, serve
+from peer_protocol import Epoch, Spec, image_files, serve
 from torchvision import io
 from torchvision.transforms import v2
-
-loaders: list[Any] = []
 
 
 def one(item: tuple[str, int]) -> dict[str, Any]:
@@ -19,7 +17,7 @@ def one(item: tuple[str, int]) -> dict[str, Any]:
 
 
 def prepare(spec: Spec) -> None:
-    items = [(str(path), label) for path, label in image_files(spec)]
+    items = [(str(path), label) for path, label in image_files(spec["folder"])]
     optimize(fn=one, inputs=items, output_dir=str(Path(spec["work"]) / "chunks"), chunk_bytes="64MB", num_workers=2)
 
 
@@ -37,16 +35,13 @@ class Pictures(StreamingDataset):
         return v2.RandomResizedCrop(self.px, antialias=True)
 
 
-def batches(spec: Spec) -> Any:
-    if not loaders:
-        Pictures.px = spec["px"]
-        dataset = Pictures(str(Path(spec["work"]) / "chunks"), shuffle=True, drop_last=True)
-        loaders.append(
-            StreamingDataLoader(dataset, batch_size=spec["batch_size"], num_workers=spec["workers"], drop_last=True,
-                                persistent_workers=spec["workers"] > 0)
-        )  # fmt: skip
-    return iter(loaders[0])
+def make(spec: Spec) -> Epoch:
+    Pictures.px, workers = spec["px"], spec["workers"]
+    dataset = Pictures(str(Path(spec["work"]) / "chunks"), shuffle=True, drop_last=True)
+    loader = StreamingDataLoader(dataset, batch_size=spec["batch_size"], num_workers=workers, drop_last=True,
+                                 persistent_workers=workers > 0)  # fmt: skip
+    return loader.__iter__
 
 
 if __name__ == "__main__":
-    serve(batches, prepare)
+    serve(make, prepare)

@@ -5,19 +5,16 @@
 from pathlib import Path
 from typing import Any
 
-from peer_protocol import Spec, image_files, serve
+from peer_protocol import Epoch, Spec, image_files, serve
+from PIL import Image
 from streaming import MDSWriter, StreamingDataset
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-loaders: list[Any] = []
-
 
 def prepare(spec: Spec) -> None:
     with MDSWriter(out=str(Path(spec["work"]) / "mds"), columns={"image": "jpeg", "label": "int"}) as writer:
-        for path, label in image_files(spec):
-            from PIL import Image
-
+        for path, label in image_files(spec["folder"]):
             writer.write({"image": Image.open(path), "label": label})
 
 
@@ -32,14 +29,12 @@ class Pictures(StreamingDataset):
         return self.steps(super().__getitem__(index)["image"].convert("RGB"))
 
 
-def batches(spec: Spec) -> Any:
-    if not loaders:
-        loaders.append(
-            DataLoader(Pictures(spec), spec["batch_size"], num_workers=spec["workers"], drop_last=True,
-                       persistent_workers=spec["workers"] > 0)
-        )  # fmt: skip
-    return iter(loaders[0])
+def make(spec: Spec) -> Epoch:
+    workers = spec["workers"]
+    loader = DataLoader(Pictures(spec), spec["batch_size"], num_workers=workers, drop_last=True,
+                        persistent_workers=workers > 0)  # fmt: skip
+    return loader.__iter__
 
 
 if __name__ == "__main__":
-    serve(batches, prepare)
+    serve(make, prepare)

@@ -2,36 +2,26 @@
 
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false
-from typing import Any
-
 import webdataset as wds
-from peer_protocol import Spec, serve
+from peer_protocol import Epoch, Spec, serve
 from torchvision import transforms
 
-loaders: list[Any] = []
 
-
-def batches(spec: Spec) -> Any:
-    if not loaders:
-        steps = [
-            transforms.RandomResizedCrop(spec["px"]),
-            transforms.RandomHorizontalFlip(),
-            transforms.PILToTensor(),
-        ]
-        dataset = (
-            wds.WebDataset(spec["shards"], shardshuffle=len(spec["shards"]), workersplitter=wds.split_by_worker)
-            .shuffle(1000)
-            .decode("pil")
-            .to_tuple("jpg", "cls")
-            .map_tuple(transforms.Compose(steps), lambda label: label)
-            .batched(spec["batch_size"], partial=False)
-        )
-        loaders.append(
-            wds.WebLoader(dataset, batch_size=None, shuffle=False, num_workers=spec["workers"],
-                          persistent_workers=spec["workers"] > 0)
-        )  # fmt: skip
-    return (images for images, _ in loaders[0])
+def make(spec: Spec) -> Epoch:
+    steps = [transforms.RandomResizedCrop(spec["px"]), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
+    shards, workers = spec["shards"], spec["workers"]
+    dataset = (
+        wds.WebDataset(shards, shardshuffle=len(shards), workersplitter=wds.split_by_worker)
+        .shuffle(1000)
+        .decode("pil")
+        .to_tuple("jpg", "cls")
+        .map_tuple(transforms.Compose(steps), lambda label: label)
+        .batched(spec["batch_size"], partial=False)
+    )
+    loader = wds.WebLoader(dataset, batch_size=None, shuffle=False, num_workers=workers,
+                           persistent_workers=workers > 0)  # fmt: skip
+    return lambda: (images for images, _ in loader)
 
 
 if __name__ == "__main__":
-    serve(batches)
+    serve(make)

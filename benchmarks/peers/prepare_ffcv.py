@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ffcv.fields import IntField, RGBImageField
 from ffcv.writer import DatasetWriter
-from prepare_protocol import image_files, resized, serve
+from peer_protocol import resized, serve_preparing
 
 
 class Pictures:
@@ -29,8 +29,7 @@ def run(files, out: str, processes: int) -> int:
     return Path(out).stat().st_size
 
 
-def prepare(source: str, out: str, processes: int):
-    files = image_files(source)
+def prepare(files, out: str, processes: int):
     run(files[:processes], out + "-warm", processes)
     yield "start"
     run(files[:processes], out + "-start", processes)
@@ -39,4 +38,4 @@ def prepare(source: str, out: str, processes: int):
 
 
 if __name__ == "__main__":
-    serve(prepare)
+    serve_preparing(prepare)

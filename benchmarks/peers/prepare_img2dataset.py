@@ -7,7 +7,7 @@ The time of a run over one image per process is taken for its start.
 from pathlib import Path
 
 from img2dataset import download
-from prepare_protocol import image_files, serve
+from peer_protocol import bytes_under, serve_preparing
 
 
 def run(files, out: str, processes: int) -> None:
@@ -20,14 +20,13 @@ def run(files, out: str, processes: int) -> None:
     )  # fmt: skip
 
 
-def prepare(source: str, out: str, processes: int):
-    files = image_files(source)
+def prepare(files, out: str, processes: int):
     yield "start"
     run(files[:processes], out + "-start", processes)
     yield "ready"
     run(files, out, processes)
-    yield sum(path.stat().st_size for path in Path(out).rglob("*.tar"))
+    yield bytes_under(out, "*.tar")
 
 
 if __name__ == "__main__":
-    serve(prepare)
+    serve_preparing(prepare)

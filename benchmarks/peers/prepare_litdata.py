@@ -1,10 +1,8 @@
 """LitData's `optimize` with its own workers; the time of a run over one image per worker is taken for its start."""
 
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
-from pathlib import Path
-
 from litdata import optimize
-from prepare_protocol import image_files, resized_jpeg, serve
+from peer_protocol import bytes_under, resized_jpeg, serve_preparing
 
 
 def one(item):
@@ -13,17 +11,17 @@ def one(item):
 
 
 def run(files, out: str, processes: int) -> None:
-    optimize(fn=one, inputs=[list(item) for item in files], output_dir=out, chunk_bytes="64MB", num_workers=processes)
+    inputs = [[str(path), label] for path, label in files]
+    optimize(fn=one, inputs=inputs, output_dir=out, chunk_bytes="64MB", num_workers=processes)
 
 
-def prepare(source: str, out: str, processes: int):
-    files = image_files(source)
+def prepare(files, out: str, processes: int):
     yield "start"
     run(files[:processes], out + "-start", processes)
     yield "ready"
     run(files, out, processes)
-    yield sum(path.stat().st_size for path in Path(out).rglob("*") if path.is_file())
+    yield bytes_under(out)
 
 
 if __name__ == "__main__":
-    serve(prepare)
+    serve_preparing(prepare)

@@ -2,14 +2,12 @@
 
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
 from multiprocessing import Pool
-from pathlib import Path
 
-from prepare_protocol import image_files, resized_jpeg, serve, warm
+from peer_protocol import bytes_under, resized_jpeg, serve_preparing, warm
 from streaming import MDSWriter
 
 
-def prepare(source: str, out: str, processes: int):
-    files = image_files(source)
+def prepare(files, out: str, processes: int):
     with Pool(processes) as pool:
         pool.map(warm, range(processes * 4), 1)
         yield "ready"
@@ -17,8 +15,8 @@ def prepare(source: str, out: str, processes: int):
         with MDSWriter(out=out, columns=columns, size_limit=1 << 26) as writer:
             for image, label in pool.imap(resized_jpeg, files, 16):
                 writer.write({"image": image, "label": label})
-        yield sum(path.stat().st_size for path in Path(out).rglob("*") if path.is_file())
+        yield bytes_under(out)
 
 
 if __name__ == "__main__":
-    serve(prepare)
+    serve_preparing(prepare)

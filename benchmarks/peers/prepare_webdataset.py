@@ -5,12 +5,11 @@ from contextlib import nullcontext
 from multiprocessing import Pool
 from pathlib import Path
 
-from prepare_protocol import image_files, resized_jpeg, serve, warm
+from peer_protocol import bytes_under, resized_jpeg, serve_preparing, warm
 from webdataset import ShardWriter
 
 
-def prepare(source: str, out: str, processes: int):
-    files = image_files(source)
+def prepare(files, out: str, processes: int):
     Path(out).mkdir()
     with Pool(processes) if processes > 1 else nullcontext() as pool:
         warm(0)
@@ -21,8 +20,8 @@ def prepare(source: str, out: str, processes: int):
         with ShardWriter(f"{out}/train-%06d.tar", maxsize=1 << 26, verbose=0) as writer:
             for number, (image, label) in enumerate(pictures):
                 writer.write({"__key__": f"{number:08d}", "jpg": image, "cls": label})
-        yield sum(path.stat().st_size for path in Path(out).rglob("*") if path.is_file())
+        yield bytes_under(out)
 
 
 if __name__ == "__main__":
-    serve(prepare)
+    serve_preparing(prepare)
