@@ -8,7 +8,6 @@ climbs; the prepared shards are a dataset like any other and stay useful.
 """
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -19,11 +18,12 @@ from feedline.benchmarks import commands
 from feedline.benchmarks.measure.intervals import estimate
 from feedline.benchmarks.measure.rounds import Bench, require_torch, rounds
 from feedline.benchmarks.measure.window import Subject, Window
+from feedline.benchmarks.variants import find_train
 from feedline.benchmarks.what_if import image_size, what_if
-from feedline.pipeline.base.errors import DatasetError, UsageError
+from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.base.process import usable_cores
-from feedline.pipeline.format.manifest import prepared_splits, read_manifest, refuse_address
+from feedline.pipeline.format.manifest import refuse_address
 from feedline.preprocess.picture import Output
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
@@ -31,6 +31,7 @@ from feedline.profiling.record.recording import Recording
 
 NAIVE = Path(__file__).with_name("naive.py")
 CEILING = "ceiling"
+PROFILE_STEPS = 120
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
@@ -55,8 +56,6 @@ class LadderConfig:
     """Windows per rung, interleaved."""
     window_s: float = 3.0
     """Seconds measured per window."""
-    profile_steps: int = 120
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.rounds < 2:
@@ -132,7 +131,7 @@ def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
     }  # on disk before anything is climbed
     write_atomically(config.work / "predictions.json", (json.dumps(before, indent=1) + "\n").encode())
     say("climbing: every rung in fresh processes, in random order")
-    windows = climb(script, rungs, config.rounds, config.window_s, advance, config.seed)
+    windows = climb(script, rungs, config.rounds, config.window_s, advance)
     return {**record_of(rungs, windows, predicted), "script": script, "num_workers": workers}
 
 
@@ -142,18 +141,9 @@ def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
 def profile(config: LadderConfig, script: list[str], say: Say) -> Recording:
     if config.profiled is not None:
         return Recording.load(config.profiled)
-    argv = ["profile", "--legs", "--steps", str(config.profile_steps), *script]
-    step = commands.Step(name="profile", argv=argv, inputs={"script": stamp(Path(script[0]))})
+    argv = ["profile", "--legs", "--steps", str(PROFILE_STEPS), *script]
+    step = commands.Step(name="profile", argv=argv, inputs={"script": commands.stamp_of(Path(script[0]))})
     return Recording.from_dict(commands.run(step, config.work, reuse=True, say=say).record["recording"])
-
-
-def stamp(path: Path) -> Any:
-    """Changes when the file does."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return [stat.st_size, stat.st_mtime_ns, sys.version]
 
 
 def prepare(config: LadderConfig, raw_px: int | None, say: Say) -> Path:
@@ -166,17 +156,6 @@ def prepare(config: LadderConfig, raw_px: int | None, say: Say) -> Path:
         commands.Step(name="prepare", argv=argv, products=[out], inputs=inputs), config.work, reuse=True, say=say
     )
     return out
-
-
-def find_train(folder: Path, codec: str, size_px: int | None = None) -> Path:
-    """The train split of this codec under a prepared folder. Raises DatasetError."""
-    for split in prepared_splits(folder):
-        manifest = read_manifest(split)
-        fits = size_px is None or manifest.settings.get("size_px") == size_px
-        if manifest.split == "train" and manifest.codec == codec and fits:
-            return split
-    size = f"{size_px} px " if size_px else ""
-    raise DatasetError(f"{folder} has no train split of {size}{codec} shards: prepare one with --output SIZE:{codec}")
 
 
 def with_trials(recording: Recording, size_px: int, raw_px: int | None) -> Recording:
@@ -215,13 +194,13 @@ def predictions(recording: Recording, *, workers: int, size_px: int, raw_px: int
 
 
 def climb(
-    script: Sequence[str], rungs: Sequence[Rung], count: int, window_s: float, advance: Progress, seed: int = 0
+    script: Sequence[str], rungs: Sequence[Rung], count: int, window_s: float, advance: Progress
 ) -> dict[str, list[Window]]:
     """Windows by rung key, interleaved. Raises MeasureError where a rung cannot be run."""
     by_key = {rung.key: rung for rung in rungs}
     windows: dict[str, list[Window]] = {key: [] for key in by_key}
     with Bench() as bench:
-        for done, (_, key) in enumerate(rounds(list(by_key), count, seed)):
+        for done, (_, key) in enumerate(rounds(list(by_key), count)):
             advance(done, count * len(rungs))
             rung = by_key[key]
             settings = {"argv": list(script), "how": rung.how, "num_workers": rung.num_workers}

@@ -15,8 +15,9 @@ from typing import Any
 
 from feedline.benchmarks.measure.rounds import Bench
 from feedline.benchmarks.measure.window import Subject
-from feedline.pipeline.base.errors import DatasetError, UsageError
-from feedline.pipeline.format.manifest import prepared_splits, read_manifest
+from feedline.benchmarks.variants import find_train
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.format.manifest import read_manifest
 
 SHARD_BYTES = 64e6
 MANY_ORIGINALS = 10_000
@@ -155,9 +156,7 @@ def assumptions(inputs: PlanInputs) -> list[str]:
 def measure_costs(dataset: Path, image_size_px: int, *, windows: int = 3) -> tuple[Path, dict[str, Any]]:
     """The first train split, and what one sample of it costs, as fields of PlanInputs: loaded here for a few seconds
     with one worker, and read from what the prepare job wrote down. Raises DatasetError."""
-    split = next((split for split in prepared_splits(dataset) if read_manifest(split).split == "train"), None)
-    if split is None:
-        raise DatasetError(f"{dataset} has no prepared train split: run `feedline prepare` first")
+    split = find_train(dataset)
     manifest = read_manifest(split)
     settings = {"split": str(split), "num_workers": 1, "image_size": image_size_px, "batch_size": 64, "device": "cpu"}
     subject = Subject(kind="loader", settings=settings, window_s=1.0, warm_up_s=0.5)

@@ -12,7 +12,7 @@ from typing import Any
 
 from feedline.benchmarks import commands
 from feedline.benchmarks.grid import Cell
-from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import Manifest, prepared_splits, read_manifest, refuse_address
 
@@ -26,9 +26,8 @@ def splits_of(cells: list[Cell], dataset: Path, work: Path, say: Callable[[str],
     if not dataset.exists():
         refuse_address(dataset)
         raise UsageError(f"{dataset} does not exist: give a prepared folder, or raw images to prepare from")
-    manifests = [(split, read_manifest(split)) for split in prepared_splits(dataset)]
-    prepared = [(split, manifest) for split, manifest in manifests if manifest.split == "train"]
-    prepared.sort(key=lambda one: (one[1].codec != "raw", size_px(one[1])), reverse=True)  # most to give first
+    most_to_give = sorted(train_splits(dataset), key=lambda one: (one[1].codec != "raw", size_px(one[1])))
+    prepared = most_to_give[::-1]
     settings = prepared[0][1].settings if prepared else {}
     base = {name: settings[key] for name, key in SETTING.items() if settings.get(key) is not None}
     splits: dict[str, Path] = {}
@@ -90,6 +89,23 @@ def prepare_variant(
     )
     commands.run(step, work / "records", reuse=True, keep_text=True, say=say)
     return out / "train"
+
+
+def train_splits(folder: Path) -> list[tuple[Path, Manifest]]:
+    """Under a prepared folder; [] where there are none."""
+    manifests = [(split, read_manifest(split)) for split in prepared_splits(folder)]
+    return [(split, manifest) for split, manifest in manifests if manifest.split == "train"]
+
+
+def find_train(folder: Path, codec: str | None = None, size: int | None = None) -> Path:
+    """The first, of this codec and size where they are given. Raises DatasetError."""
+    for split, manifest in train_splits(folder):
+        if codec in (None, manifest.codec) and size in (None, manifest.settings.get("size_px")):
+            return split
+    if codec is None:
+        raise DatasetError(f"{folder} has no prepared train split: run `feedline prepare` first")
+    what = f"{size} px {codec}" if size else codec
+    raise DatasetError(f"{folder} has no train split of {what} shards: prepare one with --output SIZE:{codec}")
 
 
 def size_px(manifest: Manifest) -> int:

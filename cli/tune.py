@@ -39,9 +39,10 @@ def tune(
     from feedline.benchmarks.measure.rounds import Bench, check_devices
     from feedline.benchmarks.tune import TuneConfig, write_config
     from feedline.benchmarks.tune import tune as search
+    from feedline.benchmarks.variants import find_train
     from feedline.pipeline.base.process import usable_cores
 
-    record, split, cores = Record("tune", json_file, html, out), train_split(dataset), usable_cores()
+    record, split, cores = Record("tune", json_file, html, out), find_train(dataset), usable_cores()
     options["device"] = check_devices([1], options["device"], [options["model"]])
     config = TuneConfig(split=split, cores=cores, most_workers=min(16, 2 * cores), **options)
     with Bench() as bench, progress("tune", "windows") as advance:
@@ -55,16 +56,6 @@ def tune(
         write(html, document(tune_page(found)))
     console.print(f"settings: {out}", markup=False, soft_wrap=True)
     record.write(json_file, found)
-
-
-def train_split(dataset: Path) -> Path:
-    from feedline.pipeline.base.errors import DatasetError
-    from feedline.pipeline.format.manifest import prepared_splits, read_manifest
-
-    for split in prepared_splits(dataset):
-        if read_manifest(split).split == "train":
-            return split
-    raise DatasetError(f"{dataset} has no prepared train split: run `feedline prepare` first")
 
 
 def counted(measure: Any, advance: Any) -> Any:

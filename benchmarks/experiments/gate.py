@@ -18,9 +18,10 @@ from pathlib import Path
 from feedline.benchmarks import commands
 from feedline.benchmarks.demo import IMAGE_PX, SHARDS_PX
 from feedline.benchmarks.experiments.harness import RESULTS, end_with, options, say, show, write
-from feedline.benchmarks.ladder import NAIVE, climb, find_train, rungs_of
+from feedline.benchmarks.ladder import NAIVE, climb, rungs_of
 from feedline.benchmarks.measure.intervals import Estimate, compare
 from feedline.benchmarks.measure.window import Window
+from feedline.benchmarks.variants import find_train
 
 BASELINE = RESULTS / "gate.json"
 IMAGES, ROUNDS, WINDOW_S = 900, 5, 1.5

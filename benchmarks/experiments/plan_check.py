@@ -22,8 +22,9 @@ from typing import Any
 
 from feedline.benchmarks.experiments.harness import end_with, options, say, show, spread, write
 from feedline.benchmarks.plan import Plan, PlanInputs, make_plan, measure_costs
+from feedline.benchmarks.variants import find_train
 from feedline.pipeline.base.process import usable_cores
-from feedline.pipeline.format.manifest import prepared_splits, read_manifest
+from feedline.pipeline.format.manifest import read_manifest
 from feedline.pipeline.loader import Loader
 
 NO_LIMIT = 1e9
@@ -53,7 +54,7 @@ def main() -> None:
 
 def scale(folder: Path, costs: Mapping[str, Any], px: int, epochs: int, device: float) -> dict[str, Any]:
     """Both cases of one scale."""
-    split = next(one for one in prepared_splits(folder) if read_manifest(one).split == "train")
+    split = find_train(folder)
     images = read_manifest(split).samples
     cases: dict[str, Any] = {"images": images}
     for name, rate in (("loader_alone", NO_LIMIT), ("device", device)):
