@@ -1,11 +1,15 @@
-"""MosaicML Streaming on its own MDS shards of JPEG bytes; PIL transforms in DataLoader workers."""
+"""MosaicML Streaming on its own MDS shards of JPEG bytes; PIL transforms in DataLoader workers.
+
+Writing: MDSWriter fed by a pool; workers read and resize, the writer packs.
+"""
 
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false
+from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
-from peer_protocol import Epoch, Spec, image_files, serve
+from peer_protocol import Epoch, Spec, bytes_under, image_files, resized_jpeg, serve, warm
 from PIL import Image
 from streaming import MDSWriter, StreamingDataset
 from torch.utils.data import DataLoader
@@ -16,6 +20,17 @@ def prepare(spec: Spec) -> None:
     with MDSWriter(out=str(Path(spec["work"]) / "mds"), columns={"image": "jpeg", "label": "int"}) as writer:
         for path, label in image_files(spec["folder"]):
             writer.write({"image": Image.open(path), "label": label})
+
+
+def write(files: list[Any], out: str, processes: int) -> Any:
+    with Pool(processes) as pool:
+        pool.map(warm, range(processes * 4), 1)
+        yield "ready"
+        columns = {"image": "bytes", "label": "int"}
+        with MDSWriter(out=out, columns=columns, size_limit=1 << 26) as writer:
+            for image, label in pool.imap(resized_jpeg, files, 16):
+                writer.write({"image": image, "label": label})
+        yield bytes_under(out)
 
 
 class Pictures(StreamingDataset):
@@ -37,4 +52,4 @@ def make(spec: Spec) -> Epoch:
 
 
 if __name__ == "__main__":
-    serve(make, prepare)
+    serve(make, prepare, write)

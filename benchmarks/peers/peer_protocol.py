@@ -1,13 +1,12 @@
 """What every peer's script shares: how it is told what to do, and how its rate is taken. Standard library only, and
-Pillow for those that prepare.
+Pillow for those that write.
 
-A peer runs in an environment of its own, where feedline is not installed. One that loads: `python peer_NAME.py
+A peer runs in an environment of its own, where feedline is not installed. Loading: `python peer_NAME.py
 prepare|measure SPEC`, SPEC being JSON: `peer`, `folder` (an image folder), `shards` (our tars), `work` (where the
-peer's own format goes), `batch_size`, `px`, `workers`, `seconds`. One that prepares: `python prepare_NAME.py SOURCE
-OUT PROCESSES`. Both print one JSON line.
+peer's own format goes), `batch_size`, `px`, `workers`, `seconds`. Preparing: `python peer_NAME.py write SOURCE OUT
+PROCESSES`. `measure` and `write` print one JSON line.
 """
 
-import contextlib
 import io
 import itertools
 import json
@@ -26,14 +25,18 @@ WARM_S = 1.5
 """From the first batch to the start of the window: readers, thread pools and page cache get going."""
 
 
-def serve(make: Callable[[Spec], Epoch], prepare: Callable[[Spec], None] | None = None) -> None:
-    """`make` opens the loader; `prepare` writes the peer's own format, once."""
-    spec = json.loads(sys.argv[2])
-    if sys.argv[1] == "measure":
+def serve(
+    make: Callable[[Spec], Epoch] | None = None,
+    prepare: Callable[[Spec], None] | None = None,
+    write: Callable[[list["Item"], str, int], Iterator[Any]] | None = None,
+) -> None:
+    """`make` opens the loader; `prepare` writes the peer's own format, once; `write`: see `measure_writing`."""
+    verb, spec = sys.argv[1], json.loads(sys.argv[2]) if sys.argv[1] != "write" else {}
+    if verb == "write" and write is not None:
+        measure_writing(write, sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    elif verb == "measure" and make is not None:
         print(json.dumps(measure(endless(make(spec)), spec["seconds"])), flush=True)
-        return
-    ready = Path(spec["work"]) / ".ready"
-    if prepare is not None and not ready.exists():
+    elif prepare is not None and not (ready := Path(spec["work"]) / ".ready").exists():
         ready.parent.mkdir(parents=True, exist_ok=True)
         prepare(spec)
         ready.touch()
@@ -73,27 +76,27 @@ def image_files(folder: str) -> list[tuple[Path, int]]:
     return [(file, label) for label, inner in enumerate(classes) for file in sorted(inner.iterdir())]
 
 
-# --- preparing ----------------------------------------------------------------------------------------
+# --- writing ------------------------------------------------------------------------------------------
 
 Item = tuple[Path, int]
 
 
-def serve_preparing(prepare: Callable[[list[Item], str, int], Iterator[str | int]]) -> None:
-    """`prepare(files, out, processes)`, files in a fixed random order, may yield "start" (from here to "ready" is its
+def measure_writing(
+    write: Callable[[list[Item], str, int], Iterator[Any]], source: str, out: str, processes: int
+) -> None:
+    """`write(files, out, processes)`, files in a fixed random order, may yield "start" (from here to "ready" is its
     start, to be taken off again), yields "ready" when its work begins, and at last the bytes it wrote."""
-    files = image_files(sys.argv[1])
+    files = image_files(source)
     random.Random(0).shuffle(files)
     answer = os.dup(1)
     os.dup2(2, 1)  # peers print; only the figures go to standard output
     marks: dict[str, float] = {}
-    size: str | int = 0
-    with contextlib.closing(prepare(files, sys.argv[2], int(sys.argv[3]))) as steps:  # pyright: ignore
-        for size in steps:
-            marks[size if isinstance(size, str) else "end"] = time.perf_counter()
+    size: Any = 0
+    for size in write(files, out, processes):
+        marks[size if isinstance(size, str) else "end"] = time.perf_counter()
     start_s = marks["ready"] - marks["start"] if "start" in marks else 0.0
     seconds = max(marks["end"] - marks["ready"] - start_s, 1e-9)
-    figures = {"seconds": seconds, "bytes": size, "samples": len(files)}
-    os.write(answer, (json.dumps(figures) + "\n").encode())
+    os.write(answer, (json.dumps({"seconds": seconds, "bytes": size, "samples": len(files)}) + "\n").encode())
 
 
 def resized(path: Path) -> Any:

@@ -1,9 +1,17 @@
-"""Stock webdataset over the same tars, as in its README: shuffle, PIL decode, transform, batches from the worker."""
+"""Stock webdataset over the same tars, as in its README: shuffle, PIL decode, transform, batches from the worker.
+
+Writing: ShardWriter. One process: its documentation's loop. More: fed by a pool that reads and resizes.
+"""
 
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false
+from contextlib import nullcontext
+from multiprocessing import Pool
+from pathlib import Path
+from typing import Any
+
 import webdataset as wds
-from peer_protocol import Epoch, Spec, serve
+from peer_protocol import Epoch, Spec, bytes_under, resized_jpeg, serve, warm
 from torchvision import transforms
 
 
@@ -23,5 +31,19 @@ def make(spec: Spec) -> Epoch:
     return lambda: (images for images, _ in loader)
 
 
+def write(files: list[Any], out: str, processes: int) -> Any:
+    Path(out).mkdir()
+    with Pool(processes) if processes > 1 else nullcontext() as pool:
+        warm(0)
+        if pool is not None:
+            pool.map(warm, range(processes * 4), 1)
+        yield "ready"
+        pictures = map(resized_jpeg, files) if pool is None else pool.imap(resized_jpeg, files, 16)
+        with wds.ShardWriter(f"{out}/train-%06d.tar", maxsize=1 << 26, verbose=0) as writer:
+            for number, (image, label) in enumerate(pictures):
+                writer.write({"__key__": f"{number:08d}", "jpg": image, "cls": label})
+        yield bytes_under(out)
+
+
 if __name__ == "__main__":
-    serve(make)
+    serve(make, write=write)

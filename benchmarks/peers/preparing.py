@@ -82,8 +82,8 @@ def one_run(name: str, source: str, places: Sequence[Where], cores: int, folder:
     if python is None:
         return float(spark_job(source, None, cores, folder / "out")["samples_per_s"])
     processes = 1 if name in ONE_PROCESS else cores
-    script = SCRIPTS / f"prepare_{name.removesuffix('_simd')}.py"
-    command = [str(python), str(script), source, str(folder / "out"), str(processes)]
+    script = SCRIPTS / f"peer_{name.removesuffix('_simd')}.py"
+    command = [str(python), str(script), "write", source, str(folder / "out"), str(processes)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True
     ) as process:

@@ -5,12 +5,13 @@ The time of a run over one image per process is taken for its start.
 
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
 from pathlib import Path
+from typing import Any
 
 from img2dataset import download
-from peer_protocol import bytes_under, serve_preparing
+from peer_protocol import bytes_under, serve
 
 
-def run(files, out: str, processes: int) -> None:
+def run(files: list[Any], out: str, processes: int) -> None:
     listing = Path(out + ".txt")
     listing.write_text("".join(f"file://{path}\n" for path, _ in files))
     download(
@@ -20,7 +21,7 @@ def run(files, out: str, processes: int) -> None:
     )  # fmt: skip
 
 
-def prepare(files, out: str, processes: int):
+def write(files: list[Any], out: str, processes: int) -> Any:
     yield "start"
     run(files[:processes], out + "-start", processes)
     yield "ready"
@@ -29,4 +30,4 @@ def prepare(files, out: str, processes: int):
 
 
 if __name__ == "__main__":
-    serve_preparing(prepare)
+    serve(write=write)
