@@ -1,4 +1,4 @@
-"""The whole story on a synthetic ImageNet, told with feedline's own commands; and its report.
+"""The whole story on a synthetic ImageNet, by feedline's own commands; and its report.
 
 Each step is a command a user could type, run in its own process, its record kept in the output folder: a second
 run keeps the data and the trained model, and measures and checks again. The folder view of the photos exists because
@@ -107,7 +107,7 @@ def step_of(chapter: Chapter, config: DemoConfig) -> Step:
     )
 
 
-def tell(
+def run_steps(
     config: DemoConfig, begin: Callable[[int, int, Chapter, Step], None], end: Callable[[Chapter, Done], None]
 ) -> dict[str, Done]:
     """Runs every chapter. Raises CommandError, naming the command that failed, and UsageError for a folder in use."""
@@ -116,7 +116,7 @@ def tell(
     if config.out.is_dir() and not keep.is_dir() and any(config.out.iterdir()):
         raise UsageError(f"{config.out} holds files that are not the demo's: choose a new folder")
     steps = {chapter.name: step_of(chapter, config) for chapter in CHAPTERS}
-    told: dict[str, Done] = {}
+    results: dict[str, Done] = {}
     for number, chapter in enumerate(CHAPTERS, 1):
         step = steps[chapter.name]
         begin(number, len(CHAPTERS), chapter, step)
@@ -127,23 +127,23 @@ def tell(
                 raise
             commands.run(steps["prepare"], keep)  # kept shards that fail the check are prepared again, once
             done = commands.run(step, keep)
-        told[chapter.name] = done
+        results[chapter.name] = done
         end(chapter, done)
-    return told
+    return results
 
 
-def demo_page(told: dict[str, Done]) -> Page:
+def demo_page(results: dict[str, Done]) -> Page:
     """The profile's page; before its sections the ladder and the training function line by line, behind them what
     each step took and gave."""
-    recording = Recording.from_dict(told["profile"].record["recording"])
-    diagnosis, ladder = diagnose(recording), told["ladder"].record
+    recording = Recording.from_dict(results["profile"].record["recording"])
+    diagnosis, ladder = diagnose(recording), results["ladder"].record
     figures = [
         ("as it is", units.rate(ladder["rungs"][0]["samples_per_s"])),
         ("top of the ladder", units.rate(ladder["rungs"][-1]["samples_per_s"])),
         ("gain", units.times(ladder["gain"])),
         ("if data were free", units.rate(ladder["ceiling_samples_per_s"])),
     ]
-    prepared, checked, epochs = told["prepare"].record, told["verify"].record, told["train"].record["epochs"]
+    prepared, checked, epochs = results["prepare"].record, results["verify"].record, results["train"].record["epochs"]
     gave = {
         "prepare": f"{units.number(prepared['output_samples'])} of {units.number(prepared['input_samples'])} "
         f"samples, {prepared['quarantined']} in quarantine, {units.rate(prepared['samples_per_s'])}",
@@ -152,9 +152,9 @@ def demo_page(told: dict[str, Done]) -> Page:
     }
     steps = [
         (name, units.seconds(done.seconds), "kept from an earlier run" if done.reused else "", gave.get(name, ""))
-        for name, done in told.items()
+        for name, done in results.items()
     ]
-    lines = training_function(told["kernprof"].text)
+    lines = training_function(results["kernprof"].text)
     return Page(
         title="From waiting to training",
         verdict=replace(profile_page.verdict(diagnosis), figures=figures),

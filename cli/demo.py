@@ -25,20 +25,20 @@ def demo(
 
     Example: feedline demo --out demo-out
     """
-    from feedline.benchmarks.demo import QUICK, DemoConfig, demo_page, tell
+    from feedline.benchmarks.demo import QUICK, DemoConfig, demo_page, run_steps
     from feedline.cli.ladder import show
     from feedline.profiling.render.html import document
 
     record, started = Record("demo", json_file), time.monotonic()
     settings: dict[str, Any] = {**(QUICK if quick else {}), **({} if images is None else {"images": images})}
-    told = tell(DemoConfig(out=out, **settings), _begin, _end)
-    report, ladder = out / "report.html", told["ladder"].record
-    write(report, document(demo_page(told)))
+    results = run_steps(DemoConfig(out=out, **settings), _begin, _end)
+    report, ladder = out / "report.html", results["ladder"].record
+    write(report, document(demo_page(results)))
     console.rule("[bold]The ladder", align="left")
     show(ladder)
     console.print(f"\nall of it in {time.monotonic() - started:.0f} s")
     console.print(f"report: {report.resolve()}", markup=False, soft_wrap=True)
-    steps = {name: {"seconds": done.seconds, "reused": done.reused} for name, done in told.items()}
+    steps = {name: {"seconds": done.seconds, "reused": done.reused} for name, done in results.items()}
     record.write(json_file, {"ladder": ladder, "report": str(report), "steps": steps})
 
 

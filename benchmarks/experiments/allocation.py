@@ -15,6 +15,7 @@ from typing import Any
 
 from feedline.benchmarks.experiments.harness import apart, column, end_with, in_rounds, options, write
 from feedline.benchmarks.measure.intervals import compare, estimate
+from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import ENVIRONMENT, keep_freed_memory
 
 CASES = (("small_cnn", 64, 64), ("mobilenet_v2", 64, 64), ("mobilenet_v2", 224, 32), ("resnet18", 224, 32))
@@ -48,7 +49,7 @@ def window(name: str, px: int, batch_size: int, way: str, seconds: float) -> dic
     from feedline.train.models import build_model
 
     if way == "kept" and not keep_freed_memory():
-        raise SystemExit("malloc could not be told to keep memory here: this measures glibc's")
+        raise FeedlineError("malloc could not be told to keep memory here: this measures glibc's")
     torch.manual_seed(0)
     model: Any = build_model(name, 10)
     model = model.to(memory_format=torch.channels_last)

@@ -7,7 +7,7 @@ The folders are prepared alike from different numbers of images. Costs per sampl
 `make_plan` predicts each scale's epoch twice: for the loader alone (its workers fill the cores), and for a device
 that takes 0.4 of what the cores could load (it is the limit then; here a loop that sleeps, so that no core is
 taken). Then whole epochs are timed, scales and cases in turn; the first epoch of a loader, which checks every
-sample's sum, is told apart. Preparing is predicted too, from each of the `--jobs` (results of
+sample's sum, is stated apart. Preparing is predicted too, from each of the `--jobs` (results of
 `benchmarks.experiments.prepare_speed job`), for the larger ones. Writes results/plan-scales.json. Not checked here: a
 limit set by storage, and more than one GPU.
 """

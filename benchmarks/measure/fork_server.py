@@ -83,10 +83,8 @@ def run_fork(subject: Subject, writing: int, log: str) -> NoReturn:
         result = run(subject)
     except BaseException as error:
         traceback.print_exc()
-        lines = str(error).strip().splitlines()
-        kind = type(error).__name__
-        said = lines[-1] if lines and isinstance(error, FeedlineError) else ": ".join([kind, *lines[-1:]])
-        result = {"error": said}
+        kind, words = type(error).__name__, str(error).strip().splitlines()[-1:]
+        result = {"error": words[0] if words and isinstance(error, FeedlineError) else ": ".join([kind, *words])}
     os.write(writing, (json.dumps(result) + "\n").encode())
     sys.stderr.flush()
     os._exit(0)
