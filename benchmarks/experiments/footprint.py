@@ -87,7 +87,7 @@ def enlarge(split: Path, out: Path, samples: int, *, copies: bool) -> Path:
         parts.append(part.set_column(rows.schema.get_field_index("shard"), "shard", pa.array(shards, pa.int32())))
     table = pa.concat_tables(parts).slice(0, samples).cast(INDEX_SCHEMA)
     (out / INDEX).write_bytes(index_table_bytes(table))
-    (out / MANIFEST).write_text(replace(manifest, samples=samples, shards=infos).to_json())
+    (out / MANIFEST).write_text(replace(manifest, samples=samples, shards=infos, index_sha256="").to_json())
     return out
 
 
