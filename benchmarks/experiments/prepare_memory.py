@@ -20,6 +20,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,9 @@ def executor(source: str) -> list[dict[str, Any]]:
 def driver() -> dict[str, Any]:
     """In a process of its own: the experiment's libraries would count."""
     classes = [{"name": f"n{number:08d}"} for number in range(1000)]
-    prepare.open_configured = lambda config: None  # pyright: ignore[reportAttributeAccessIssue]
-    prepare.gather = lambda config, staging, on_note: (imagenet_like(IMAGENET), classes, {})
+    source: Any = SimpleNamespace(needs_staging=False)
+    prepare.open_configured = lambda config: source
+    prepare.gather = lambda config, staging, on_note, source=None: (imagenet_like(IMAGENET), classes, None)
     spark.write_group = fabricated
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder, jvm_peaks() as jvm_bytes:
         config = PrepareConfig(source="imagenet", out=folder, master=f"local[{usable_cores()}]")
