@@ -1,4 +1,4 @@
-"""The whole story on a synthetic ImageNet, told with feedline's own commands.
+"""The whole story on a synthetic ImageNet, by feedline's own commands; and its report.
 
 Each step is a command a user could type, run in its own process, its record kept in the output folder: a second
 run keeps the data and the trained model, and measures and checks again. The folder view of the photos exists because
@@ -6,23 +6,29 @@ the first script needs image files; `prepare` reads the archives in place.
 """
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks import commands
 from feedline.benchmarks.commands import CommandError, Done, Step
-from feedline.benchmarks.ladder_run import NAIVE, stamp
+from feedline.benchmarks.ladder import NAIVE
 from feedline.benchmarks.measure.rounds import require_torch
+from feedline.benchmarks.pages import ladder_section
 from feedline.pipeline.base.errors import UsageError
+from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.record import units
+from feedline.profiling.record.recording import Recording
+from feedline.profiling.render import profile_page
+from feedline.profiling.render.sections import Code, Page, Table, section
 
 IMAGE_PX = 64
 SHARDS_PX = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoryConfig:
+class DemoConfig:
     out: Path = Path("demo-out")
     images: int = 3000
     """Photos in all; a tenth of them for validation."""
@@ -39,144 +45,133 @@ class StoryConfig:
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"--out {self.out} is a file: name a folder")
 
-    @classmethod
-    def quick(cls, **changed: Any) -> "StoryConfig":
-        """The same story in about two minutes, with wider intervals."""
-        return replace(cls(images=1500, epochs=4, rounds=3, window_s=1.0, profile_steps=30), **changed)
+
+QUICK: dict[str, Any] = {"images": 1500, "epochs": 4, "rounds": 3, "window_s": 1.0, "profile_steps": 30}
+"""The same story in about two minutes, with wider intervals."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Chapter:
     """One step and what it is for."""
 
-    step: Step
+    name: str
     title: str
-    keep_text: bool = False
+    line: str
+    """The command; what stands in braces is said by `step_of`."""
+    product: str = ""
+    """Under the output folder: without it the step runs again."""
     always: bool = False
     """Run it even when an earlier run's record is there: what is measured or checked is of this run."""
 
 
-@dataclass(kw_only=True)
-class Story:
-    config: StoryConfig
-    done: dict[str, Done] = field(default_factory=dict[str, Done])
+CHAPTERS = [
+    Chapter("archives", "A synthetic ImageNet, as its archives",
+            "synth {archives} --layout ilsvrc --images {images} --classes {classes} --seed {seed} --oddities",
+            product="imagenet"),
+    Chapter("photos", "The same photos as files, for a first script",
+            "synth {photos} --layout folder --images {images} --classes {classes} --seed {seed}", product="photos"),
+    Chapter("profile", "Why is that script slow?",
+            "profile --legs --steps {profile_steps} {naive} {photos} --epochs 100", always=True),
+    Chapter("prepare", "Prepare: archives in, two sets of shards out, in one pass",
+            "prepare {archives} {prepared} --output {jpeg} --output {raw} --max-bad 0.01",
+            product=f"prepared/{SHARDS_PX}-jpeg/train/manifest.json"),
+    Chapter("verify", "Every promise checked", "verify {prepared}", always=True),
+    Chapter("train", "Train on the shards",
+            "train {shards} --model small_cnn --image-size {px} --batch-size 32 --epochs {epochs} --run {run}"),
+    Chapter("ladder", "The ladder: every remedy predicted, applied, measured",
+            "ladder --profiled {profiled} --prepared {prepared} --rounds {rounds} --window {window_s} "
+            "--work {ladder} {archives} {naive} {photos} --epochs 100", always=True),
+    Chapter("kernprof", "The training function, line by line",
+            "{python} -m kernprof -l -v -o {lines} -m feedline.train.main {shards} --model small_cnn "
+            "--image-size {px} --batch-size 32 --epochs 1 --run {run_lines}", always=True),
+]  # fmt: skip
+"""The naive script would train for long: whoever watches it ends it."""
+CLEARED = {"train": "run", "kernprof": "run-lines"}
+"""Folders under the output folder that a step starts without: an interrupted run's would be in its way."""
 
-    def record(self, name: str) -> dict[str, Any]:
-        return self.done[name].record if name in self.done else {}
 
-    @property
-    def seconds(self) -> float:
-        """Of everything that was run now."""
-        return sum(done.seconds for done in self.done.values() if not done.reused)
+def step_of(chapter: Chapter, config: DemoConfig) -> Step:
+    out = config.out
+    words = {**vars(config), "naive": NAIVE, "python": sys.executable, "archives": out / "imagenet",
+             "photos": out / "photos", "prepared": out / "prepared", "shards": out / "prepared" / f"{IMAGE_PX}-raw",
+             "jpeg": f"{SHARDS_PX}:jpeg", "raw": f"{IMAGE_PX}:raw:square", "px": IMAGE_PX, "run": out / "run",
+             "profiled": out / "records" / "profile.json", "ladder": out / "ladder", "lines": out / "train.lprof",
+             "run_lines": out / "run-lines"}  # fmt: skip
+    return Step(
+        name=chapter.name,
+        argv=[word.format(**words) for word in chapter.line.split()],
+        products=[out / chapter.product] if chapter.product else [],
+        inputs={"images": config.images, "classes": config.classes, "seed": config.seed},
+        clears=[out / CLEARED[chapter.name]] if chapter.name in CLEARED else [],
+        program=chapter.line.startswith("{python}"),
+    )
 
 
-Begin = Callable[[int, int, Chapter], None]
-End = Callable[[Chapter, Done], None]
-
-
-def tell(config: StoryConfig, begin: Begin, end: End) -> Story:
+def run_steps(
+    config: DemoConfig, begin: Callable[[int, int, Chapter, Step], None], end: Callable[[Chapter, Done], None]
+) -> dict[str, Done]:
     """Runs every chapter. Raises CommandError, naming the command that failed, and UsageError for a folder in use."""
     require_torch()
-    story = Story(config=config)
-    chapters = chapters_of(config)
     keep = config.out / "records"
     if config.out.is_dir() and not keep.is_dir() and any(config.out.iterdir()):
         raise UsageError(f"{config.out} holds files that are not the demo's: choose a new folder")
-    for number, chapter in enumerate(chapters, 1):
-        begin(number, len(chapters), chapter)
-        done = None if chapter.always else commands.reusable(chapter.step, keep)
-        if done is None:
-            done = run(chapter, chapters, keep)
-        story.done[chapter.step.name] = done
+    steps = {chapter.name: step_of(chapter, config) for chapter in CHAPTERS}
+    results: dict[str, Done] = {}
+    for number, chapter in enumerate(CHAPTERS, 1):
+        step = steps[chapter.name]
+        begin(number, len(CHAPTERS), chapter, step)
+        try:
+            done = commands.run(step, keep, reuse=not chapter.always, keep_text=step.program)
+        except CommandError:
+            if chapter.name != "verify":
+                raise
+            commands.run(steps["prepare"], keep)  # kept shards that fail the check are prepared again, once
+            done = commands.run(step, keep)
+        results[chapter.name] = done
         end(chapter, done)
-    return story
+    return results
 
 
-def run(chapter: Chapter, chapters: list[Chapter], keep: Path) -> Done:
-    """A failed check of kept shards has them prepared again, once."""
-    try:
-        return commands.run(chapter.step, keep, keep_text=chapter.keep_text)
-    except CommandError:
-        if chapter.step.name != "verify":
-            raise
-    prepare = next(one for one in chapters if one.step.name == "prepare")
-    commands.run(prepare.step, keep)
-    return commands.run(chapter.step, keep)
+def demo_page(results: dict[str, Done]) -> Page:
+    """The profile's page; before its sections the ladder and the training function line by line, behind them what
+    each step took and gave."""
+    recording = Recording.from_dict(results["profile"].record["recording"])
+    diagnosis, ladder = diagnose(recording), results["ladder"].record
+    figures = [
+        ("as it is", units.rate(ladder["rungs"][0]["samples_per_s"])),
+        ("top of the ladder", units.rate(ladder["rungs"][-1]["samples_per_s"])),
+        ("gain", units.times(ladder["gain"])),
+        ("if data were free", units.rate(ladder["ceiling_samples_per_s"])),
+    ]
+    prepared, checked, epochs = results["prepare"].record, results["verify"].record, results["train"].record["epochs"]
+    gave = {
+        "prepare": f"{units.number(prepared['output_samples'])} of {units.number(prepared['input_samples'])} "
+        f"samples, {prepared['quarantined']} in quarantine, {units.rate(prepared['samples_per_s'])}",
+        "verify": f"{units.number(checked['checked_samples'])} samples, every promise holds",
+        "train": f"top-1 {units.percent(epochs[-1]['top1'])}, waiting {units.percent(epochs[-1]['wait_fraction'])}",
+    }
+    steps = [
+        (name, units.seconds(done.seconds), "kept from an earlier run" if done.reused else "", gave.get(name, ""))
+        for name, done in results.items()
+    ]
+    lines = training_function(results["kernprof"].text)
+    return Page(
+        title="From waiting to training",
+        verdict=replace(profile_page.verdict(diagnosis), figures=figures),
+        sections=[
+            ladder_section(ladder),
+            section("The training function, line by line", Code(lines) if lines else None,
+                    lede="As kernprof prints it."),
+            *profile_page.sections(recording, diagnosis),
+            section("What it took", Table(headers=("step", "time", "", "gave"), rows=steps, numeric=(1,))),
+        ],
+        kicker="feedline demo",
+        subtitle="A synthetic ImageNet, the training script everybody writes first, and what it takes to feed it.",
+    )  # fmt: skip
 
 
-def chapters_of(config: StoryConfig) -> list[Chapter]:
-    archives, photos, prepared = config.out / "imagenet", config.out / "photos", config.out / "prepared"
-    script = [str(NAIVE), str(photos), "--epochs", "100"]  # whoever watches it ends it
-    made = made_of(config)
-    return [
-        synth(config, archives, "archives", "ilsvrc", ["--oddities"], "A synthetic ImageNet, as its archives"),
-        synth(config, photos, "photos", "folder", [], "The same photos as files, for a first script"),
-        Chapter(
-            step=Step(
-                name="profile",
-                argv=["profile", "--legs", "--steps", str(config.profile_steps), *script],
-                inputs={**made, "script": stamp(NAIVE)},
-            ),
-            title="Why is that script slow?",
-            always=True,
-        ),
-        Chapter(
-            step=Step(
-                name="prepare",
-                argv=["prepare", str(archives), str(prepared), "--output", f"{SHARDS_PX}:jpeg", "--output",
-                      f"{IMAGE_PX}:raw:square", "--max-bad", "0.01"],
-                products=[prepared / f"{SHARDS_PX}-jpeg" / "train" / "manifest.json"],
-                inputs=made,
-            ),
-            title="Prepare: archives in, two sets of shards out, in one pass",
-        ),
-        Chapter(step=Step(name="verify", argv=["verify", str(prepared)]), title="Every promise checked", always=True),
-        Chapter(
-            step=Step(
-                name="train", argv=["train", *training(config, config.epochs, "run")], inputs=made,
-                clears=[config.out / "run"],
-            ),
-            title="Train on the shards",
-        ),
-        Chapter(
-            step=Step(
-                name="ladder",
-                argv=["ladder", "--profiled", str(config.out / "records" / "profile.json"), "--prepared",
-                      str(prepared), "--rounds", str(config.rounds), "--window", str(config.window_s), "--work",
-                      str(config.out / "ladder"), str(archives), *script],
-                inputs=made,
-            ),
-            title="The ladder: every remedy predicted, applied, measured",
-            always=True,
-        ),
-        Chapter(
-            step=Step(
-                name="kernprof",
-                program=[sys.executable, "-m", "kernprof", "-l", "-v", "-o", str(config.out / "train.lprof"), "-m",
-                         "feedline.train.main"],
-                argv=training(config, 1, "run-lines"),
-                inputs=made,
-                clears=[config.out / "run-lines"],
-            ),
-            title="The training function, line by line",
-            keep_text=True,
-            always=True,
-        ),
-    ]  # fmt: skip
-
-
-def synth(config: StoryConfig, out: Path, name: str, layout: str, more: list[str], title: str) -> Chapter:
-    argv = ["synth", str(out), "--layout", layout, "--images", str(config.images), "--classes", str(config.classes),
-            "--seed", str(config.seed), *more]  # fmt: skip
-    return Chapter(step=Step(name=name, argv=argv, products=[out]), title=title)
-
-
-def training(config: StoryConfig, epochs: int, run_name: str) -> list[str]:
-    split = config.out / "prepared" / f"{IMAGE_PX}-raw"
-    return [str(split), "--model", "small_cnn", "--image-size", str(IMAGE_PX), "--batch-size", "32",
-            "--epochs", str(epochs), "--run", str(config.out / run_name)]  # fmt: skip
-
-
-def made_of(config: StoryConfig) -> Mapping[str, Any]:
-    """What every later step depends on."""
-    return {"images": config.images, "classes": config.classes, "seed": config.seed}
+def training_function(text: str) -> str:
+    """Of the functions that kernprof shows, the training loop's."""
+    blocks = text.split("Total time:")[1:]
+    chosen = next((block for block in blocks if "Function: fit " in block), None)
+    return f"Total time:{chosen}".rstrip() if chosen else ""

@@ -2,35 +2,58 @@
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.codecs.table import CODECS
+from feedline.profiling.record import units
 
-LOADER_AXES = ("num_workers", "prefetch_factor", "batch_size", "image_size", "pin_memory", "model", "devices")
-SHARD_AXES = ("codec", "size", "quality", "shard_size", "shards")
-WORDS = {
-    "num_workers": "workers",
-    "prefetch_factor": "prefetch",
-    "batch_size": "batch",
-    "image_size": "px",
-    "pin_memory": "pinned",
-    "model": "model",
-    "devices": "devices",
-    "codec": "codec",
-    "size": "shard px",
-    "quality": "quality",
-    "shard_size": "shard size",
-    "shards": "shards",
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One setting that a comparison may vary; its option is its name."""
+
+    word: str
+    """In tables."""
+    phrase: Callable[[Any], str] | None = None
+    """A value in sentences; None: after the word."""
+    kind: type = int
+    least: int = 1
+    """Smaller values are refused before anything is measured."""
+    of_shards: bool = False
+    """Shards are prepared with it."""
+    counts: bool = False
+    """Its values are of things in the plural, but for 1."""
+
+
+def counted(noun: str, least: int = 1, of_shards: bool = False) -> Axis:
+    def phrase(value: int) -> str:
+        return units.count(value, noun)
+
+    return Axis(word=f"{noun}s", phrase=phrase, least=least, of_shards=of_shards, counts=True)
+
+
+AXES = {
+    "num_workers": counted("worker", least=0),
+    "prefetch_factor": Axis(word="prefetch"),
+    "batch_size": Axis(word="batch"),
+    "image_size": Axis(word="px", phrase=lambda value: f"{value} px"),
+    "pin_memory": Axis(word="pinned", kind=bool, phrase=lambda value: "pinned" if value else "not pinned"),
+    "model": Axis(word="model", kind=str, phrase=str),
+    "devices": counted("device"),
+    "codec": Axis(word="codec", kind=str, phrase=str, of_shards=True),
+    "size": Axis(word="shard px", of_shards=True),
+    "quality": Axis(word="quality", of_shards=True),
+    "shard_size": Axis(word="shard size", kind=str, of_shards=True),
+    "shards": counted("shard", of_shards=True),
 }
-"""How an axis is called in tables and sentences."""
-LEAST = {"num_workers": 0, "prefetch_factor": 1, "batch_size": 1, "image_size": 1, "devices": 1, "size": 1,
-         "quality": 1, "shards": 1}  # fmt: skip
-"""Smaller values are refused before anything is measured."""
 COST_ORDER = ("num_workers", "devices", "prefetch_factor", "batch_size")
 """Where cells tie, the one that takes least of these is named: workers cost memory, deep queues too."""
+KINDS = {int: "a whole number", bool: "true or false", str: "a word"}
+SWITCH = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +69,15 @@ class Cell:
         text = json.dumps(dict(self.settings), sort_keys=True)
         return f"{text}#{self.copy}" if self.copy else text
 
+    @property
+    def cost(self) -> list[float]:
+        """What it takes: the first difference decides."""
+        return [float(self.settings.get(name) or 0) for name in COST_ORDER]
+
+    @property
     def shards(self) -> dict[str, Any]:
         """The part of the settings that a prepared dataset is made with."""
-        return {name: value for name, value in self.settings.items() if name in SHARD_AXES}
+        return {name: value for name, value in self.settings.items() if AXES[name].of_shards}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +86,26 @@ class Grid:
     """Name to values; an axis with one value is a fixed setting."""
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.axes) - {*LOADER_AXES, *SHARD_AXES})
-        if unknown:
-            raise UsageError(f"cannot compare {unknown[0]!r}: known are {', '.join((*LOADER_AXES, *SHARD_AXES))}")
-        empty = [name for name, values in self.axes.items() if not values]
-        if empty:
-            raise UsageError(f"no values given for {empty[0]}")
         for name, values in self.axes.items():
-            check_values(name, values)
+            if name not in AXES:
+                raise UsageError(f"cannot compare {name!r}: known are {', '.join(AXES)}")
+            if not values:
+                raise UsageError(f"no values given for {name}")
+            option, axis = f"--{name.replace('_', '-')}", AXES[name]
+            for value in values:
+                if axis.kind is int and value < axis.least:
+                    raise UsageError(f"{option} {value}: at least {axis.least}")
+                if name == "codec" and value not in CODECS:
+                    raise UsageError(f"{option} {value}: known are {', '.join(CODECS)}")
         if not self.varied:
             raise UsageError("nothing to compare: give an option several values, like --num-workers 0,1,2,4")
+
+    @classmethod
+    def parse(cls, texts: Mapping[str, str | None]) -> "Grid":
+        """Of comma-separated words by axis; None: not given. Raises UsageError."""
+        return cls(
+            axes={name: parse_values(text, AXES[name].kind) for name, text in texts.items() if text is not None}
+        )
 
     @property
     def varied(self) -> list[str]:
@@ -74,78 +113,35 @@ class Grid:
         return [name for name, values in self.axes.items() if len(values) > 1]
 
     def cells(self) -> list[Cell]:
-        seen: dict[str, int] = {}
-        found: list[Cell] = []
+        seen: Counter[str] = Counter()
+        cells: list[Cell] = []
         for values in itertools.product(*self.axes.values()):
-            settings = dict(zip(self.axes, values, strict=True))
-            name = Cell(settings=settings).key
-            found.append(Cell(settings=settings, copy=seen.get(name, 0)))
-            seen[name] = seen.get(name, 0) + 1
-        return found
+            cell = Cell(settings=dict(zip(self.axes, values, strict=True)))
+            cells.append(Cell(settings=cell.settings, copy=seen[cell.key]))
+            seen[cell.key] += 1
+        return cells
 
     def name(self, cell: Cell) -> str:
         """What tells the cell from the others: `4 workers, jpeg`."""
-        words = [phrase(axis, cell.settings[axis]) for axis in self.varied]
-        again = f" ({ordinal(cell.copy + 1)} time)" if cell.copy else ""
-        return ", ".join(words) + again
+        ordinal = {1: "second", 2: "third"}.get(cell.copy, f"{cell.copy + 1}th")
+        words = ", ".join(phrase(axis, cell.settings[axis]) for axis in self.varied)
+        return f"{words} ({ordinal} time)" if cell.copy else words
 
 
-def check_values(name: str, values: Sequence[Any]) -> None:
-    """Raises UsageError."""
-    option = f"--{name.replace('_', '-')}"
-    for value in values:
-        if name in LEAST and value < LEAST[name]:
-            raise UsageError(f"{option} {value}: at least {LEAST[name]}")
-        if name == "codec" and value not in CODECS:
-            raise UsageError(f"{option} {value}: known are {', '.join(CODECS)}")
-
-
-def phrase(axis: str, value: Any) -> str:
-    """`4 workers`, `codec raw`, `batch 64`."""
-    if axis in ("num_workers", "devices", "shards"):
-        word = WORDS[axis]
-        return f"{value} {word.removesuffix('s') if value == 1 else word}"
-    if axis in ("codec", "model"):
-        return str(value)
-    if axis == "pin_memory":
-        return "pinned" if value else "not pinned"
-    if axis == "image_size":
-        return f"{value} px"
-    return f"{WORDS[axis]} {value}"
-
-
-def ordinal(number: int) -> str:
-    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
+def phrase(name: str, value: Any) -> str:
+    """`4 workers`, `raw`, `batch 64`."""
+    axis = AXES[name]
+    return axis.phrase(value) if axis.phrase else f"{axis.word} {value}"
 
 
 def parse_values(text: str, kind: type = int) -> list[Any]:
     """`0,1,2,4` -> [0, 1, 2, 4]. Raises UsageError."""
-    found: list[Any] = []
+    values: list[Any] = []
     for word in map(str.strip, text.split(",")):
         try:
-            found.append(_parse(word, kind))
+            if not word:
+                raise ValueError
+            values.append(SWITCH[word.lower()] if kind is bool else kind(word))
         except (KeyError, ValueError):
             raise UsageError(f"{word!r} in {text!r} is not {KINDS[kind]}") from None
-    return found
-
-
-KINDS = {int: "a whole number", bool: "true or false", str: "a word"}
-
-
-def _parse(word: str, kind: type) -> Any:
-    if kind is bool:
-        return {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False,
-                "0": False}[word.lower()]  # fmt: skip
-    if not word:
-        raise ValueError(word)
-    return kind(word)
-
-
-def cheaper(a: Cell, b: Cell) -> bool:
-    """`a` takes less than `b`, the first difference in COST_ORDER deciding."""
-    return _cost(a) < _cost(b)
-
-
-def _cost(cell: Cell) -> list[float]:
-    values = [cell.settings.get(name) for name in COST_ORDER]
-    return [float(value) if isinstance(value, int | float) else 0.0 for value in values]
+    return values

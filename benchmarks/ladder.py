@@ -1,144 +1,178 @@
 """The ladder: one training script, climbed from as it is to where its data is as good as free.
 
-Every rung runs the same script with the same model and another way of getting its batches
-(`benchmarks.measure.script_subject`), in a fresh process per window; rounds visit the rungs in random order. What
-each rung will give is predicted from the script's profile alone, as in its report (`profiling.explain.predict`).
+Profile, predict, prepare, climb. Every rung runs the same script with the same model and another way of getting its
+batches (`benchmarks.measure.script_subject`), in a fresh process per window; rounds visit the rungs in random order.
+What each rung will give is predicted from the script's profile alone, as in its report (`profiling.explain.predict`).
+What can be kept is kept in the work folder, so that a second ascent of the same script over the same data only
+climbs; the prepared shards are a dataset like any other and stay useful.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.measure.intervals import Estimate, estimate
-from feedline.benchmarks.measure.rounds import Bench, rounds
+from feedline.benchmarks import commands
+from feedline.benchmarks.measure.intervals import estimate
+from feedline.benchmarks.measure.rounds import Bench, require_torch, rounds
 from feedline.benchmarks.measure.window import Subject, Window
+from feedline.benchmarks.variants import find_train
+from feedline.benchmarks.what_if import image_size, what_if
 from feedline.pipeline.base.errors import UsageError
-from feedline.profiling.explain.measure.rates import Rate
+from feedline.pipeline.base.files import write_atomically
+from feedline.pipeline.base.process import usable_cores
+from feedline.pipeline.format.manifest import refuse_address
+from feedline.preprocess.picture import Output
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
 from feedline.profiling.record.recording import Recording
 
+NAIVE = Path(__file__).with_name("naive.py")
 CEILING = "ceiling"
+PROFILE_STEPS = 120
+Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderConfig:
+    source: Path
+    """The raw images that the script trains on."""
     argv: list[str]
-    """The script and its arguments."""
-    shards: Path
-    """Train split of the JPEG shards."""
-    raw: Path | None = None
-    """Train split of raw shards at the script's own output size; None leaves the last rung out."""
-    num_workers: int = 2
+    """The script and its arguments; empty: the first script everybody writes, over `source`."""
+    work: Path = Path("ladder-out")
+    """Where shards and records are kept."""
+    profiled: Path | None = None
+    """A record of `feedline profile --legs` of it."""
+    prepared: Path | None = None
+    """An already prepared folder."""
+    num_workers: int | None = None
+    """Workers from the second rung on; default: one per usable core."""
+    size_px: int = 256
+    """Short side of the prepared JPEG shards, px."""
     rounds: int = 3
+    """Windows per rung, interleaved."""
     window_s: float = 3.0
-    warm_up_s: float = 1.0
-    seed: int = 0
+    """Seconds measured per window."""
 
     def __post_init__(self) -> None:
         if self.rounds < 2:
             raise UsageError(f"--rounds {self.rounds}: at least 2, or there is no interval")
-        if not self.argv:
-            raise UsageError("no script to climb with: give one, e.g. train.py --data photos")
+
+    def check(self) -> None:
+        """Raises UsageError for what cannot be climbed."""
+        if not self.source.exists():
+            refuse_address(self.source)
+            raise UsageError(f"{self.source} does not exist: give the folder or archives of the raw images")
+        if not self.argv and not (self.source / "train").is_dir():
+            raise UsageError(
+                f"{self.source} has no train/CLASS/… folders for the example script to read: "
+                "name your own script after it, with its arguments"
+            )
+        script = self.argv[0] if self.argv else str(NAIVE)
+        if script.startswith("--"):
+            raise UsageError(f"{script} stands behind SOURCE, where the script's name does: put options before it")
+        if script != "-m" and not Path(script).is_file():
+            raise UsageError(f"script {script} does not exist")
+        commands.check_work(self.work)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rung:
-    """One way of getting batches. `key` is also its prediction's."""
+    """One way of getting batches."""
 
     key: str
+    """Also its prediction's."""
     name: str
     words: str
     how: str
+    """As of `benchmarks.measure.script_subject`."""
     split: Path | None = None
     num_workers: int = 0
-    layout: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Climbed:
-    rung: Rung
-    windows: list[Window]
-    prediction: Prediction | None
-
-    @property
-    def measured(self) -> Estimate:
-        return estimate([window.samples_per_s for window in self.windows])
-
-    def record(self) -> dict[str, Any]:
-        measured, predicted = self.measured, self.prediction
-        return {
-            "name": self.rung.name,
-            "words": self.rung.words,
-            "samples_per_s": measured.value,
-            "low": measured.low,
-            "high": measured.high,
-            "n": measured.n,
-            "predicted": predicted.samples_per_s if predicted else None,
-            "predicted_low": predicted.low if predicted else None,
-            "predicted_high": predicted.high if predicted else None,
-            "why": predicted.why if predicted else "",
-            "num_workers": self.rung.num_workers,
-            "wait_fraction": sum(w.wait_s for w in self.windows) / sum(w.seconds for w in self.windows),
-            "windows": [asdict(window) for window in self.windows],
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ladder:
-    rungs: list[Climbed]
-    ceiling: Climbed
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def gain(self) -> float:
-        """The top rung by the first."""
-        return self.rungs[-1].measured.value / self.rungs[0].measured.value
-
-    def record(self) -> dict[str, Any]:
-        ceiling = self.ceiling.measured
-        return {
-            "rungs": [climbed.record() for climbed in self.rungs],
-            "ceiling_samples_per_s": ceiling.value,
-            "ceiling_low": ceiling.low,
-            "ceiling_high": ceiling.high,
-            "gain": self.gain,
-            "notes": self.notes,
-        }
-
-
-def rungs_of(config: LadderConfig) -> list[Rung]:
-    workers = config.num_workers
-    found = [
-        Rung(key="as-is", name="the script as it is", words="image files, its own loader and settings", how="none"),
-        Rung(key="workers", name=f"+ {workers} workers", words="the same DataLoader, num_workers set",
-             how="workers", num_workers=workers),
-        Rung(key="shards", name="+ prepared shards", words="stock webdataset reads them, the same DataLoader",
-             how="webdataset", split=config.shards, num_workers=workers),
-        Rung(key="loader", name="+ feedline's loader", words="the same shards; whole uint8 batches, region decoding",
-             how="feedline", split=config.shards, num_workers=workers),
+def rungs_of(workers: int, shards: Path, raw: Path | None) -> list[Rung]:
+    """From the script as it is to the ceiling. `shards` are JPEG; without `raw`, shards of raw pixels at the script's
+    own output size, their rung is left out."""
+    ours = Rung("loader", "+ feedline's loader", "the same shards; whole uint8 batches, region decoding", "feedline",
+                shards, workers)  # fmt: skip
+    rungs = [
+        Rung("as-is", "the script as it is", "image files, its own loader and settings", "none"),
+        Rung("workers", f"+ {workers} workers", "the same DataLoader, num_workers set", "workers", None, workers),
+        Rung("shards", "+ prepared shards", "stock webdataset reads them, the same DataLoader", "webdataset", shards,
+             workers),
+        ours,
+        Rung(CEILING, "data is free", "cached batches, laid out as feedline hands them over", "cached"),
     ]  # fmt: skip
-    if config.raw is not None:
-        found.append(
-            Rung(key="raw", name="+ raw shards", words="pixels at the size the model sees: nothing to decode",
-                 how="feedline", split=config.raw, num_workers=workers)
-        )  # fmt: skip
-    return found
+    if raw is not None:
+        words = "pixels at the size the model sees: nothing to decode"
+        rungs.insert(-1, replace(ours, key="raw", name="+ raw shards", words=words, split=raw))
+    return rungs
 
 
-def free_data() -> Rung:
-    return Rung(
-        key=CEILING, name="data is free", words="cached batches, laid out as feedline hands them over", how="cached",
-        layout="channels_last",
-    )  # fmt: skip
+def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
+    """The record of `feedline ladder`. Raises UsageError, MeasureError, CommandError."""
+    require_torch()
+    config.check()
+    script = config.argv or [str(NAIVE), str(config.source)]
+    workers = usable_cores() if config.num_workers is None else config.num_workers
+    recording = profile(config, script, say)
+    raw_px = image_size(recording)
+    recording = with_trials(recording, config.size_px, raw_px)
+    prepared = config.prepared or prepare(config, raw_px, say)
+    raw = find_train(prepared, "raw", raw_px) if raw_px else None
+    rungs = rungs_of(workers, find_train(prepared, "jpeg"), raw)
+    predicted = predictions(recording, workers=workers, size_px=config.size_px, raw_px=raw_px)
+    before = {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "predictions": {key: asdict(prediction) for key, prediction in predicted.items()},
+    }  # on disk before anything is climbed
+    write_atomically(config.work / "predictions.json", (json.dumps(before, indent=1) + "\n").encode())
+    say("climbing: every rung in fresh processes, in random order")
+    windows = climb(script, rungs, config.rounds, config.window_s, advance)
+    return {**record_of(rungs, windows, predicted), "script": script, "num_workers": workers}
+
+
+# --- before the climb ---------------------------------------------------------------------------------
+
+
+def profile(config: LadderConfig, script: list[str], say: Say) -> Recording:
+    if config.profiled is not None:
+        return Recording.load(config.profiled)
+    argv = ["profile", "--legs", "--steps", str(PROFILE_STEPS), *script]
+    step = commands.Step(name="profile", argv=argv, inputs={"script": commands.stamp_of(Path(script[0]))})
+    return Recording.from_dict(commands.run(step, config.work, reuse=True, say=say).record["recording"])
+
+
+def prepare(config: LadderConfig, raw_px: int | None, say: Say) -> Path:
+    """JPEG shards, and raw ones at the script's own size where that is known."""
+    out = config.work / "prepared"
+    outputs = ["--output", f"{config.size_px}:jpeg", *(["--output", f"{raw_px}:raw:square"] if raw_px else [])]
+    argv = ["prepare", str(config.source), str(out), *outputs]
+    inputs = {"source": commands.stamp_of(config.source)}
+    commands.run(
+        commands.Step(name="prepare", argv=argv, products=[out], inputs=inputs), config.work, reuse=True, say=say
+    )
+    return out
+
+
+def with_trials(recording: Recording, size_px: int, raw_px: int | None) -> Recording:
+    """The recording with what loading its own samples would cost from the shards that will be climbed on."""
+    tried = {(trial.codec, trial.size_px, trial.loader) for trial in recording.trials}
+    if {("jpeg", size_px, "feedline"), ("raw", raw_px, "feedline"), ("as-is", None, "script")} <= tried:
+        return recording
+    raw = [Output(codec="raw", size_px=raw_px, resize="square")] if raw_px else []
+    forms = (Output(codec="keep"), Output(codec="jpeg", size_px=size_px), *raw)
+    return replace(recording, trials=what_if(recording, forms=forms))
 
 
 def predictions(recording: Recording, *, workers: int, size_px: int, raw_px: int | None) -> dict[str, Prediction]:
     """By rung key, from a profile of the script as it is with trials of the shards; {} where it measured no rate."""
     measured = measure(recording)
-    if measured.rates.over_epochs is None:
+    rate = measured.rates.over_epochs
+    if rate is None:
         return {}
     offered = all_predictions(recording, workers=[workers], measured=measured)
     settings: dict[str, dict[str, Any]] = {
@@ -148,40 +182,68 @@ def predictions(recording: Recording, *, workers: int, size_px: int, raw_px: int
         "raw": {"codec": "raw", "size": raw_px, "loader": "feedline"},
     }
     asked = {key: prediction_for(offered, **chosen, num_workers=workers) for key, chosen in settings.items()}
-    as_is = _as_profiled(measured.rates.over_epochs)
+    asked["as-is"] = Prediction(
+        remedy="as it is", samples_per_s=rate.value, low=rate.low, high=rate.high, why="as profiled"
+    )
     if workers == measured.workers.count:
-        asked["workers"] = as_is
-    return {"as-is": as_is, **{key: prediction for key, prediction in asked.items() if prediction is not None}}
+        asked["workers"] = asked["as-is"]
+    return {key: prediction for key, prediction in asked.items() if prediction is not None}
 
 
-def _as_profiled(rate: Rate) -> Prediction:
-    return Prediction(remedy="as it is", samples_per_s=rate.value, low=rate.low, high=rate.high, why="as profiled")
+# --- the climb ----------------------------------------------------------------------------------------
 
 
-def climb(config: LadderConfig, predicted: Mapping[str, Prediction], advance: Progress) -> Ladder:
-    """Measure every rung and the ceiling, interleaved. Raises MeasureError where a rung cannot be run."""
-    rungs = [*rungs_of(config), free_data()]
-    windows: dict[str, list[Window]] = {rung.key: [] for rung in rungs}
+def climb(
+    script: Sequence[str], rungs: Sequence[Rung], count: int, window_s: float, advance: Progress
+) -> dict[str, list[Window]]:
+    """Windows by rung key, interleaved. Raises MeasureError where a rung cannot be run."""
     by_key = {rung.key: rung for rung in rungs}
+    windows: dict[str, list[Window]] = {key: [] for key in by_key}
     with Bench() as bench:
-        for done, (_, key) in enumerate(rounds(list(by_key), config.rounds, config.seed)):
-            advance(done, config.rounds * len(rungs))
-            windows[key].append(bench.measure_quiet(subject_of(by_key[key], config)))
-    climbed = [Climbed(rung=rung, windows=windows[rung.key], prediction=predicted.get(rung.key)) for rung in rungs]
-    return Ladder(rungs=climbed[:-1], ceiling=climbed[-1], notes=differences(climbed))
+        for done, (_, key) in enumerate(rounds(list(by_key), count)):
+            advance(done, count * len(rungs))
+            rung = by_key[key]
+            settings = {"argv": list(script), "how": rung.how, "num_workers": rung.num_workers}
+            settings |= {"split": str(rung.split)} if rung.split else {}
+            windows[key].append(bench.measure_quiet(Subject(kind="script", settings=settings, window_s=window_s)))
+    return windows
 
 
-def subject_of(rung: Rung, config: LadderConfig) -> Subject:
-    settings = {"argv": config.argv, "how": rung.how, "num_workers": rung.num_workers, "layout": rung.layout}
-    if rung.split is not None:
-        settings["split"] = str(rung.split)
-    return Subject(kind="script", settings=settings, window_s=config.window_s, warm_up_s=config.warm_up_s)
+def record_of(
+    rungs: Sequence[Rung], windows: Mapping[str, Sequence[Window]], predicted: Mapping[str, Prediction]
+) -> dict[str, Any]:
+    """The climb; the last of `rungs` is the ceiling."""
+    records = [rung_record(rung, windows[rung.key], predicted.get(rung.key)) for rung in rungs]
+    ceiling = records.pop()
+    return {
+        "rungs": records,
+        "ceiling_samples_per_s": ceiling["samples_per_s"],
+        "ceiling_low": ceiling["low"],
+        "ceiling_high": ceiling["high"],
+        "gain": records[-1]["samples_per_s"] / records[0]["samples_per_s"],
+        "notes": differences({rung.name: windows[rung.key][0].facts for rung in rungs}),
+    }
 
 
-def differences(climbed: Sequence[Climbed]) -> list[str]:
-    """Rungs must hand the model the same kind of batch; where they do not, the reader is told."""
-    seen = {one.rung.name: one.windows[0].facts for one in climbed}
-    shapes = {name: (facts.get("dtype"), tuple(facts.get("shape", ()))[1:]) for name, facts in seen.items()}
+def rung_record(rung: Rung, windows: Sequence[Window], predicted: Prediction | None) -> dict[str, Any]:
+    return {
+        "name": rung.name,
+        "words": rung.words,
+        **estimate([window.samples_per_s for window in windows]).record(),
+        "predicted": predicted.samples_per_s if predicted else None,
+        "predicted_low": predicted.low if predicted else None,
+        "predicted_high": predicted.high if predicted else None,
+        "why": predicted.why if predicted else "",
+        "num_workers": rung.num_workers,
+        "wait_fraction": sum(w.wait_s for w in windows) / sum(w.seconds for w in windows),
+        "windows": [asdict(window) for window in windows],
+    }
+
+
+def differences(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """By rung name, the script as it is first. Rungs must hand the model the same kind of batch; where they do not,
+    the reader is told."""
+    shapes = {name: (one.get("dtype"), tuple(one.get("shape", ()))[1:]) for name, one in facts.items()}
     usual = next(iter(shapes.values()))
     return [
         f"{name} hands over {dtype} {shape}, the script as it is {usual[0]} {usual[1]}"

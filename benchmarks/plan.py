@@ -1,4 +1,4 @@
-"""Planning past this machine: epoch time, cores, storage, preparing and shards, from measured costs per sample. Pure.
+"""Planning past this machine: epoch time, cores, storage, preparing and shards, from measured costs per sample.
 
     rate = min(GPUs × their rate, cores / CPU seconds per sample, bandwidth / bytes per sample)
 
@@ -6,10 +6,18 @@ Costs per sample and core are taken to hold on the other machine; `core_speed` s
 to be faster or slower. What is assumed is part of the answer.
 """
 
+import json
 import math
-from dataclasses import dataclass, field
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from feedline.benchmarks.measure.rounds import Bench
+from feedline.benchmarks.measure.window import Subject
+from feedline.benchmarks.variants import find_train
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.format.manifest import read_manifest
 
 SHARD_BYTES = 64e6
 MANY_ORIGINALS = 10_000
@@ -83,30 +91,35 @@ class Plan:
     dataset_bytes: float
     shards: int
     shard_bytes: float
-    assumptions: list[str] = field(default_factory=list)
+    assumptions: list[str]
 
 
 def make_plan(inputs: PlanInputs) -> Plan:
-    per_core_s = inputs.load_cpu_s / inputs.core_speed
-    limits = {
-        "gpus": inputs.gpus * inputs.gpu_samples_per_s,
-        "cores": HEADROOM * inputs.cores / per_core_s,
-    }
-    if inputs.bandwidth_bytes_per_s is not None:
-        limits["storage"] = inputs.bandwidth_bytes_per_s / inputs.sample_bytes
+    """Pure."""
+    core_s, bandwidth = inputs.load_cpu_s / inputs.core_speed, inputs.bandwidth_bytes_per_s
+    limits = {"gpus": inputs.gpus * inputs.gpu_samples_per_s, "cores": HEADROOM * inputs.cores / core_s}
+    if bandwidth is not None:
+        limits["storage"] = bandwidth / inputs.sample_bytes
     ranked = sorted(limits, key=lambda name: limits[name])
-    rate = limits[ranked[0]]
-    prepare_s, prepare_bound = preparing(inputs)
-    shards = shard_count(inputs)
-    dataset_bytes = inputs.images * inputs.sample_bytes
+    rate, dataset_bytes = limits[ranked[0]], inputs.images * inputs.sample_bytes
+    prepare_s, prepare_bound = None, None
+    if inputs.prepare_cpu_s is not None:
+        cpu_s, moved_s = inputs.images * inputs.prepare_cpu_s / inputs.core_speed / inputs.cores, 0.0
+        if bandwidth is not None and inputs.original_bytes is not None:
+            moved_s = inputs.images * (inputs.original_bytes + inputs.sample_bytes) / bandwidth
+        prepare_s = inputs.prepare_start_s + max(cpu_s, moved_s)
+        prepare_bound = "cores" if cpu_s >= moved_s else "storage"
+    # About 64 MB each, a multiple of the GPUs, at least eight per GPU where there are samples enough.
+    wanted = min(MOST_SHARDS, max(dataset_bytes / SHARD_BYTES, 8 * inputs.gpus))
+    shards = max(1, min(math.ceil(wanted / inputs.gpus) * inputs.gpus, inputs.images))
     return Plan(
         samples_per_s=rate,
         bound=ranked[0],
         limits=limits,
-        next_bound=ranked[1] if len(ranked) > 1 else None,
+        next_bound=ranked[1],
         epoch_s=inputs.images / rate,
         training_s=inputs.epochs * inputs.images / rate,
-        cores_needed=math.ceil(limits["gpus"] * per_core_s / HEADROOM),
+        cores_needed=math.ceil(limits["gpus"] * core_s / HEADROOM),
         bandwidth_needed_bytes_per_s=limits["gpus"] * inputs.sample_bytes,
         prepare_s=prepare_s,
         prepare_bound=prepare_bound,
@@ -117,29 +130,9 @@ def make_plan(inputs: PlanInputs) -> Plan:
     )
 
 
-def preparing(inputs: PlanInputs) -> tuple[float | None, str | None]:
-    """Seconds to start, and for all images on all cores or as fast as originals are read and shards written; and
-    which of the two it is."""
-    if inputs.prepare_cpu_s is None:
-        return None, None
-    cpu_s = inputs.images * inputs.prepare_cpu_s / inputs.core_speed / inputs.cores
-    if inputs.bandwidth_bytes_per_s is None or inputs.original_bytes is None:
-        return inputs.prepare_start_s + cpu_s, "cores"
-    moved = inputs.images * (inputs.original_bytes + inputs.sample_bytes)
-    read_s = moved / inputs.bandwidth_bytes_per_s
-    return inputs.prepare_start_s + max(cpu_s, read_s), "cores" if cpu_s >= read_s else "storage"
-
-
-def shard_count(inputs: PlanInputs) -> int:
-    """About 64 MB each, a multiple of the GPUs, at least eight per GPU where there are samples enough."""
-    wanted = min(MOST_SHARDS, max(inputs.images * inputs.sample_bytes / SHARD_BYTES, 8 * inputs.gpus))
-    rounded = math.ceil(wanted / inputs.gpus) * inputs.gpus
-    return max(1, min(rounded, inputs.images))
-
-
 def assumptions(inputs: PlanInputs) -> list[str]:
     """In words, each with its figure."""
-    found = [
+    words = [
         f"a core loads a prepared sample in {1e6 * inputs.load_cpu_s / inputs.core_speed:,.0f} µs",
         f"workers get {HEADROOM:.0%} of their cores",
         f"one GPU takes {inputs.gpu_samples_per_s:,.0f} samples/s when data is free, and {inputs.gpus} take "
@@ -147,14 +140,42 @@ def assumptions(inputs: PlanInputs) -> list[str]:
         f"a prepared sample has {inputs.sample_bytes / 1e3:,.1f} kB and is read once an epoch (no cache)",
     ]
     if inputs.bandwidth_bytes_per_s is None:
-        found.append("the storage sets no limit")
+        words.append("the storage sets no limit")
     if inputs.prepare_cpu_s is not None:
         core_ms = 1e3 * inputs.prepare_cpu_s / inputs.core_speed
-        found.append(f"a core prepares an original in {core_ms:,.2f} ms, and a job takes "
+        words.append(f"a core prepares an original in {core_ms:,.2f} ms, and a job takes "
                      f"{inputs.prepare_start_s:,.0f} s to start and end")  # fmt: skip
     if inputs.prepared_originals is not None and inputs.prepared_originals < MANY_ORIGINALS:
-        found.append(f"that comes from a job over {inputs.prepared_originals:,} originals: so few show too much "
+        words.append(f"that comes from a job over {inputs.prepared_originals:,} originals: so few show too much "
                      "(a fifth at 2,000)")  # fmt: skip
     if inputs.core_speed != 1.0:
-        found.append(f"the other machine's cores are {inputs.core_speed:g} times as fast as this one's")
-    return found
+        words.append(f"the other machine's cores are {inputs.core_speed:g} times as fast as this one's")
+    return words
+
+
+def measure_costs(dataset: Path, image_size_px: int, *, windows: int = 3) -> tuple[Path, dict[str, Any]]:
+    """The first train split, and what one sample of it costs, as fields of PlanInputs: loaded here for a few seconds
+    with one worker, and read from what the prepare job wrote down. Raises DatasetError."""
+    split = find_train(dataset)
+    manifest = read_manifest(split)
+    settings = {"split": str(split), "num_workers": 1, "image_size": image_size_px, "batch_size": 64, "device": "cpu"}
+    subject = Subject(kind="loader", settings=settings, window_s=1.0, warm_up_s=0.5)
+    with Bench() as bench:
+        measured = [bench.measure(subject) for _ in range(windows)]
+    costs = {
+        "load_cpu_s": statistics.median_high(window.worker_cpu_s / window.samples for window in measured),
+        "sample_bytes": sum(shard.bytes for shard in manifest.shards) / max(1, manifest.samples),
+    }
+    for folder in (split.parent, split.parent.parent):
+        try:
+            report = json.loads((folder / "report.json").read_text())
+            originals = report["input_samples"] - report["resumed_samples"]
+            run_s, all_s = report["seconds"]["run"], report["seconds"]["all"]
+            core_s, bytes_in = run_s * report["parallelism"], report.get("bytes_in")
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if originals > 0:
+            job = {"prepare_cpu_s": core_s / originals, "original_bytes": bytes_in / originals if bytes_in else None,
+                   "prepare_start_s": all_s - run_s, "prepared_originals": originals}  # fmt: skip
+            return split, {**costs, **job}
+    return split, costs

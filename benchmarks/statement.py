@@ -1,12 +1,11 @@
 """A finished comparison in plain words, and as the record's `cells`. Pure; claims only what its intervals show."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-from feedline.benchmarks.compare import Results, beats, best_of
-from feedline.benchmarks.grid import Cell, cheaper, phrase
+from feedline.benchmarks.compare import Results
+from feedline.benchmarks.grid import AXES, Cell, phrase
 from feedline.benchmarks.measure.intervals import Comparison
 from feedline.pipeline.base.process import usable_cores
 from feedline.profiling.record import units
@@ -20,112 +19,83 @@ MOST_SENTENCES = 8
 
 def record_of(results: Results) -> dict[str, Any]:
     """What `feedline compare --json` writes, less its frame."""
-    grid, cores = results.config.grid, usable_cores()
+    grid, cells, best, cores = results.config.grid, results.cells, results.best(), usable_cores()
+    against = {cell.key: results.against(cell, best) for cell in cells if cell.key != best.key}
+    near = [cell for cell in cells if cell.key == best.key or is_near(against[cell.key])]
+    tied = [cell for cell in near if not any(results.beats(o, cell) for o in near if o.key != cell.key)] or [best]
+    chosen = min(tied, key=lambda cell: cell.cost)
+    steps = [(axis, a, b, results.against(a, b)) for axis in grid.varied for a, b in step_pairs(cells, axis, chosen)]
     failed = {grid.name(cell): results.failed[cell.key] for cell in grid.cells() if cell.key in results.failed}
-    missing = (f"{name} could not be measured: {why}." for name, why in failed.items())
+    sentences = [f"{name} could not be measured: {why}." for name, why in failed.items()]
+    if len(cells) == 1:
+        measured = results.estimate(best).value
+        sentences[:0] = [f"Only {grid.name(best)} could be measured: {measured:,.0f} samples/s."]
+    elif all(one.outcome != "slower" for one in against.values()):
+        sentences[:0] = [no_difference(results, list(against.values()))]
+    else:
+        named = {cell.key for cell in (*tied, best)}
+        unsettled = [c for c in cells if c.key not in named and against[c.key].outcome != "slower"]
+        first = opening(results, chosen, [cell for cell in tied if cell.key != chosen.key], unsettled)
+        sentences[:0] = [first, *(step(results, *one, cores) for one in steps)][:MOST_SENTENCES]
+    claims: dict[tuple[str, str], dict[str, Any]] = {}
+    """Every pair that table and statement compare, with what is said of it: `a` against `b`, by name."""
+    pairs = [(cell, best, against[cell.key]) for cell in cells if cell.key != best.key]
+    for a, b, found in [*pairs, *((a, b, found) for _, a, b, found in steps)]:
+        key = grid.name(a), grid.name(b)
+        claims[key] = {"a": key[0], "b": key[1], "outcome": found.outcome, **found.ratio.record("ratio")}
     return {
         "axes": {name: list(values) for name, values in grid.axes.items()},
-        "cells": cells_record(results),
-        "statement": " ".join([statement(results, cores), *missing]),
+        "cells": [cell_record(results, cell, against.get(cell.key)) for cell in cells],
+        "statement": " ".join(sentences),
         "failed": failed,
-        "claims": claims(results),
+        "claims": list(claims.values()),
         "results": str(results.path),
         "window_s": results.config.window_s,
         "usable_cores": cores,
     }
 
 
-def cells_record(results: Results) -> list[dict[str, Any]]:
-    """In the order of the grid."""
-    best = best_of(results, results.cells())
-    rows: list[dict[str, Any]] = []
-    for cell in results.cells():
-        measured, against = results.estimate(cell), results.against(cell, best)
-        rows.append(
-            {
-                **cell.settings,
-                "name": results.config.grid.name(cell),
-                "samples_per_s": measured.value,
-                "low": measured.low,
-                "high": measured.high,
-                "n": measured.n,
-                "best": cell.key == best.key,
-                "ratio_to_best": against.ratio.value,
-                "outcome": "best" if cell.key == best.key else against.outcome,
-                "cores_used": per_second(results, cell, "trainer_cpu_s", "worker_cpu_s"),
-                "wait_fraction": per_second(results, cell, "wait_s"),
-                "split": str(results.config.splits[cell.key]),
-            }
-        )
-    return rows
+def is_near(against: Comparison) -> bool:
+    return against.outcome != "slower" and against.ratio.value > 1 / (1 + NEAR)
 
 
-def per_second(results: Results, cell: Cell, *names: str) -> float | None:
+def step_pairs(cells: Sequence[Cell], axis: str, chosen: Cell) -> list[tuple[Cell, Cell]]:
+    """Along one axis, the other settings as in the chosen cell: each value and the one before it; values without an
+    order each beside the chosen one."""
+    fixed = {name: value for name, value in chosen.settings.items() if name != axis}
+    line = [cell for cell in cells if fixed.items() <= cell.settings.items()]
+    if AXES[axis].kind is str:
+        return [(chosen, cell) for cell in line if cell.key != chosen.key]
+    return [(b, a) for a, b in pairwise(sorted(line, key=lambda cell: cell.settings[axis]))]
+
+
+def cell_record(results: Results, cell: Cell, against: Comparison | None) -> dict[str, Any]:
+    """`against` the best; None: it is the best."""
+    return {
+        **cell.settings,
+        "name": results.config.grid.name(cell),
+        **results.estimate(cell).record(),
+        "best": against is None,
+        "ratio_to_best": against.ratio.value if against else 1.0,
+        "outcome": against.outcome if against else "best",
+        "cores_used": per_second(results, cell, "trainer_cpu_s", "worker_cpu_s"),
+        "wait_fraction": per_second(results, cell, "wait_s"),
+        "split": str(results.config.splits[cell.key]),
+    }
+
+
+def per_second(results: Results, cell: Cell, *names: str) -> float:
     """The sum of these fields over the cell's windows, per second measured."""
-    windows = list(results.windows.get(cell.key, {}).values())
-    seconds = sum(window.seconds for window in windows)
-    return sum(getattr(window, name) for window in windows for name in names) / seconds if seconds else None
-
-
-def claims(results: Results) -> list[dict[str, Any]]:
-    """Every pair that table and statement compare, with what is said of it: `a` against `b`, by name."""
-    grid, cells = results.config.grid, results.cells()
-    best = best_of(results, cells)
-    pairs = [(cell, best) for cell in cells if cell.key != best.key]
-    pairs += [pair for axis in grid.varied for pair in step_pairs(results, axis, choice(ties(results, best)))]
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for a, b in pairs:
-        against = results.against(a, b)
-        key = (grid.name(a), grid.name(b))
-        ratio = {"ratio": against.ratio.value, **{k: v for k, v in asdict(against.ratio).items() if k != "value"}}
-        rows[key] = {"a": key[0], "b": key[1], "outcome": against.outcome, **ratio}
-    return list(rows.values())
+    windows = results.windows[cell.key].values()
+    return sum(getattr(window, name) for window in windows for name in names) / sum(w.seconds for w in windows)
 
 
 # --- words --------------------------------------------------------------------------------------------
 
 
-def statement(results: Results, cores: float) -> str:
-    """Sentences: which cell is best, which tie with it, and what each step along each axis gives."""
-    grid, cells = results.config.grid, results.cells()
-    if len(cells) == 1:
-        return f"Only {grid.name(cells[0])} could be measured: {results.estimate(cells[0]).value:,.0f} samples/s."
-    best = best_of(results, cells)
-    if all(results.against(cell, best).outcome != "slower" for cell in cells if cell.key != best.key):
-        return no_difference(results, cells, best)
-    tied = ties(results, best)
-    chosen = choice(tied)
-    named = {cell.key for cell in tied} | {best.key}
-    unsettled = [c for c in cells if c.key not in named and results.against(c, best).outcome != "slower"]
-    sentences = [opening(results, chosen, [cell for cell in tied if cell.key != chosen.key], unsettled)]
-    for axis in grid.varied:
-        sentences += [step(results, axis, a, b, cores) for a, b in step_pairs(results, axis, chosen)]
-    return " ".join(sentences[:MOST_SENTENCES])
-
-
-def ties(results: Results, best: Cell) -> list[Cell]:
-    """The best and what ties with it (not clearly slower, nor far off), less what another of these beats."""
-
-    def ties_with_best(cell: Cell) -> bool:
-        against = results.against(cell, best)
-        return against.outcome != "slower" and against.ratio.value > 1 / (1 + NEAR)
-
-    near = [cell for cell in results.cells() if cell.key == best.key or ties_with_best(cell)]
-    return [c for c in near if not any(beats(results, o, c) for o in near if o.key != c.key)] or [best]
-
-
-def choice(tied: Sequence[Cell]) -> Cell:
-    """Of those that nothing beats, the one that takes least."""
-    chosen = tied[0]
-    for cell in tied[1:]:
-        chosen = cell if cheaper(cell, chosen) else chosen
-    return chosen
-
-
-def no_difference(results: Results, cells: Sequence[Cell], best: Cell) -> str:
-    """All cells tie with the best."""
-    others = [results.against(cell, best) for cell in cells if cell.key != best.key]
-    names = " and ".join(results.config.grid.name(cell) for cell in cells) if len(cells) < 4 else "all settings"
+def no_difference(results: Results, others: Sequence[Comparison]) -> str:
+    cells = results.cells
+    names = " and ".join(map(results.config.grid.name, cells)) if len(cells) < 4 else "all settings"
     if all(against.outcome == "same" for against in others):
         return f"No difference: {names} are within {reach(others)} of each other."
     return f"No difference could be shown between {names}: it is within {reach(others)}, the noise here."
@@ -140,54 +110,32 @@ def reach(comparisons: Sequence[Comparison]) -> str:
 
 def opening(results: Results, chosen: Cell, tied: Sequence[Cell], unsettled: Sequence[Cell]) -> str:
     """The best, what ties with it, and what its intervals do not exclude."""
-    measured = results.estimate(chosen)
-    words = f"Best: {results.config.grid.name(chosen)}, {measured.value:,.0f} samples/s"
+    name, measured = results.config.grid.name, results.estimate(chosen)
+
+    def listed(cells: Sequence[Cell]) -> str:
+        return ", ".join(map(name, cells[:3])) + (f" and {len(cells) - 3} more" if len(cells) > 3 else "")
+
+    words = f"Best: {name(chosen)}, {measured.value:,.0f} samples/s"
     if measured.low is not None and measured.high is not None:
         words += f" ({measured.low:,.0f}–{measured.high:,.0f})"
-    if tied:
-        words += f"; {listed(results, tied)} could not be shown to be faster"
-    if unsettled:
-        words += f"; that it beats {listed(results, unsettled)} is not shown"
+    words += f"; {listed(tied)} could not be shown to be faster" if tied else ""
+    words += f"; that it beats {listed(unsettled)} is not shown" if unsettled else ""
     return f"{words}."
 
 
-def listed(results: Results, cells: Sequence[Cell], most: int = 3) -> str:
-    names = ", ".join(results.config.grid.name(cell) for cell in cells[:most])
-    return names + (f" and {len(cells) - most} more" if len(cells) > most else "")
-
-
-def step_pairs(results: Results, axis: str, chosen: Cell) -> list[tuple[Cell, Cell]]:
-    """Along one axis, the other settings as in the chosen cell: each value and the one before it; values without an
-    order each beside the chosen one."""
-    fixed = {name: value for name, value in chosen.settings.items() if name != axis}
-    line = [cell for cell in results.cells() if fixed.items() <= cell.settings.items()]
-    if all(isinstance(cell.settings[axis], int | float) for cell in line):
-        line.sort(key=lambda cell: cell.settings[axis])
-        return [(after, before) for before, after in pairwise(line)]
-    return [(chosen, cell) for cell in line if cell.key != chosen.key]
-
-
-def step(results: Results, axis: str, a: Cell, b: Cell, cores: float) -> str:
+def step(results: Results, axis: str, a: Cell, b: Cell, against: Comparison, cores: float) -> str:
     """`2 workers beat 1 worker by 31 % (27 to 35 %).`"""
-    against = results.against(a, b)
     if against.outcome == "slower":
         a, b, against = b, a, results.against(b, a)
-    name_a, name_b = phrase(axis, a.settings[axis]), phrase(axis, b.settings[axis])
+    names = phrase(axis, a.settings[axis]), phrase(axis, b.settings[axis])
     if against.outcome == "faster":
-        plural = axis in ("num_workers", "devices", "shards") and a.settings[axis] != 1
-        return f"{capital(name_a)} {'beat' if plural else 'beats'} {name_b}{gain(against)}."
-    used = per_second(results, b, "trainer_cpu_s", "worker_cpu_s") if axis == "num_workers" else None
-    why = f": the {cores:g} cores are full" if used is not None and used > FULL * cores else ""
+        beat = "beat" if AXES[axis].counts and a.settings[axis] != 1 else "beats"
+        value, low, high = against.ratio.value, against.ratio.low or 0.0, against.ratio.high or 0.0
+        gain = f" by {100 * (value - 1):.0f} % ({100 * (low - 1):.0f} to {100 * (high - 1):.0f} %)"
+        if value >= 2:
+            gain = f": {value:.1f} times as fast ({low:.1f} to {high:.1f})"
+        return f"{names[0][0].upper()}{names[0][1:]} {beat} {names[1]}{gain}."
+    full = axis == "num_workers" and per_second(results, b, "trainer_cpu_s", "worker_cpu_s") > FULL * cores
     shown = "there is no difference" if against.outcome == "same" else "no difference could be shown"
-    return f"Between {name_a} and {name_b} {shown} ({reach([against])}){why}."
-
-
-def gain(against: Comparison) -> str:
-    value, low, high = against.ratio.value, against.ratio.low or 0.0, against.ratio.high or 0.0
-    if value >= 2:
-        return f": {value:.1f} times as fast ({low:.1f} to {high:.1f})"
-    return f" by {100 * (value - 1):.0f} % ({100 * (low - 1):.0f} to {100 * (high - 1):.0f} %)"
-
-
-def capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    why = f": the {cores:g} cores are full" if full else ""
+    return f"Between {names[0]} and {names[1]} {shown} ({reach([against])}){why}."

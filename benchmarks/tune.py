@@ -12,14 +12,14 @@ import math
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.grid import Cell, cheaper, phrase
+from feedline.benchmarks.grid import Cell, phrase
 from feedline.benchmarks.measure.intervals import Estimate, estimate
-from feedline.benchmarks.measure.rounds import QUIET_CORES, TRIES, MeasureError, busyness
+from feedline.benchmarks.measure.rounds import QUIET_CORES, TRIES, Measure, MeasureError, busyness
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.surface import Known, surface
 from feedline.pipeline.base.errors import UsageError
@@ -28,7 +28,7 @@ from feedline.profiling.explain.predict import all_predictions
 from feedline.profiling.record.recording import Compute, Costs, Leg, LoaderSeen, Recording, Script, Step
 
 PROMISING = 0.93
-"""Counts of workers foretold within this share of the best are worth a look."""
+"""Counts of workers predicted within this share of the best are worth a look."""
 TIE = 0.01
 """Of settings this close to the best the cheapest is taken."""
 HOPE = 1.5
@@ -36,10 +36,7 @@ HOPE = 1.5
 ENOUGH_WINDOWS = 2
 """Of the setting that is chosen."""
 WORKERS_TRIED = 9
-"""Counts of workers that are looked at, at most, beside those that are foretold to be nearly the best."""
-
-Measure = Callable[[Subject], Window]
-Clock = Callable[[], float]
+"""Counts of workers that are looked at, at most, beside those that are predicted to be nearly the best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +65,21 @@ class TuneConfig:
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise UsageError("--batch-size: give at least one, each at least 1")
 
+    def subject(self, cell: Cell) -> Subject:
+        settings = {**cell.settings, "split": str(self.split), "model": self.model, "image_size": self.image_size,
+                    "device": self.device}  # fmt: skip
+        depth = cell.settings["num_workers"] * cell.settings["prefetch_factor"]
+        return Subject(kind="loader", settings=settings, window_s=self.window_s, warm_up_s=self.warm_up_s,
+                       warm_up_batches=depth + 3, warm_up_most_s=4 * self.window_s, least_batches=3)  # fmt: skip
+
+
+def cell_of(workers: int, batch_size: int, prefetch: int = 2) -> Cell:
+    return Cell(settings={"num_workers": workers, "batch_size": batch_size, "prefetch_factor": prefetch})
+
+
+def phrase_of(cell: Cell) -> str:
+    return ", ".join(phrase(axis, value) for axis, value in cell.settings.items())
+
 
 @dataclass(kw_only=True)
 class Search:
@@ -75,7 +87,7 @@ class Search:
 
     config: TuneConfig
     measure: Measure
-    clock: Clock = time.monotonic
+    clock: Callable[[], float] = time.monotonic
     windows: dict[str, list[Window]] = field(default_factory=dict[str, list[Window]])
     cells: dict[str, Cell] = field(default_factory=dict[str, Cell])
     """Those that have windows."""
@@ -83,94 +95,23 @@ class Search:
     """Settings that cannot be measured, and why."""
     space: dict[str, Cell] = field(default_factory=dict[str, Cell])
     """All that may be tried."""
-    foretold: dict[int, float] = field(default_factory=dict[int, float])
+    predicted: dict[int, float] = field(default_factory=dict[int, float])
     """samples/s by number of workers, of which only the ratios matter."""
-    started: float = field(init=False)
+    started_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.started = self.clock()
-
-    @property
-    def ended(self) -> str:
-        """Why the search ended."""
-        return "the time was over" if self.out_of_time else "no other may be clearly better"
+        self.started_s = self.clock()
 
     @property
     def out_of_time(self) -> bool:
         """One more window, as long as those so far, would go beyond the budget."""
-        spent, count = self.clock() - self.started, sum(map(len, self.windows.values()))
-        return spent + (spent / count if count else 0.0) > self.config.budget_s
+        spent_s, count = self.clock() - self.started_s, sum(map(len, self.windows.values()))
+        return spent_s + (spent_s / count if count else 0.0) > self.config.budget_s
 
-    def rate(self, cell: Cell) -> Estimate:
-        return estimate([window.samples_per_s for window in self.counted(cell)])
-
-    def counted(self, cell: Cell) -> list[Window]:
-        """Its windows beside no more than the usual load; its quietest where there is none."""
-        windows = self.windows[cell.key]
-        return [one for one in windows if busyness(one) <= self.usual_cores] or [min(windows, key=busyness)]
-
-    @property
-    def usual_cores(self) -> float:
-        """What other programs take in the quieter quarter of all windows, and a little more."""
-        seen = sorted(busyness(one) for windows in self.windows.values() for one in windows)
-        return (statistics.quantiles(seen, n=4)[0] if len(seen) > 1 else seen[0]) + QUIET_CORES
-
-    def disturbed(self) -> list[Cell]:
-        """Cells of which nothing is known yet but windows beside a burst."""
-        cells = self.cells.values()
-        return [one for one in cells if len(self.windows[one.key]) < TRIES and not self.is_known(one)]
-
-    def is_known(self, cell: Cell) -> bool:
-        return busyness(self.counted(cell)[0]) <= self.usual_cores
-
-    def known(self) -> dict[str, Known]:
-        """Of every setting, by its key."""
-        cells = list(self.space.values())
-        seen = {
-            number: (math.log(self.rate(cell).value), len(self.counted(cell)))
-            for number, cell in enumerate(cells)
-            if cell.key in self.windows
-        }
-        prior = [math.log(self.foretold.get(cell.settings["num_workers"], 1.0)) for cell in cells]
-        found = surface([cell.settings for cell in cells], prior, seen)
-        return {cell.key: one for cell, one in zip(cells, found, strict=True)}
-
-    def best(self, known: Mapping[str, Known]) -> Cell:
-        return max(self.cells.values(), key=lambda cell: known[cell.key].mean)
-
-    def next(self) -> Cell | None:
-        """What deserves the next window; None when it is clear which setting is the best."""
-        if again := self.disturbed():
-            return again[0]
-        known = self.known()
-        best = self.best(known)
-        hopeful = max(
-            (cell for cell in self.space.values() if cell.key != best.key),
-            key=lambda cell: known[cell.key].mean + HOPE * known[cell.key].deviation,
-            default=best,
-        )
-        hope = known[hopeful.key].mean + HOPE * known[hopeful.key].deviation
-        if hope > known[best.key].mean + TIE:
-            return hopeful
-        return best if len(self.counted(best)) < ENOUGH_WINDOWS else None
-
-    def chosen(self) -> Cell:
-        """The cheapest of those that tie with the best."""
-        known = self.known()
-        found = self.best(known)
-        least = known[found.key].mean - TIE
-        for cell in self.cells.values():
-            if known[cell.key].mean >= least and cheaper(cell, found):
-                found = cell
-        return found
-
-    def run(self, workers: int, batch_size: int, prefetch: int = 2, *, again: bool = False) -> Window | None:
-        """One window, unless the time is over, it was measured already, or it cannot be measured."""
-        cell = Cell(settings={"num_workers": workers, "batch_size": batch_size, "prefetch_factor": prefetch})
-        if self.out_of_time or (cell.key in self.cells and not again):
-            return None
+    def run(self, cell: Cell) -> Window | None:
+        """One window, unless it cannot be measured."""
         try:
-            window = self.measure(self._subject(cell))
+            window = self.measure(self.config.subject(cell))
         except MeasureError as error:
             self.failed[phrase_of(cell)] = str(error)
             for known in (self.space, self.cells, self.windows):
@@ -180,79 +121,97 @@ class Search:
         self.windows.setdefault(cell.key, []).append(window)
         return window
 
-    def _subject(self, cell: Cell) -> Subject:
-        config = self.config
-        settings = {
-            **cell.settings, "split": str(config.split), "model": config.model, "image_size": config.image_size,
-            "device": config.device,
-        }  # fmt: skip
-        depth = int(cell.settings["num_workers"]) * int(cell.settings["prefetch_factor"])
-        return Subject(
-            kind="loader", settings=settings, window_s=config.window_s, warm_up_s=config.warm_up_s,
-            warm_up_batches=depth + 3, warm_up_most_s=4 * config.window_s, least_batches=3,
-        )  # fmt: skip
+    def usual_cores(self) -> float:
+        """What other programs take in the quieter quarter of all windows, and a little more."""
+        seen = [busyness(window) for windows in self.windows.values() for window in windows]
+        return (statistics.quantiles(seen, n=4)[0] if len(seen) > 1 else seen[0]) + QUIET_CORES
+
+    def counted(self, cell: Cell) -> list[Window]:
+        """Its windows beside no more than the usual load; its quietest where there is none."""
+        windows, usual = self.windows[cell.key], self.usual_cores()
+        return [window for window in windows if busyness(window) <= usual] or [min(windows, key=busyness)]
+
+    def rate(self, cell: Cell) -> Estimate:
+        return estimate([window.samples_per_s for window in self.counted(cell)])
+
+    def known(self) -> dict[str, Known]:
+        """Of every setting, by its key."""
+        cells = list(self.space.values())
+        seen = {
+            number: (math.log(self.rate(cell).value), len(self.counted(cell)))
+            for number, cell in enumerate(cells)
+            if cell.key in self.windows
+        }
+        prior = [math.log(self.predicted.get(cell.settings["num_workers"], 1.0)) for cell in cells]
+        known = surface([cell.settings for cell in cells], prior, seen)
+        return {cell.key: one for cell, one in zip(cells, known, strict=True)}
+
+    def next(self) -> Cell | None:
+        """What deserves the next window; None when it is clear which setting is the best."""
+        usual = self.usual_cores()
+        for cell in self.cells.values():  # of which nothing is known yet but windows beside a burst
+            if len(self.windows[cell.key]) < TRIES and busyness(self.counted(cell)[0]) > usual:
+                return cell
+        known = self.known()
+        hopes = {key: one.mean + HOPE * one.deviation for key, one in known.items()}
+        best = max(self.cells, key=lambda key: known[key].mean)
+        hopeful = max((key for key in self.space if key != best), key=lambda key: hopes[key], default=best)
+        if hopes[hopeful] > known[best].mean + TIE:
+            return self.space[hopeful]
+        return self.cells[best] if len(self.counted(self.cells[best])) < ENOUGH_WINDOWS else None
+
+    def chosen(self) -> Cell:
+        """The cheapest of those that tie with the best."""
+        known = self.known()
+        best = max(self.cells, key=lambda key: known[key].mean)
+        tied = [cell for key, cell in self.cells.items() if known[key].mean >= known[best].mean - TIE]
+        return min([self.cells[best], *tied], key=lambda cell: cell.cost)
 
 
-def tune(config: TuneConfig, measure: Measure, clock: Clock = time.monotonic) -> dict[str, Any]:
+def tune(config: TuneConfig, measure: Measure, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
     """The record of `feedline tune`: best, tried, and how each came about. Raises MeasureError when nothing runs."""
     search = Search(config=config, measure=measure, clock=clock)
-    inline, one = None, None
-    for batch in in_turn(config.batch_sizes):
-        inline, one = search.run(0, batch), search.run(1, batch)
-        if search.cells:
+    sizes = config.batch_sizes
+    first = sizes[len(sizes) // 2]
+    for size in [first, *sorted(size for size in sizes if size != first)]:  # smaller ones take less memory
+        inline = search.run(cell_of(0, size))
+        one = None if search.out_of_time else search.run(cell_of(1, size))
+        if inline is not None and one is not None:
+            search.predicted = predicted(config, inline, one)
+        if search.cells or search.out_of_time:
             break
-    else:
+    if not search.cells:
         raise MeasureError(next(iter(search.failed.values())))
-    search.foretold = predicted(config, inline, one)
-    space = {cell.key: cell for cell in settings_of(config, search.foretold)} | search.cells
-    search.space = {key: cell for key, cell in space.items() if phrase_of(cell) not in search.failed}
+    tried = list(search.cells.values())
+    space = [cell_of(workers, size, prefetch) for workers in counts_of_workers(config.most_workers, search.predicted)
+             for size in sizes for prefetch in ((2, 4) if workers else (2,))]  # fmt: skip
+    search.space = {cell.key: cell for cell in [*space, *tried] if phrase_of(cell) not in search.failed}
     while not search.out_of_time and (cell := search.next()) is not None:
-        settings = cell.settings
-        search.run(settings["num_workers"], settings["batch_size"], settings["prefetch_factor"], again=True)
+        search.run(cell)
     return record(search)
 
 
-def in_turn(batch_sizes: Sequence[int]) -> list[int]:
-    """The one in the middle first, then the smaller ones, which take less memory."""
-    middle = batch_sizes[len(batch_sizes) // 2]
-    return [middle, *sorted(size for size in batch_sizes if size != middle)]
-
-
-def settings_of(config: TuneConfig, foretold: Mapping[int, float]) -> list[Cell]:
-    """What may be tried: a few counts of workers, every batch size, shallow and deep queues."""
-    return [
-        Cell(settings={"num_workers": workers, "batch_size": batch, "prefetch_factor": prefetch})
-        for workers in counts_of_workers(config.most_workers, foretold)
-        for batch in config.batch_sizes
-        for prefetch in ((2, 4) if workers else (2,))
-    ]
-
-
-def counts_of_workers(most: int, foretold: Mapping[int, float]) -> list[int]:
-    """None, all, some in between at equal ratios, and the fewest that are foretold to be nearly the best."""
+def counts_of_workers(most: int, predicted: Mapping[int, float]) -> list[int]:
+    """None, all, some in between at equal ratios, and the fewest that are predicted to be nearly the best."""
     spread = {round((most + 1) ** (step / (WORKERS_TRIED - 1))) - 1 for step in range(WORKERS_TRIED)}
-    near = promising(foretold)
-    return sorted({*range(min(most, 4) + 1), *spread, *near})
+    return sorted({*range(min(most, 4) + 1), *spread, *promising(predicted)})
 
 
-def predicted(config: TuneConfig, inline: Window | None, one: Window | None) -> dict[int, float]:
-    """samples/s by number of workers, from a window without workers and one with one worker."""
-    if inline is None or one is None:
-        return {}
-    others = all_predictions(as_recording(config, inline, one), workers=range(2, config.most_workers + 1))
-    rates = {p.settings["num_workers"]: p.samples_per_s for p in others if p.settings.keys() == {"num_workers"}}
-    asked = {workers: rates[workers] for workers in range(2, config.most_workers + 1)}
-    return {0: inline.samples_per_s, 1: one.samples_per_s} | asked
+def promising(predicted: Mapping[int, float], most: int = 3) -> list[int]:
+    """The fewest workers that are predicted to be nearly the best, and their neighbours."""
+    rates = {workers: rate for workers, rate in predicted.items() if workers}
+    near = [workers for workers, rate in sorted(rates.items()) if rate >= PROMISING * max(rates.values())]
+    return sorted({*near[:most], *(w for w in (near[0] - 1, near[0] + 1) if w in rates)}) if near else []
 
 
-def as_recording(config: TuneConfig, inline: Window, one: Window) -> Recording:
-    """The window with one worker, as a profile of it would be; the one without, less its wait, is the ceiling."""
+def predicted(config: TuneConfig, inline: Window, one: Window) -> dict[int, float]:
+    """samples/s by number of workers, from a window without workers and one with one worker: that one as a profile of
+    it would be; the one without, less its wait, is the ceiling."""
     worker_cpu_s, step_s = one.worker_cpu_s / one.samples, (inline.seconds - inline.wait_s) / inline.samples
     # A worker that never waited shows its wall time per sample; one that did, only its CPU time.
     worked_all_along = one.worker_cpu_s > 0.9 * one.seconds or one.wait_s > 0.2 * one.seconds
-    trainer_cpu_s = max(0.0, inline.trainer_cpu_s / inline.samples - worker_cpu_s)
     step = Step(start_s=0.0, wait_s=one.wait_s, duration_s=one.samples / one.samples_per_s, samples=one.samples)
-    return Recording(
+    recording = Recording(
         script=Script(argv=["feedline", "tune"]),
         host={"cores": config.cores},
         loaders=[LoaderSeen(id=0, kind="feedline", num_workers=1)],
@@ -261,67 +220,47 @@ def as_recording(config: TuneConfig, inline: Window, one: Window) -> Recording:
         costs=Costs(
             worker_cpu_s=worker_cpu_s,
             worker_wall_s=one.seconds / one.samples if worked_all_along else worker_cpu_s,
-            trainer_cpu_s=trainer_cpu_s,
+            trainer_cpu_s=max(0.0, inline.trainer_cpu_s / inline.samples - worker_cpu_s),
         ),
         legs=[Leg(name="cached", samples_per_s=[1 / max(1e-9, step_s)])],
     )
-
-
-def promising(foretold: Mapping[int, float], most: int = 3) -> list[int]:
-    """The fewest workers that are predicted to be nearly the best, and their neighbours upwards."""
-    some = {workers: rate for workers, rate in foretold.items() if workers}
-    if not some:
-        return []
-    top = max(some.values())
-    near = [workers for workers, rate in sorted(some.items()) if rate >= PROMISING * top]
-    return sorted({*near[:most], *[w for w in (near[0] - 1, near[0] + 1) if w in some]})
+    counts = range(2, config.most_workers + 1)
+    offered = all_predictions(recording, workers=counts)
+    rates = {p.settings["num_workers"]: p.samples_per_s for p in offered if p.settings.keys() == {"num_workers"}}
+    return {0: inline.samples_per_s, 1: one.samples_per_s, **{workers: rates[workers] for workers in counts}}
 
 
 def record(search: Search) -> dict[str, Any]:
+    def figures(cell: Cell) -> dict[str, Any]:
+        return {**cell.settings, **search.rate(cell).record()}
+
     chosen = search.chosen()
     tried = sorted(search.cells.values(), key=lambda cell: -search.rate(cell).value)
+    rate, top = search.rate(chosen).value, search.rate(tried[0]).value
+    more = "" if chosen.key == tried[0].key else f" ({phrase_of(tried[0])} gave {top:,.0f}: no more to speak of)"
+    ended = "the time was over" if search.out_of_time else "no other may be clearly better"
+    failed = "".join(f" {name} could not be measured: {why}." for name, why in search.failed.items())
+    statement = f"{phrase_of(chosen)}: {rate:,.0f} samples/s{more}, of {len(tried)} settings tried; {ended}.{failed}"
     return {
-        "best": {**chosen.settings, **_figures(search.rate(chosen))},
-        "tried": [{**cell.settings, **_figures(search.rate(cell))} for cell in tried],
-        "predicted_by_workers": {str(workers): rate for workers, rate in search.foretold.items() if workers},
-        "seconds_used": search.clock() - search.started,
+        "best": figures(chosen),
+        "tried": [figures(cell) for cell in tried],
+        "predicted_by_workers": {str(workers): rate for workers, rate in search.predicted.items() if workers},
+        "seconds_used": search.clock() - search.started_s,
         "failed": search.failed,
-        "statement": statement(search, chosen, tried),
+        "statement": statement,
         "model": search.config.model,
         "image_size": search.config.image_size,
     }
 
 
-def _figures(rate: Estimate) -> dict[str, Any]:
-    return {"samples_per_s": rate.value, "low": rate.low, "high": rate.high, "n": rate.n}
-
-
-def statement(search: Search, chosen: Cell, tried: Sequence[Cell]) -> str:
-    words = phrase_of(chosen)
-    rate, top = search.rate(chosen), search.rate(tried[0])
-    more = (
-        "" if chosen.key == tried[0].key else f" ({phrase_of(tried[0])} gave {top.value:,.0f}: no more to speak of)"
-    )
-    failed = "".join(f" {name} could not be measured: {why}." for name, why in search.failed.items())
-    return f"{words}: {rate.value:,.0f} samples/s{more}, of {len(tried)} settings tried; {search.ended}.{failed}"
-
-
-def phrase_of(cell: Cell) -> str:
-    return ", ".join(phrase(axis, value) for axis, value in cell.settings.items())
-
-
 def write_config(path: Path, found: dict[str, Any], split: Path) -> None:
     """For `feedline train --config`: {"options": {name: value}}, and the same as a command line."""
-    best = found["best"]
-    options = {
-        "model": found["model"], "image_size": found["image_size"], "num_workers": best["num_workers"],
-        "prefetch_factor": best["prefetch_factor"], "batch_size": best["batch_size"],
-    }  # fmt: skip
-    dataset = split.parent
+    options = {name: found[name] for name in ("model", "image_size")}
+    options |= {name: found["best"][name] for name in ("num_workers", "prefetch_factor", "batch_size")}
+    dataset = str(split.parent)
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    command = shlex.join(["feedline", "train", str(dataset), *words])
-    said = {"dataset": str(dataset), "options": options, "command": command}
+    written = {"dataset": dataset, "options": options, "command": shlex.join(["feedline", "train", dataset, *words])}
     try:
-        write_as_asked(path, (json.dumps(said, indent=1) + "\n").encode())
+        write_as_asked(path, (json.dumps(written, indent=1) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error

@@ -9,11 +9,13 @@ The result is a list of plain `Trial`s for `profiling.explain.predict`. Costs ab
 """
 
 import io
+import math
 import statistics
+import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from feedline.benchmarks.what_if_forms import Form, is_usable, prepare_form, samples_of
 from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.files import write_atomically
+from feedline.pipeline.format import manifest as shards
+from feedline.pipeline.format import shard_tar
 from feedline.preprocess.fingerprint import fingerprint
-from feedline.preprocess.picture import Output
+from feedline.preprocess.picture import BadImage, Kernel, Output, Prepared
 from feedline.profiling.record.recording import Recording, Trial
 
 FORMS = (
@@ -34,7 +38,10 @@ FORMS = (
     Output(codec="planes", size_px=256),
     Output(codec="raw", size_px=64, resize="square"),
 )
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
+PSNR_SAMPLES = 24
+PASSES_S = 0.1
+"""Loading is timed over whole passes, as many as fill this: one over small raw samples is too short for the clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,68 +75,148 @@ def why_none(recording: Recording) -> str:
 def image_size(recording: Recording) -> int | None:
     """Side of the images in the training loader's batches, NCHW or NHWC."""
     loader = recording.train_loader
-    shapes = [shape for shape in (loader.batch_shapes if loader else []) if len(shape) == 4]
-    if not shapes:
+    shape = next((shape for shape in (loader.batch_shapes if loader else []) if len(shape) == 4), None)
+    if shape is None:
         return None
-    _, first, middle, last = shapes[0]
+    _, first, middle, last = shape
     return middle if first in (1, 3) else min(first, middle) if last in (1, 3) else None
 
 
-def trials(paths: Sequence[str | Path], config: WhatIfConfig | None = None) -> list[Trial]:
+def trials(paths: Sequence[str | Path], config: WhatIfConfig) -> list[Trial]:
     """One trial per form and loader. Files that are no images (nor tars of images) are passed over."""
-    config = config or WhatIfConfig()
     originals = [data for data in samples_of(paths, config.samples) if is_usable(data)]
     if not originals:
         return []
-    with tempfile.TemporaryDirectory(prefix="feedline-whatif-") as folder:
+    with tempfile.TemporaryDirectory(prefix="feedline-whatif-") as folder, ExitStack() as stack:
         forms = [prepare_form(originals, form, Path(folder)) for form in config.forms]
-        with ExitStack() as stack:
-            loads = [load for form in forms for load in _loaders(form, config, stack)]
-            costs = _rounds(loads, config.rounds)
-    return [_trial(load, costs[index]) for index, load in enumerate(loads) if costs[index]]
+        ways = [way for form in forms for way in ways_to_load(form, config, stack)]
+        costs: list[list[float] | None] = [[] for _ in ways]
+        for turn in range(config.rounds + 1):
+            for number, (_, _, load) in enumerate(ways):
+                known = costs[number]
+                if known is None:
+                    continue
+                try:
+                    cost = cpu_s_per_sample(load)
+                except FeedlineError:  # it cannot be loaded in this way
+                    costs[number] = None
+                else:
+                    known += [cost] if turn else []  # the first one warms up
+    return [trial(form, who, known) for (form, who, _), known in zip(ways, costs, strict=True) if known]
+
+
+# --- the samples --------------------------------------------------------------------------------------
+
+
+def samples_of(paths: Sequence[str | Path], most: int) -> Iterator[bytes]:
+    """The bytes of up to `most` images, from image files and from tars, evenly over the paths."""
+    files = [Path(path) for path in dict.fromkeys(map(str, paths))]
+    images = [path for path in files if path.suffix.lower() in IMAGES]
+    for path in images[:: max(1, len(images) // most)][:most]:
+        with suppress(OSError):  # gone since the script ran
+            yield path.read_bytes()
+    tars = [path for path in files if path.suffix.lower() == ".tar"] if not images else []
+    for path in tars:
+        yield from members_of(path, -(-most // len(tars)))
+
+
+def members_of(path: Path, most: int) -> Iterator[bytes]:
+    """The first images of a tar, as far as it can be read."""
+    with suppress(OSError, tarfile.TarError), tarfile.open(path, "r|") as archive:
+        for member in archive:
+            if member.isfile() and member.name.lower().endswith(IMAGES):
+                file = archive.extractfile(member)
+                yield file.read() if file else b""
+                most -= 1
+            if most <= 0:
+                return
+
+
+def is_usable(data: bytes) -> bool:
+    try:
+        Kernel((Output(codec="jpeg", size_px=64),))(data)
+    except BadImage:
+        return False
+    return True
+
+
+# --- preparing ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """One form of all samples, in memory and as a split on disk."""
+
+    output: Output
+    members: list[Prepared]
+    split: Path
+    prepare_cpu_s: float
+    psnr_db: float | None
+
+
+def prepare_form(originals: Sequence[bytes], output: Output, folder: Path) -> Form:
+    """With the real kernel; `folder/NAME/train` is a whole small dataset in the real format, of one shard."""
+    kernel = Kernel((output,))
+    started_s = time.thread_time()
+    members = [kernel(data)[0] for data in originals]
+    cpu_s = (time.thread_time() - started_s) / len(originals)
+    split = folder / output.name / "train"
+    split.mkdir(parents=True)
+    name = shard_tar.shard_name("train", 0)
+    with (split / name).open("wb") as file, shard_tar.ShardWriter(file, 0) as writer:
+        for number, one in enumerate(members):
+            writer.add(f"{number:06d}", one.data, one.extension, label=0, width=one.width, height=one.height)
+    count = len(members)
+    info = shards.ShardInfo(name=name, samples=count, planned_samples=count, bytes=writer.bytes, sha256=writer.sha256)
+    write_atomically(split / shards.INDEX, shards.index_bytes(writer.rows))
+    manifest = shards.Manifest(
+        split="train", samples=count, classes=[{"name": "all"}], shards=[info], settings=output.settings(), seed=0,
+        plan_hash="0" * 64,
+    )  # fmt: skip
+    write_atomically(split / shards.MANIFEST, manifest.to_json().encode())
+    psnr_db = psnr(originals, members, output) if output.form.lossy else None
+    return Form(output=output, members=members, split=split, prepare_cpu_s=cpu_s, psnr_db=psnr_db)
+
+
+def psnr(originals: Sequence[bytes], members: Sequence[Prepared], output: Output) -> float | None:
+    """Median over some of the samples: how far the stored pixels are from the resized ones, dB."""
+    exact = Kernel((replace(output, codec="raw"),))
+    found: list[float] = []
+    for data, member in list(zip(originals, members, strict=True))[:PSNR_SAMPLES]:
+        wanted = np.load(io.BytesIO(exact(data)[0].data))
+        stored = output.form.pixels(member.data)[: wanted.shape[0], : wanted.shape[1]]
+        error = float(np.mean((wanted[: stored.shape[0], : stored.shape[1]].astype(float) - stored) ** 2))
+        if error > 0:
+            found.append(10 * math.log10(255**2 / error))
+    return statistics.median(found) if found else None
 
 
 # --- loading ------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """One way to load one form: calling `run` loads every sample once."""
-
-    form: Form
-    loader: str
-    run: Callable[[], int]
-    """Returns how many samples were loaded."""
+Load = Callable[[], int]
+"""Loads every sample once; says how many these were."""
 
 
-def _loaders(form: Form, config: WhatIfConfig, stack: ExitStack) -> list[Load]:
-    loads = [Load(form=form, loader="feedline", run=_with_feedline(form, config.image_size_px, stack))]
-    transform = usual_transform(config.image_size_px) if config.script_loader else None
-    if transform is not None and form.output.codec != "planes":
-        loads.append(Load(form=form, loader="script", run=_with_pil(form, transform)))
-    return loads
-
-
-def _with_feedline(form: Form, size_px: int, stack: ExitStack) -> Callable[[], int]:
-    """Epochs of the real loader in this process; `stack` closes it. A form it cannot read fails in the call."""
+def ways_to_load(form: Form, config: WhatIfConfig, stack: ExitStack) -> Iterator[tuple[Form, str, Load]]:
+    """With feedline's loader in this process, which `stack` closes, and as the script would. What cannot be loaded
+    fails in the call."""
     from feedline.pipeline.loader import Loader
 
-    loader = Loader(form.split, batch_size=min(32, len(form.members)), image_size=size_px, num_workers=0, seed=1)
+    batch_size = min(32, len(form.members))
+    loader = Loader(form.split, batch_size=batch_size, image_size=config.image_size_px, num_workers=0, seed=1)
     stack.callback(loader.close)
-    return lambda: sum(len(labels_N) for _, labels_N in loader)
+    yield form, "feedline", lambda: sum(len(labels_N) for _, labels_N in loader)
+    transform = usual_transform(config.image_size_px) if config.script_loader else None
+    if transform is not None and (form.output.form.image_file or not form.output.form.lossy):
+        yield form, "script", lambda: with_pil(form.members, transform)
 
 
-def _with_pil(form: Form, transform: Callable[[Image.Image], Any]) -> Callable[[], int]:
-    def run() -> int:
-        for member in form.members:
-            if member.extension == "npy":
-                image = Image.fromarray(np.load(io.BytesIO(member.data)))
-            else:
-                image = Image.open(io.BytesIO(member.data)).convert("RGB")
-            transform(image)
-        return len(form.members)
-
-    return run
+def with_pil(members: Sequence[Prepared], transform: Callable[[Image.Image], Any]) -> int:
+    for member in members:
+        file = io.BytesIO(member.data)
+        pixels = member.extension == "npy"
+        transform(Image.fromarray(np.load(file)) if pixels else Image.open(file).convert("RGB"))
+    return len(members)
 
 
 def usual_transform(size_px: int) -> Callable[[Image.Image], Any] | None:
@@ -138,60 +225,31 @@ def usual_transform(size_px: int) -> Callable[[Image.Image], Any] | None:
         from torchvision import transforms
     except ImportError:
         return None
-    return transforms.Compose(
-        [
-            transforms.RandomResizedCrop(size_px),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
+    normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    steps = [transforms.RandomResizedCrop(size_px), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    return transforms.Compose([*steps, normalize])
 
 
-# --- timing -------------------------------------------------------------------------------------------
-
-
-def _rounds(loads: Sequence[Load], rounds: int) -> list[list[float]]:
-    """CPU seconds per sample, by load and round; [] for a load that cannot be done. One warm-up round is left out."""
-    costs: list[list[float]] = [[] for _ in loads]
-    impossible: set[int] = set()
-    for turn in range(rounds + 1):
-        for index, load in enumerate(loads):
-            if index in impossible:
-                continue
-            try:
-                cost = _cpu_s_per_sample(load)
-            except FeedlineError:
-                impossible.add(index)
-                costs[index] = []
-                continue
-            if turn:
-                costs[index].append(cost)
-    return costs
-
-
-def _cpu_s_per_sample(load: Load, least_s: float = 0.1) -> float:
-    """Over whole passes, as many as fill `least_s`: a pass over small raw samples is too short for the clock."""
-    samples, started = 0, time.process_time()
+def cpu_s_per_sample(load: Load) -> float:
+    samples, started_s = 0, time.process_time()
     while True:
-        samples += load.run()
-        seconds = time.process_time() - started
-        if seconds >= least_s or not samples:
+        samples += load()
+        seconds = time.process_time() - started_s
+        if seconds >= PASSES_S or not samples:
             return seconds / max(samples, 1)
 
 
-def _trial(load: Load, costs: Sequence[float]) -> Trial:
-    form, output = load.form, load.form.output
-    kept = output.codec == "keep"
+def trial(form: Form, loader: str, costs: Sequence[float]) -> Trial:
+    output, kept = form.output, not form.output.form.sized
     return Trial(
         codec="as-is" if kept else output.codec,
         size_px=None if kept else output.size_px,
         samples=len(form.members),
-        bytes_per_sample=form.bytes_per_sample,
+        bytes_per_sample=sum(len(member.data) for member in form.members) / len(form.members),
         load_cpu_s_per_sample=statistics.median(costs),
         load_cpu_s_spread=statistics.stdev(costs) if len(costs) > 1 else None,
         prepare_cpu_s_per_sample=None if kept else form.prepare_cpu_s,
         psnr_db=form.psnr_db,
-        loader=load.loader,
-        note=f"encoder {fingerprint((output,)).encoder[:12]}" if output.codec == "jpeg" else "",
+        loader=loader,
+        note=f"encoder {fingerprint((output,)).encoder[:12]}" if output.form.has_quality else "",
     )

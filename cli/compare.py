@@ -49,21 +49,20 @@ def compare(
     from feedline.benchmarks.commands import check_work
     from feedline.benchmarks.compare import CompareConfig
     from feedline.benchmarks.compare import run as measure_all
-    from feedline.benchmarks.compare_page import compare_page
-    from feedline.benchmarks.grid import Grid, parse_values
-    from feedline.benchmarks.measure.ranks import check_devices
-    from feedline.benchmarks.measure.rounds import Bench
+    from feedline.benchmarks.grid import Grid
+    from feedline.benchmarks.measure.rounds import Bench, check_devices
+    from feedline.benchmarks.pages import compare_page
     from feedline.benchmarks.statement import record_of
     from feedline.benchmarks.variants import splits_of
 
-    kinds = {
-        "num_workers": (num_workers, int), "prefetch_factor": (prefetch_factor, int), "batch_size": (batch_size, int),
-        "image_size": (image_size, int), "pin_memory": (pin_memory, bool), "codec": (codec, str),
-        "size": (size, int), "quality": (quality, int), "shard_size": (shard_size, str), "shards": (shards, int),
-        "model": (model, str), "devices": (devices, int),
-    }  # fmt: skip
-    axes = {name: parse_values(text, kind) for name, (text, kind) in kinds.items() if text is not None}
-    grid = Grid(axes=axes)
+    grid = Grid.parse(
+        {
+            "num_workers": num_workers, "prefetch_factor": prefetch_factor, "batch_size": batch_size,
+            "image_size": image_size, "pin_memory": pin_memory, "codec": codec, "size": size, "quality": quality,
+            "shard_size": shard_size, "shards": shards, "model": model, "devices": devices,
+        }
+    )  # fmt: skip
+    axes = grid.axes
     with progress("compare", "windows") as advance:
         device = check_devices(axes.get("devices", [1]), device, axes.get("model", []), axes.get("pin_memory", []))
         check_work(work)

@@ -1,9 +1,8 @@
 """`feedline demo`: the whole story on a synthetic ImageNet; ends with the ladder and one report."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +11,7 @@ from feedline.cli.ladder import show_ladder
 from feedline.cli.options import command
 
 if TYPE_CHECKING:
-    from feedline.benchmarks.commands import Done
+    from feedline.benchmarks.commands import Done, Step
     from feedline.benchmarks.demo import Chapter
 
 OutFolder = Annotated[Path, typer.Option(help="Where everything goes; a second run reuses what is valid.")]
@@ -29,31 +28,30 @@ def demo(
 
     Example: feedline demo --out demo-out
     """
-    from feedline.benchmarks.demo import StoryConfig, tell
-    from feedline.benchmarks.demo_page import story_page
+    from feedline.benchmarks.demo import QUICK, DemoConfig, demo_page, run_steps
     from feedline.profiling.render.html import document
 
     started = time.monotonic()
-    base = StoryConfig.quick(out=out) if quick else StoryConfig(out=out)
-    story = tell(base if images is None else replace(base, images=images), _begin, _end)
-    report = out / "report.html"
-    write(report, document(story_page(story)))
+    settings: dict[str, Any] = {**(QUICK if quick else {}), **({} if images is None else {"images": images})}
+    results = run_steps(DemoConfig(out=out, **settings), _begin, _end)
+    report, result = out / "report.html", results["ladder"].record
+    write(report, document(demo_page(results)))
     console.rule("The ladder", align="left", style="dim")
-    show_ladder(story.record("ladder"))
+    show_ladder(result)
     console.print(f"\nall of it in {time.monotonic() - started:.0f} s\nreport: {report.resolve()}")
-    steps = {name: {"seconds": done.seconds, "reused": done.reused} for name, done in story.done.items()}
-    record.write({"ladder": story.record("ladder"), "report": str(report), "steps": steps})
+    steps = {name: {"seconds": done.seconds, "reused": done.reused} for name, done in results.items()}
+    record.write({"ladder": result, "report": str(report), "steps": steps})
 
 
-def _begin(number: int, count: int, chapter: "Chapter") -> None:
+def _begin(number: int, count: int, chapter: "Chapter", step: "Step") -> None:
     console.print()
     console.rule(f"{number}/{count}  {chapter.title}", align="left", style="dim")
-    console.print(f"$ {chapter.step.shown}", style="dim")
+    console.print(f"$ {step.shown}", style="dim")
 
 
 def _end(chapter: "Chapter", done: "Done") -> None:
-    from feedline.benchmarks.demo_page import training_function
+    from feedline.benchmarks.demo import training_function
 
-    if chapter.keep_text:
+    if done.text:
         console.print(training_function(done.text))
     console.print("kept from an earlier run" if done.reused else f"{done.seconds:.0f} s", style="dim")

@@ -10,7 +10,7 @@ from feedline.cli.common import HtmlFile, Record, console, progress, show, stder
 from feedline.cli.options import Settings, command, fields
 
 OPTIONS = fields(
-    "benchmarks.ladder_run.AscentConfig",
+    "benchmarks.ladder.LadderConfig",
     *("source", "work", "profiled", "prepared", "num_workers", "size_px", "rounds", "window_s"),
     num_workers={"min": 1},
     size_px={"flags": ("--size",), "min": 16},
@@ -32,9 +32,9 @@ def ladder(
 
     Example: feedline ladder /data/photos train.py --data /data/photos --epochs 1
     """
-    from feedline.benchmarks.ladder_run import AscentConfig, ascend
+    from feedline.benchmarks.ladder import LadderConfig, ascend
 
-    config = AscentConfig(argv=script or [], **options)
+    config = LadderConfig(argv=script or [], **options)
     with progress("ladder", "windows") as advance:
         result = ascend(config, stderr.print, advance)
     show_ladder(result, html)
@@ -43,8 +43,8 @@ def ladder(
 
 def show_ladder(record: Mapping[str, Any], html: Path | None = None) -> None:
     """The rungs as a table and the sentence they make."""
-    from feedline.benchmarks.ladder_page import ladder_section, story
+    from feedline.benchmarks.pages import ladder_section, ladder_story
     from feedline.profiling.render.sections import Page
 
     show(Page(title="The ladder", sections=[ladder_section(record)]), html)
-    console.print(f"\n{story(record)}")
+    console.print(f"\n{ladder_story(record)}")

@@ -57,10 +57,10 @@ def plan(
     given = {"load_cpu_s": (load_us, 1e-6), "sample_bytes": (sample_kb, 1e3), "prepare_cpu_s": (prepare_ms, 1e-3)}
     costs: Settings = {}
     if dataset is not None:
-        from feedline.benchmarks.sample_cost import measure_costs
+        from feedline.benchmarks.plan import measure_costs
 
-        costs = asdict(measure_costs(dataset, image_size))
-        stderr.print(f"costs measured on {costs.pop('split')}")
+        split, costs = measure_costs(dataset, image_size)
+        stderr.print(f"costs measured on {split}")
     elif load_us is None or sample_kb is None:
         raise UsageError("no costs to plan with: name a prepared dataset, or give both --load-us and --sample-kb")
     costs |= {name: value * unit for name, (value, unit) in given.items() if value is not None}

@@ -34,19 +34,14 @@ def tune(
 
     Example: feedline tune OUT --model mobilenet_v2 && feedline train OUT --config tuned.json
     """
-    from feedline.benchmarks.measure.ranks import check_devices
-    from feedline.benchmarks.measure.rounds import Bench
+    from feedline.benchmarks.measure.rounds import Bench, check_devices
+    from feedline.benchmarks.pages import tune_page
     from feedline.benchmarks.tune import TuneConfig, write_config
     from feedline.benchmarks.tune import tune as search
-    from feedline.benchmarks.tune_page import tune_page
-    from feedline.pipeline.base.errors import DatasetError
+    from feedline.benchmarks.variants import find_train
     from feedline.pipeline.base.process import usable_cores
-    from feedline.pipeline.format.manifest import prepared_splits, read_manifest
 
-    splits = prepared_splits(dataset)
-    split = next((split for split in splits if read_manifest(split).split == "train"), None)
-    if split is None:
-        raise DatasetError(f"{dataset} has no prepared train split: run `feedline prepare` first")
+    split = find_train(dataset)
     options["device"] = check_devices([1], options["device"], [options["model"]])
     cores, done = usable_cores(), count(1)
     config = TuneConfig(split=split, cores=cores, most_workers=min(16, 2 * cores), **options)

@@ -4,28 +4,50 @@
 
 `tests/profiling/scripts/planted.py` trains on small pictures with one cost planted in one place: it burns 3 ms, or
 sleeps as long. Each case runs under `profiling.profile_run`, in turn; found is the stage's busy wall time per
-sample. The
-truth is what the part with the plant took by the script's own clock: a sleep ends late on busy cores, and the part
-has work of its own. What profiling cost is kept from every run. Writes results/attribution.json.
+sample. The truth is what the part with the plant took by the script's own clock: a sleep ends late on busy cores, and
+the part has work of its own. What profiling cost is kept from every run. Writes results/attribution.json.
 """
 
-import argparse
 import json
 import os
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from feedline.pipeline.base.files import write_atomically
+from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, write
 from feedline.profiling.profile_run import StudyConfig, study
-from feedline.profiling.record.host import describe_host
-from feedline.profiling.record.recording import Recording
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tests" / "profiling" / "scripts" / "planted.py"
-CASES = {"decode": "decode", "read": "read", "transform": "transform", "collate": "collate"}
-"""Plant -> the stage it belongs to."""
+STAGES = ("decode", "read", "transform", "collate")
+"""What is planted, and the stage it belongs to."""
 WARM_UP_S = 1.5
+
+
+def main() -> None:
+    given = options(__doc__, "attribution.json", cost_ms=3.0, seconds=12.0, repeats=3)
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        make_pictures(Path(folder))
+        cells = {stage: partial(run, stage, folder, given.cost_ms, given.seconds) for stage in STAGES}
+        by_round = in_rounds(cells, given.repeats)
+    costs = [one["overhead"] for runs in by_round for one in runs.values()]
+    cases = {stage: summary(stage, column(by_round, stage)) for stage in STAGES}
+    overhead = {"median": statistics.median(costs), "worst": max(costs), "n": len(costs)}
+    figures = {
+        "load_average": [load_before, os.getloadavg()[0]],
+        "warm_up": "as the profiler's rule: see its recordings",
+        "baseline": "the same part by the script's own clock, in the same run",
+        "planted_ms": given.cost_ms,
+        "cases": cases,
+        "overhead_fraction": overhead,
+    }
+    write(given.out, figures)
+    rows = [(stage, f"{case['error_median']:+.1%}", f"{case['error_worst']:+.1%}", case["top_stage_right"])
+            for stage, case in cases.items()]  # fmt: skip
+    show(("stage", "error", "worst", f"right of {given.repeats}"), rows)
+    print(f"overhead {overhead}")
 
 
 def make_pictures(folder: Path) -> None:
@@ -37,27 +59,28 @@ def make_pictures(folder: Path) -> None:
         Image.fromarray(np.roll(pixels, number, 0)).resize((96, 96)).save(folder / f"{number}.jpg", quality=90)
 
 
-def per_sample_ms(recording: Recording) -> dict[str, float]:
-    """Busy wall time of the workers' stages, per sample they prepared."""
+def run(stage: str, pictures: str, cost_ms: float, seconds: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as clock:
+        argv = [str(SCRIPT), stage, pictures, "--cost-ms", str(cost_ms), "--samples", "1000000", "--clock", clock]
+        recording = study(StudyConfig(argv=argv, seconds=seconds)).recording
+        took_ms = own_clock_ms(Path(clock), stage)
     samples = sum(worker.samples for worker in recording.workers)
-    stages = {name for worker in recording.workers for name in worker.stages}
+    names = {name for worker in recording.workers for name in worker.stages}
+    found_ms = {
+        name: 1e3 * sum(worker.stages.get(name, 0.0) for worker in recording.workers) / samples for name in names
+    }
     return {
-        name: 1e3 * sum(worker.stages.get(name, 0.0) for worker in recording.workers) / samples
-        for name in stages
-        if samples
+        "took_ms": took_ms,
+        "found_ms": found_ms[stage],
+        "top_stage": max(found_ms.keys() - {"idle", "other"}, key=lambda name: found_ms[name]),
+        "rest_fraction": found_ms.get("other", 0.0) / sum(found_ms.values()),
+        "ticks": sum(worker.ticks for worker in recording.workers),
+        "overhead": recording.overhead.fraction or 0.0,
     }
 
 
-def run(plant: str, pictures: Path, cost_ms: float, seconds: float) -> tuple[Recording, float]:
-    """The recording, and milliseconds per sample that the part with the plant took."""
-    with tempfile.TemporaryDirectory() as clock:
-        argv = [str(SCRIPT), plant, str(pictures), "--cost-ms", str(cost_ms), "--samples", "1000000"]
-        recording = study(StudyConfig(argv=[*argv, "--clock", clock], seconds=seconds)).recording
-        return recording, took_ms(Path(clock), CASES[plant])
-
-
-def took_ms(clock: Path, part: str) -> float:
-    """By the script's own clock, after its first seconds, over all workers."""
+def own_clock_ms(clock: Path, part: str) -> float:
+    """Per sample by the script's own clock, after its first seconds, over all workers."""
     spent_s, samples = 0.0, 0
     for path in clock.iterdir():
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -67,38 +90,11 @@ def took_ms(clock: Path, part: str) -> float:
     return 1e3 * spent_s / samples
 
 
-def measure(pictures: Path, cost_ms: float, seconds: float, repeats: int) -> dict[str, Any]:
-    found: dict[str, list[dict[str, Any]]] = {plant: [] for plant in CASES}
-    overheads: list[float] = []
-    for repeat in range(repeats):
-        for plant, stage in CASES.items():
-            recording, truth_ms = run(plant, pictures, cost_ms, seconds)
-            stages = per_sample_ms(recording)
-            busy = {name: value for name, value in stages.items() if name not in ("idle", "other")}
-            found[plant].append(
-                {
-                    "took_ms": truth_ms,
-                    "found_ms": stages[stage],
-                    "top_stage": max(busy, key=lambda name: busy[name]),
-                    "rest_fraction": stages.get("other", 0.0) / sum(stages.values()),
-                    "ticks": sum(worker.ticks for worker in recording.workers),
-                }
-            )
-            overheads += [recording.overhead.fraction or 0.0]
-            told = f"planted {cost_ms:g} ms, took {truth_ms:.2f} ms, found {stages[stage]:.2f} ms"
-            print(f"{repeat + 1}/{repeats} {plant:10} {told}", flush=True)
-    return {
-        "planted_ms": cost_ms,
-        "cases": {plant: _summary(plant, runs) for plant, runs in found.items()},
-        "overhead_fraction": {"median": statistics.median(overheads), "worst": max(overheads), "n": len(overheads)},
-    }
-
-
-def _summary(plant: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(stage: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     errors = [run["found_ms"] / run["took_ms"] - 1 for run in runs]
     return {
-        "stage": CASES[plant],
-        "top_stage_right": sum(run["top_stage"] == CASES[plant] for run in runs),
+        "stage": stage,
+        "top_stage_right": sum(run["top_stage"] == stage for run in runs),
         "error_median": statistics.median(errors),
         "error_worst": max(errors, key=abs),
         "rest_fraction_worst": max(run["rest_fraction"] for run in runs),
@@ -106,32 +102,5 @@ def _summary(plant: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cost-ms", type=float, default=3.0)
-    parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "attribution.json")
-    args = parser.parse_args()
-    load_before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as name:
-        make_pictures(Path(name))
-        result = measure(Path(name), args.cost_ms, args.seconds, args.repeats)
-    whole = {
-        "command": f"python -m feedline.benchmarks.experiments.attribution --repeats {args.repeats} --seconds {args.seconds:g}",  # noqa: E501
-        "host": describe_host(),
-        "load_average": [load_before, os.getloadavg()[0]],
-        "warm_up": "as the profiler's rule: see its recordings",
-        "baseline": "the same part by the script's own clock, in the same run",
-        **result,
-    }
-    args.out.parent.mkdir(exist_ok=True)
-    write_atomically(args.out, (json.dumps(whole, indent=1) + "\n").encode())
-    for plant, case in result["cases"].items():
-        print(f"{plant:10} error {case['error_median']:+.1%} (worst {case['error_worst']:+.1%}), "
-              f"top stage {case['top_stage_right']}/{args.repeats}")  # fmt: skip
-    print(f"overhead {result['overhead_fraction']}")
-
-
 if __name__ == "__main__":
-    main()
+    end_with(main)

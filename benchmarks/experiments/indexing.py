@@ -1,48 +1,42 @@
-"""How fast a tar of tars is indexed in place, and what all of ImageNet's index costs.
+"""How fast a tar of tars is indexed in place, beside Python's own `tarfile`; and what all of ImageNet's index costs.
 
     python -m feedline.benchmarks.experiments.indexing [--classes 100 --images 1300 --rounds 7]
 
 The archive is ILSVRC's train tar in structure and distances (115 KB a member), with holes for pictures: 4 KiB of disk
-per member, all of it in the page cache after the first pass. Rates are per second of CPU, for other work may be
-running here.
+per member, all of it in the page cache after the first pass. Both walkers read the same members in every round, in an
+order drawn anew; rates are per second of CPU, for other work may be running here.
 """
 
-import argparse
 import json
 import resource
+import tarfile
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from feedline.benchmarks.commands import this_command
+from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, spread, write
 from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header
 from feedline.preprocess.sources.base import Part, joined, open_source
-from feedline.preprocess.sources.imagenet import IlsvrcSource, TarTask
-from feedline.profiling.record.host import describe_host
+from feedline.preprocess.sources.imagenet import ClassTar, IlsvrcSource, TarTask
 
-RESULT = Path(__file__).parents[1] / "results" / "index.json"
 MEMBER_BYTES = 115_000
+TARFILE_CLASSES = 10
+"""tarfile walks this many class tars in a round; all of them would take a minute."""
 IMAGENET = (1000, 1_281_167)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m feedline.benchmarks.experiments.indexing", description=__doc__)
-    parser.add_argument("--classes", type=int, default=100)
-    parser.add_argument("--images", type=int, default=1300, help="per class")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    said = parser.parse_args()
+    given = options(__doc__, "index.json", classes=100, images=1300, rounds=7)
     with tempfile.TemporaryDirectory(prefix="feedline-indexing-") as folder:
         archive = Path(folder) / "ILSVRC2012_img_train.tar"
-        write_archive(archive, said.classes, said.images)
-        found = walks(archive, said.rounds)
-    found |= whole_imagenet()
-    said.out.write_text(json.dumps({"command": this_command(), "host": describe_host()} | found, indent=1) + "\n")
-    print(json.dumps({key: value for key, value in found.items() if key != "by_round"}, indent=1))
+        write_archive(archive, given.classes, given.images)
+        figures = walks(archive, given.rounds) | whole_imagenet()
+    write(given.out, figures)
+    print(json.dumps({key: value for key, value in figures.items() if key != "by_round"}, indent=1))
 
 
 def write_archive(path: Path, classes: int, images: int) -> None:
@@ -64,22 +58,37 @@ def write_archive(path: Path, classes: int, images: int) -> None:
 def walks(archive: Path, count: int) -> dict[str, Any]:
     source = open_source(str(archive))
     assert isinstance(source, IlsvrcSource)
-    task = TarTask(split="train", tars=source.class_tars)
-    members = len(task.run())  # warm-up, and the page cache
-    rates: list[float] = []
-    for _ in range(count):
-        started = time.process_time()
-        task.run()
-        rates.append(members / (time.process_time() - started))
-    return {
-        "members": members,
-        "rounds": count,
-        "warm_up_rounds": 1,
-        "members_per_cpu_s": round(median(rates)),
-        "low": round(min(rates)),
-        "high": round(max(rates)),
-        "by_round": rates,
+    tars = source.class_tars
+
+    def per_cpu_s(walk: Callable[[], int]) -> Callable[[], float]:
+        def run() -> float:
+            started_s = time.process_time()
+            return walk() / (time.process_time() - started_s)
+
+        return run
+
+    def ours() -> int:
+        return len(TarTask(split="train", tars=tars).run())
+
+    cells = {
+        "feedline": per_cpu_s(ours),
+        "tarfile": per_cpu_s(lambda: sum(map(members, tars[:TARFILE_CLASSES]))),
     }
+    in_rounds(cells, 1)  # warm-up, and the page cache
+    by_round = in_rounds(cells, count)
+    rates = {name: spread(column(by_round, name), 0) for name in cells}
+    ends = {what: {name: rates[name][end] for name in cells}
+            for what, end in (("members_per_cpu_s", "median"), ("low", "low"), ("high", "high"))}  # fmt: skip
+    times = spread([one["feedline"] / one["tarfile"] for one in by_round], 2)["median"]
+    return {"members": ours(), "rounds": count, "warm_up_rounds": 1, **ends, "times_tarfile": times,
+            "by_round": by_round}  # fmt: skip
+
+
+def members(tar: ClassTar) -> int:
+    with Path(tar.path).open("rb") as file:
+        file.seek(tar.offset)
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            return len([(member.name, member.offset_data, member.size) for member in archive])
 
 
 def whole_imagenet() -> dict[str, Any]:
@@ -87,27 +96,26 @@ def whole_imagenet() -> dict[str, Any]:
     classes, images = IMAGENET
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     parts = [generated_part(label, images // classes + (label < images % classes)) for label in range(classes)]
-    started = time.process_time()
+    started_s = time.process_time()
     columns = joined(parts)
     return {
         "imagenet_samples": len(columns),
-        "imagenet_join_cpu_s": round(time.process_time() - started, 2),
+        "imagenet_join_cpu_s": round(time.process_time() - started_s, 2),
         "imagenet_peak_growth_bytes": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024,
     }
 
 
 def generated_part(label: int, count: int) -> Part:
-    offsets_N = np.arange(count, dtype=np.int64) * MEMBER_BYTES
     return Part(
         split="train",
         names=[f"n{label:08d}_{place}.JPEG" for place in range(count)],
         labels_N=np.full(count, label, np.int32),
         paths=["ILSVRC2012_img_train.tar"],
         path_N=np.zeros(count, np.int32),
-        offsets_N=offsets_N,
+        offsets_N=np.arange(count, dtype=np.int64) * MEMBER_BYTES,
         lengths_N=np.full(count, MEMBER_BYTES, np.int64),
     )
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -1,31 +1,27 @@
 """Does training from prepared shards wait, when the loader could deliver more than the model takes?
 
     python -m feedline.benchmarks.experiments.pinned OUT [--model mobilenet_v2 --image-size 64 --batch-size 64
-        --rounds 3]
+        --rounds 3 --steps 25]
 
 The trainer runs on one core with one thread, the loader's worker on another: neither can take time from the other.
 In every round, in one process: the loader alone, the training loop on cached batches (the ceiling), the training loop
 on the loader. Writes results/pinned-MODEL.json and prints its table.
 """
 
-import argparse
-import json
+import itertools
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from feedline.benchmarks.commands import this_command
+from feedline.benchmarks.experiments.harness import RESULTS, end_with, options, write
 from feedline.benchmarks.experiments.train_overhead import cached_batches, window_ours
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.files import write_atomically
-from feedline.profiling.record.host import describe_host
 from feedline.train import data
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import joined
@@ -34,90 +30,47 @@ from feedline.train.metrics import silent
 from feedline.train.report import Reporter
 from feedline.train.run import Run
 
-RESULTS = Path(__file__).parents[1] / "results"
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", type=Path)
-    parser.add_argument("--model", default="mobilenet_v2")
-    parser.add_argument("--image-size", type=int, default=64)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--json", type=Path, help="default: results/pinned-MODEL.json")
-    said = parser.parse_args()
+    given = options(__doc__, "pinned-MODEL.json", "dataset", model="mobilenet_v2", image_size=64, batch_size=64,
+                    rounds=3, steps=25)  # fmt: skip
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise UsageError("this needs two cores: one for the trainer, one for the worker")
-    rounds = [one_round(said, cores) for _ in range(said.rounds)]
-    result = {
-        "command": this_command(),
-        "host": describe_host(),
-        "model": said.model,
-        "image_size_px": said.image_size,
-        "batch_size": said.batch_size,
-        "warm_up": "two batches of each",
-        "steps": said.steps,
-        "n": said.rounds,
-        **{name: statistics.median(one[name] for one in rounds) for name in rounds[0]},
-        "rounds": rounds,
-    }
-    write_atomically(
-        said.json or RESULTS / f"pinned-{said.model}.json", (json.dumps(result, indent=1) + "\n").encode()
-    )
-    print(
-        f"{said.model} {said.image_size} px: loader alone {result['loader_samples_per_s']:,.0f} samples/s, cached "
-        f"batches {result['ceiling_samples_per_s']:,.0f}, trained at {result['samples_per_s']:,.0f}; "
-        f"waiting {result['wait_fraction']:.2%}"
-    )
+    rounds = [one_round(given, cores) for _ in range(given.rounds)]
+    medians = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    about = {"model": given.model, "image_size_px": given.image_size, "batch_size": given.batch_size,
+             "warm_up": "two batches of each", "steps": given.steps, "n": given.rounds}  # fmt: skip
+    here = given.out.name == "pinned-MODEL.json"
+    write(RESULTS / f"pinned-{given.model}.json" if here else given.out, {**about, **medians, "rounds": rounds})
+    print(f"{given.model}, {given.image_size} px: alone {medians['loader_samples_per_s']:,.0f} samples/s, "
+          f"cached batches {medians['ceiling_samples_per_s']:,.0f}, trained at {medians['samples_per_s']:,.0f}; "
+          f"waiting {medians['wait_fraction']:.2%}")  # fmt: skip
 
 
-def one_round(said: argparse.Namespace, cores: list[int]) -> dict[str, float]:
+def one_round(given: Namespace, cores: list[int]) -> dict[str, float]:
     config = TrainConfig(
-        dataset=said.dataset, model=said.model, image_size=said.image_size, batch_size=said.batch_size, epochs=1,
-        steps=said.steps + 2, eval_every=0, keep_last=0, tensorboard=False, num_workers=1, policy="wrap", threads=1,
+        dataset=given.dataset, model=given.model, image_size=given.image_size, batch_size=given.batch_size, epochs=1,
+        steps=given.steps + 2, eval_every=0, keep_last=0, tensorboard=False, num_workers=1, policy="wrap", threads=1,
     )  # fmt: skip
+    samples = given.steps * given.batch_size
     with joined(config) as world:
         torch.set_num_threads(1)
         os.sched_setaffinity(0, cores[:1])
         try:
-            return measured(Run(config, world, Path(tempfile.mkdtemp()), silent), said, cores[1])
+            run = Run(config, world, Path(tempfile.mkdtemp()), silent)
+            loader = run.loader
+            alone_s = loader_alone_s(run, given.steps, cores[1])
+            batches = cached_batches(run)
+            window_ours(run, batches, 2)
+            ceiling_s, _ = window_ours(run, batches, given.steps)
+            run.loader = loader
+            trained_s, waited_s = trained(run, cores[1])
+            run.close()
         finally:
             os.sched_setaffinity(0, cores)
-
-
-def measured(run: Run, said: argparse.Namespace, worker_core: int) -> dict[str, float]:
-    loader = run.loader
-    alone = loader_alone(run, said, worker_core)
-    batches = cached_batches(run)
-    window_ours(run, batches, 2)
-    ceiling_s, _ = window_ours(run, batches, said.steps)
-    run.loader = loader
-    trained = training(run, said, worker_core)
-    run.close()
-    return {
-        "loader_samples_per_s": alone,
-        "ceiling_samples_per_s": said.steps * said.batch_size / ceiling_s,
-        **trained,
-    }
-
-
-def loader_alone(run: Run, said: argparse.Namespace, worker_core: int) -> float:
-    batches = endless(run)
-    next(batches)
-    pin(run, worker_core)
-    for _ in range(8):
-        next(batches)
-    started = time.perf_counter()
-    for _ in range(said.steps):
-        next(batches)
-    return said.steps * said.batch_size / (time.perf_counter() - started)
-
-
-def endless(run: Run) -> Iterator[Any]:
-    while True:
-        yield from run.loader
+    return {"loader_samples_per_s": samples / alone_s, "ceiling_samples_per_s": samples / ceiling_s,
+            "samples_per_s": samples / trained_s, "wait_fraction": waited_s / trained_s}  # fmt: skip
 
 
 def pin(run: Run, core: int) -> None:
@@ -125,33 +78,37 @@ def pin(run: Run, core: int) -> None:
         os.sched_setaffinity(pid, [core])
 
 
-def training(run: Run, said: argparse.Namespace, worker_core: int) -> dict[str, float]:
-    """`fit` as it is; its first two steps, while the worker starts, do not count."""
-    seen: dict[str, Any] = {}
-    with Reporter(run) as report, counted(run, seen, worker_core):
+def loader_alone_s(run: Run, steps: int, worker_core: int) -> float:
+    batches = (batch for _ in itertools.repeat(None) for batch in run.loader)
+    next(batches)
+    pin(run, worker_core)
+    for _ in range(8):
+        next(batches)
+    started_s = time.perf_counter()
+    for _ in range(steps):
+        next(batches)
+    return time.perf_counter() - started_s
+
+
+def trained(run: Run, worker_core: int) -> tuple[float, float]:
+    """Seconds of `fit` as it is, and of them waited; its first two steps, while the worker starts, do not count."""
+    begun: dict[str, Any] = {}
+    set_lr = run.set_lr
+
+    def starting() -> None:
+        set_lr()
+        if run.progress.step == 1:
+            pin(run, worker_core)
+            begun.update(clock_s=time.perf_counter(), waited_s=data.waited_s(run.loader))
+
+    run.set_lr = starting
+    with Reporter(run) as report:
         run.progress.epoch = run.progress.step = 0
         run.start_clock()
         fit(run, report)
-        spent_s = time.perf_counter() - seen["started"]
-        waited_s = data.waited_s(run.loader) - seen["waited_s"]
-    return {"samples_per_s": said.steps * said.batch_size / spent_s, "wait_fraction": waited_s / spent_s}
-
-
-@contextmanager
-def counted(run: Run, seen: dict[str, Any], worker_core: int) -> Generator[None]:
-    """Pins the worker and starts the clock as the second step ends."""
-    step = run.set_lr
-
-    def set_lr() -> None:
-        step()
-        if run.progress.step == 1:
-            pin(run, worker_core)
-            seen.update(started=time.perf_counter(), waited_s=data.waited_s(run.loader))
-
-    run.set_lr = set_lr
-    yield
-    run.set_lr = step
+        spent_s = time.perf_counter() - begun["clock_s"]
+        return spent_s, data.waited_s(run.loader) - begun["waited_s"]
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

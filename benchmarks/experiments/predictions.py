@@ -14,33 +14,30 @@ A remedy is applied by the script's own argument where it has one. The naive scr
 cannot tell what an epoch costs that starts some: its swapped loader keeps them.
 """
 
-import argparse
 import json
 import math
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.measure.rounds import QUIET_CORES, TRIES, Bench, rounds
+from feedline.benchmarks.compare import read_lines
+from feedline.benchmarks.experiments.harness import end_with, options, say, show, write
+from feedline.benchmarks.measure.rounds import Bench, quietest, rounds
 from feedline.benchmarks.measure.window import Subject, Window
-from feedline.benchmarks.what_if import FORMS, what_if
-from feedline.benchmarks.what_if_forms import prepare_form
-from feedline.pipeline.base.files import write_atomically
+from feedline.benchmarks.what_if import FORMS, prepare_form, what_if
+from feedline.pipeline.base.errors import FeedlineError
 from feedline.preprocess.picture import Output
 from feedline.preprocess.synth.inventory import SynthConfig
 from feedline.preprocess.synth.write import synth
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
 from feedline.profiling.profile_run import LEGS, StudyConfig, study
-from feedline.profiling.record.host import describe_host
 from feedline.profiling.record.recording import Recording
 
 HERE = Path(__file__).parent
-RESULT = HERE.parent / "results" / "predictions.json"
 IMAGES, STEPS, WINDOW_S, WARM_UP_S = 1200, 60, 2.5, 1.0
 ALPHA = 0.1
 
@@ -95,12 +92,10 @@ def profiled(name: str, argv: list[str], work: Path) -> Recording:
     """The quietest of a few profiles (the first that is quiet enough ends them), with trials; kept."""
     path = work / f"recording-{name}.json"
     if not path.exists():
-        tries: list[Recording] = []
-        while not tries or (len(tries) < TRIES and others_of(tries[-1]) > QUIET_CORES):
-            say(f"profiling {name} with legs")
-            tries.append(study(StudyConfig(argv=argv, steps=STEPS, legs=LEGS)).recording)
-        quietest = min(tries, key=others_of)
-        replace(quietest, trials=what_if(quietest, forms=forms_of(name), script_loader=False)).save(path)
+        say(f"profiling {name} with legs")
+        config = StudyConfig(argv=argv, steps=STEPS, legs=LEGS)
+        recording = quietest(lambda: study(config).recording, others_of)
+        replace(recording, trials=what_if(recording, forms=forms_of(name), script_loader=False)).save(path)
     return Recording.load(path)
 
 
@@ -109,20 +104,19 @@ def others_of(recording: Recording) -> float:
 
 
 def predicted(recording: Recording, cases: Sequence[Case]) -> dict[str, Prediction]:
-    """By case, out of what the recording's report is made from. Raises SystemExit for a case that it cannot have."""
+    """By case, out of what the recording's report is made from. Raises FeedlineError for a case it cannot have."""
     workers = {case.settings["num_workers"] for case in cases if "num_workers" in case.settings}
     offered = all_predictions(recording, workers=workers)
     asked = {case.name: prediction_for(offered, **case.settings) for case in cases}
     if missing := [name for name, prediction in asked.items() if prediction is None]:
-        raise SystemExit(f"no prediction for {'; '.join(missing)}: has the profile legs, a rate and trials?")
+        raise FeedlineError(f"no prediction for {'; '.join(missing)}: has the profile legs, a rate and trials?")
     return {name: prediction for name, prediction in asked.items() if prediction is not None}
 
 
 def measured(name: str, argv: list[str], work: Path, count: int) -> dict[str, dict[int, Window]]:
     """Windows by case and round; those of an earlier run are kept."""
     path, windows = work / f"windows-{name}.jsonl", dict[str, dict[int, Window]]()
-    for line in path.read_text().splitlines() if path.exists() else ():
-        row = json.loads(line)
+    for row in read_lines(path):
         windows.setdefault(row["case"], {})[row["round"]] = Window(**row["window"])
     cases = {case.name: case for case in (AS_IS, *CASES[name])}
     with Bench() as bench, path.open("a") as file:
@@ -195,34 +189,21 @@ def entry(name: str, data: Path, work: Path, count: int) -> dict[str, Any]:
     }
 
 
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "feedline-predictions")
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
-    data = args.work / f"photos-{IMAGES}"
+    default = Path(tempfile.gettempdir()) / "feedline-predictions"
+    given = options(__doc__, "predictions.json", work=default, rounds=3)
+    data = given.work / f"photos-{IMAGES}"
     synth(SynthConfig(out=str(data), images=IMAGES, layout="folder"))
-    entries = [entry(name, data, args.work, args.rounds) for name in SCRIPTS]
+    entries = [entry(name, data, given.work, given.rounds) for name in SCRIPTS]
     cases = [case for one in entries for case in one["cases"]]
     found = summary(cases)
-    record = {
-        "command": f"python -m feedline.benchmarks.experiments.predictions --rounds {args.rounds}",
-        "host": describe_host(),
-        "settings": {"images": IMAGES, "steps": STEPS, "window_s": WINDOW_S, "warm_up_s": WARM_UP_S},
-        "baseline": "the script as it is, in the same round",
-        "summary": found,
-        "scripts": entries,
-    }
-    write_atomically(RESULT, (json.dumps(record, indent=1) + "\n").encode())
-    shown = ("predicted_gain", "predicted_low", "predicted_high", "measured_gain", "error")
-    for case in cases:
-        print(f"{case['remedy']:<58}", *(f"{name} {case[name]:.2f}" for name in shown))
+    settings = {"images": IMAGES, "steps": STEPS, "window_s": WINDOW_S, "warm_up_s": WARM_UP_S}
+    baseline = "the script as it is, in the same round"
+    write(given.out, {"settings": settings, "baseline": baseline, "summary": found, "scripts": entries})
+    names = ("predicted_gain", "predicted_low", "predicted_high", "measured_gain", "error")
+    show(("remedy", *names), [(case["remedy"], *(f"{case[name]:.2f}" for name in names)) for case in cases])
     print(*(f"{name} {value:.3g}" for name, value in found.items()))
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

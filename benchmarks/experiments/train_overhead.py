@@ -1,25 +1,26 @@
 """What the training loop costs: its own work beside a bare loop, checkpoints, ranks against threads.
 
     python -m feedline.benchmarks.experiments.train_overhead OUT [--model small_cnn --image-size 64 --batch-size 64
-        --rounds 7]
+        --rounds 7 --steps 40 --threads N --rank-rounds 3]
 
 - *own work*: everything but forward, backward, step and the next batch, as a share of a step, from the loop's own
   laps; and the same loop against a bare one (forward, loss, backward, step) on the same cached batches, in windows
   that alternate within one process, compared pair by pair.
 - *checkpoints*: one run, its time with them and without.
-- *ranks*: one process with N threads against N processes with one (`torchrun`, gloo), from prepared shards.
+- *ranks*: one process with N threads against N processes with one (`torchrun`, gloo), from prepared shards;
+  `--rank-rounds 0` leaves it out.
 
 Writes benchmarks/results/training.json and prints its table.
 """
 
-import argparse
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,57 +29,61 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from feedline.benchmarks.commands import this_command
-from feedline.pipeline.base.files import write_atomically
+from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, write
 from feedline.pipeline.base.process import usable_cores
-from feedline.profiling.record.host import describe_host
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import joined
-from feedline.train.loop import fit
+from feedline.train.loop import fit, train
 from feedline.train.metrics import silent
 from feedline.train.models import main_output
 from feedline.train.report import Reporter
 from feedline.train.run import Run
 
-RESULT = Path(__file__).parents[1] / "results" / "training.json"
+Batches = list[tuple[Tensor, Tensor]]
 CACHED = 8
 """Distinct batches that are replayed."""
+RANKS, CHECKPOINT_EVERY = 2, 10
 
 
-class Replay:
-    """Stands in for the loader of a run: the same cached batches again and again, at no cost."""
+def main() -> None:
+    given = options(__doc__, "training.json", "dataset", model="small_cnn", image_size=64, batch_size=64, rounds=7,
+                    steps=40, threads=int, rank_rounds=3)  # fmt: skip
+    config = TrainConfig(
+        dataset=given.dataset, model=given.model, image_size=given.image_size, batch_size=given.batch_size, epochs=1,
+        steps=given.steps, eval_every=0, keep_last=0, tensorboard=False, num_workers=1, policy="wrap",
+        threads=given.threads,
+    )  # fmt: skip
+    words = [str(given.dataset), "--model", given.model, "--image-size", str(given.image_size), "--epochs", "2",
+             "--global-batch", str(given.batch_size), "--num-workers", "1", "--eval-every", "0", "--keep-last", "0",
+             "--no-tensorboard"]  # fmt: skip
+    own = own_work(config, given.rounds, given.steps)
+    with tempfile.TemporaryDirectory() as scratch:
+        kept = checkpoints(config, Path(scratch) / "kept")
+        ranks = against_threads(words, Path(scratch), given.rank_rounds) if given.rank_rounds else None
+    about = {"threads": given.threads or usable_cores(), "model": given.model, "image_size_px": given.image_size,
+             "batch_size": given.batch_size, "warm_up": "one window of each loop"}  # fmt: skip
+    write(given.out, {**about, "own_work": own, "checkpoints": kept, "ranks_against_threads": ranks})
+    print(f"own work {own['own_fraction']:.2%} of a step of {own['step_ms']:.2f} ms; beside a bare loop "
+          f"× {own['ratio']:.4f} ({own['ratio_low']:.4f} to {own['ratio_high']:.4f}, n {own['n']})")  # fmt: skip
+    print(f"a checkpoint every {kept['every_steps']} steps: {kept['fraction']:.2%} of the run")
+    if ranks:
+        print(f"{RANKS} ranks of one thread: × {ranks['ratio']:.3f} of one rank of {RANKS} threads")
 
-    num_workers = 0
 
-    def __init__(self, batches: list[tuple[Tensor, Tensor]], count: int) -> None:
-        self._batches, self._count = batches, count
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return (self._batches[number % len(self._batches)] for number in range(self._count))
-
-    def set_epoch(self, epoch: int) -> None: ...
-    def set_image_size(self, px: int) -> None: ...
-    def close(self) -> None: ...
-
-    def stats(self) -> dict[str, Any]:
-        return {"trainer": {"wait_s": 0.0}}
-
-
-def measure_own_work(config: TrainConfig, rounds: int, steps: int) -> dict[str, Any]:
+def own_work(config: TrainConfig, rounds: int, steps: int) -> dict[str, Any]:
     """`own_fraction` from the laps; `ratio`: time of our loop by that of the bare one, per pair of windows."""
     with joined(config) as world:
         run = Run(config, world, Path(tempfile.mkdtemp()), silent)
         batches = cached_batches(run)
-        ours, bare, own = [], [], []
-        window_ours(run, batches, steps)
-        window_bare(run, batches, steps)
-        for number in range(rounds):
-            order = (window_ours, window_bare) if number % 2 else (window_bare, window_ours)
-            for window in order:
-                spent_s, own_share = window(run, batches, steps)
-                (ours if window is window_ours else bare).append(spent_s / steps)
-                own += [own_share] if window is window_ours else []
+        cells: dict[str, Callable[[], tuple[float, float]]] = {
+            "ours": lambda: window_ours(run, batches, steps),
+            "bare": lambda: window_bare(run, batches, steps),
+        }
+        in_rounds(cells, 1)
+        by_round = in_rounds(cells, rounds)
         run.close()
+    ours, bare = ([spent_s / steps for spent_s, _ in column(by_round, name)] for name in ("ours", "bare"))
+    own = [share for _, share in column(by_round, "ours")]
     ratios = [mine / theirs for mine, theirs in zip(ours, bare, strict=True)]
     return {
         "step_ms": statistics.median(ours) * 1e3,
@@ -94,35 +99,47 @@ def measure_own_work(config: TrainConfig, rounds: int, steps: int) -> dict[str, 
     }
 
 
-def cached_batches(run: Run) -> list[tuple[Tensor, Tensor]]:
-    kept: list[tuple[Tensor, Tensor]] = []
-    for images_NCHW, labels_N in run.loader:
-        kept.append((images_NCHW, labels_N))
-        if len(kept) == CACHED:
-            break
+class Replay:
+    """Stands in for the loader of a run: the same cached batches again and again, at no cost."""
+
+    num_workers = 0
+
+    def __init__(self, batches: Batches, count: int) -> None:
+        self._batches, self._count = batches, count
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return itertools.islice(itertools.cycle(self._batches), self._count)
+
+    def set_epoch(self, epoch: int) -> None: ...
+    def set_image_size(self, px: int) -> None: ...
+    def close(self) -> None: ...
+
+    def stats(self) -> dict[str, Any]:
+        return {"trainer": {"wait_s": 0.0}}
+
+
+def cached_batches(run: Run) -> Batches:
+    batches: Batches = list(itertools.islice(iter(run.loader), CACHED))
     run.loader.close()
-    return kept
+    return batches
 
 
-def window_ours(run: Run, batches: list[tuple[Tensor, Tensor]], steps: int) -> tuple[float, float]:
+def window_ours(run: Run, batches: Batches, steps: int) -> tuple[float, float]:
     """(seconds, share of own work) of `steps` steps of `fit`, log lines included, evaluation and checkpoints not."""
     run.loader = Replay(batches, steps + 1)  # pyright: ignore[reportAttributeAccessIssue]
-    run.progress.epoch = run.progress.step = 0
-    run.progress.samples = 0
+    run.progress.epoch = run.progress.step = run.progress.samples = 0
     with Reporter(run) as report:
         run.start_clock()
         fit(run, report)
-    laps = run.laps.total_s
-    return run.laps.training_s(), laps["own"] / run.laps.training_s()
+    return run.laps.training_s(), run.laps.total_s["own"] / run.laps.training_s()
 
 
-def window_bare(run: Run, batches: list[tuple[Tensor, Tensor]], steps: int) -> tuple[float, float]:
+def window_bare(run: Run, batches: Batches, steps: int) -> tuple[float, float]:
     """The least that trains: no logs, no schedule, no accounts."""
     model, optimizer = run.model, run.optimizer
     model.train()
     started_s = time.perf_counter()
-    for number in range(steps):
-        images_NCHW, labels_N = batches[number % len(batches)]
+    for images_NCHW, labels_N in Replay(batches, steps):
         with torch.autocast(run.world.device.type, run.amp_dtype, enabled=run.amp_dtype is not None):
             loss = F.cross_entropy(main_output(model(images_NCHW)), labels_N)
         loss.backward()
@@ -133,12 +150,10 @@ def window_bare(run: Run, batches: list[tuple[Tensor, Tensor]], steps: int) -> t
     return time.perf_counter() - started_s, 0.0
 
 
-def measure_checkpoints(config: TrainConfig, folder: Path, every: int) -> dict[str, Any]:
-    from feedline.train.loop import train
-
-    record = train(replace(config, run=folder, keep_last=3, checkpoint_every=every))
+def checkpoints(config: TrainConfig, folder: Path) -> dict[str, Any]:
+    record = train(replace(config, run=folder, keep_last=3, checkpoint_every=CHECKPOINT_EVERY))
     return {
-        "every_steps": every,
+        "every_steps": CHECKPOINT_EVERY,
         "steps": record["steps"],
         "run_s": record["train_s"],
         "without_checkpoints_s": record["without_checkpoints_s"],
@@ -146,96 +161,29 @@ def measure_checkpoints(config: TrainConfig, folder: Path, every: int) -> dict[s
     }
 
 
-def measure_ranks(options: list[str], folder: Path, ranks: int, rounds: int) -> dict[str, Any]:
-    """samples/s of the last epoch: one process with `ranks` threads, and as many processes with one each."""
-    rates: dict[str, list[float]] = {"threads": [], "ranks": []}
-    waits: dict[str, list[float]] = {"threads": [], "ranks": []}
-    for number in range(rounds):
-        for name in ("threads", "ranks") if number % 2 else ("ranks", "threads"):
-            run = folder / f"{name}-{number}"
-            command = [sys.executable, "-m", "feedline.train.main", *options, "--threads", str(ranks)]
-            if name == "ranks":
-                command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
-                           "-m", "feedline.train.main", *options, "--threads", "1"]  # fmt: skip
-            subprocess.run([*command, "--run-dir", str(run)], check=True, capture_output=True)
-            last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["epochs"][-1]
-            rates[name].append(last["samples_per_s"])
-            waits[name].append(last["wait_fraction"])
+def against_threads(words: list[str], folder: Path, rounds: int) -> dict[str, Any]:
+    """samples/s of the last epoch: one process with RANKS threads, and as many processes with one each."""
+
+    def epoch(launcher: list[str], threads: int) -> dict[str, float]:
+        run = tempfile.mkdtemp(dir=folder)
+        command = [sys.executable, *launcher, "-m", "feedline.train.main", *words, "--threads", str(threads)]
+        subprocess.run([*command, "--run-dir", run], check=True, capture_output=True)
+        return json.loads(Path(run, "metrics.jsonl").read_text().splitlines()[-1])["epochs"][-1]
+
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    by_round = in_rounds({"threads": lambda: epoch([], RANKS), "ranks": lambda: epoch(torchrun, 1)}, rounds)
+    epochs = {name: column(by_round, name) for name in ("threads", "ranks")}
+    rates = {name: [one["samples_per_s"] for one in epochs[name]] for name in epochs}
     return {
-        "ranks": ranks,
+        "ranks": RANKS,
         "threads_samples_per_s": statistics.median(rates["threads"]),
         "ranks_samples_per_s": statistics.median(rates["ranks"]),
         "ratio": statistics.median(b / a for a, b in zip(rates["threads"], rates["ranks"], strict=True)),
-        "wait_fraction": {name: statistics.median(waits[name]) for name in waits},
+        "wait_fraction": {name: statistics.median(one["wait_fraction"] for one in epochs[name]) for name in epochs},
         "rates": rates,
         "n": rounds,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", type=Path)
-    parser.add_argument("--model", default="small_cnn")
-    parser.add_argument("--image-size", type=int, default=64)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--threads", type=int, help="of the model in the first two measurements; default: all")
-    parser.add_argument("--rank-rounds", type=int, default=3, help="0 leaves the comparison of ranks out")
-    parser.add_argument("--json", type=Path, default=RESULT)
-    chosen = parser.parse_args()
-    config = TrainConfig(
-        dataset=chosen.dataset,
-        model=chosen.model,
-        image_size=chosen.image_size,
-        batch_size=chosen.batch_size,
-        epochs=1,
-        steps=chosen.steps,
-        eval_every=0,
-        keep_last=0,
-        tensorboard=False,
-        num_workers=1,
-        policy="wrap",
-        threads=chosen.threads,
-    )
-    result = measure(chosen, config)
-    write_atomically(chosen.json, (json.dumps(result, indent=1, default=str) + "\n").encode())
-    show(result)
-
-
-def measure(chosen: argparse.Namespace, config: TrainConfig) -> dict[str, Any]:
-    options = [str(chosen.dataset), "--model", chosen.model, "--image-size", str(chosen.image_size), "--epochs", "2",
-               "--global-batch", str(chosen.batch_size), "--num-workers", "1", "--eval-every", "0", "--keep-last",
-               "0", "--no-tensorboard"]  # fmt: skip
-    with tempfile.TemporaryDirectory() as scratch:
-        own = measure_own_work(config, chosen.rounds, chosen.steps)
-        kept = measure_checkpoints(config, Path(scratch) / "kept", every=10)
-        ranks = measure_ranks(options, Path(scratch), 2, chosen.rank_rounds) if chosen.rank_rounds else None
-    return {
-        "command": this_command(),
-        "host": describe_host(),
-        "threads": chosen.threads or usable_cores(),
-        "model": chosen.model,
-        "image_size_px": chosen.image_size,
-        "batch_size": chosen.batch_size,
-        "warm_up": "one window of each loop",
-        "own_work": own,
-        "checkpoints": kept,
-        "ranks_against_threads": ranks,
-    }
-
-
-def show(result: dict[str, Any]) -> None:
-    own, kept, ranks = result["own_work"], result["checkpoints"], result["ranks_against_threads"]
-    what = f"{result['model']} {result['image_size_px']} px, batch {result['batch_size']}"
-    print(f"{what}: own work {own['own_fraction']:.2%} of a step of {own['step_ms']:.2f} ms")
-    print(
-        f"beside a bare loop: × {own['ratio']:.4f} ({own['ratio_low']:.4f} to {own['ratio_high']:.4f}, n {own['n']})"
-    )
-    print(f"a checkpoint every {kept['every_steps']} steps: {kept['fraction']:.2%} of the run")
-    if ranks:
-        print(f"{ranks['ranks']} ranks of one thread: × {ranks['ratio']:.3f} of one rank of {ranks['ranks']} threads")
-
-
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -7,26 +7,21 @@ same pictures; the order within a round is random. Ratios above 1 mean that this
 results/versions.json.
 """
 
-import argparse
-import json
 import os
-import random
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, write
 from feedline.benchmarks.measure.intervals import estimate
-from feedline.pipeline.base.files import write_atomically
-from feedline.profiling.record.host import describe_host
+from feedline.pipeline.base.errors import FeedlineError
 
-RESULT = Path(__file__).parents[1] / "results" / "versions.json"
 HERE = Path(__file__).resolve().parents[2]
 OUTPUTS = ("256:jpeg", "256:raw:square", "256:planes")
-CONFIDENCE = 0.90
 LOAD = """
 import sys, time
 from pathlib import Path
@@ -66,7 +61,7 @@ class Version:
             [str(word) for word in command], check=False, capture_output=True, text=True, cwd=self.work
         )
         if done.returncode:
-            raise SystemExit(f"{' '.join(map(str, command))} ended with {done.returncode}: {done.stderr[-500:]}")
+            raise FeedlineError(f"{' '.join(map(str, command))} ended with {done.returncode}: {done.stderr[-500:]}")
         return time.perf_counter() - began, done.stdout
 
     def prepare(self, out: Path, *outputs: str) -> float:
@@ -96,41 +91,29 @@ CELLS: dict[str, Callable[[Version], float]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--images", type=int, default=10000)
-    parser.add_argument("--only", nargs="*", default=list(CELLS))
-    args = parser.parse_args()
+    given = options(__doc__, "versions.json", before=Path, rounds=11, images=10000, only=tuple(CELLS))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        synth = [str(HERE / ".venv" / "bin" / "feedline"), "synth", str(folder / "pictures")]
-        subprocess.run([*synth, "--layout", "folder", "--images", str(args.images)], check=True)
+        synth = [HERE / ".venv" / "bin" / "feedline", "synth", folder / "pictures", "--layout", "folder"]
+        subprocess.run([*map(str, synth), "--images", str(given.images)], check=True)
         versions = {
-            "before": Version(args.before.resolve(), folder / "before", folder / "pictures"),
+            "before": Version(given.before.resolve(), folder / "before", folder / "pictures"),
             "after": Version(HERE, folder / "after", folder / "pictures"),
         }
-        seconds: dict[str, dict[str, list[float]]] = {cell: {"before": [], "after": []} for cell in args.only}
-        dice = random.Random(0)
-        for number in range(args.rounds):
-            for cell in args.only:
-                for version in dice.sample(sorted(versions), 2):
-                    seconds[cell][version].append(CELLS[cell](versions[version]))
-                before, after = (seconds[cell][version][-1] for version in ("before", "after"))
-                print(f"{number + 1}/{args.rounds} {cell:26} {before / after:.3f}", flush=True)
-    commits = {name: commit(path) for name, path in (("before", args.before), ("after", HERE))}
-    result: dict[str, Any] = {
-        "command": f"python -m feedline.benchmarks.experiments.versions --before CHECKOUT --rounds {args.rounds} --images {args.images}",  # noqa: E501
-        "host": describe_host(), "load_average": os.getloadavg()[0], "commits": commits, "confidence": CONFIDENCE,
-        "before_over_after": {
-            cell: asdict(estimate([b / a for b, a in zip(rows["before"], rows["after"], strict=True)], CONFIDENCE))
-            for cell, rows in seconds.items()
-        },
-        "seconds": seconds,
-    }  # fmt: skip
-    write_atomically(RESULT, (json.dumps(result, indent=1) + "\n").encode())
-    for cell, ratio in result["before_over_after"].items():
-        print(f"{cell:26} {ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}, n = {ratio['n']})")
+        cells = {
+            (cell, name): partial(CELLS[cell], version) for cell in given.only for name, version in versions.items()
+        }
+        by_round = in_rounds({" ".join(key): run for key, run in cells.items()}, given.rounds, "{:.3g} s".format)
+    seconds = {cell: {name: column(by_round, f"{cell} {name}") for name in versions} for cell in given.only}
+    ratios = {
+        cell: estimate([b / a for b, a in zip(took["before"], took["after"], strict=True)])
+        for cell, took in seconds.items()
+    }
+    commits = {"before": commit(given.before), "after": commit(HERE)}
+    figures = {"commits": commits, "before_over_after": {cell: asdict(ratio) for cell, ratio in ratios.items()}}
+    write(given.out, {**figures, "load_average": os.getloadavg()[0], "seconds": seconds})
+    show(("", "before/after", "low", "high", "n"),
+         [(cell, *(f"{end:.3f}" for end in (r.value, r.low or 0, r.high or 0)), r.n) for cell, r in ratios.items()])  # fmt: skip
 
 
 def commit(checkout: Path) -> str:
@@ -140,4 +123,4 @@ def commit(checkout: Path) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

@@ -9,42 +9,29 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 CONFIDENCE = 0.95
 MARGIN = 0.04
 """Differences up to this share are nobody's business. An interval of a ratio wholly within it is "no difference", one
 wholly beyond it a difference. One border for both: no true ratio can be called the one today and the other tomorrow
 without one of the two intervals being wrong."""
+LARGEST_LOG = 700.0
 
 Outcome = Literal["faster", "slower", "same", "open"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A median with its confidence interval. With one value the interval is unknown."""
+    """A median with its confidence interval, which is unknown from one value."""
 
     value: float
     low: float | None
     high: float | None
     n: int
 
-    @property
-    def half_width(self) -> float | None:
-        """Relative, e.g. 0.04 for ±4 %."""
-        return None if self.low is None or self.high is None else (self.high / self.low) ** 0.5 - 1
-
-
-def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
-    """Of positive values, at least one."""
-    if len(values) < 2:
-        return Estimate(value=values[0], low=None, high=None, n=1)
-    logs = [math.log(value) for value in values]
-    middle = statistics.median(logs)
-    reach = _half_interval(logs, confidence)
-    return Estimate(
-        value=math.exp(middle), low=math.exp(middle - reach), high=math.exp(middle + reach), n=len(values)
-    )
+    def record(self, name: str = "samples_per_s") -> dict[str, Any]:
+        return {name: self.value, "low": self.low, "high": self.high, "n": self.n}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +41,8 @@ class Comparison:
     ratio: Estimate
     """Rate of a by rate of b."""
     outcome: Outcome
-    """faster and slower only where the whole interval is beyond the margin; same where it is wholly within;
-    open where more rounds may decide."""
-    freedom: int = 1
-    """Degrees of freedom of the interval."""
-    confidence: float = CONFIDENCE
-
-    def half_after(self, rounds: int) -> float | None:
-        """Half the interval of the ratio's logarithm that `rounds` more of the same noise would leave."""
-        if self.ratio.low is None or self.ratio.high is None:
-            return None
-        grown = (self.ratio.n + rounds) / self.ratio.n
-        shrink = student_t(int(self.freedom * grown), self.confidence) / student_t(self.freedom, self.confidence)
-        return math.log(self.ratio.high / self.ratio.low) / 2 * shrink / math.sqrt(grown)
+    """faster and slower only where the whole interval is beyond the margin; same where it is wholly within; open
+    where more rounds may decide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +66,14 @@ def pool(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Noise | No
     return Noise(deviation=math.sqrt(squares / freedom), freedom=max(1, freedom // 2)) if freedom else None
 
 
+def estimate(values: Sequence[float]) -> Estimate:
+    """Of positive values, at least one."""
+    if len(values) < 2:
+        return Estimate(value=values[0], low=None, high=None, n=1)
+    logs = [math.log(value) for value in values]
+    return _around(logs, statistics.stdev(logs), len(logs) - 1, CONFIDENCE)
+
+
 def compare(
     a: Sequence[float], b: Sequence[float], *, comparisons: int = 1, noise: Noise | None = None
 ) -> Comparison:
@@ -99,35 +83,31 @@ def compare(
     """
     confidence = 1 - (1 - CONFIDENCE) / max(comparisons, 1)
     logs = [math.log(x / y) for x, y in zip(a, b, strict=True)]
-    middle = statistics.median(logs)
-    own = statistics.stdev(logs) if len(logs) > 1 else None
-    if own is None and noise is None:
-        ratio = Estimate(value=math.exp(middle), low=None, high=None, n=len(logs))
+    deviation = statistics.stdev(logs) if len(logs) > 1 else None
+    freedom = len(logs) - 1
+    if noise is not None:
+        deviation, freedom = max(deviation or 0.0, noise.deviation), max(freedom, noise.freedom)
+    if deviation is None:
+        ratio = Estimate(value=math.exp(statistics.median(logs)), low=None, high=None, n=len(logs))
         return Comparison(ratio=ratio, outcome="open")
-    deviation = max(own or 0.0, noise.deviation if noise else 0.0)
-    freedom = max(len(logs) - 1, noise.freedom if noise else 0)
-    reach = student_t(freedom, confidence) * deviation * math.sqrt(math.pi / 2) / math.sqrt(len(logs))
-    ratio = Estimate(value=math.exp(middle), low=_exp(middle - reach), high=_exp(middle + reach), n=len(logs))
-    return Comparison(ratio=ratio, outcome=_outcome(ratio), freedom=freedom, confidence=confidence)
+    ratio = _around(logs, deviation, freedom, confidence)
+    return Comparison(ratio=ratio, outcome=_outcome(ratio))
 
 
-def _exp(value: float) -> float:
-    return math.exp(min(value, 700.0))
+def _around(logs: Sequence[float], deviation: float, freedom: int, confidence: float) -> Estimate:
+    middle, n = statistics.median(logs), len(logs)
+    reach = student_t(freedom, confidence) * deviation * math.sqrt(math.pi / 2 / n)
+    high = math.exp(min(middle + reach, LARGEST_LOG))
+    return Estimate(value=math.exp(middle), low=math.exp(middle - reach), high=high, n=n)
 
 
 def _outcome(ratio: Estimate) -> Outcome:
-    if ratio.low is None or ratio.high is None:
-        return "open"
+    assert ratio.low is not None and ratio.high is not None
     if ratio.low > 1 + MARGIN:
         return "faster"
     if ratio.high < 1 / (1 + MARGIN):
         return "slower"
     return "same" if ratio.low > 1 / (1 + MARGIN) and ratio.high < 1 + MARGIN else "open"
-
-
-def _half_interval(logs: Sequence[float], confidence: float) -> float:
-    n = len(logs)
-    return student_t(n - 1, confidence) * statistics.stdev(logs) * math.sqrt(math.pi / 2) / math.sqrt(n)
 
 
 def student_t(freedom: int, confidence: float) -> float:

@@ -1,29 +1,76 @@
 """A subject of kind "loader": feedline's own loader over one split, alone or feeding a training step.
 
 Settings: the fields of `LoaderConfig` that a comparison varies (split, batch_size, image_size, num_workers,
-prefetch_factor, pin_memory, device), `model` (None: the batches are only taken), `threads` of the model, `devices`
-(GPUs, or processes on a CPU, that train together; workers and batch size are each one's).
+prefetch_factor, pin_memory, device), `model` (None: the batches are only taken) and `devices`: GPUs, or processes on
+a CPU, that train together (DistributedDataParallel over NCCL or gloo); workers and batch size are each one's. Ranks
+are forks of the measuring process, which stays rank 0 and holds the meter. Forking after torch's import costs no
+second one, so nothing may have started a thread or touched a GPU before.
 """
 
+import os
+import signal
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.measure.ranks import run_ranks, together
-from feedline.benchmarks.measure.window import Meter, WindowDone
+from feedline.benchmarks.measure.window import Meter, WindowDone, endless
 from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.base.process import die_with_parent, usable_cores
 
-LOADER_FIELDS = ("batch_size", "image_size", "num_workers", "prefetch_factor", "pin_memory", "seed", "train")
+LOADER_FIELDS = ("batch_size", "image_size", "num_workers", "prefetch_factor", "pin_memory")
+NO_BATCH = DatasetError("an epoch gave no batch: the split is smaller than one, take a smaller --batch-size")
 
 
 def run_loader(meter: Meter, settings: dict[str, Any]) -> None:
-    """Until the meter is full."""
-    device, devices = pick_device(settings), int(settings.get("devices") or 1)
+    """Until the meter is full. The other ranks end with this one."""
+    import torch
+
+    wanted, devices = settings.get("device") or "auto", int(settings.get("devices") or 1)
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+    train = partial(drive, meter, settings, device, devices)
     if devices == 1:
-        drive(meter, settings, device, 1, 0)
+        train(0)
+        return
+    with tempfile.TemporaryDirectory(prefix="feedline-ranks-") as folder:
+        meeting = Path(folder) / "store"
+        forks = [start(rank, devices, device, meeting, train) for rank in range(1, devices)]
+        try:
+            join(0, devices, device, meeting)
+            train(0)
+        finally:
+            for fork in forks:
+                os.kill(fork, signal.SIGKILL)
+                os.waitpid(fork, 0)
+
+
+def start(rank: int, count: int, device: str, meeting: Path, train: Callable[[int], None]) -> int:
+    """The new process's id; in that process it does not return."""
+    if fork := os.fork():
+        return fork
+    try:
+        die_with_parent()
+        join(rank, count, device, meeting)
+        train(rank)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def join(rank: int, count: int, device: str, meeting: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if device == "cpu":
+        torch.set_num_threads(max(1, usable_cores() // count))
     else:
-        run_ranks(devices, device, partial(drive, meter, settings, device, devices))
+        torch.cuda.set_device(rank)
+    backend = "gloo" if device == "cpu" else "nccl"
+    dist.init_process_group(backend, init_method=meeting.as_uri(), rank=rank, world_size=count)
 
 
 def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, rank: int) -> None:
@@ -34,81 +81,49 @@ def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, ran
     from feedline.train.run import pick_amp
 
     options = {name: settings[name] for name in LOADER_FIELDS if settings.get(name) is not None}
-    step: Callable[[Any, Any], None] | None = None
+    amp = pick_amp("auto", torch.device(device))  # as `feedline train` does
     if settings.get("model") or device != "cpu":
         options["device"] = device if devices == 1 or device == "cpu" else f"{device}:{rank}"
-        amp = pick_amp("auto", torch.device(device))  # as `feedline train` does
         options["dtype"] = amp if amp is not None and device != "cpu" else torch.float32
     loader = Loader(settings["split"], rank=rank, world_size=devices, **options)
+    step = None
     if settings.get("model"):
-        step = training_step(settings, len(loader.manifest.classes), device, devices, rank)
+        alone = devices == 1
+        step = training_step(settings["model"], len(loader.manifest.classes), device, amp, None if alone else rank)
     if loader.num_workers and devices == 1:  # of several ranks one knows its own workers only
-        meter.made = partial(made_by, loader)
+        meter.made = lambda: sum(worker["samples"] for worker in loader.stats()["workers"])
+    batches = endless(loader.__iter__, NO_BATCH)
     try:
-        consume(meter if rank == 0 else None, epochs(loader), step, devices)
+        while True:
+            asked_s = time.perf_counter()
+            images, labels = next(batches)
+            if rank == 0:
+                if not meter.facts:
+                    meter.facts.update(dtype=str(images.dtype).removeprefix("torch."), shape=list(images.shape))
+                meter.batch(devices * len(labels), time.perf_counter() - asked_s)
+            if step is not None:
+                step(images, labels)
     except WindowDone:
         meter.facts["stages"] = loader.stats()["stages"]
-        if meter.window is not None:
-            meter.window.facts.update(meter.facts)
     finally:
         loader.close()
 
 
-def made_by(loader: Any) -> int:
-    """Samples that its workers have finished so far."""
-    return sum(worker["samples"] for worker in loader.stats()["workers"])
-
-
-def pick_device(settings: dict[str, Any]) -> str:
-    import torch
-
-    wanted = settings.get("device") or "auto"
-    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
-
-
-def consume(
-    meter: Meter | None, batches: Iterator[Any], step: Callable[[Any, Any], None] | None, devices: int
-) -> None:
-    while True:
-        asked = time.perf_counter()
-        images, labels = next(batches)
-        if meter is not None:
-            if not meter.facts:
-                meter.facts.update(dtype=str(images.dtype).removeprefix("torch."), shape=list(images.shape))
-            meter.batch(devices * len(labels), time.perf_counter() - asked)
-        if step is not None:
-            step(images, labels)
-
-
-def epochs(loader: Any) -> Iterator[Any]:
-    while True:
-        count = 0
-        for count, batch in enumerate(loader, 1):  # noqa: B007  used after the loop
-            yield batch
-        if not count:
-            raise DatasetError("an epoch gave no batch: the split is smaller than one, take a smaller --batch-size")
-
-
-def training_step(
-    settings: dict[str, Any], classes: int, device: str, devices: int = 1, rank: int = 0
-) -> Callable[[Any, Any], None]:
+def training_step(name: str, classes: int, device: str, amp: Any, rank: int | None) -> Callable[[Any, Any], None]:
+    """`rank`: None without others to share the gradients with."""
     import torch
     from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
 
     from feedline.train.models import build_model
-    from feedline.train.run import pick_amp
 
-    if settings.get("threads"):
-        torch.set_num_threads(settings["threads"])
     torch.manual_seed(0)
-    model: Any = build_model(settings["model"], classes)
+    model: Any = build_model(name, classes)
     model = model.to(device, memory_format=torch.channels_last)
-    if devices > 1:
-        model = together(model, device, rank)
+    if rank is not None:
+        model = DistributedDataParallel(model, device_ids=None if device == "cpu" else [rank])
     criterion = nn.CrossEntropyLoss(ignore_index=-1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-    amp = pick_amp("auto", torch.device(device))
 
     def step(images_NCHW: Any, labels_N: Any) -> None:
         optimizer.zero_grad(set_to_none=True)

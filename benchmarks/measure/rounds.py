@@ -8,26 +8,30 @@ import json
 import os
 import random
 import select
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from feedline.benchmarks.measure.fork_server import end_group
 from feedline.benchmarks.measure.window import Subject, Window
-from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 
+T = TypeVar("T")
+Measure = Callable[[Subject], Window]
 KILLED = "the measuring process was killed: is the machine out of memory?"
-
-
 QUIET_CORES = 0.2
 TRIES = 3
+
+
+class MeasureError(FeedlineError):
+    """A subject that could not be measured; names its last words."""
 
 
 def busyness(window: Window) -> float:
@@ -35,8 +39,23 @@ def busyness(window: Window) -> float:
     return window.others_cores or 0.0
 
 
-class MeasureError(FeedlineError):
-    """A subject that could not be measured; names its last words."""
+def quietest(attempt: Callable[[], T], busy: Callable[[T], float], usual_cores: float = 0.0) -> T:
+    """The quietest of at most TRIES; the first beside which others take little more than usual ends them."""
+    tries = [attempt()]
+    while len(tries) < TRIES and busy(tries[-1]) > usual_cores + QUIET_CORES:
+        tries.append(attempt())
+    return min(tries, key=busy)
+
+
+def rounds(cells: Sequence[str], count: int, seed: int = 0) -> Iterator[tuple[int, str]]:
+    """(round, cell), every cell once in a round, in an order drawn anew for each round."""
+    for number in range(count):
+        yield from ((number, cell) for cell in shuffled(cells, seed, number))
+
+
+def shuffled(cells: Sequence[str], seed: int, number: int) -> list[str]:
+    """The order of round `number`: the same after a restart."""
+    return random.Random(f"{seed}/{number}").sample(cells, len(cells))
 
 
 def require_torch() -> None:
@@ -77,7 +96,7 @@ class Bench:
 
     def measure(self, subject: Subject) -> Window:
         """One window of `subject` in a fresh process. Raises MeasureError."""
-        server = self._server()
+        server = self._process or self._start()
         assert server.stdin is not None
         self._log.write_text("")
         try:
@@ -87,28 +106,26 @@ class Bench:
             self.close()
             raise MeasureError(KILLED) from None
         result = self._answer(server)
-        if "error" in result:
-            raise MeasureError(f"{result['error']}{self._last_words(result['error'])}")
-        return Window(**result)
+        if "error" not in result:
+            return Window(**result)
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        known = not lines or lines[-1].endswith(result["error"])
+        raise MeasureError(result["error"] + ("" if known else f" (its last line: {lines[-1][:200]})"))
 
     def measure_quiet(self, subject: Subject) -> Window:
-        """The same, measured again while other programs take more than QUIET_CORES; the quietest of TRIES windows."""
-        found: list[Window] = []
-        while not found or (len(found) < TRIES and busyness(found[-1]) > QUIET_CORES):
-            found.append(self.measure(subject))
-        return min(found, key=busyness)
+        """The same, measured again while other programs take more than QUIET_CORES."""
+        return quietest(lambda: self.measure(subject), busyness)
 
-    def _server(self) -> subprocess.Popen[str]:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "feedline.benchmarks.measure.fork_server"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3"},
-            )
-            self._answer(self._process)  # it is ready: imports are nobody's time
-        return self._process
+    def _start(self) -> subprocess.Popen[str]:
+        self._process = server = subprocess.Popen(
+            [sys.executable, "-m", "feedline.benchmarks.measure.fork_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        self._answer(server)  # it is ready: imports are nobody's time
+        return server
 
     def _answer(self, server: subprocess.Popen[str]) -> dict[str, Any]:
         assert server.stdout is not None
@@ -123,26 +140,31 @@ class Bench:
             raise MeasureError(KILLED)
         return json.loads(line)
 
-    def _last_words(self, but: str) -> str:
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        return "" if not lines or lines[-1].endswith(but) else f" (its last line: {lines[-1][:200]})"
 
+def check_devices(counts: Sequence[int], device: str, models: Sequence[str], pinned: Sequence[bool] = ()) -> str:
+    """The device, cpu or cuda, asked for here: to ask torch in a process that forks would spoil the forks.
 
-def end_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
+    Raises UsageError, before anything is measured, for a device or a count that cannot have an effect here.
+    """
+    require_torch()
+    if device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device {device}: known are auto, cpu and cuda")
+    if max(counts) > 1 and not models:
+        raise UsageError("--devices changes nothing where the loader runs alone: add --model, as --model small_cnn")
+    if models:
+        from feedline.train.models import check_name
 
+        for name in models:
+            check_name(name)
+    if device == "cpu" and not any(pinned):
+        return device
+    import torch
 
-def rounds(cells: Sequence[str], count: int, seed: int = 0) -> Iterator[tuple[int, str]]:
-    """(round, cell), every cell once in a round, in an order drawn anew for each round."""
-    for number in range(count):
-        yield from ((number, cell) for cell in shuffled(cells, seed, number))
-
-
-def shuffled(cells: Sequence[str], seed: int, number: int) -> list[str]:
-    """The order of round `number`: the same after a restart."""
-    order = list(cells)
-    random.Random(f"{seed}/{number}").shuffle(order)
-    return order
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if any(pinned) and not there:
+        raise UsageError("--pin-memory true: memory is pinned for a GPU, and torch sees none here")
+    if device == "cuda" and not there:
+        raise UsageError("--device cuda: torch sees no CUDA device here, use --device cpu")
+    if there and max(counts) > there:
+        raise UsageError(f"--devices {max(counts)}: there are {there} GPUs here")
+    return "cuda" if there and device != "cpu" else "cpu"

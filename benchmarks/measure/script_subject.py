@@ -4,15 +4,14 @@ Settings of a subject of kind "script":
   argv       the script and its arguments; `-m MODULE …` runs a module
   how        none: as it is · workers: the same DataLoader with `num_workers` · webdataset: the same DataLoader over
              stock webdataset reading `split` · feedline: `Loader.like` over `split` · cached: its own first batches
-             again and again, which is what the script would do if data were free
-  split, num_workers, prefetch_factor   where `how` needs them
-  layout     channels_last: of the cached batches, as feedline's loader hands them over; like it, freed memory is kept
+             again and again, which is what the script would do if data were free; laid out as feedline's loader hands
+             them over, and freed memory is kept, as there
+  split, num_workers   where `how` needs them
 
 The training DataLoader is the first that is iterated and does not go through its dataset in order. It never ends:
 epochs follow each other until the window is full. The script leaves no trace: `torch.save` does nothing.
 """
 
-import itertools
 import runpy
 import sys
 import time
@@ -20,32 +19,49 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.measure.window import Meter, WindowDone
+from feedline.benchmarks.measure.window import Meter, WindowDone, endless
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import keep_freed_memory
+from feedline.profiling.watch.batches import sizes, tensors
+from feedline.profiling.watch.legs.cached import KEPT_BATCHES, Cache
 
-CACHED_BATCHES = 8
 SHUFFLE_WINDOW = 1000  # samples; what webdataset's own examples use
+Iterate = Callable[[Any], Iterator[Any]]
 
 
 class SwapError(FeedlineError):
     """A script whose loader cannot be swapped in this way; says why."""
 
 
+NO_BATCH = SwapError("an epoch gave no batch: the dataset is smaller than one batch")
+
+
 def run_script(meter: Meter, settings: dict[str, Any]) -> None:
     """Runs the script until the meter is full. Raises what the script raises, or SwapError."""
-    watch = _Watch(meter, settings)
-    watch.install()
-    hold_back_traces()
-    argv: list[str] = settings["argv"]
+    import torch
+    from torch.utils.data import DataLoader, SequentialSampler
+
+    kind: Any = DataLoader
+    original: Iterate = kind.__iter__
+    chosen: list[Any] = []
+
+    def iterate(loader: Any) -> Iterator[Any]:
+        sampler = getattr(loader.batch_sampler, "sampler", None) if loader.batch_size is None else loader.sampler
+        if chosen or isinstance(sampler, SequentialSampler):
+            return original(loader)
+        chosen.append(loader)
+        return metered(meter, swapped(loader, original, settings))
+
+    kind.__iter__ = iterate
+    torch.save = lambda *_, **__: None
     try:
-        start(argv)
+        start(settings["argv"])
     except WindowDone:
         return
     except SystemExit as error:
         if error.code not in (None, 0):
             raise SwapError(f"the script left with {error.code!r}") from error
-    if not watch.seen:
+    if not chosen:
         raise SwapError("the script iterated no shuffled DataLoader: there is nothing to swap")
 
 
@@ -61,120 +77,59 @@ def start(argv: list[str]) -> None:
     runpy.run_path(argv[0], run_name="__main__")
 
 
-def hold_back_traces() -> None:
-    import torch
-
-    def nothing(*_: Any, **__: Any) -> None: ...
-
-    torch.save = nothing
-
-
-class _Watch:
-    def __init__(self, meter: Meter, settings: dict[str, Any]) -> None:
-        self.seen = False
-        self._meter = meter
-        self._settings = settings
-        self._chosen: Any = None
-
-    def install(self) -> None:
-        import torch.utils.data
-
-        kind: Any = torch.utils.data.DataLoader
-        original: Callable[[Any], Iterator[Any]] = kind.__iter__
-
-        def iterate(loader: Any) -> Iterator[Any]:
-            if self._chosen is None and is_shuffled(loader):
-                self._chosen, self.seen = loader, True
-                return self._metered(loader, original)
-            return original(loader)
-
-        kind.__iter__ = iterate
-
-    def _metered(self, loader: Any, original: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-        batches = swapped(loader, original, self._settings)
-        while True:
-            asked = time.perf_counter()
-            batch = next(batches)
-            samples = count_samples(batch)
-            if not self._meter.facts:
-                self._meter.facts.update(describe(batch), batch_size=samples)
-            self._meter.batch(samples, time.perf_counter() - asked)
-            yield batch
+def metered(meter: Meter, batches: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        asked_s = time.perf_counter()
+        batch = next(batches)
+        samples = sizes(batch)[0] or 0
+        if not meter.facts:
+            first = next((tensor for tensor in tensors(batch) if len(tensor.shape)), None)
+            if first is not None:
+                meter.facts.update(dtype=str(first.dtype).removeprefix("torch."), shape=list(first.shape))
+            meter.facts["batch_size"] = samples
+        meter.batch(samples, time.perf_counter() - asked_s)
+        yield batch
 
 
-def is_shuffled(loader: Any) -> bool:
-    from torch.utils.data import SequentialSampler
-
-    inner = getattr(loader.batch_sampler, "sampler", None) if loader.batch_size is None else loader.sampler
-    return not isinstance(inner, SequentialSampler)
-
-
-def swapped(loader: Any, original: Callable[[Any], Iterator[Any]], settings: dict[str, Any]) -> Iterator[Any]:
+def swapped(loader: Any, original: Iterate, settings: dict[str, Any]) -> Iterator[Any]:
     """Endless batches."""
     how = settings["how"]
-    if how == "none":
-        return epochs(lambda: original(loader))
     if how == "cached":
-        if settings.get("layout"):
-            keep_freed_memory()
-        batches = list(itertools.islice(original(loader), CACHED_BATCHES))
-        return itertools.cycle([laid_out(batch, settings.get("layout")) for batch in batches])
-    if how == "workers":
-        return epochs(lambda: original(with_workers(loader, settings)))
-    if how == "webdataset":
-        return epochs(lambda: original(over_webdataset(loader, settings)))
+        return cached(original(loader))
     if how == "feedline":
-        ours = like(loader, settings)
-        return epochs(lambda: iter(ours))
-    raise SwapError(f"unknown swap {how!r}")
+        from feedline.pipeline.loader import Loader
+
+        workers = settings["num_workers"]  # they persist: no epoch's start counts
+        ours = Loader.like(loader, settings["split"], persistent_workers=True, num_workers=workers)
+        return endless(ours.__iter__, NO_BATCH)
+    another = {"none": lambda *_: loader, "workers": with_workers, "webdataset": over_webdataset}[how]
+    return endless(lambda: original(another(loader, settings)), NO_BATCH)
 
 
-def laid_out(batch: Any, layout: str | None) -> Any:
-    """The batch with its image tensors in this memory format."""
-    import torch
-
-    if isinstance(batch, list | tuple):
-        return [laid_out(item, layout) for item in batch]
-    if layout == "channels_last" and isinstance(batch, torch.Tensor) and batch.ndim == 4:
-        return batch.contiguous(memory_format=torch.channels_last)
-    return batch
-
-
-def epochs(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """One epoch after the other. Raises SwapError for an epoch without a batch."""
+def cached(batches: Iterator[Any]) -> Iterator[Any]:
+    keep_freed_memory()
+    cache = Cache()
+    for _, batch in zip(range(KEPT_BATCHES), batches, strict=False):
+        cache.keep(batch)
+    if not cache.kept:
+        raise NO_BATCH
+    cache = cache.laid_out() or cache
     while True:
-        count = 0
-        for count, batch in enumerate(begin(), 1):  # noqa: B007  used after the loop
-            yield batch
-        if not count:
-            raise SwapError("an epoch gave no batch: the dataset is smaller than one batch")
+        yield cache.next()
 
 
 def with_workers(loader: Any, settings: dict[str, Any]) -> Any:
     """The same loader with workers that stay; its random order goes on without an end, so no epoch's start counts."""
     from torch.utils.data import DataLoader, RandomSampler
 
-    common = shared_arguments(loader, settings)
+    common = shared_arguments(loader, settings["num_workers"])
     if loader.batch_size is None:
         return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, **common)
     sampler = loader.sampler
     if isinstance(sampler, RandomSampler) and not sampler.replacement:
         sampler = RandomSampler(loader.dataset, num_samples=1000 * len(loader.dataset), generator=loader.generator)
-    return DataLoader(
-        loader.dataset, batch_size=loader.batch_size, sampler=sampler, drop_last=loader.drop_last, **common
-    )
-
-
-def shared_arguments(loader: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    workers = settings["num_workers"]
-    more = {"prefetch_factor": settings.get("prefetch_factor") or 2, "persistent_workers": True} if workers else {}
-    return {
-        "num_workers": workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "worker_init_fn": loader.worker_init_fn,
-        **more,
-    }
+    common |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    return DataLoader(loader.dataset, sampler=sampler, **common)
 
 
 def over_webdataset(loader: Any, settings: dict[str, Any]) -> Any:
@@ -187,42 +142,16 @@ def over_webdataset(loader: Any, settings: dict[str, Any]) -> Any:
         raise SwapError("the script's dataset has no `transform` to apply to the samples of the shards")
     shards = sorted(str(path) for path in Path(settings["split"]).glob("*.tar"))
     kind: Any = webdataset
-    dataset = (
-        kind.WebDataset(shards, shardshuffle=len(shards), seed=0)
-        .shuffle(SHUFFLE_WINDOW)
-        .decode("pil")
-        .to_tuple("jpg", "cls")
-        .map_tuple(transform, int)
-        .repeat()
-    )
-    return DataLoader(dataset, batch_size=loader.batch_size, **shared_arguments(loader, settings))
+    dataset = kind.WebDataset(shards, shardshuffle=len(shards), seed=0).shuffle(SHUFFLE_WINDOW).decode("pil")
+    dataset = dataset.to_tuple("jpg", "cls").map_tuple(transform, int).repeat()
+    common = shared_arguments(loader, settings["num_workers"])
+    return DataLoader(dataset, batch_size=loader.batch_size, **common)
 
 
-def like(loader: Any, settings: dict[str, Any]) -> Any:
-    from feedline.pipeline.loader import Loader
-
-    options = {name: settings[name] for name in ("num_workers", "prefetch_factor") if settings.get(name) is not None}
-    return Loader.like(loader, settings["split"], persistent_workers=True, **options)  # no epoch's start counts
-
-
-def count_samples(batch: Any) -> int:
-    """Length of the first tensor or array found; a list of samples counts as such."""
-    found = first_tensor(batch)
-    return len(found) if found is not None else len(batch)
-
-
-def first_tensor(batch: Any) -> Any:
-    if hasattr(batch, "shape") and getattr(batch, "ndim", 0) > 0:
-        return batch
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        return next((found for item in batch if (found := first_tensor(item)) is not None), None)
-    return None
-
-
-def describe(batch: Any) -> dict[str, Any]:
-    found = first_tensor(batch)
-    if found is None:
-        return {}
-    return {"dtype": str(found.dtype).removeprefix("torch."), "shape": list(found.shape)}
+def shared_arguments(loader: Any, workers: int) -> dict[str, Any]:
+    names = ("collate_fn", "pin_memory", "worker_init_fn")
+    return {
+        "num_workers": workers,
+        **{name: getattr(loader, name) for name in names},
+        **({"prefetch_factor": 2, "persistent_workers": True} if workers else {}),
+    }

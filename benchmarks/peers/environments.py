@@ -33,32 +33,26 @@ class Peer:
     system: tuple[str, ...] = ()
     """Debian packages its build needs."""
 
+    @property
+    def installed(self) -> tuple[str, ...]:
+        return self.packages + self.without_dependencies
+
 
 STOCK_PILLOW = "pillow==12.1.1"
 """What `pip install webdataset` and `torchvision` bring. Their `_simd` rows decode with our Pillow-SIMD instead, and
 so do LitData, MosaicML and TurboLoader: more than their own users get."""
+FFCV_OWN = ("ffcv==1.0.2", "terminaltables", "fastargs", "pytorch_pfn_extras", "imgcat", "assertpy")
 
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(name="torchvision_v1", packages=(STOCK_PILLOW,)),
-        Peer(name="torchvision_v1_simd", script="torchvision_v1"),
-        Peer(name="torchvision_v2"),
+        Peer(name="torchvision_v1", script="torchvision", packages=(STOCK_PILLOW,)),
+        Peer(name="torchvision_v1_simd", script="torchvision"),
+        Peer(name="torchvision_v2", script="torchvision"),
         Peer(name="webdataset", packages=(STOCK_PILLOW,)),
         Peer(name="webdataset_simd", script="webdataset"),
-        Peer(
-            name="ffcv",
-            packages=("numba", "setuptools", "wheel"),
-            without_dependencies=(
-                "ffcv==1.0.2",
-                "terminaltables",
-                "fastargs",
-                "pytorch_pfn_extras",
-                "imgcat",
-                "assertpy",
-            ),
-            system=("libopencv-dev", "libturbojpeg0-dev", "pkg-config", "g++"),
-        ),
+        Peer(name="ffcv", packages=("numba", "setuptools", "wheel"), without_dependencies=FFCV_OWN,
+             system=("libopencv-dev", "libturbojpeg0-dev", "pkg-config", "g++")),
         Peer(name="dali", packages=("nvidia-dali-cuda120==2.4.0",), with_torch=False),
         Peer(name="spdl", packages=("spdl==0.8.0",), system=("ffmpeg",)),
         Peer(name="litdata", packages=("litdata==0.2.76",)),
@@ -66,27 +60,23 @@ PEERS = {
         Peer(name="turboloader", packages=("turboloader==2.39.0",)),
         Peer(name="tfdata", packages=("tensorflow-cpu==2.21.0",), with_torch=False),
     )
-}
-
-
-def cache_folder() -> Path:
-    root = os.environ.get("FEEDLINE_CACHE") or Path.home() / ".cache" / "feedline"
-    return Path(root) / "peers"
+}  # fmt: skip
 
 
 def interpreter(peer: Peer) -> Path:
     """The Python to run the peer's script with; installs on the first call. Raises PeerError."""
-    if not (peer.packages or peer.without_dependencies):
+    if not peer.installed:
         return Path(sys.executable)
-    folder = cache_folder() / peer.name
+    folder = Path(os.environ.get("FEEDLINE_CACHE") or Path.home() / ".cache" / "feedline") / "peers" / peer.name
     python, ready = folder / "bin" / "python", folder / ".ready"
-    wanted = "\n".join((*peer.packages, *peer.without_dependencies))
+    wanted = "\n".join(peer.installed)
     if ready.exists() and ready.read_text() == wanted:
         return python
     _run(peer, [sys.executable, "-m", "venv", "--clear", str(folder)])
     if peer.with_torch:
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         ours = sysconfig.get_paths()["purelib"]
-        (site_packages(folder) / "zz_feedline.pth").write_text(ours + "\n")
+        (folder / "lib" / version / "site-packages" / "zz_feedline.pth").write_text(ours + "\n")
     pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     if peer.packages:
         _run(peer, [*pip, *peer.packages])
@@ -94,11 +84,6 @@ def interpreter(peer: Peer) -> Path:
         _run(peer, [*pip, "--no-build-isolation", "--no-deps", *peer.without_dependencies])
     ready.write_text(wanted)
     return python
-
-
-def site_packages(folder: Path) -> Path:
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return folder / "lib" / version / "site-packages"
 
 
 def _run(peer: Peer, command: list[str]) -> None:

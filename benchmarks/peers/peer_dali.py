@@ -5,9 +5,7 @@
 from typing import Any
 
 from nvidia.dali import fn, pipeline_def, types
-from peer_protocol import Spec, image_files, serve
-
-pipelines: list[Any] = []
+from peer_protocol import Epoch, Spec, image_files, serve
 
 
 @pipeline_def
@@ -18,17 +16,18 @@ def graph(files: list[str], labels: list[int], px: int) -> Any:
     return fn.flip(images, horizontal=fn.random.coin_flip()), label
 
 
-def batches(spec: Spec) -> Any:
-    if not pipelines:
-        found = image_files(spec)
-        pipe = graph([str(path) for path, _ in found], [label for _, label in found], spec["px"],
-                     batch_size=spec["batch_size"], num_threads=max(1, spec["workers"]), device_id=None)  # fmt: skip
-        pipe.build()
-        pipelines.append(pipe)
-    while True:
-        images, _ = pipelines[0].run()
-        yield images.as_array()
+def make(spec: Spec) -> Epoch:
+    files = image_files(spec["folder"])
+    pipe = graph([str(path) for path, _ in files], [label for _, label in files], spec["px"],
+                 batch_size=spec["batch_size"], num_threads=max(1, spec["workers"]), device_id=None)  # fmt: skip
+    pipe.build()
+
+    def epoch() -> Any:
+        while True:
+            yield pipe.run()[0].as_array()
+
+    return epoch
 
 
 if __name__ == "__main__":
-    serve(batches)
+    serve(make)

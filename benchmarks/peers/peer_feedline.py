@@ -1,26 +1,17 @@
 """feedline's own row: the same protocol, the same window, uint8 NHWC batches from the split in the spec."""
 
-from collections.abc import Iterator
-from typing import Any
-
-from peer_protocol import Spec, serve  # pyright: ignore[reportMissingImports]
+from peer_protocol import Epoch, Spec, serve  # pyright: ignore[reportMissingImports]
 
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.loader import Loader
 
-loaders: list[Loader] = []
 
-
-def batches(spec: Spec) -> Iterator[Any]:
-    if not loaders:
-        options = {name: spec[name] for name in ("batch_size", "prefetch_factor") if name in spec}
-        loaders.append(
-            Loader(spec["split"], image_size=spec["px"], num_workers=spec["workers"], train=True,
-                   augment=Augment(**spec.get("augment", {})), rank=0, world_size=1, **options)
-        )  # fmt: skip
-    for images_NHWC, _ in loaders[0]:
-        yield images_NHWC
+def make(spec: Spec) -> Epoch:
+    augment = Augment(**spec.get("augment", {}))
+    loader = Loader(spec["split"], image_size=spec["px"], num_workers=spec["workers"], train=True, rank=0,
+                    world_size=1, batch_size=spec["batch_size"], augment=augment)  # fmt: skip
+    return lambda: (images_NHWC for images_NHWC, _ in loader)
 
 
 if __name__ == "__main__":
-    serve(batches)
+    serve(make)

@@ -1,4 +1,7 @@
-"""LitData on its own chunks of JPEG bytes; decode and v2 transforms in its DataLoader's workers."""
+"""LitData on its own chunks of JPEG bytes; decode and v2 transforms in its DataLoader's workers.
+
+Writing: `optimize` with its own workers; the time of a run over one image per worker is taken for its start.
+"""
 
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false
@@ -7,20 +10,35 @@ from typing import Any
 
 import torch
 from litdata import StreamingDataLoader, StreamingDataset, optimize
-from peer_protocol import Spec, image_files, serve
+from peer_protocol import Epoch, Spec, bytes_under, image_files, resized_jpeg, serve
 from torchvision import io
 from torchvision.transforms import v2
 
-loaders: list[Any] = []
 
-
-def one(item: tuple[str, int]) -> dict[str, Any]:
+def as_is(item: list[Any]) -> dict[str, Any]:
     return {"image": Path(item[0]).read_bytes(), "label": item[1]}
 
 
+def smaller(item: list[Any]) -> dict[str, Any]:
+    image, label = resized_jpeg((item[0], item[1]))
+    return {"image": image, "label": label}
+
+
+def run(one: Any, files: list[Any], out: str, processes: int) -> None:
+    inputs = [[str(path), label] for path, label in files]
+    optimize(fn=one, inputs=inputs, output_dir=out, chunk_bytes="64MB", num_workers=processes)
+
+
 def prepare(spec: Spec) -> None:
-    items = [(str(path), label) for path, label in image_files(spec)]
-    optimize(fn=one, inputs=items, output_dir=str(Path(spec["work"]) / "chunks"), chunk_bytes="64MB", num_workers=2)
+    run(as_is, image_files(spec["folder"]), str(Path(spec["work"]) / "chunks"), 2)
+
+
+def write(files: list[Any], out: str, processes: int) -> Any:
+    yield "start"
+    run(smaller, files[:processes], out + "-start", processes)
+    yield "ready"
+    run(smaller, files, out, processes)
+    yield bytes_under(out)
 
 
 class Pictures(StreamingDataset):
@@ -37,16 +55,13 @@ class Pictures(StreamingDataset):
         return v2.RandomResizedCrop(self.px, antialias=True)
 
 
-def batches(spec: Spec) -> Any:
-    if not loaders:
-        Pictures.px = spec["px"]
-        dataset = Pictures(str(Path(spec["work"]) / "chunks"), shuffle=True, drop_last=True)
-        loaders.append(
-            StreamingDataLoader(dataset, batch_size=spec["batch_size"], num_workers=spec["workers"], drop_last=True,
-                                persistent_workers=spec["workers"] > 0)
-        )  # fmt: skip
-    return iter(loaders[0])
+def make(spec: Spec) -> Epoch:
+    Pictures.px, workers = spec["px"], spec["workers"]
+    dataset = Pictures(str(Path(spec["work"]) / "chunks"), shuffle=True, drop_last=True)
+    loader = StreamingDataLoader(dataset, batch_size=spec["batch_size"], num_workers=workers, drop_last=True,
+                                 persistent_workers=workers > 0)  # fmt: skip
+    return loader.__iter__
 
 
 if __name__ == "__main__":
-    serve(batches, prepare)
+    serve(make, prepare, write)

@@ -1,24 +1,36 @@
-"""MosaicML Streaming on its own MDS shards of JPEG bytes; PIL transforms in DataLoader workers."""
+"""MosaicML Streaming on its own MDS shards of JPEG bytes; PIL transforms in DataLoader workers.
+
+Writing: MDSWriter fed by a pool; workers read and resize, the writer packs.
+"""
 
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false
+from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
-from peer_protocol import Spec, image_files, serve
+from peer_protocol import Epoch, Spec, bytes_under, image_files, resized_jpeg, serve, warm
+from PIL import Image
 from streaming import MDSWriter, StreamingDataset
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-loaders: list[Any] = []
-
 
 def prepare(spec: Spec) -> None:
     with MDSWriter(out=str(Path(spec["work"]) / "mds"), columns={"image": "jpeg", "label": "int"}) as writer:
-        for path, label in image_files(spec):
-            from PIL import Image
-
+        for path, label in image_files(spec["folder"]):
             writer.write({"image": Image.open(path), "label": label})
+
+
+def write(files: list[Any], out: str, processes: int) -> Any:
+    with Pool(processes) as pool:
+        pool.map(warm, range(processes * 4), 1)
+        yield "ready"
+        columns = {"image": "bytes", "label": "int"}
+        with MDSWriter(out=out, columns=columns, size_limit=1 << 26) as writer:
+            for image, label in pool.imap(resized_jpeg, files, 16):
+                writer.write({"image": image, "label": label})
+        yield bytes_under(out)
 
 
 class Pictures(StreamingDataset):
@@ -32,14 +44,12 @@ class Pictures(StreamingDataset):
         return self.steps(super().__getitem__(index)["image"].convert("RGB"))
 
 
-def batches(spec: Spec) -> Any:
-    if not loaders:
-        loaders.append(
-            DataLoader(Pictures(spec), spec["batch_size"], num_workers=spec["workers"], drop_last=True,
-                       persistent_workers=spec["workers"] > 0)
-        )  # fmt: skip
-    return iter(loaders[0])
+def make(spec: Spec) -> Epoch:
+    workers = spec["workers"]
+    loader = DataLoader(Pictures(spec), spec["batch_size"], num_workers=workers, drop_last=True,
+                        persistent_workers=workers > 0)  # fmt: skip
+    return loader.__iter__
 
 
 if __name__ == "__main__":
-    serve(batches, prepare)
+    serve(make, prepare, write)

@@ -1,12 +1,17 @@
-"""What every peer's script shares: how it is told what to do, and how its rate is taken. Standard library only.
+"""What every peer's script shares: how it is told what to do, and how its rate is taken. Standard library only, and
+Pillow for those that write.
 
-A peer runs in an environment of its own, where feedline is not installed: `python peer_NAME.py prepare|measure SPEC`,
-SPEC being JSON: `folder` (an image folder), `shards` (our tars), `work` (where the peer's own format goes),
-`batch_size`, `px`, `workers`, `seconds`. `measure` prints one JSON line.
+A peer runs in an environment of its own, where feedline is not installed. Loading: `python peer_NAME.py
+prepare|measure SPEC`, SPEC being JSON: `peer`, `folder` (an image folder), `shards` (our tars), `work` (where the
+peer's own format goes), `batch_size`, `px`, `workers`, `seconds`. Preparing: `python peer_NAME.py write SOURCE OUT
+PROCESSES`. `measure` and `write` print one JSON line.
 """
 
+import io
 import itertools
 import json
+import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,36 +19,37 @@ from pathlib import Path
 from typing import Any
 
 Spec = dict[str, Any]
+Epoch = Callable[[], Iterable[Any]]
+"""The image batches of an epoch, on each call."""
 WARM_S = 1.5
 """From the first batch to the start of the window: readers, thread pools and page cache get going."""
 
 
-def serve(batches: Callable[[Spec], Iterable[Any]], prepare: Callable[[Spec], None] | None = None) -> None:
-    """`batches(spec)` gives the image batches of an epoch on each call; `prepare` writes the peer's own format."""
-    spec = json.loads(sys.argv[2])
-    if sys.argv[1] == "prepare":
-        if prepare is not None:
-            _once(prepare, spec)
-        return
-    print(json.dumps(measure(endless(batches, spec), spec["seconds"])), flush=True)
-
-
-def _once(prepare: Callable[[Spec], None], spec: Spec) -> None:
-    ready = Path(spec["work"]) / ".ready"
-    if not ready.exists():
+def serve(
+    make: Callable[[Spec], Epoch] | None = None,
+    prepare: Callable[[Spec], None] | None = None,
+    write: Callable[[list["Item"], str, int], Iterator[Any]] | None = None,
+) -> None:
+    """`make` opens the loader; `prepare` writes the peer's own format, once; `write`: see `measure_writing`."""
+    verb, spec = sys.argv[1], json.loads(sys.argv[2]) if sys.argv[1] != "write" else {}
+    if verb == "write" and write is not None:
+        measure_writing(write, sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    elif verb == "measure" and make is not None:
+        print(json.dumps(measure(endless(make(spec)), spec["seconds"])), flush=True)
+    elif prepare is not None and not (ready := Path(spec["work"]) / ".ready").exists():
         ready.parent.mkdir(parents=True, exist_ok=True)
         prepare(spec)
         ready.touch()
 
 
-def endless(batches: Callable[[Spec], Iterable[Any]], spec: Spec) -> Iterator[Any]:
-    for epoch in itertools.count():
+def endless(epoch: Epoch) -> Iterator[Any]:
+    for number in itertools.count():
         some = False
-        for batch in batches(spec):
+        for batch in epoch():
             some = True
             yield batch
         if not some:
-            raise RuntimeError(f"epoch {epoch} had no batches")
+            raise RuntimeError(f"epoch {number} had no batches")
 
 
 def measure(stream: Iterator[Any], seconds: float) -> dict[str, Any]:
@@ -64,7 +70,56 @@ def measure(stream: Iterator[Any], seconds: float) -> dict[str, Any]:
             "first_batch_s": first_batch_s, "batch": described}  # fmt: skip
 
 
-def image_files(spec: Spec) -> list[tuple[Path, int]]:
-    """The image folder's files and class numbers."""
-    classes = sorted(path for path in Path(spec["folder"]).iterdir() if path.is_dir())
-    return [(file, label) for label, folder in enumerate(classes) for file in sorted(folder.iterdir())]
+def image_files(folder: str) -> list[tuple[Path, int]]:
+    """An image folder's files and class numbers."""
+    classes = sorted(path for path in Path(folder).iterdir() if path.is_dir())
+    return [(file, label) for label, inner in enumerate(classes) for file in sorted(inner.iterdir())]
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+Item = tuple[Path, int]
+
+
+def measure_writing(
+    write: Callable[[list[Item], str, int], Iterator[Any]], source: str, out: str, processes: int
+) -> None:
+    """`write(files, out, processes)`, files in a fixed random order, may yield "start" (from here to "ready" is its
+    start, to be taken off again), yields "ready" when its work begins, and at last the bytes it wrote."""
+    files = image_files(source)
+    random.Random(0).shuffle(files)
+    answer = os.dup(1)
+    os.dup2(2, 1)  # peers print; only the figures go to standard output
+    marks: dict[str, float] = {}
+    size: Any = 0
+    for size in write(files, out, processes):
+        marks[size if isinstance(size, str) else "end"] = time.perf_counter()
+    start_s = marks["ready"] - marks["start"] if "start" in marks else 0.0
+    seconds = max(marks["end"] - marks["ready"] - start_s, 1e-9)
+    os.write(answer, (json.dumps({"seconds": seconds, "bytes": size, "samples": len(files)}) + "\n").encode())
+
+
+def resized(path: Path) -> Any:
+    """Short side 256, bicubic."""
+    from PIL import Image
+
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
+    width, height = image.size
+    short = min(width, height)
+    return image.resize((256 * width // short, 256 * height // short), Image.Resampling.BICUBIC)
+
+
+def resized_jpeg(item: Item) -> tuple[bytes, int]:
+    """The same as JPEG of quality 90."""
+    file = io.BytesIO()
+    resized(item[0]).save(file, "JPEG", quality=90)
+    return file.getvalue(), item[1]
+
+
+def warm(_: int) -> None:
+    import PIL.JpegImagePlugin  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+
+def bytes_under(folder: str, pattern: str = "*") -> int:
+    return sum(path.stat().st_size for path in Path(folder).rglob(pattern) if path.is_file())

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import spdl.io
-from peer_protocol import Spec, image_files, serve
+from peer_protocol import Epoch, Spec, image_files, serve
 from spdl.pipeline import PipelineBuilder
 
 
@@ -22,10 +22,9 @@ def region(width: int, height: int) -> tuple[int, int, int, int]:
     return width, height, 0, 0
 
 
-def batches(spec: Spec) -> Any:
+def make(spec: Spec) -> Epoch:
     px = spec["px"]
-    files = [str(path) for path, _ in image_files(spec)]
-    random.shuffle(files)
+    files = [str(path) for path, _ in image_files(spec["folder"])]
 
     def decode(path: str) -> Any:
         packets = spdl.io.demux_image(path)
@@ -38,18 +37,22 @@ def batches(spec: Spec) -> Any:
     def collate(frames: list[Any]) -> Any:
         return spdl.io.to_numpy(spdl.io.convert_frames(frames))
 
-    pipeline = (
-        PipelineBuilder()
-        .add_source(files)
-        .pipe(decode, concurrency=max(1, spec["workers"]), output_order="completion")
-        .aggregate(spec["batch_size"], drop_last=True)
-        .pipe(collate)
-        .add_sink(3)
-        .build(num_threads=max(1, spec["workers"]))
-    )
-    with pipeline.auto_stop():
-        yield from pipeline
+    def epoch() -> Any:
+        random.shuffle(files)
+        pipeline = (
+            PipelineBuilder()
+            .add_source(files)
+            .pipe(decode, concurrency=max(1, spec["workers"]), output_order="completion")
+            .aggregate(spec["batch_size"], drop_last=True)
+            .pipe(collate)
+            .add_sink(3)
+            .build(num_threads=max(1, spec["workers"]))
+        )
+        with pipeline.auto_stop():
+            yield from pipeline
+
+    return epoch
 
 
 if __name__ == "__main__":
-    serve(batches)
+    serve(make)

@@ -7,12 +7,10 @@ from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
-from peer_protocol import Spec, image_files, serve
-
-pipelines: list[Any] = []
+from peer_protocol import Epoch, Spec, image_files, serve
 
 
-def build(spec: Spec) -> Any:
+def make(spec: Spec) -> Epoch:
     px = spec["px"]
 
     def one(path: Any) -> Any:
@@ -27,19 +25,13 @@ def build(spec: Spec) -> Any:
         image = tf.image.resize(image, [px, px], antialias=False)
         return tf.cast(tf.image.random_flip_left_right(image), tf.uint8)
 
-    paths = [str(path) for path, _ in image_files(spec)]
+    paths = [str(path) for path, _ in image_files(spec["folder"])]
     dataset = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths)).repeat()
     dataset = dataset.map(one, num_parallel_calls=tf.data.AUTOTUNE).batch(spec["batch_size"], drop_remainder=True)
     options = tf.data.Options()
     options.threading.private_threadpool_size = max(1, spec["workers"])
-    return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
-
-
-def batches(spec: Spec) -> Any:
-    if not pipelines:
-        pipelines.append(build(spec))
-    return pipelines[0].as_numpy_iterator()
+    return dataset.prefetch(tf.data.AUTOTUNE).with_options(options).as_numpy_iterator
 
 
 if __name__ == "__main__":
-    serve(batches)
+    serve(make)

@@ -3,12 +3,10 @@
     python -m feedline.benchmarks.peers.peers_report [--images 2000 --rounds 3 --work DIR]
 
 Makes a synthetic image folder, runs `benchmarks.peers.loading` and `benchmarks.peers.preparing` over it (their
-records are
-results/loading.json and results/prepare-peers.json), and writes results/heads.html from the two.
+records are results/loading.json and results/prepare-peers.json), and writes results/heads.html from the two.
 `--page` only writes the page from the records that are there.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.commands import FEEDLINE
-from feedline.benchmarks.exit import end_with
+from feedline.benchmarks.experiments.harness import RESULTS, end_with, options
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
 from feedline.profiling.record import units
 from feedline.profiling.render.html import document
-from feedline.profiling.render.sections import Bar, Bars, Page, Section, Table, Verdict, section
+from feedline.profiling.render.sections import Bar, Bars, Page, Section, Table, Tone, Verdict, section
 
-RESULTS = Path(__file__).parents[1] / "results"
 LIMIT = "limit: bare kernel"
 PREPARING_LIMIT = "limit: bare pool"
+RANGE = "whiskers: range of the rounds"
 TITLES = {
     "jpeg": ("From 256 px JPEG", "RandomResizedCrop 224 and flip, batches of 64, the same JPEG bytes for all"),
     "planes": (
@@ -41,35 +39,29 @@ TITLES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--work", type=Path, help="kept between runs; default: a temporary folder")
-    parser.add_argument("--page", action="store_true", help="only write the page from the records that are there")
-    said = parser.parse_args()
-    if said.images < 1 or said.rounds < 1:
-        parser.error("--images and --rounds: at least 1")
-    if not said.page:
+    given = options(__doc__, "heads.html", images=2000, rounds=3, work=Path, page=False)
+    if given.images < 1 or given.rounds < 1:
+        raise UsageError("--images and --rounds: at least 1")
+    if not given.page:
         with tempfile.TemporaryDirectory(prefix="feedline-heads-") as scratch:
-            measure(said.images, said.rounds, said.work or Path(scratch))
+            measure(given.images, given.rounds, given.work or Path(scratch))
     page = heads_page(record("loading.json"), record("prepare-peers.json"))
-    write_atomically(RESULTS / "heads.html", document(page).encode())
-    print("results/heads.html")
+    write_atomically(given.out, document(page).encode())
+    print(given.out)
 
 
 def measure(images: int, rounds: int, work: Path) -> None:
     """Raises CalledProcessError when a part cannot be measured at all; a peer that fails is a row that says so."""
-    photos = work / "photos"
-    count = ["--rounds", str(rounds)]
-    if not photos.exists():
-        run([*FEEDLINE, "synth", str(photos), "--layout", "folder", "--images", str(images)])
-    here = [sys.executable, "-m"]
-    run([*here, "feedline.benchmarks.peers.loading", str(photos / "train"), "--work", str(work / "loading"), *count])
-    run([*here, "feedline.benchmarks.peers.preparing", str(photos / "train"), *count])
-
-
-def run(command: list[str]) -> None:
-    subprocess.run(command, check=True)
+    photos, count = work / "photos", ["--rounds", str(rounds)]
+    peers = [sys.executable, "-m", "feedline.benchmarks.peers"]
+    synth = [*FEEDLINE, "synth", str(photos), "--layout", "folder", "--images", str(images)]
+    train = str(photos / "train")
+    for command in (
+        *([] if photos.exists() else [synth]),
+        [*peers[:2], f"{peers[2]}.loading", train, "--work", str(work / "loading"), *count],
+        [*peers[:2], f"{peers[2]}.preparing", train, *count],
+    ):
+        subprocess.run(command, check=True)
 
 
 def record(name: str) -> Mapping[str, Any]:
@@ -82,13 +74,16 @@ def record(name: str) -> Mapping[str, Any]:
 
 def heads_page(loading: Mapping[str, Any], preparing: Mapping[str, Any]) -> Page:
     """Pure."""
+    host = loading["host"]
+    method = (
+        f"{host['cores']} cores of {host['cpu']}; every tool in an environment of its own, the same images, fresh "
+        "processes in rounds of random order, medians with the range of the rounds, page cache warm."
+    )
+    tables = [loading_section(name, rows) for name, rows in loading["tables"].items()]
     return Page(
         title="Head to head",
-        verdict=Verdict(words=headline(loading, preparing), evidence=[method(loading)]),
-        sections=[
-            *(loading_section(name, rows) for name, rows in loading["tables"].items()),
-            preparing_section(preparing),
-        ],
+        verdict=Verdict(words=headline(loading, preparing), evidence=[method]),
+        sections=[*tables, preparing_section(preparing)],
         kicker="feedline benchmarks",
     )
 
@@ -110,62 +105,35 @@ def is_peer(row: Mapping[str, Any]) -> bool:
     return not row["name"].startswith(("feedline", "limit", "bare", "plain"))
 
 
-def method(loading: Mapping[str, Any]) -> str:
-    host = loading["host"]
-    return (
-        f"{host['cores']} cores of {host['cpu']}; every tool in an environment of its own, the same images, fresh "
-        "processes in rounds of random order, medians with the range of the rounds, page cache warm."
-    )
+def tone(name: str) -> Tone:
+    return "good" if name.startswith("feedline") else "main" if is_peer({"name": name}) else "muted"
 
 
 def loading_section(name: str, rows: list[Mapping[str, Any]]) -> Section | None:
     title, lede = TITLES.get(name, (name, ""))
     limit = next((row["samples_per_s"] for row in rows if row["name"] == LIMIT), None)
-    drawn = [
-        Bar(
-            label=row["name"],
-            value=row["samples_per_s"],
-            low=row["low"],
-            high=row["high"],
-            tone="good" if row["name"].startswith("feedline") else "main" if is_peer(row) else "muted",
-            note=row["problem"] or (f"hands over {row['batch']}" if row["batch"] != "none" else ""),
-        )
+    bars = [
+        Bar(label=row["name"], value=row["samples_per_s"], low=row["low"], high=row["high"], tone=tone(row["name"]),
+            note=row["problem"] or (f"hands over {row['batch']}" if row["batch"] != "none" else ""))
         for row in rows
-    ]
+    ]  # fmt: skip
     reference = ("a bare loop of the same kernel", limit) if limit else None
-    chart = Bars(rows=drawn, title=title, reference=reference, note="whiskers: range of the rounds")
-    return section(title, chart, lede=lede)
+    return section(title, Bars(rows=bars, title=title, reference=reference, note=RANGE), lede=lede)
 
 
 def preparing_section(preparing: Mapping[str, Any]) -> Section | None:
     rates, ahead = preparing["samples_per_s"], preparing["feedline_is_times_faster"]
-    of_rounds = {name: [one[name] for one in preparing["by_round"] if name in one] for name in rates}
-    drawn = [
-        Bar(
-            label=name,
-            value=rate,
-            low=min(of_rounds[name]),
-            high=max(of_rounds[name]),
-            tone="good" if name == "feedline" else "main" if is_peer({"name": name}) else "muted",
-        )
-        for name, rate in sorted(rates.items(), key=lambda item: -item[1])
-    ]
-    drawn += [Bar(label=name, note=reason, tone="bad") for name, reason in preparing["failed"].items()]
-    rows = [(name, units.times(one["low"]), units.times(one["median"]), units.times(one["high"]))
-            for name, one in ahead.items()]  # fmt: skip
+    bars: list[Bar] = []
+    for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
+        of_rounds = [one[name] for one in preparing["by_round"] if name in one]
+        bars.append(Bar(label=name, value=rate, low=min(of_rounds), high=max(of_rounds), tone=tone(name)))
+    bars += [Bar(label=name, note=reason, tone="bad") for name, reason in preparing["failed"].items()]
     limit = rates.get(PREPARING_LIMIT)
     reference = ("a bare pool of the same kernel", limit) if limit else None
-    return section(
-        "Preparing",
-        Bars(
-            rows=drawn,
-            title="Preparing",
-            reference=reference,
-            note="medians of the rounds, whiskers: their range; process starts apart",
-        ),
-        Table(headers=["feedline beside", "lowest", "median", "highest"], rows=rows, numeric=(1, 2, 3)),
-        lede=preparing["what"],
-    )
+    chart = Bars(rows=bars, title="Preparing", reference=reference, note=f"{RANGE}; process starts apart")
+    rows = [(name, *(units.times(one[end]) for end in ("low", "median", "high"))) for name, one in ahead.items()]
+    table = Table(headers=["feedline beside", "lowest", "median", "highest"], rows=rows, numeric=(1, 2, 3))
+    return section("Preparing", chart, table, lede=preparing["what"])
 
 
 if __name__ == "__main__":

@@ -1,34 +1,32 @@
 """feedline's prepare beside other tools that resize and pack images: same files, size, quality and cores.
 
-    python -m feedline.benchmarks.peers.preparing SOURCE      SOURCE: a folder of class folders
+    python -m feedline.benchmarks.peers.preparing SOURCE [--rounds 3] [--only ffcv …]
 
-Every tool runs in an environment of its own, in rounds, in an order drawn anew for each round; process starts are
-taken off for all. The limit is a bare pool of as many processes, which reads, runs feedline's kernel and writes.
-Tools that leave the picture to the user's own function get the same one, with the Pillow that `pip install` brings
-them and, as `_simd`, with this project's Pillow-SIMD. `webdataset` is the loop of its documentation, one process;
-`webdataset_simd` has a pool in front of the writer, as MosaicML's documentation does it: harder to beat than what
-either tool's users write.
+SOURCE: a folder of class folders. Every tool runs in an environment of its own, in rounds, in an order drawn anew for
+each round; process starts are taken off for all. The limit is a bare pool of as many processes, which reads, runs
+feedline's kernel and writes. Tools that leave the picture to the user's own function get the same one, with the
+Pillow that `pip install` brings them and, as `_simd`, with this project's Pillow-SIMD. `webdataset` is the loop of
+its documentation, one process; `webdataset_simd` has a pool in front of the writer, as MosaicML's documentation has
+it: harder to beat than what either tool's users write.
 """
 
-import argparse
-import functools
 import json
-import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from feedline.benchmarks.experiments.prepare_speed import RESULTS, bare_pool, spark_job, where_samples_are, write
-from feedline.benchmarks.measure.rounds import end_group, rounds
+from feedline.benchmarks.experiments.harness import end_with, options, say, show, spread, write
+from feedline.benchmarks.experiments.prepare_speed import bare_pool, spark_job, where_samples_are
+from feedline.benchmarks.measure.fork_server import end_group
+from feedline.benchmarks.measure.rounds import rounds
 from feedline.benchmarks.peers.environments import PEERS as LOADERS
 from feedline.benchmarks.peers.environments import SCRIPTS, STOCK_PILLOW, Peer, PeerError, interpreter
+from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.process import usable_cores
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.sources.reading import read_all
+from feedline.preprocess.sources.reading import Where, read_all
 
 PEERS = {
     "mosaicml": Peer(name="mosaicml_stock", packages=(*LOADERS["mosaicml"].packages, STOCK_PILLOW)),
@@ -42,117 +40,81 @@ PEERS = {
 }
 """By the name of the row; the Peer's own name is that of its environment, which the loading benchmark shares."""
 ONE_PROCESS = ("webdataset",)
-LIMIT = "limit: bare pool"
+LIMIT, OURS = "limit: bare pool", "feedline"
 STUCK_S = 600
 WANTED = {"mosaicml": 1.4, "litdata": 3.0, "img2dataset": 3.0, "webdataset": 2.5}
 """How far ahead prepare should be, of each tool as its users install it; of FFCV nothing was asked."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m feedline.benchmarks.peers.preparing", description=__doc__)
-    parser.add_argument("source")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", help="these peers")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    said = parser.parse_args()
-    if (Path(said.source) / "train").is_dir():
-        parser.error(f"{said.source} holds splits: give one of them, as {said.source}/train")
-    peers = {name: peer for name, peer in PEERS.items() if said.only is None or name in said.only}
-    write(said.out / "prepare-peers.json", measure(said.source, peers, said.rounds))
-
-
-def measure(source: str, peers: Mapping[str, Peer], count: int) -> dict[str, Any]:
-    pythons: dict[str, Path] = {}
+    given = options(__doc__, "prepare-peers.json", "source", rounds=3, only=tuple(PEERS))
+    if (given.source / "train").is_dir():
+        raise UsageError(f"{given.source} holds splits: give one of them, as {given.source}/train")
+    source, cores = str(given.source), usable_cores()
+    by_round: list[dict[str, float]] = [{} for _ in range(given.rounds)]
     failed: dict[str, str] = {}
-    for name, peer in peers.items():
-        try:
-            pythons[name] = interpreter(peer)
-        except PeerError as error:
-            failed[name] = str(error)
-    by_round: list[dict[str, float]] = [{} for _ in range(count)]
-    with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
-        for number, name in rounds([*pythons, LIMIT, "feedline"], count):
+    with tempfile.TemporaryDirectory(prefix="feedline-bench-") as scratch:
+        places = where_samples_are(PrepareConfig(source=source, out=scratch))
+        for number, name in rounds([*given.only, LIMIT, OURS], given.rounds):
             if name in failed:
                 continue
-            try:
-                rate = one_run(name, pythons.get(name), source, Path(folder))
-            except PeerError as error:
-                failed[name] = str(error)
-                continue
-            by_round[number][name] = rate
-            print(number, name, round(rate, 1), file=sys.stderr, flush=True)
-    return summary(source, by_round, failed)
+            with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
+                try:
+                    by_round[number][name] = one_run(name, source, places, cores, Path(folder))
+                except PeerError as error:
+                    failed[name] = str(error)
+            say(f"{number} {name} {by_round[number].get(name, 0.0):,.1f} {failed.get(name, '')}")
+    figures = summary(source, by_round, failed)
+    write(given.out, figures)
+    ahead = figures["feedline_is_times_faster"]
+    show(
+        ("feedline beside", "median", "low", "high", "wanted"), [(name, *one.values()) for name, one in ahead.items()]
+    )
 
 
-def one_run(name: str, python: Path | None, source: str, folder: Path) -> float:
+def one_run(name: str, source: str, places: Sequence[Where], cores: int, folder: Path) -> float:
     """samples/s, starts apart. Raises PeerError when a peer fails."""
-    out = folder / "out"
-    for _ in read_all(places(source), {}, {}):  # so that nobody meets a cold disk
+    python = interpreter(PEERS[name]) if name in PEERS else None
+    for _ in read_all(places, {}, {}):  # so that nobody meets a cold disk
         pass
-    try:
-        if name == LIMIT:
-            return float(bare_pool(places(source), usable_cores(), out)["samples_per_s"])
-        if python is None:
-            return float(spark_job(source, None, usable_cores(), out)["samples_per_s"])
-        script = SCRIPTS / f"prepare_{name.removesuffix('_simd')}.py"
-        processes = 1 if name in ONE_PROCESS else usable_cores()
-        command = [str(python), str(script), source, str(out), str(processes)]
-        figures = json.loads(last_line(name, command, folder))
-        return figures["samples"] / figures["seconds"]
-    finally:
-        for left in folder.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-
-
-def last_line(name: str, command: Sequence[str], folder: Path) -> str:
-    """Of what it printed. Raises PeerError; a tool that waits for dead workers is ended with all that it started."""
+    if name == LIMIT:
+        return float(bare_pool(places, cores, folder / "out")["samples_per_s"])
+    if python is None:
+        return float(spark_job(source, None, cores, folder / "out")["samples_per_s"])
+    processes = 1 if name in ONE_PROCESS else cores
+    script = SCRIPTS / f"peer_{name.removesuffix('_simd')}.py"
+    command = [str(python), str(script), "write", source, str(folder / "out"), str(processes)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True
     ) as process:
         try:
-            printed, said = process.communicate(timeout=STUCK_S)
+            printed, complaints = process.communicate(timeout=STUCK_S)
         except subprocess.TimeoutExpired:
             raise PeerError(f"{name} did not end in {STUCK_S} s") from None
         finally:
-            end_group(process.pid)
+            end_group(process.pid)  # a tool that waits for dead workers, with all that it started
     if process.returncode:
-        raise PeerError(f"{name} failed: {(said.strip().splitlines() or ['no message'])[-1]}")
-    return printed.splitlines()[-1]
-
-
-@functools.cache
-def places(source: str) -> Any:
-    """Where the samples are, looked up outside the time measured."""
-    with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
-        return where_samples_are(PrepareConfig(source=source, out=folder))
+        raise PeerError(f"{name} failed: {(complaints.strip().splitlines() or ['no message'])[-1]}")
+    figures = json.loads(printed.splitlines()[-1])
+    return figures["samples"] / figures["seconds"]
 
 
 def summary(source: str, by_round: Sequence[dict[str, float]], failed: dict[str, str]) -> dict[str, Any]:
-    names = sorted({name for one in by_round for name in one} - {"feedline", LIMIT})
-    ratios = {
-        name: sorted(one["feedline"] / one[name] for one in by_round if {name, "feedline"} <= one.keys())
-        for name in names
-    }
+    names = sorted({name for one in by_round for name in one} - {OURS, LIMIT})
+    rates = {name: [one[name] for one in by_round if name in one] for name in (*names, OURS, LIMIT)}
+    ratios = {name: [one[OURS] / one[name] for one in by_round if {name, OURS} <= one.keys()] for name in names}
+    ahead = {name: {**spread(found, 2), "wanted": WANTED.get(name)} for name, found in ratios.items() if found}
     return {
         "what": f"{Path(source).name}: short side 256, bicubic (img2dataset: area), q90; {usable_cores()} cores",
         "n": sum(1 for path in Path(source).rglob("*") if path.is_file()),
         "rounds": len(by_round),
         "warm_up_rounds": 0,
-        "samples_per_s": {
-            name: round(median(one[name] for one in by_round if name in one), 1)
-            for name in (*names, "feedline", LIMIT)
-            if any(name in one for one in by_round)
-        },
-        "feedline_is_times_faster": {
-            name: {"median": round(median(found), 2), "low": round(found[0], 2), "high": round(found[-1], 2),
-                   "wanted": WANTED.get(name)}
-            for name, found in ratios.items()
-            if found
-        },
+        "samples_per_s": {name: spread(values, 1)["median"] for name, values in rates.items() if values},
+        "feedline_is_times_faster": ahead,
         "failed": failed,
         "by_round": list(by_round),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":
-    main()
+    end_with(main)

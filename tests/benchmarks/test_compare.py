@@ -13,8 +13,7 @@ import torch
 from feedline.benchmarks.commands import check_work
 from feedline.benchmarks.compare import CompareConfig, Results, read_lines, run
 from feedline.benchmarks.grid import Grid, parse_values
-from feedline.benchmarks.measure.ranks import check_devices
-from feedline.benchmarks.measure.rounds import MeasureError
+from feedline.benchmarks.measure.rounds import MeasureError, check_devices
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.statement import record_of
 from feedline.pipeline.base.errors import UsageError

@@ -5,18 +5,9 @@ from typing import Any
 
 import pytest
 
-from feedline.benchmarks.ladder import (
-    Climbed,
-    Ladder,
-    LadderConfig,
-    differences,
-    free_data,
-    predictions,
-    rungs_of,
-)
-from feedline.benchmarks.ladder_page import ladder_section, rows, story
-from feedline.benchmarks.ladder_run import AscentConfig, check
+from feedline.benchmarks.ladder import LadderConfig, differences, predictions, record_of, rungs_of
 from feedline.benchmarks.measure.window import Window
+from feedline.benchmarks.pages import ladder_rows, ladder_section, ladder_story
 from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose
@@ -33,20 +24,19 @@ def window(rate: float, cpu: float = 1.0, **facts: Any) -> Window:
     )  # fmt: skip
 
 
-def ladder() -> Ladder:
-    rungs = rungs_of(LadderConfig(argv=["train.py"], shards=Path("s"), raw=Path("r")))
-    rates = (400, 600, 700, 1500, 2800)
+def climbed() -> dict[str, Any]:
+    rungs = rungs_of(2, Path("s"), Path("r"))
+    windows = {
+        rung.key: [window(rate * k) for k in (0.98, 1.0, 1.03)]
+        for rung, rate in zip(rungs[:-1], (400, 600, 700, 1500, 2800), strict=True)
+    }
     predicted = Prediction(remedy="any", samples_per_s=660.0, low=600.0, high=720.0, why="the cores are the limit")
-    climbed = [
-        Climbed(rung=rung, windows=[window(rate * k) for k in (0.98, 1.0, 1.03)], prediction=predicted)
-        for rung, rate in zip(rungs, rates, strict=True)
-    ]
-    free = Climbed(rung=free_data(), windows=[window(2900), window(3000), window(3100)], prediction=None)
-    return Ladder(rungs=climbed, ceiling=free)
+    free = {"ceiling": [window(2900), window(3000), window(3100)]}
+    return record_of(rungs, windows | free, dict.fromkeys(windows, predicted))
 
 
 def test_the_record_has_the_keys_others_rely_on() -> None:
-    record = ladder().record()
+    record = climbed()
     assert [rung["samples_per_s"] for rung in record["rungs"]] == pytest.approx([400, 600, 700, 1500, 2800])
     for rung in record["rungs"]:
         assert {"name", "samples_per_s", "low", "high", "predicted"} <= rung.keys()
@@ -55,24 +45,22 @@ def test_the_record_has_the_keys_others_rely_on() -> None:
 
 
 def test_table_and_sentence_say_what_was_measured() -> None:
-    record = ladder().record()
-    table = rows(record)
+    record = climbed()
+    table = ladder_rows(record)
     assert len(table) == 6 and table[1][1] == "600" and table[1][4] == "+10 %" and table[1][5] == "1.5×"
-    assert "from 400 samples/s to 2,800 samples/s, 7× as fast, 93 %" in story(record)
+    assert "from 400 samples/s to 2,800 samples/s, 7× as fast, 93 %" in ladder_story(record)
     assert "data is free" in document(Page(title="", sections=[ladder_section(record)]))
 
 
 def test_no_raw_shards_no_raw_rung() -> None:
-    assert [one.key for one in rungs_of(LadderConfig(argv=["x"], shards=Path("s")))] == [
-        "as-is", "workers", "shards", "loader",
-    ]  # fmt: skip
+    assert [one.key for one in rungs_of(2, Path("s"), None)] == ["as-is", "workers", "shards", "loader", "ceiling"]
+    assert [one.key for one in rungs_of(2, Path("s"), Path("r"))][-2:] == ["raw", "ceiling"]
 
 
 def test_batches_of_another_kind_are_pointed_out() -> None:
-    rungs = rungs_of(LadderConfig(argv=["x"], shards=Path("s")))[:2]
-    seen = [window(1.0), window(1.0, dtype="uint8", shape=[64, 64, 64, 3])]
-    climbed = [Climbed(rung=r, windows=[w], prediction=None) for r, w in zip(rungs, seen, strict=True)]
-    assert differences(climbed[:1]) == [] and "uint8" in differences(climbed)[0]
+    usual, other = window(1.0).facts, window(1.0, dtype="uint8", shape=[64, 64, 64, 3]).facts
+    assert differences({"a": usual}) == []
+    assert "uint8" in differences({"a": usual, "b": other})[0]
 
 
 def test_rungs_are_predicted_by_the_figures_of_the_report() -> None:
@@ -102,11 +90,13 @@ def test_workers_that_the_script_has_already_change_nothing() -> None:
 
 def test_options_behind_the_source_are_pointed_out(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--prepared stands behind SOURCE"):
-        check(AscentConfig(source=tmp_path, argv=["--prepared", "x"], work=tmp_path))
+        LadderConfig(source=tmp_path, argv=["--prepared", "x"], work=tmp_path).check()
 
 
-def test_nonsense_is_refused() -> None:
+def test_nonsense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at least 2"):
-        LadderConfig(argv=["x"], shards=Path("s"), rounds=1)
-    with pytest.raises(UsageError, match="no script"):
-        LadderConfig(argv=[], shards=Path("s"))
+        LadderConfig(source=tmp_path, argv=["x"], rounds=1)
+    with pytest.raises(UsageError, match="has no train/CLASS"):
+        LadderConfig(source=tmp_path, argv=[], work=tmp_path).check()
+    with pytest.raises(UsageError, match="script nosuch does not exist"):
+        LadderConfig(source=tmp_path, argv=["nosuch"], work=tmp_path).check()

@@ -11,8 +11,8 @@ import pytest
 from feedline.benchmarks.experiments.tune_check import case
 from feedline.benchmarks.measure.rounds import MeasureError
 from feedline.benchmarks.measure.window import Subject, Window
+from feedline.benchmarks.pages import tune_page
 from feedline.benchmarks.tune import TuneConfig, predicted, promising, tune, write_config
-from feedline.benchmarks.tune_page import tune_page
 from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.render.html import document
 
@@ -149,9 +149,9 @@ def test_the_model_ranks_workers(tmp_path: Path) -> None:
         machine.measure(Subject(kind="loader", settings={"num_workers": workers, "batch_size": 64}))
         for workers in (0, 1)
     ]
-    foretold = predicted(config(tmp_path), *windows)
-    assert foretold[1] == pytest.approx(500, rel=0.05)
-    assert 4 in promising(foretold) and 1 not in promising(foretold)
+    rates = predicted(config(tmp_path), *windows)
+    assert rates[1] == pytest.approx(500, rel=0.05)
+    assert 4 in promising(rates) and 1 not in promising(rates)
 
 
 def test_the_file_is_what_train_reads(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedline.benchmarks.what_if import WhatIfConfig, image_size, trials, what_if
-from feedline.benchmarks.what_if_forms import samples_of
+from feedline.benchmarks.what_if import WhatIfConfig, image_size, samples_of, trials, what_if
 from feedline.preprocess.picture import Output
 from feedline.profiling.record.recording import LoaderSeen, Recording, Script
 

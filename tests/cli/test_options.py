@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from feedline.benchmarks.compare import CompareConfig
-from feedline.benchmarks.ladder_run import AscentConfig
+from feedline.benchmarks.ladder import LadderConfig
 from feedline.benchmarks.plan import PlanInputs
 from feedline.benchmarks.tune import TuneConfig
 from feedline.cli import compare, ladder, plan, prepare, profile, slurm, synth, train, tune
@@ -45,7 +45,7 @@ MIRRORS = {
     "compare": Mirror(compare.OPTIONS, CompareConfig),
     "tune": Mirror(tune.OPTIONS, TuneConfig),
     "plan": Mirror(plan.OPTIONS, PlanInputs),
-    "ladder": Mirror(ladder.OPTIONS, AscentConfig),
+    "ladder": Mirror(ladder.OPTIONS, LadderConfig),
 }
 
 

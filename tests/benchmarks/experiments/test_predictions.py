@@ -10,6 +10,7 @@ import pytest
 from feedline.benchmarks.experiments import predictions
 from feedline.benchmarks.experiments.predictions import AS_IS, CASES, SCRIPTS, forms_of, predicted, score, summary
 from feedline.benchmarks.measure.window import Subject, Window
+from feedline.pipeline.base.errors import FeedlineError
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record import units
@@ -63,7 +64,7 @@ def test_the_scored_figures_are_those_of_the_report(name: str) -> None:
 
 
 def test_a_profile_without_what_a_case_needs_is_refused() -> None:
-    with pytest.raises(SystemExit, match="no prediction for"):
+    with pytest.raises(FeedlineError, match="no prediction for"):
         predicted(made(), CASES["naive"])
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from feedline.benchmarks.experiments.hosts import Host
-from feedline.benchmarks.experiments.scaling_page import markdown, study_page
+from feedline.benchmarks.experiments.scaling_report import markdown, study_page
 from feedline.benchmarks.experiments.scaling_study import (
     Cell,
+    Host,
     StudyConfig,
     command_lines,
     keep_run,
@@ -48,7 +48,7 @@ def test_a_batch_that_does_not_divide_is_rounded_and_stated() -> None:
     uneven = config(procs=(1,), nodes=(1, 3), batch_sizes=(50,))
     said = summary(uneven, cell, runs[cell.key], runs)
     assert (said["batch_per_rank"], said["batch_global"]) == (17, 51)
-    assert "--batch-size 17" in " ".join(command_lines(uneven, cell, [Host(prefix=(), address="x", apart=False)] * 3,
+    assert "--batch-size 17" in " ".join(command_lines(uneven, cell, [Host()] * 3,
                                                        0, Path("run"))[0])  # fmt: skip
 
 
@@ -89,7 +89,9 @@ def test_finished_runs_are_kept_but_not_for_another_study(tmp_path: Path) -> Non
     assert set(read_runs(tmp_path / "runs.jsonl", one)) == {"a", "b"}
 
 
-@pytest.mark.parametrize("options", [{"repeats": 1}, {"procs": (0,)}, {"num_workers": -1}, {"nodes": (0,)}])
+@pytest.mark.parametrize(
+    "options", [{"repeats": 1}, {"procs": (0,)}, {"num_workers": -1}, {"nodes": (0,)}, {"devices": ("x",)}]
+)
 def test_bad_studies_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         config(**options)

@@ -5,12 +5,13 @@ The time of a run over one image per process is taken for its start.
 
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
 from pathlib import Path
+from typing import Any
 
 from img2dataset import download
-from prepare_protocol import image_files, serve
+from peer_protocol import bytes_under, serve
 
 
-def run(files, out: str, processes: int) -> None:
+def run(files: list[Any], out: str, processes: int) -> None:
     listing = Path(out + ".txt")
     listing.write_text("".join(f"file://{path}\n" for path, _ in files))
     download(
@@ -20,14 +21,13 @@ def run(files, out: str, processes: int) -> None:
     )  # fmt: skip
 
 
-def prepare(source: str, out: str, processes: int):
-    files = image_files(source)
+def write(files: list[Any], out: str, processes: int) -> Any:
     yield "start"
     run(files[:processes], out + "-start", processes)
     yield "ready"
     run(files, out, processes)
-    yield sum(path.stat().st_size for path in Path(out).rglob("*.tar"))
+    yield bytes_under(out, "*.tar")
 
 
 if __name__ == "__main__":
-    serve(prepare)
+    serve(write=write)
