@@ -76,6 +76,8 @@ def run() -> None:
         status = app(standalone_mode=False, prog_name="feedline")
         if sys.stdout is not None:
             sys.stdout.flush()
+        if status == 130 and verb != "profile":  # Typer's word for Ctrl-C; profile has said what became of it
+            raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
         stderr.print("interrupted" + GOES_ON.get(verb, ""))
         sys.exit(130)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -49,6 +50,9 @@ def gather(
     here = os.getcwd()  # noqa: PTH109 executors have working folders of their own; there may be a million paths
     paths = [path if path.startswith("/") or "://" in path else f"{here}/{path}" for path in found.columns.paths]
     columns, classes = selected(replace(found.columns, paths=paths), list(found.classes), config)
+    names = Counter(entry["name"] for entry in classes if "wnid" not in entry)
+    for name in [name for name, count in names.items() if count > 1][:1]:
+        on_note(f"several classes are called {name!r}: each keeps a label of its own")
     return columns, classes, source_stats(columns.paths)
 
 

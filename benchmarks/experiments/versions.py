@@ -112,8 +112,8 @@ def main() -> None:
     commits = {"before": commit(given.before), "after": commit(HERE)}
     figures = {"commits": commits, "before_over_after": {cell: asdict(ratio) for cell, ratio in ratios.items()}}
     write(given.out, {**figures, "load_average": os.getloadavg()[0], "seconds": seconds})
-    show(("", "before/after", "low", "high", "n"),
-         [(cell, *(f"{end:.3f}" for end in (r.value, r.low or 0, r.high or 0)), r.n) for cell, r in ratios.items()])  # fmt: skip
+    rows = [(cell, *(f"{end or 0:.3f}" for end in (r.value, r.low, r.high)), r.n) for cell, r in ratios.items()]
+    show(("", "before/after", "low", "high", "n"), rows)
 
 
 def commit(checkout: Path) -> str:

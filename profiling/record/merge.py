@@ -208,7 +208,9 @@ def _notes(
     journal: Journal, trainers: Sequence[About], steps: Sequence[Step], loaders: Sequence[LoaderSeen]
 ) -> list[str]:
     notes: list[str] = []
-    if not loaders:
+    if not loaders and any(one["ended_by"] in ("signal", "error") for one in trainers):
+        notes.append("the script ended before a DataLoader was iterated")
+    elif not loaders:
         notes.append(
             "no DataLoader was iterated: the wait for data, workers and stages cannot be told; "
             "use torch's DataLoader, webdataset or feedline's Loader, or `profiling.probe.watch` around your loop"

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from feedline.cli.common import RateColumn
+from feedline.cli.common import PlainConsole, RateColumn, write
 from feedline.cli.main import app
-from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 
 OUTPUTS = {
     "prepare no/source no/out": ["--json"],
@@ -68,3 +68,16 @@ def test_the_rate_is_of_what_came_since_the_start() -> None:
         bar.update(task.id, completed=done)
         shown.append(str(column.render(task)))
     assert shown == ["", "50 samples/s", "50 samples/s"]
+
+
+def test_a_disk_that_fills_up_fails_the_verb_and_is_no_wrong_use(tmp_path: Path) -> None:
+    """What can be known before the work is wrong use: status 2."""
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FeedlineError, match=r"cannot write .*: Is a directory") as failed:
+        write(tmp_path / "folder", "text")
+    assert failed.value.exit_status == 1
+
+
+def test_a_place_in_a_script_is_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    PlainConsole().print("toy.py:train:35")
+    assert capsys.readouterr().out == "toy.py:train:35\n"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.preprocess import prepare as door
@@ -20,6 +21,17 @@ def test_a_long_index_says_how_far_it_is(images: Path, tmp_path: Path, monkeypat
     config = PrepareConfig(source=str(images), out=str(tmp_path / "out"), max_bad=0.2)
     door.prepare(config, on_note=said.append, engine=Here())
     assert "indexing: 1 of 1 pieces, 53 samples" in said
+
+
+def test_classes_of_one_name_are_said(tmp_path: Path) -> None:
+    """A tab is escaped in a manifest; a folder may be called by the escape."""
+    for number, name in enumerate(("a\tb", r"a\tb")):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "in" / name / "1.png")
+    notes: list[str] = []
+    config = PrepareConfig(source=str(tmp_path / "in"), out=str(tmp_path / "out"))
+    door.prepare(config, on_note=notes.append, engine=Here())
+    assert r"several classes are called 'a\\tb': each keeps a label of its own" in notes
 
 
 def test_pieces_are_indexed_beside_each_other_and_stay_in_order() -> None:

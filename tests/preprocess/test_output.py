@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.pipeline.format.manifest import read_manifest
+from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError
+from feedline.pipeline.format.manifest import MANIFEST, Manifest, read_manifest
 from feedline.preprocess import output
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
@@ -272,7 +273,51 @@ def test_a_death_at_any_step_of_the_exchange_leaves_old_or_new_and_a_rerun_ends_
     assert steps > 20
 
 
+def test_a_signal_waits_until_the_exchange_is_over(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    prepare(images, out, shards=2, val_fraction=0.25)
+    new: dict[str, Any] = {"shards": 2, "val_fraction": 0.25, "seed": 1}
+    prepare(images, tmp_path / "fresh", **new)
+    exchange = output.exchange
+
+    def interrupted(*places: Path) -> None:
+        signal.raise_signal(signal.SIGINT)
+        exchange(*places)
+
+    monkeypatch.setattr(output, "exchange", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(images, out, overwrite=True, **new)
+    assert digests(out) == digests(tmp_path / "fresh")
+    assert verify(str(out), full=True)["ok"]
+
+
+def test_half_an_exchange_is_not_read(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new train beside the old val, after a kill: both may look whole."""
+    out = tmp_path / "out"
+    prepare(images, out, shards=2, val_fraction=0.25)
+    exchange, exchanged = output.exchange, list[Path]()
+
+    def dies(new: Path, old: Path) -> None:
+        if exchanged:
+            raise Killed
+        exchanged.append(old)
+        exchange(new, old)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(output, "exchange", dies)
+        prepare(images, out, shards=2, val_fraction=0.25, seed=1, overwrite=True)
+    with pytest.raises(DatasetError, match="put a new dataset in place of the old: run its command again"):
+        read_manifest(exchanged[0])
+    prepare(images, out, shards=2, val_fraction=0.25, seed=1, overwrite=True)
+    assert {read_manifest(out / split).seed for split in ("train", "val")} == {1}
+
+
 def shards_of(out: Path) -> list[str]:
     """As a reader finds them, by the manifest."""
     split = out / "64-jpeg" / "train"
-    return [hashlib.sha256((split / shard.name).read_bytes()).hexdigest() for shard in read_manifest(split).shards]
+    return [
+        hashlib.sha256((split / shard.name).read_bytes()).hexdigest()
+        for shard in Manifest.from_json((split / MANIFEST).read_text(), "").shards
+    ]

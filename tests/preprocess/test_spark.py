@@ -1,6 +1,7 @@
 """Prepare on a real Spark: the same bytes on any number of cores and after any death; nothing left behind."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -232,7 +233,8 @@ def test_a_signal_while_spark_starts_leaves_nothing(source: Path, tmp_path: Path
     started.process.send_signal(number)
     status, errors = started.end()
     assert status == 128 + number, errors
-    assert errors.splitlines()[1:] in ([], ["interrupted"])  # after the line on the shards
+    word = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number]
+    assert errors.splitlines()[1:] == [f"{word}: the same command resumes"]  # after the line on the shards
     assert not [line for line in lines_of(psutil.process_iter()) if str(scratch) in line]
     assert not list(scratch.iterdir())
 
@@ -248,6 +250,12 @@ def test_spark_submit_runs_the_same_job(
     done = subprocess.run(whole, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert digests(tmp_path / "out") == calm
+
+
+def test_a_full_temporary_folder_is_named() -> None:
+    line = spark.one_line(OSError(errno.ENOSPC, "No space left on device"))
+    assert tempfile.gettempdir() in line
+    assert "TMPDIR" in line
 
 
 # --- before Spark starts ------------------------------------------------------------------------------

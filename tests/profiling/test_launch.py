@@ -126,7 +126,11 @@ def test_a_script_without_any_loader_gets_one_line_that_says_so(tmp_path: Path) 
     script(tmp_path, "print('done')")
     done = feedline("script.py", cwd=tmp_path)
     assert done.returncode == 0
-    assert b"DataLoader" in done.stdout + done.stderr
+    assert b"no DataLoader was iterated" in done.stdout + done.stderr
+    script(tmp_path, "raise ValueError('before the data')")
+    done = feedline("script.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert b"the script ended before a DataLoader was iterated" in done.stdout + done.stderr
 
 
 def test_forks_and_changes_of_folder_are_the_scripts_business(tmp_path: Path) -> None:

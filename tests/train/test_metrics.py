@@ -1,8 +1,13 @@
-"""The journal of a run on a disk that is full."""
+"""The journal of a run: on a disk that is full, in a folder that is taken."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from feedline.pipeline.base.errors import UsageError
+from feedline.train.metrics import Journal
 
 SCRIPT = """
 import resource, sys
@@ -27,3 +32,16 @@ def test_a_full_disk_is_one_line_though_tensorboards_thread_has_more_to_say(tmp_
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == "run/tensorboard cannot be written: File too large; then go on with --resume auto\n"
+
+
+def test_one_training_at_a_time_writes_in_a_run_folder(tmp_path: Path) -> None:
+    with Journal(tmp_path / "run", tensorboard=False) as first:
+        first({"event": "start"})
+        with (
+            Journal(tmp_path / "run", tensorboard=False) as second,
+            pytest.raises(UsageError, match=r"another training is running in .*run: wait for it, or choose another"),
+        ):
+            second({"event": "start"})
+    with Journal(tmp_path / "run", tensorboard=False) as after:
+        after({"event": "start"})
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
