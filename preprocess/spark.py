@@ -69,6 +69,11 @@ class SparkEngine:
                         on_outcome(outcome)
                 times.append(time.monotonic())
         except (Py4JError, ConnectionError, EOFError) as error:  # the JVM may die under any call to it
+            before = error.__context__  # after a Ctrl-C amid a call, what pyspark then tidies up in the JVM fails
+            while before is not None and not isinstance(before, KeyboardInterrupt | SystemExit):
+                before = before.__context__
+            if before is not None:
+                raise before from None
             raise SparkFailed(one_line(error)) from error
         start_s, run_s, stop_s = (later - sooner for sooner, later in pairwise([*times, time.monotonic()]))
         return EngineRun(start_s=start_s, run_s=run_s, stop_s=stop_s, parallelism=parallelism, master=master)

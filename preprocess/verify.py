@@ -21,7 +21,15 @@ import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.format.manifest import HALF_EXCHANGED, INDEX, MANIFEST, Index, Manifest, read_index
+from feedline.pipeline.format.manifest import (
+    HALF_EXCHANGED,
+    INDEX,
+    MANIFEST,
+    NOT_IN_PLACE,
+    Index,
+    Manifest,
+    read_index,
+)
 from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header, padding_bytes
 from feedline.preprocess import quarantine
 from feedline.preprocess.output import PLAN, is_exchanging, prepared_folders
@@ -71,7 +79,7 @@ def verify(
     """`ok`, `checked_samples`, `problems` and what was looked at. Raises DatasetError when there is no dataset."""
     store = open_store(out, storage_options)
     problems: list[Problem] = []
-    if is_exchanging(store):
+    if is_exchanging(store) or store.size(NOT_IN_PLACE) is not None:
         problems.append(Problem(PLAN, "", HALF_EXCHANGED))
     folders = sorted(prepared_folders(store), key=lambda folder: (folder.rpartition("/")[0], folder))
     if store.size(MANIFEST) is not None:

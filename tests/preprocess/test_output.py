@@ -310,6 +310,7 @@ def test_half_an_exchange_is_not_read(images: Path, tmp_path: Path, monkeypatch:
         prepare(images, out, shards=2, val_fraction=0.25, seed=1, overwrite=True)
     with pytest.raises(DatasetError, match="put a new dataset in place of the old: run its command again"):
         read_manifest(exchanged[0])
+    assert "run its command again" in verify(str(exchanged[0]))["problems"][0]["what"]
     prepare(images, out, shards=2, val_fraction=0.25, seed=1, overwrite=True)
     assert {read_manifest(out / split).seed for split in ("train", "val")} == {1}
 
