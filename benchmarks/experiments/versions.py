@@ -16,6 +16,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from feedline.benchmarks.experiments.attribution import SCRIPT, make_pictures
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, write
 from feedline.benchmarks.measure.intervals import estimate
 from feedline.pipeline.base.errors import FeedlineError
@@ -53,6 +54,7 @@ class Version:
         work.mkdir()
         (work / "load.py").write_text(LOAD)
         self.prepare(work / "shards", *OUTPUTS)
+        make_pictures(work)
 
     def run(self, *command: str | Path) -> tuple[float, str]:
         """Seconds it took, and what it printed."""
@@ -73,6 +75,13 @@ class Version:
                    if codec in str(path) and path.parent.name == "train"]  # fmt: skip
         return 1 / float(self.run(self.bin / "python", "load.py", train, str(workers), str(seconds))[1])
 
+    def profiled(self) -> float:
+        """Seconds of a watched script's loop."""
+        took = self.work / "took"
+        self.run(self.bin / "feedline", "profile", SCRIPT, "decode", self.work, "--samples", "3000", "--workers", "1",
+                 "--log", took)  # fmt: skip
+        return float(took.read_text())
+
 
 CELLS: dict[str, Callable[[Version], float]] = {
     "loader, jpeg": lambda version: version.loading("jpeg"),
@@ -85,6 +94,7 @@ CELLS: dict[str, Callable[[Version], float]] = {
     )[0],
     "import of the probe": lambda version: version.run(version.bin / "python", "-c", "import feedline.profiling.probe")[0],  # noqa: E501
     "verify": lambda version: version.run(version.bin / "feedline", "verify", version.work / "shards")[0],
+    "a script under profile": lambda version: version.profiled(),
     "prepare": lambda version: version.prepare(version.work / "again", "256:jpeg"),
 }  # fmt: skip
 """Seconds (per sample, per command): less is better."""

@@ -7,7 +7,8 @@ The model is calibrated by the run itself: what it says of the present settings 
 the same factor is applied to the prediction, wholly when the same resource stays the limit, by its square root when
 another takes over. The interval is ±1.64 standard errors of: the measured rate, what other programs may have taken
 from it, the measured ceiling, the part of the factor that was not applied, and the model's own error (`MODEL_ERROR`,
-larger without legs and for each doubling of the workers).
+larger without legs and for each doubling of the workers). It ends where the ceiling may be: at the ceiling's own upper
+end.
 """
 
 import math
@@ -75,6 +76,7 @@ def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Predic
 def predict(at: Situation, change: Change) -> Prediction:
     """The rate after `change`, its interval, and whether that is worth having."""
     then, ceiling = change.then, at.measured.rates.ceiling
+    ceiling_error = ceiling.error if ceiling else NO_CEILING_ERROR
     same, modelled, top = then.binding() == at.now.binding(), then.rate(), at.ceiling * change.ceiling_times
     applied = modelled * (at.factor if same else math.sqrt(at.factor)) if math.isfinite(modelled) else at.ceiling
     value = min(top, applied)
@@ -82,10 +84,11 @@ def predict(at: Situation, change: Change) -> Prediction:
     if not same:
         errors.append(0.5 * abs(math.log(at.factor)))
     if then.binding() == "compute":
-        errors.append(ceiling.error if ceiling else NO_CEILING_ERROR)
+        errors.append(ceiling_error)
     if then.workers and at.now.workers:
         errors.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
     reach = 1 + STANDARD_ERRORS * math.hypot(*errors)
+    top_reach = 1 + STANDARD_ERRORS * math.hypot(ceiling_error, at.rate.error)
     whole = then.over_epochs(value)
     gain = whole / at.rate_over_epochs
     once = _preparing(at, change, whole)
@@ -94,7 +97,7 @@ def predict(at: Situation, change: Change) -> Prediction:
         remedy=change.remedy,
         samples_per_s=whole,
         low=whole / reach,
-        high=max(whole, min(whole * reach, then.over_epochs(top))),
+        high=max(whole, min(whole * reach, then.over_epochs(top * top_reach))),
         gain=gain,
         effort=change.effort,
         cost=_cost(change, once),
