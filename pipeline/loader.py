@@ -288,7 +288,8 @@ class Loader:
     def _can_cut(self) -> bool:
         if not CODECS[self.manifest.codec].image_file:
             raise UsageError(f"decode='gpu' needs JPEG shards; {self.split.folder} has codec {self.manifest.codec}")
-        if self.config.transform or self.config.batch_transform or self.config.policy == "pad":
+        pads = self._policy == "pad" and not self.config.short_last_batch
+        if self.config.transform or self.config.batch_transform or pads:
             raise UsageError("decode='gpu' leaves no pixels in the workers for transforms, nor padding: drop or wrap")
         return True
 

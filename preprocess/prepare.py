@@ -107,15 +107,17 @@ class Preparation:
         }
         output.check_free(place, plan, overwrite=overwrite)
         done = output.finished(place, plan["folders"])
-        quarantined = quarantine.read_report(place) if retry else []
+        self.tried = quarantine.read_report(place) if retry else []
         if not overwrite:
             output.check_formats(place, done or {}, made_by.formats, retry)
-            if done and not quarantined and output.unfinished_plan(place) is None and output.is_whole(place, done):
+            if done and not self.tried and output.unfinished_plan(place) is None and output.is_whole(place, done):
                 output.end(place)
                 self.on_note("already prepared: nothing to do (--overwrite would do it again)")
                 return commit.read_report(place) | {"already_complete": True}
         self.mended: dict[tuple[str, int], dict[int, str]] = {}
-        for row in quarantined:
+        if self.tried:
+            self.tried += quarantine.read_report(place, quarantine.MENDED)
+        for row in self.tried:
             self.mended.setdefault((row.split, row.shard), {})[row.position] = row.file
         for split in splits:
             self.on_note(f"{split.split}: {len(split.rows_N):,} samples in {split.shards} shards ({split.reason})")
@@ -220,7 +222,8 @@ class Preparation:
         manifests: dict[str, Manifest] = {}
         for name, receipts in by_split.items():
             manifests |= commit.commit_split(store, self.order, name, receipts, self.classes)
-        quarantine.commit_quarantine(store, [row for receipt in every for row in receipt.quarantined])
+        bad = [row for receipt in every for row in receipt.quarantined]
+        quarantine.commit_quarantine(store, bad, self.tried, self.place)
         ended = time.monotonic()
         self.seconds |= {"commit": ended - commit_started, "all": ended - started}
         report = counts | commit.speed(outcomes, ran.run_s, self.seconds["commit"])

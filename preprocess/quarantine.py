@@ -5,14 +5,16 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.preprocess.store import TEMPORARY_FILE, Store
 
 QUARANTINE = "quarantine"
 REASONS = f"{QUARANTINE}/report.jsonl"
-FILE = re.compile(r"report\.jsonl|[a-z]+-\d{6}-\d{5}-.*-[0-9a-f]{8}\.bin")
+MENDED = f"{QUARANTINE}/mended.jsonl"
+"""Samples that were taken in from their mended files while others are still to be mended: a later retry reads these
+files again, for the source is what it was."""
+FILE = re.compile(r"(report|mended)\.jsonl|[a-z]+-\d{6}-\d{5}-.*-[0-9a-f]{8}\.bin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,10 @@ class Quarantined:
     position: int
     """Its place in the shard as planned."""
 
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.split, self.shard, self.position
+
 
 def file_name(split: str, shard: int, position: int, key: str) -> str:
     """A plain, unique, stable file name that still shows which sample it is."""
@@ -41,9 +47,9 @@ def file_name(split: str, shard: int, position: int, key: str) -> str:
     return f"{split}-{shard:06d}-{position:05d}-{tail}-{digest}.bin"
 
 
-def read_report(store: Store) -> list[Quarantined]:
-    """The rows of `report.jsonl`; empty when nothing was quarantined. Raises DatasetError when it is damaged."""
-    text = store.read(REASONS) or b""
+def read_report(store: Store, report: str = REASONS) -> list[Quarantined]:
+    """The rows of `report.jsonl`, or of `mended.jsonl`; empty when there is none. Raises DatasetError for damage."""
+    text = store.read(report) or b""
     try:
         rows = [Quarantined(**json.loads(line)) for line in text.splitlines()]
         for row in rows:
@@ -54,23 +60,35 @@ def read_report(store: Store) -> list[Quarantined]:
                 raise ValueError(f"file {row.file!r:.60} is none of its own")
         return rows
     except (ValueError, TypeError, RecursionError) as error:
-        raise DatasetError(f"{store.address}/{REASONS} is damaged ({error})") from error
+        raise DatasetError(f"{store.address}/{report} is damaged ({error})") from error
 
 
 def write_report(store: Store, bad: Sequence[Quarantined], before: Sequence[Quarantined] = ()) -> None:
     """`report.jsonl` alone: the rows that were there `before`, then those of other samples."""
-    known = {(row.split, row.shard, row.position) for row in before}
-    rows: list[dict[str, Any]] = [vars(row) for row in before]
-    rows += [vars(row) for row in bad if (row.split, row.shard, row.position) not in known]
-    lines = (json.dumps(row, sort_keys=True, ensure_ascii=False) for row in rows)
-    store.write(REASONS, "".join(f"{line}\n" for line in lines).encode())
+    known = {row.place for row in before}
+    write_rows(store, REASONS, [*before, *(row for row in bad if row.place not in known)])
 
 
-def commit_quarantine(store: Store, bad: Sequence[Quarantined]) -> None:
-    """The whole report; stale files of ours go, and nothing stays when all samples were fine."""
-    keep = {row.file for row in bad} | ({"report.jsonl"} if bad else set())
+def write_rows(store: Store, report: str, rows: Sequence[Quarantined]) -> None:
+    lines = (json.dumps(vars(row), sort_keys=True, ensure_ascii=False) for row in rows)
+    store.write(report, "".join(f"{line}\n" for line in lines).encode())
+
+
+def commit_quarantine(
+    store: Store, bad: Sequence[Quarantined], tried: Sequence[Quarantined] = (), tried_in: Store | None = None
+) -> None:
+    """The whole report; stale files of ours go, and nothing stays when all samples were fine. Of the samples `tried`
+    again, from their files in `tried_in`, those that are fine now keep theirs while others are bad."""
+    still = {row.place for row in bad}
+    mended = [row for row in tried if row.place not in still] if bad else []
+    for row in mended:
+        if tried_in is not None and tried_in != store:
+            store.write(f"{QUARANTINE}/{row.file}", tried_in.read(f"{QUARANTINE}/{row.file}") or b"")
+    lists = {"report.jsonl": bad, "mended.jsonl": mended}
+    keep = {row.file for row in (*bad, *mended)} | {name for name, rows in lists.items() if rows}
     for name in store.list(QUARANTINE):
         if TEMPORARY_FILE.fullmatch(name) or (FILE.fullmatch(name) and name not in keep):
             store.delete(f"{QUARANTINE}/{name}")
-    if bad:
-        write_report(store, bad)
+    for name, rows in lists.items():
+        if rows:
+            write_rows(store, f"{QUARANTINE}/{name}", rows)

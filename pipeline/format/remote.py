@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import os
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -225,10 +226,10 @@ class Prefetcher:
 
     def reached(self, position: int) -> None:
         """The epoch has got so far: whatever is needed soon is fetched from now on. Returns at once."""
-        due = self._next + sum(need <= position for need in self._needs[self._next :]) + self._ahead
+        due = bisect_right(self._needs, position) + self._ahead
         for shard in self._shards[self._next : due]:
             self._threads.submit(self._get, shard)
-        self._next = min(due, len(self._shards))
+        self._next = max(due, self._next)
 
     def _get(self, shard: "ShardInfo") -> None:
         with suppress(DatasetError, OSError):

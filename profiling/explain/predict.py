@@ -7,7 +7,7 @@ The model is calibrated by the run itself: what it says of the present settings 
 the same factor is applied to the prediction, wholly when the same resource stays the limit, by its square root when
 another takes over. The interval is ±1.64 standard errors of: the measured rate, what other programs may have taken
 from it, the measured ceiling, the part of the factor that was not applied, and the model's own error (`MODEL_ERROR`,
-larger without legs and for each doubling of the workers). It ends where the ceiling may be: at the ceiling's own upper
+larger without legs and for each doubling of the workers). It ends at the ceiling's own upper
 end.
 """
 

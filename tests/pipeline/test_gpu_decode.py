@@ -44,7 +44,7 @@ def test_without_cuda_it_says_so_and_the_workers_decode(split: Path) -> None:
 
 
 def test_what_it_cannot_do_is_refused(split: Path) -> None:
-    for wrong in ({"policy": "pad"}, {"batch_transform": np.copy}, {"decode": "tpu"}):
+    for wrong in ({"policy": "pad"}, {"train": False}, {"batch_transform": np.copy}, {"decode": "tpu"}):
         with pytest.raises(UsageError):
             Loader(split, **{**OPTIONS, "decode": "gpu", **wrong})
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError, WorkerError
+from feedline.pipeline.base.memory import shared_columns
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
@@ -375,6 +376,13 @@ def test_raw_images_in_their_stored_size_are_copied_as_they_are(make_split: Make
     (folder / "train-000000.tar").write_bytes(b"")
     with pytest.raises(DatasetError, match=r"train-000000.tar.* cut short"):
         labels(Loader(folder, **options))
+
+
+def test_without_checksums_whole_raw_batches_are_copied_too(make_split: MakeSplit) -> None:
+    augment = Augment(train=False, crop_fraction=1.0)
+    loader = Loader(make_split(codec="raw"), **SMALL | {"image_size": 40, "augment": augment, "checksums": False})
+    labels(loader)
+    assert shared_columns(loader.split.memory.view, loader.split.layout)["checked"].all()
 
 
 def test_wrong_use_is_one_line_before_any_process_starts(split: Path, tmp_path: Path) -> None:
