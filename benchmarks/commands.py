@@ -102,7 +102,8 @@ def run(
 
 
 def call(command: Sequence[str], keep_text: bool) -> tuple[int, str]:
-    """Status and standard output. On Ctrl-C the command, which got it too, is given time to clean up."""
+    """Status and standard output. After Ctrl-C, which the command got too, or SIGTERM, which is passed on, it
+    is given time to clean up."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -112,7 +113,9 @@ def call(command: Sequence[str], keep_text: bool) -> tuple[int, str]:
     )
     try:
         text, _ = process.communicate()
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, SystemExit):  # SIGTERM, which came to us alone
+            process.terminate()
         for warning in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             try:
                 process.wait(timeout=PATIENCE_S)

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import re
+import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -71,6 +72,8 @@ def run() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # bars and typographic signs where the terminal has ASCII only
     verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    if verb in RERUN:  # a polite kill ends like Ctrl-C: no child left, nothing half-written
+        signal.signal(signal.SIGTERM, terminated)
     try:
         check_words(verb, sys.argv[1:])
         status = app(standalone_mode=False, prog_name="feedline")
@@ -86,7 +89,20 @@ def run() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-GOES_ON = {"train": ": --resume auto goes on from the last checkpoint", "prepare": ": the same command resumes"}
+RERUN = ("prepare", "compare", "ladder", "demo", "tune")
+GOES_ON = {
+    **dict.fromkeys(RERUN, ": the same command resumes"),
+    "tune": "",
+    "train": ": --resume auto goes on from the last checkpoint",
+}
+
+
+def terminated(number: int, frame: object) -> None:
+    verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    stderr.print("terminated" + GOES_ON.get(verb, ""))
+    raise SystemExit(128 + number)
+
+
 UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EBADF)
 """What writing to a standard output fails with that is full, or whose terminal has gone."""
 ADDRESS = re.compile(r"(?:--[\w-]+=)?[a-z][a-z\d+.-]*://")

@@ -1,6 +1,5 @@
 """`feedline prepare SOURCE OUT`: raw images to shards, on Spark."""
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +44,6 @@ def prepare(
     job["shard_bytes"] = parse_bytes(job["shard_bytes"])
     job["class_order"] = read_lines(job["class_order"])
     config = PrepareConfig(**job)
-    signal.signal(signal.SIGTERM, terminated)
     with progress("prepare") as advance:
         result = run(config, advance, stderr.print)
     show_result(result, config.out)
@@ -75,12 +73,6 @@ def read_lines(path: Path | None) -> tuple[str, ...] | None:
         return tuple(line.strip() for line in lines if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-
-
-def terminated(number: int, frame: object) -> None:
-    """A polite kill ends like Ctrl-C: no JVM, nothing half-written."""
-    stderr.print("terminated: the same command resumes")
-    raise SystemExit(128 + number)
 
 
 def show_result(done: dict[str, Any], out: str) -> None:

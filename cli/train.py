@@ -31,7 +31,8 @@ def _settings(context: typer.Context, path: Path | None) -> Path | None:
         try:
             context.default_map = dict(json.loads(read_bounded(path, SETTINGS_BYTES))["options"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UsageError(f"--config {path} is not a file of `feedline tune` ({error})") from error
+            what = error.strerror if isinstance(error, OSError) else "it holds no options"
+            raise UsageError(f"--config {path} is not a file of `feedline tune`: {what}") from error
     return path
 
 

@@ -14,7 +14,7 @@ REASONS = f"{QUARANTINE}/report.jsonl"
 MENDED = f"{QUARANTINE}/mended.jsonl"
 """Samples that were taken in from their mended files while others are still to be mended: a later retry reads these
 files again, for the source is what it was."""
-FILE = re.compile(r"(report|mended)\.jsonl|[a-z]+-\d{6}-\d{5}-.*-[0-9a-f]{8}\.bin")
+FILE = re.compile(r"(report|mended)\.jsonl|[a-z]+-\d{6,}-\d{5,}-.*-[0-9a-f]{8}\.bin")
 
 
 @dataclass(frozen=True, kw_only=True)

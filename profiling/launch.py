@@ -185,11 +185,17 @@ def _end_processes(journal: Journal, child: "subprocess.Popen[bytes]") -> None:
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
-    killed = list(processes)
+    """With the folders of their sockets, which multiprocessing removes where a process ends by itself."""
+    killed, folders = list(processes), set[Path]()
     for process in killed:
+        with suppress(psutil.Error):
+            sockets = (Path(str(socket.laddr)) for socket in process.net_connections("unix") if socket.laddr)
+            folders |= {path.parent for path in sockets if path.parent.name.startswith("pymp-")}
         with suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(killed, timeout=GRACE_S)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _of_run(folder: Path) -> Generator[psutil.Process]:

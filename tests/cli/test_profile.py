@@ -98,6 +98,7 @@ class Watched:
         output, _ = self.process.communicate()
         assert not list(self._temporary.glob("feedline-*"))
         assert not [one for one in psutil.process_iter() if self._is_ours(one)]
+        self.left = [path.name for path in self._temporary.iterdir()]
         shutil.rmtree(self._temporary)
         return self.process.returncode, output.decode()
 
@@ -157,6 +158,8 @@ def test_a_signal_in_a_window(tmp_path: Path, number: signal.Signals, send: Send
     assert watched.record()["verdict"]["bound"]
     assert "interrupted by a signal" in output
     assert "no trials: interrupted" in output
+    if (number, send, how) == (signal.SIGTERM, to_driver, "dies"):  # else the workers, too, have had the signal
+        assert not [name for name in watched.left if name.startswith("pymp-")]
     assert "cli/main.py" not in output  # no traceback of ours; torch's own is of its workers, which had it too
 
 

@@ -105,6 +105,10 @@ def test_mended_files_go_to_their_places(images: Path, tmp_path: Path) -> None:
     assert empty["source"].startswith(str(images))
 
 
+def test_a_file_of_a_very_large_shard_is_ours() -> None:
+    assert quarantine.FILE.fullmatch(quarantine.file_name("train", 1_234_567, 100_000, "n01440764/x"))
+
+
 def test_what_was_mended_stays_mended_when_the_rest_is_tried_again(tmp_path: Path) -> None:
     """The source is as broken as it was; the mended bytes are nowhere but in the quarantine."""
     source, out = write_images(tmp_path / "in", per_class=6, oddities=False), tmp_path / "out"
