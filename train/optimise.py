@@ -46,6 +46,11 @@ def build_schedule(config: TrainConfig, global_batch: int) -> Schedule:
     return Schedule(peak_lr=lr * scale, warmup_epochs=warmup_epochs, epochs=config.epochs)
 
 
+def build_optimizer(model: nn.Module, config: TrainConfig, lr: float) -> torch.optim.Optimizer:
+    groups = parameter_groups(model, config.weight_decay)
+    return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=config.momentum > 0)
+
+
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Weights with decay; norms, biases and other vectors without: shrinking those only fights the optimiser."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

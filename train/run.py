@@ -21,7 +21,7 @@ from feedline.train.config import Amp, TrainConfig
 from feedline.train.distributed import World
 from feedline.train.metrics import Listener
 from feedline.train.models import build_model, check_takes_size
-from feedline.train.optimise import Ema, build_schedule, parameter_groups
+from feedline.train.optimise import Ema, build_optimizer, build_schedule
 from feedline.train.progress import Counters, Laps, LossSum, Progress
 
 _FREE_TO_CHANGE = frozenset(
@@ -67,12 +67,7 @@ class Run:
             with checkpoint.as_whole(str(config.init)):
                 self._load_weights(checkpoint.read(config.init), str(config.init))
         self.ema = Ema(self.module, config.ema_decay) if config.ema_decay else None
-        self.optimizer = torch.optim.SGD(
-            parameter_groups(self.module, config.weight_decay),
-            lr=self.schedule.peak_lr,
-            momentum=config.momentum,
-            nesterov=config.momentum > 0,
-        )
+        self.optimizer = build_optimizer(self.module, config, self.schedule.peak_lr)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.amp_dtype == torch.float16)
         self.model: Any = self.module
         """What the loop calls: over DDP, whose buckets travel while the backward pass is still at work."""

@@ -25,7 +25,7 @@ SOI = b"\xff\xd8"
 """What every JPEG begins with."""
 
 
-def encode(image: Image.Image | Pixels, quality: int = 90, subsampling: Subsampling = "420") -> bytes:
+def encode(image: Image.Image | Pixels, quality: int, subsampling: Subsampling = "420") -> bytes:
     """RGB to a crop-addressable JPEG; a Pillow image spares the copy through an array."""
     image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
     tiles = crop_jpeg.restart_interval(image.size[0], subsampling)

@@ -1,7 +1,7 @@
 """`--fail-if "wait>10%"`: a condition on a profile, for continuous integration. Pure.
 
 `NAME > NUMBER[%]` (also >=, <, <=) of: wait, data, copy, trainer, compute, overhead (fractions), rate or
-samples_per_s, ceiling, the workers' stages (read, decode, transform, collate, send, idle, other), and gpu (SM
+samples_per_s, ceiling, the workers' stages (`record/stages.py`), and gpu (SM
 activity, else utilisation, the mean over GPUs). `bound == data`, `bound != compute`. The option may be given several
 times: it fails if any condition holds. What was not measured does not pass: its condition then counts as met.
 """
@@ -15,7 +15,8 @@ from typing import Any, get_args
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.profiling.explain.verdict import Bound, Diagnosis, record_keys
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import STAGES, Recording
+from feedline.profiling.record.recording import Recording
+from feedline.profiling.record.stages import STAGES
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,

@@ -21,16 +21,13 @@ from feedline.profiling.explain.measure.situation import Measured, measure
 from feedline.profiling.explain.predict import Prediction, all_predictions
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Line, Recording
+from feedline.profiling.record.stages import STAGES
 
 Bound = Literal["data", "copy", "compute", "trainer"]
 THRESHOLDS: dict[Bound, float] = {"data": 0.10, "copy": 0.15, "trainer": 0.25}
 STALLED = 1.5  # the ceiling over the measured rate from which data is to blame even if the loop hardly waits
 HANDOVER = 0.8  # workers that idle more than this share of the time have batches ready
 EPOCH_START = 0.03  # share of an epoch from which its beginning is worth a sentence
-STAGE_WORDS = {
-    "read": "reading", "decode": "decoding", "transform": "transforming", "collate": "collating", "send": "sending",
-    "other": "other work",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +196,7 @@ def _of_the_workers(measured: Measured, bound: Bound) -> list[str]:
     busy = {name: share for name, share in workers.stages.items() if name != "idle" and share > 0}
     if busy:
         top = sorted(busy, key=lambda name: -busy[name])[:2]
-        shares = " and ".join(f"{units.percent(busy[name])} in {STAGE_WORDS[name]}" for name in top)
+        shares = " and ".join(f"{units.percent(busy[name])} in {STAGES[name].words}" for name in top)
         who = "The workers spend their time" if workers.count else "The trainer prepares its batches itself"
         idle = f"; they idle {units.percent(workers.stages['idle'])}" if workers.count else ""
         sentences.append(f"{who}: {shares}{idle}.")

@@ -18,7 +18,6 @@ from feedline.profiling.record.host import describe_host, package_version
 from feedline.profiling.record.journal import Journal, StepRow, TimeRow
 from feedline.profiling.record.measurements import Sampled
 from feedline.profiling.record.recording import (
-    STAGES,
     Compute,
     LoaderPass,
     LoaderSeen,
@@ -30,6 +29,7 @@ from feedline.profiling.record.recording import (
     WarmUp,
     WorkerTime,
 )
+from feedline.profiling.record.stages import STAGES
 from feedline.profiling.record.watch_costs import costs, overhead
 from feedline.profiling.record.windows import RowSum, Windows, over_steps
 
@@ -174,7 +174,7 @@ def _worker_times(
             seconds=total.seconds,
             # Of a trainer's CPU time only that of its looks at loading is loading.
             cpu_s=sum(total.stages_cpu.values()) if in_trainer else total.cpu_s,
-            stages=dict.fromkeys(map(str, STAGES), 0.0) | total.stages,
+            stages=dict.fromkeys(STAGES, 0.0) | total.stages,
             stages_cpu_s=dict(total.stages_cpu),
             transforms=dict(total.transforms),
             functions=total.top_functions,
@@ -213,7 +213,7 @@ def _notes(
     elif not loaders:
         notes.append(
             "no DataLoader was iterated: the wait for data, workers and stages cannot be told; "
-            "use torch's DataLoader, webdataset or feedline's Loader, or `profiling.probe.watch` around your loop"
+            "use a loader that is watched (README), or `profiling.probe.watch` around your loop"
         )
     elif not any(step.phase == "train" and not step.warm_up for step in steps):
         notes.append("too few batches to leave a warm-up out: run longer (no --steps, or a larger one)")

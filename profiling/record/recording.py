@@ -24,9 +24,6 @@ from feedline.profiling.record.plain import build, to_plain
 FORMAT_VERSION = 1
 
 Phase = Literal["train", "eval", "other"]
-Stage = Literal["read", "decode", "transform", "collate", "send", "idle", "other"]
-STAGES: tuple[Stage, ...] = ("read", "decode", "transform", "collate", "send", "idle", "other")
-"""Where a worker's time goes. `idle` is waiting to be asked for a batch; `send` is serialising and handing over."""
 TrainerPart = Literal[
     "wait", "load", "unpickle", "pin", "copy", "forward", "backward", "optimizer", "synchronise", "logging",
     "checkpoint", "python", "other",
@@ -56,7 +53,7 @@ class LoaderSeen:
 
     id: int
     kind: str
-    """torch, torchdata, torchdata.nodes, webdataset, feedline or other."""
+    """That of its adapter (`watch/loaders.py`), or other."""
     phase: Phase = "other"
     """train when backward passes or optimiser steps ran between its batches."""
     num_workers: int | None = None
@@ -183,7 +180,7 @@ class WorkerTime:
     cpu_s: float | None = None
     """CPU time of the whole process, all threads, in that time."""
     stages: dict[str, float] = field(default_factory=dict)
-    """Seconds of wall time by `STAGES`."""
+    """Seconds of wall time by `stages.STAGES`."""
     stages_cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU seconds of the worker's main thread by stage."""
     transforms: dict[str, float] = field(default_factory=dict)

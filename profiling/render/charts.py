@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from feedline.profiling.record import units
+from feedline.profiling.record.stages import STAGES
 from feedline.profiling.render.markup import Attribute, Markup, join, tag
 from feedline.profiling.render.sections import Bar, Bars, Heat, Stack, Stacks
 
@@ -24,7 +25,7 @@ PALETTE = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 HUES = {
     "data": "c4", "copy": "c6", "trainer": "c2", "compute": "c3",
     "waiting": "c4", "copying": "c6", "computing": "c3",
-    "read": "c5", "decode": "c1", "transform": "c3", "collate": "c2", "send": "c4", "idle": "c8", "other": "c6",
+    **{name: stage.hue for name, stage in STAGES.items()},
 }  # fmt: skip
 """One colour through all charts: shares of the loop, parts of a step, a worker's stages."""
 

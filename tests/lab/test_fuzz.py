@@ -55,7 +55,7 @@ def test_a_picture_that_cannot_be_decoded_is_an_error_and_no_uninitialised_memor
 
 
 def test_a_header_of_gigapixels_is_refused_before_any_memory_is_taken() -> None:
-    data = bytearray(jpeg.encode(PICTURE))
+    data = bytearray(jpeg.encode(PICTURE, 90))
     at = crop_jpeg.parse(bytes(data)).size_at
     data[at : at + 4] = b"\xff\xff\xff\xff"
     for read in (crop_jpeg.parse, jpeg.decode, lambda data: crop_jpeg.cut(data, 0, 0, 8, 8)):
@@ -64,7 +64,7 @@ def test_a_header_of_gigapixels_is_refused_before_any_memory_is_taken() -> None:
 
 
 def test_what_libjpeg_only_wonders_at_is_read_and_its_damage_is_seen() -> None:
-    data = jpeg.encode(PICTURE)
+    data = jpeg.encode(PICTURE, 90)
     at = data.index(b"JFIF\0") + 5
     odd = data[:at] + b"\x07" + data[at + 1 :]  # a revision nobody knows
     assert (jpeg.decode(odd) == jpeg.decode(data)).all()

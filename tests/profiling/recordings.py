@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from feedline.profiling.record.recording import (
-    STAGES,
     Compute,
     Costs,
     Gpu,
@@ -21,6 +20,7 @@ from feedline.profiling.record.recording import (
     WarmUp,
     WorkerTime,
 )
+from feedline.profiling.record.stages import STAGES
 
 
 def made(

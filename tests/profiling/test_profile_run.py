@@ -19,7 +19,8 @@ from feedline.profiling.profile_run import (
     StudyConfig,
     study,
 )
-from feedline.profiling.record.recording import STAGES, LoaderSeen, Recording, Script
+from feedline.profiling.record.recording import LoaderSeen, Recording, Script
+from feedline.profiling.record.stages import STAGES
 
 SCRIPTS = Path(__file__).with_name("scripts")
 BATCH = 8

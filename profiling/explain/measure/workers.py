@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from feedline.profiling.record.recording import STAGES, Recording, WorkerTime
+from feedline.profiling.record.recording import Recording, WorkerTime
+from feedline.profiling.record.stages import STAGES
 
-CPU_STAGES = ("decode", "transform", "collate")
-"""Stages that need a core and nothing else: their wall over CPU time is how much the cores were fought for."""
+CPU_STAGES = [name for name, stage in STAGES.items() if stage.needs_core]
 SLOW = 1.6  # a worker that takes this many times as long per sample as the others is called slow
 
 

@@ -10,6 +10,7 @@ from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Helps, Remedy, Vain
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Trial
+from feedline.profiling.record.stages import STAGES
 
 NO_WAIT = Vain("the loop hardly waits for data")
 NOTABLE = 1.05  # a model that is faster by less on feedline's batches is as fast as before
@@ -52,7 +53,7 @@ def _with_trial(at: Situation, now: Throughput, trial: Trial, as_is: Trial | Non
     if as_is is None or not as_is.load_cpu_s_per_sample:
         return None
     stages = at.measured.workers.stage_alone_s
-    shrinking_s = sum(stages.get(name, 0.0) for name in ("read", "decode", "transform")) or now.worker_s
+    shrinking_s = sum(stages.get(name, 0.0) for name in STAGES if STAGES[name].shrinks) or now.worker_s
     share = min(1.0, shrinking_s / now.worker_s) if now.worker_s else 1.0
     scale = 1.0 - share + share * (cost_s / as_is.load_cpu_s_per_sample)
     return replace(now, worker_s=now.worker_s * scale, worker_cpu_s=now.worker_cpu_s * scale)

@@ -1,0 +1,21 @@
+"""Where a worker's time goes: a row a stage. A new stage is its row here and its rules in `watch/rules.py`."""
+
+from typing import NamedTuple
+
+
+class Stage(NamedTuple):
+    words: str  # in a sentence: 41 % in decoding
+    hue: str  # CSS variable of the charts' palette
+    needs_core: bool = False  # and nothing else: its wall over CPU time is how much the cores were fought for
+    shrinks: bool = False  # with smaller pictures and prepared shards
+
+
+STAGES: dict[str, Stage] = {
+    "read": Stage("reading", "c5", shrinks=True),
+    "decode": Stage("decoding", "c1", needs_core=True, shrinks=True),
+    "transform": Stage("transforming", "c3", needs_core=True, shrinks=True),
+    "collate": Stage("collating", "c2", needs_core=True),
+    "send": Stage("sending", "c4"),  # serialising and handing over
+    "idle": Stage("waiting for work", "c8"),
+    "other": Stage("other work", "c6"),
+}
