@@ -11,7 +11,15 @@ from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import sweep, write_atomically
 from feedline.pipeline.base.memory import share_columns, shared_columns
 from feedline.pipeline.draw.order import EpochPlan
-from feedline.pipeline.format.manifest import INDEX, MANIFEST, Index, manifest_hash, read_index, read_manifest
+from feedline.pipeline.format.manifest import (
+    INDEX,
+    MANIFEST,
+    Index,
+    Manifest,
+    manifest_hash,
+    read_index,
+    read_manifest,
+)
 from feedline.pipeline.format.remote import Prefetcher, Remote, ShardCache, default_cache, is_remote
 
 
@@ -73,7 +81,13 @@ def fetch_metadata(remote: Remote, cache: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
         if not (folder / INDEX).exists():
-            write_atomically(folder / INDEX, remote.read(INDEX))
+            index = remote.read(INDEX)
+            where = f"{remote.address}/{MANIFEST}"
+            wanted = Manifest.from_json(manifest.decode("utf-8", "replace"), where).index_sha256
+            if wanted and hashlib.sha256(index).hexdigest() != wanted:  # it would stay here for good
+                raise DatasetError(f"{remote.address}/{INDEX} is not the index that {where} names: try again, or run "
+                                   "`feedline verify` on it")  # fmt: skip
+            write_atomically(folder / INDEX, index)
         write_atomically(folder / MANIFEST, manifest)
     except OSError as error:
         what = f"the cache {cache} cannot be written ({error.strerror or error})"

@@ -5,7 +5,6 @@ One pass over the tars: headers for where the images are, the images' bytes for 
 
 import hashlib
 import io
-import os
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.files import sweep, try_place, write_atomically, write_error
+from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.codecs.pillow import FORMATS
 from feedline.pipeline.format.manifest import (
     INDEX,
@@ -94,7 +94,7 @@ def index_folder(folder: Path, options: SourceOptions, on_progress: OnProgress) 
     if len(splits) != 1:
         raise UsageError(f"{folder} holds shards of {', '.join(splits)}: give each split a folder of its own")
     shards, done = list[Shard](), 0
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         for shard in pool.map(lambda number: examine(columns, number), range(len(columns.paths))):
             shards.append(shard)
             done += len(shard.rows.keys) + len(shard.left_out)

@@ -8,7 +8,6 @@ say where.
 """
 
 import hashlib
-import os
 import re
 import zlib
 from collections import Counter
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import (
     HALF_EXCHANGED,
@@ -223,7 +223,7 @@ def shard_problems(
     total = sum(split.manifest.samples for split in splits)
     checked = done = 0
     problems: list[Problem] = []
-    pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))))
+    pool = ThreadPoolExecutor(usable_cores())
     try:
         results = pool.map(lambda job: check_shard(store, job[0], job[1], full), jobs)
         for (split, number), (decoded, of_shard) in zip(jobs, results, strict=True):

@@ -27,8 +27,7 @@ from feedline.profiling.interrupts import PASSED_ON, hearing
 from feedline.profiling.machine.resources import ResourceSampler
 from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, Options
-from feedline.profiling.record.measurements import scope_of
-from feedline.profiling.record.merge import is_trainer, merge
+from feedline.profiling.record.merge import is_trainer, merge, roles
 from feedline.profiling.record.recording import EndedBy, Recording, Script
 
 SITECUSTOMIZE = '''\
@@ -83,7 +82,7 @@ def launched(
         journal.set_options(replace(options, parent=os.getpid() if in_main else 0))
         origin = time.perf_counter()
         child = subprocess.Popen(command, env=environment(folder))
-        sampler = ResourceSampler(child.pid, origin=origin, roles=lambda: _roles(journal))
+        sampler = ResourceSampler(child.pid, origin=origin, roles=lambda: roles(journal))
         sampler.start()
         try:
             with interrupts.passed_on_to(child, journal):
@@ -157,12 +156,6 @@ def _wait(
             child.kill()
             child.wait()
             return 0, True
-
-
-def _roles(journal: Journal) -> dict[int, str]:
-    """Names of processes by id, as they introduced themselves."""
-    trainers = {trainer["pid"]: scope_of(trainer.get("rank", 0)) for trainer in journal.all("trainer-")}
-    return trainers | {w["pid"]: scope_of(w.get("rank", 0), w["worker"]) for w in journal.all("worker-")}
 
 
 def _end_processes(journal: Journal, child: "subprocess.Popen[bytes]") -> None:

@@ -117,7 +117,7 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
     """
     from feedline.pipeline.base.scratch import scratch_folder
     from feedline.profiling.machine.resources import ResourceSampler
-    from feedline.profiling.record.merge import merge
+    from feedline.profiling.record.merge import merge, roles
 
     if _active is not None and _active.active:
         raise RuntimeError("already being profiled: `watch` inside `feedline profile` or inside another `watch`")
@@ -126,7 +126,7 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
         origin = time.perf_counter()
         capture, hooks = _start(journal, Options(steady=False))
         seen = Seen(capture)
-        sampler = ResourceSampler(os.getpid()) if resources else None
+        sampler = ResourceSampler(os.getpid(), origin=origin, roles=lambda: roles(journal)) if resources else None
         if sampler:
             sampler.start()
         try:

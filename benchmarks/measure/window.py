@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
-from feedline.pipeline.base.process import children_cpu_seconds
+from feedline.pipeline.base.process import busy_core_seconds, children_cpu_seconds
 from feedline.profiling.watch.cuda import settle_device
 
 STEADY_S, STEADY_MOST_S = 1.0, 8.0
@@ -115,12 +113,11 @@ class Meter:
 
     def _clocks(self) -> dict[str, float]:
         settle_device()
-        machine = psutil.cpu_times()
         return {
             "made": self.made() if self.made else 0,
             "trainer_cpu_s": time.process_time(),
             "worker_cpu_s": children_cpu_seconds(),
-            "busy_s": machine.user + machine.nice + machine.system + machine.irq + machine.softirq,
+            "busy_s": busy_core_seconds(),
             "clock_s": time.perf_counter(),
         }
 

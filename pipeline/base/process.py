@@ -100,6 +100,14 @@ def cpu_seconds(pid: int | None = None) -> float:
     return 0.0
 
 
+def busy_core_seconds() -> float:
+    """Of all cores of the machine; a guest's time is in that of its host's process."""
+    import psutil
+
+    spent = psutil.cpu_times()
+    return spent.user + spent.nice + spent.system + getattr(spent, "irq", 0.0) + getattr(spent, "softirq", 0.0)
+
+
 def children_cpu_seconds() -> float:
     """User and system time of all descendants of this process, those that have ended and been waited for included."""
     import psutil

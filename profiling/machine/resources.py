@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from feedline.pipeline.base.process import read_text
+from feedline.pipeline.base.process import busy_core_seconds, read_text
 from feedline.profiling.machine.nvml import GpuSampler
 from feedline.profiling.record.recording import Gpu, Series
 
@@ -161,11 +161,10 @@ def _of_process(process: psutil.Process) -> Iterator[Reading]:
 def _of_machine() -> Iterator[Reading]:
     """Of a container where it has figures of its own: seconds in which some task waited, or was held back by a CPU
     quota."""
-    busy = psutil.cpu_times()
     yield "memory_available_bytes", "B", "/proc/meminfo", float(psutil.virtual_memory().available)
     if Path("/dev/shm").is_dir():
         yield "shm_bytes", "B", "statvfs /dev/shm", float(shutil.disk_usage("/dev/shm").used)
-    yield "cpu_cores", "cores", "/proc/stat", sum(busy) - busy.idle - getattr(busy, "iowait", 0.0)
+    yield "cpu_cores", "cores", "/proc/stat", busy_core_seconds()
     with suppress(OSError, RuntimeError):
         disks = psutil.disk_io_counters(perdisk=True)
         if whole := [disks[name] for name in disks if not NO_WHOLE_DISK.fullmatch(name)]:

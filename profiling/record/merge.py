@@ -16,7 +16,7 @@ from typing import Any
 from feedline.profiling.record import diagnostic
 from feedline.profiling.record.host import describe_host, package_version
 from feedline.profiling.record.journal import Journal, StepRow, TimeRow
-from feedline.profiling.record.measurements import Sampled
+from feedline.profiling.record.measurements import Sampled, scope_of
 from feedline.profiling.record.recording import (
     Compute,
     LoaderPass,
@@ -87,7 +87,9 @@ def merge(
         sample_paths=list(dict.fromkeys(path for turn in turns for path in turn if path is not None))[:MOST_PATHS],
         lines=diagnostic.lines(journal),
         overhead=overhead(journal, trainers, sampler, max(ends_s, default=0.0)),
-        notes=_notes(journal, trainers, steps, loaders),
+        notes=_notes(
+            journal, trainers, steps, loaders, failed=script is not None and script.ended_by in ("error", "signal")
+        ),
     )
     return replace(recording, costs=costs(recording))
 
@@ -204,11 +206,17 @@ def _trainer_time(journal: Journal, trainer: About, windows: Windows, origin: fl
     )
 
 
+def roles(journal: Journal) -> dict[int, str]:
+    """Names of processes by id, as they introduced themselves."""
+    trainers = {trainer["pid"]: scope_of(trainer.get("rank", 0)) for trainer in journal.all("trainer-")}
+    return trainers | {w["pid"]: scope_of(w.get("rank", 0), w["worker"]) for w in journal.all("worker-")}
+
+
 def _notes(
-    journal: Journal, trainers: Sequence[About], steps: Sequence[Step], loaders: Sequence[LoaderSeen]
+    journal: Journal, trainers: Sequence[About], steps: Sequence[Step], loaders: Sequence[LoaderSeen], *, failed: bool
 ) -> list[str]:
     notes: list[str] = []
-    if not loaders and any(one["ended_by"] in ("signal", "error") for one in trainers):
+    if not loaders and failed:
         notes.append("the script ended before a DataLoader was iterated")
     elif not loaders:
         notes.append(
