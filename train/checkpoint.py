@@ -19,7 +19,7 @@ import torch
 
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import read_bounded, write_atomically
-from feedline.train.distributed import first_line
+from feedline.train.distributed import short_line
 
 FORMAT = "feedline-checkpoint"
 VERSION = 1
@@ -58,7 +58,7 @@ def from_bytes(data: bytes, where: str) -> State:
         reason = "it holds more than tensors and plain values, of which nothing was run"
         raise CheckpointError(f"checkpoint {where} cannot be read ({reason}): use one that feedline wrote") from error
     except Exception as error:  # torch.load raises whatever the unpickler met
-        raise CheckpointError(f"checkpoint {where} cannot be read ({first_line(error)}): use an older one") from error
+        raise CheckpointError(f"checkpoint {where} cannot be read ({short_line(error)}): use an older one") from error
     if damaged:
         raise CheckpointError(f"checkpoint {where} is damaged ({damaged} has a wrong checksum): use an older one")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -74,7 +74,7 @@ def as_whole(where: str) -> Generator[None]:
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"{type(error).__name__}: {short_line(error)}"
         raise CheckpointError(f"checkpoint {where} is not whole ({reason}): use an older one") from error
 
 

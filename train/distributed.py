@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.errors import FeedlineError, UsageError, first_line
 from feedline.pipeline.base.process import from_environment, usable_cores
 from feedline.train.config import TrainConfig
 
@@ -96,7 +96,7 @@ def joined(config: TrainConfig) -> Generator[World]:
         lost = isinstance(error, dist.DistError | TimeoutError) or any(word in str(error).lower() for word in words)
         if not lost:
             raise
-        reason = f"another rank ended or cannot be reached (seen by rank {rank}: {first_line(error)})"
+        reason = f"another rank ended or cannot be reached (seen by rank {rank}: {short_line(error)})"
         raise RankLost(reason) from error
     finally:
         if mine and dist.is_initialized():
@@ -120,9 +120,9 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def first_line(error: BaseException) -> str:
-    """Whole words of it."""
-    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0], 200, placeholder=" …")
+def short_line(error: BaseException) -> str:
+    """Whole words of its first line, 200 characters at most: torch's can be a page."""
+    return shorten(first_line(error), 200, placeholder=" …")
 
 
 # --- how ranks find each other ------------------------------------------------------------------------

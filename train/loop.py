@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.train import checkpoint, data
 from feedline.train.config import TrainConfig
-from feedline.train.distributed import first_line, joined
+from feedline.train.distributed import joined, short_line
 from feedline.train.line_profile import profile
 from feedline.train.metrics import Event, Journal, Listener
 from feedline.train.models import main_output
@@ -125,5 +125,5 @@ def enough_memory() -> Generator[None]:
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
-        what = f"not enough memory ({first_line(error)}): lower --batch-size, --image-size or the model"
+        what = f"not enough memory ({short_line(error)}): lower --batch-size, --image-size or the model"
         raise FeedlineError(what) from error

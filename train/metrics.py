@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import sole_use, sweep
-from feedline.train.distributed import first_line
+from feedline.train.distributed import short_line
 
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
@@ -91,7 +91,7 @@ class Journal:
             try:
                 self._board.add_graph(model.eval(), images_NCHW[:1].float())
             except Exception as error:  # a model that cannot be traced trains all the same
-                self({"event": "note", "text": f"no model graph in TensorBoard: {first_line(error)}"})
+                self({"event": "note", "text": f"no model graph in TensorBoard: {short_line(error)}"})
             finally:
                 model.train(mode)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.train.distributed import first_line
+from feedline.train.distributed import short_line
 
 
 class SmallCNN(nn.Module):
@@ -69,6 +69,6 @@ def check_takes_size(model: nn.Module, image_size: int) -> None:
         with torch.no_grad():
             model(torch.zeros(1, 3, image_size, image_size))
     except RuntimeError as error:
-        raise UsageError(f"--image-size {image_size}: the model cannot take it ({first_line(error)})") from error
+        raise UsageError(f"--image-size {image_size}: the model cannot take it ({short_line(error)})") from error
     finally:
         model.train(mode)
