@@ -162,7 +162,7 @@ def demo_page(results: dict[str, Done]) -> Page:
             ladder_section(ladder),
             section("The training function, line by line", Code(lines) if lines else None,
                     lede="As kernprof prints it."),
-            *profile_page.sections(recording, diagnosis),
+            *profile_page.sections(diagnosis),
             section("What it took", Table(headers=("step", "time", "", "gave"), rows=steps, numeric=(1,))),
         ],
         kicker="feedline demo",

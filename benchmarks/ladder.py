@@ -171,10 +171,10 @@ def with_trials(recording: Recording, size_px: int, raw_px: int | None) -> Recor
 def predictions(recording: Recording, *, workers: int, size_px: int, raw_px: int | None) -> dict[str, Prediction]:
     """By rung key, from a profile of the script as it is with trials of the shards; {} where it measured no rate."""
     measured = measure(recording)
-    rate = measured.rates.over_epochs
+    rate = measured.over_epochs
     if rate is None:
         return {}
-    offered = all_predictions(recording, workers=[workers], measured=measured)
+    offered = all_predictions(measured, workers=[workers])
     settings: dict[str, dict[str, Any]] = {
         "workers": {},
         "shards": {"codec": "jpeg", "size": size_px, "loader": "script"},

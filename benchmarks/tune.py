@@ -24,6 +24,7 @@ from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.surface import Known, surface
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_as_asked
+from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import all_predictions
 from feedline.profiling.record.recording import Compute, Costs, Leg, LoaderSeen, Recording, Script, Step
 
@@ -225,7 +226,7 @@ def predicted(config: TuneConfig, inline: Window, one: Window) -> dict[int, floa
         legs=[Leg(name="cached", samples_per_s=[1 / max(1e-9, step_s)])],
     )
     counts = range(2, config.most_workers + 1)
-    offered = all_predictions(recording, workers=counts)
+    offered = all_predictions(measure(recording), workers=counts)
     rates = {p.settings["num_workers"]: p.samples_per_s for p in offered if p.settings.keys() == {"num_workers"}}
     return {0: inline.samples_per_s, 1: one.samples_per_s, **{workers: rates[workers] for workers in counts}}
 

@@ -61,8 +61,8 @@ def profile(
         done = study(StudyConfig(**options), say)
         recording = with_trials(done.recording) if trials else done.recording
         diagnosis = diagnose(recording)
-        show_recording(recording, diagnosis, html, trace)
-        record.write({**record_keys(recording, diagnosis), "recording": recording.to_dict()})
+        show_recording(diagnosis, html, trace)
+        record.write({**record_keys(diagnosis), "recording": recording.to_dict()})
         if record.path is not None:
             say(f"wrote {record.path}")
     if interrupts.number:
@@ -73,7 +73,7 @@ def profile(
         why = f" ({script.error})" if script.error else ""
         say(f"{script.argv[0]} ended with status {script.exit_status}{why} after {len(recording.steps)} batches")
         raise typer.Exit(done.status)
-    check(conditions, recording, diagnosis)
+    check(conditions, diagnosis)
 
 
 def with_trials(recording: "Recording") -> "Recording":

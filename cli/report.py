@@ -13,7 +13,6 @@ from feedline.pipeline.base.errors import UsageError
 
 if TYPE_CHECKING:
     from feedline.profiling.explain.verdict import Diagnosis
-    from feedline.profiling.record.recording import Recording
 
 Files = Annotated[list[Path], typer.Argument(metavar="RECORDING…", help="Records of profile, or one .lprof file.")]
 
@@ -35,19 +34,20 @@ def report(
             raise UsageError("a line profile stands alone: one .lprof file, with --html or --json only")
         record.write(report_lines(recordings[0], html))
         return
-    loaded = load(recordings)
-    for name, (_, diagnosis) in loaded.items():
+    diagnoses = load(recordings)
+    for name, diagnosis in diagnoses.items():
         if diagnosis.bound is None:
             say(f"{name}: {diagnosis.headline}")
-    if len(loaded) > 1:
-        if trace is not None:
-            raise UsageError("--trace shows one recording: give one")
-        record.write(report_several({name: diagnosis for name, (_, diagnosis) in loaded.items()}, html))
-    for recording, diagnosis in loaded.values():
-        if len(loaded) == 1:
-            show_recording(recording, diagnosis, html, trace)
-            record.write(record_keys(recording, diagnosis))
-        check(conditions, recording, diagnosis)
+    if len(diagnoses) == 1:
+        (diagnosis,) = diagnoses.values()
+        show_recording(diagnosis, html, trace)
+        record.write(record_keys(diagnosis))
+    elif trace is not None:
+        raise UsageError("--trace shows one recording: give one")
+    else:
+        record.write(report_several(diagnoses, html))
+    for diagnosis in diagnoses.values():
+        check(conditions, diagnosis)
 
 
 def is_line_profile(path: Path) -> bool:
@@ -61,26 +61,26 @@ def is_line_profile(path: Path) -> bool:
         return False
 
 
-def load(paths: list[Path]) -> "dict[str, tuple[Recording, Diagnosis]]":
+def load(paths: list[Path]) -> "dict[str, Diagnosis]":
     """By a short name that tells them apart. Raises RecordingError."""
     from feedline.profiling.explain.verdict import diagnose
     from feedline.profiling.record.recording import Recording
 
-    loaded: dict[str, tuple[Recording, Diagnosis]] = {}
+    diagnoses: dict[str, Diagnosis] = {}
     for path in paths:
-        recording = Recording.load(path)
-        name = path.stem if path.stem not in loaded else str(path)
-        loaded[name if name not in loaded else f"{name} ({len(loaded) + 1})"] = (recording, diagnose(recording))
-    return loaded
+        name = path.stem if path.stem not in diagnoses else str(path)
+        name = name if name not in diagnoses else f"{name} ({len(diagnoses) + 1})"
+        diagnoses[name] = diagnose(Recording.load(path))
+    return diagnoses
 
 
-def show_recording(recording: "Recording", diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> None:
+def show_recording(diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> None:
     from feedline.profiling.render import profile_page
     from feedline.profiling.render.trace import trace as timeline
 
-    show(profile_page.report(recording, diagnosis), html)
+    show(profile_page.report(diagnosis), html)
     if trace is not None:
-        write(trace, json.dumps(timeline(recording)))
+        write(trace, json.dumps(timeline(diagnosis.recording)))
         say(f"wrote {trace}")
 
 

@@ -106,7 +106,7 @@ def others_of(recording: Recording) -> float:
 def predicted(recording: Recording, cases: Sequence[Case]) -> dict[str, Prediction]:
     """By case, out of what the recording's report is made from. Raises FeedlineError for a case it cannot have."""
     workers = {case.settings["num_workers"] for case in cases if "num_workers" in case.settings}
-    offered = all_predictions(recording, workers=workers)
+    offered = all_predictions(measure(recording), workers=workers)
     asked = {case.name: prediction_for(offered, **case.settings) for case in cases}
     if missing := [name for name, prediction in asked.items() if prediction is None]:
         raise FeedlineError(f"no prediction for {'; '.join(missing)}: has the profile legs, a rate and trials?")

@@ -3,10 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from feedline.profiling.explain.measure.rates import ERRORS_95
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units
-
-STANDARD_ERRORS = 1.96
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +20,12 @@ class Versus:
 
 
 def versus(before: Diagnosis, after: Diagnosis, names: tuple[str, str] = ("A", "B")) -> Versus:
-    a, b = before.measured.rates.now, after.measured.rates.now
+    a, b = before.measured.now, after.measured.now
     if a is None or b is None:
         missing = f"{names[0] if a is None else names[1]} has no measured rate."
         return Versus(ratio=None, low=None, high=None, statement=missing, changes=_changes(before, after))
     ratio = b.value / a.value
-    reach = math.exp(STANDARD_ERRORS * math.hypot(a.error, b.error))
+    reach = math.exp(ERRORS_95 * math.hypot(a.error, b.error))
     low, high = ratio / reach, ratio * reach
     interval = f"95 % interval {low:.2f} to {high:.2f}"
     if low <= 1.0 <= high:

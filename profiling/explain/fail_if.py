@@ -15,7 +15,6 @@ from typing import Any, get_args
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.profiling.explain.verdict import Bound, Diagnosis, record_keys
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import Recording
 from feedline.profiling.record.stages import STAGES
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -75,9 +74,9 @@ def parse(text: str) -> Condition:
     return Condition(text=text, name=name, sign=sign, limit=limit)
 
 
-def check(conditions: Iterable[Condition], recording: Recording, diagnosis: Diagnosis) -> None:
+def check(conditions: Iterable[Condition], diagnosis: Diagnosis) -> None:
     """Raises ConditionMet, exit status 1, for the first condition that holds."""
-    record = record_keys(recording, diagnosis)
+    record = record_keys(diagnosis)
     for condition in conditions:
         met, words = condition.holds(record)
         if met:

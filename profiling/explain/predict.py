@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import Measured, Situation, situation
 from feedline.profiling.explain.remedies import compute, own_loader, storage
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Vain
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import Recording
 
 REMEDIES = (*own_loader.REMEDIES, *storage.REMEDIES, *compute.REMEDIES)
 MODEL_ERROR = 0.075
@@ -28,7 +28,6 @@ MODEL_ERROR = 0.075
 NO_CEILING_ERROR = 0.08
 """Added where the ceiling was not measured by a leg but taken from the time the steps did not wait."""
 ERROR_PER_DOUBLING = 0.04
-STANDARD_ERRORS = 1.64
 NOTABLE = 0.05  # a gain below this share is none
 
 
@@ -51,16 +50,13 @@ class Prediction:
     break_even_epochs: float | None = None
 
 
-def all_predictions(
-    recording: Recording, *, workers: Iterable[int] = (), measured: Measured | None = None
-) -> list[Prediction]:
+def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[Prediction]:
     """Ranked: what helps first, by its rate; near ties (3 %) by how little it takes; then what does not help.
 
     One per change that a remedy offers: for a few numbers of workers and for each of the recording's trials of
-    prepared samples; for the numbers in `workers` too, both ways. Empty where no rate was measured. `measured` spares
-    measuring the recording again.
+    prepared samples; for the numbers in `workers` too, both ways. Empty where no rate was measured.
     """
-    at = situation(recording, tuple(workers), measured)
+    at = situation(measured, tuple(workers))
     if at is None:
         return []
     predictions = [predict(at, change) for remedy in REMEDIES for change in remedy(at)]
@@ -87,8 +83,8 @@ def predict(at: Situation, change: Change) -> Prediction:
         errors.append(ceiling_error)
     if then.workers and at.now.workers:
         errors.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
-    reach = 1 + STANDARD_ERRORS * math.hypot(*errors)
-    top_reach = 1 + STANDARD_ERRORS * math.hypot(ceiling_error, at.rate.error)
+    reach = 1 + ERRORS_90 * math.hypot(*errors)
+    top_reach = 1 + ERRORS_90 * math.hypot(ceiling_error, at.rate.error)
     whole = then.over_epochs(value)
     gain = whole / at.rate_over_epochs
     once = _preparing(at, change, whole)
@@ -102,7 +98,7 @@ def predict(at: Situation, change: Change) -> Prediction:
         effort=change.effort,
         cost=_cost(change, once),
         why=f"this will not help, because {change.why.reason}" if vain else change.why.reason,
-        helps=not vain and gain > 1.0 + max(NOTABLE, 2.0 * at.rate.error),
+        helps=not vain and gain > max(1.0 + NOTABLE, at.rate.high / at.rate.value),
         vain=vain,
         settings=dict(change.settings),
         **once,

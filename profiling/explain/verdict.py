@@ -13,7 +13,7 @@ is slow, and neither unpickling nor pinning explains it, the loop waits for the 
 programs on the cores), and data is a candidate only if it is half of the time or more.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from feedline.profiling.explain.measure.main_thread import busiest_place, parts_of
@@ -37,9 +37,19 @@ class Diagnosis:
     evidence: list[str]  # sentences that carry it, the strongest first
     measured: Measured
     predictions: list[Prediction]
-    overhead_fraction: float | None
-    lines: list[Line] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+
+    @property
+    def recording(self) -> Recording:
+        return self.measured.recording
+
+    @property
+    def lines(self) -> list[Line]:
+        """Those that took most first."""
+        return sorted(self.recording.lines, key=lambda line: -line.seconds)
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self.measured.notes, *self.recording.notes]
 
     @property
     def samples_per_s(self) -> float | None:
@@ -61,22 +71,15 @@ class Diagnosis:
 def diagnose(recording: Recording) -> Diagnosis:
     measured = measure(recording)
     bound = _bound(measured)
-    headline, evidence = _verdict(recording, measured, bound) if bound else _without_loader(recording)
-    return Diagnosis(
-        bound=bound,
-        headline=headline,
-        evidence=evidence,
-        measured=measured,
-        predictions=all_predictions(recording, measured=measured),
-        overhead_fraction=recording.overhead.fraction,
-        lines=sorted(recording.lines, key=lambda line: -line.seconds),
-        notes=[*measured.notes, *recording.notes],
-    )
+    headline, evidence = _verdict(measured, bound) if bound else _without_loader(recording)
+    predictions = all_predictions(measured)
+    return Diagnosis(bound=bound, headline=headline, evidence=evidence, measured=measured, predictions=predictions)
 
 
-def record_keys(recording: Recording, diagnosis: Diagnosis) -> dict[str, Any]:
+def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
     """The keys of a `profile` record: verdict, stages, workers, predictions, gpu, lines. JSON-ready."""
-    rates, workers, trainer = diagnosis.measured.rates, diagnosis.measured.workers, diagnosis.measured.trainer
+    measured = diagnosis.measured
+    now, rates, workers, trainer = measured.now, measured.rates, measured.workers, measured.trainer
     named = ("worker", "rank", "pid", "samples", "in_trainer")
     return {
         "verdict": {
@@ -85,20 +88,20 @@ def record_keys(recording: Recording, diagnosis: Diagnosis) -> dict[str, Any]:
             "evidence": diagnosis.evidence,
             "wait_fraction": trainer.wait_fraction,
             "samples_per_s": diagnosis.samples_per_s,
-            "low": rates.now.low if rates.now else None,
-            "high": rates.now.high if rates.now else None,
+            "low": now.low if now else None,
+            "high": now.high if now else None,
             "ceiling_samples_per_s": diagnosis.ceiling_samples_per_s,
-            "overhead_fraction": diagnosis.overhead_fraction,
+            "overhead_fraction": diagnosis.recording.overhead.fraction,
             "shares": asdict(trainer.shares),
             "steps": trainer.steps,
-            "others_cores": diagnosis.measured.machine.others_cores,
+            "others_cores": measured.machine.others_cores,
             "epoch_start_s": rates.epoch_start_s,
             "epoch_samples": rates.epoch_samples,
         },
         "stages": workers.stages,
         "workers": [{**{name: getattr(w, name) for name in named}, **stages} for w, stages in workers.each],
         "predictions": [{**asdict(p), "effort": p.effort.name.lower()} for p in diagnosis.predictions],
-        "gpu": [asdict(gpu) for gpu in recording.gpus],
+        "gpu": [asdict(gpu) for gpu in diagnosis.recording.gpus],
         "lines": [asdict(line) for line in diagnosis.lines],
         "notes": diagnosis.notes,
     }
@@ -141,7 +144,7 @@ def _without_loader(recording: Recording) -> tuple[str, list[str]]:
     return f"{units.count(recording.optimizer_steps, 'optimiser step')} seen, but no loader.", evidence
 
 
-def _verdict(recording: Recording, measured: Measured, bound: Bound) -> tuple[str, list[str]]:
+def _verdict(measured: Measured, bound: Bound) -> tuple[str, list[str]]:
     """The headline and its evidence."""
     now, ceiling, shares = measured.rates.now, measured.rates.ceiling, measured.trainer.shares
     others, cores = measured.machine.others_cores, measured.machine.cores
@@ -171,22 +174,22 @@ def _verdict(recording: Recording, measured: Measured, bound: Bound) -> tuple[st
         faster = f"With data for free the same script reaches {reached}, {units.times(factor)} as much."
         evidence.append(faster if factor >= 1.05 else f"With data for free it is no faster ({reached}).")
     evidence += [*_of_epochs(measured), *_of_the_workers(measured, bound)]
-    if bound == "trainer" and (place := busiest_place(recording)):
+    if bound == "trainer" and (place := busiest_place(measured.recording)):
         evidence.append(f"Most of the main thread's own time is in {place}.")
     return headline, evidence
 
 
 def _of_epochs(measured: Measured) -> list[str]:
     """Short epochs whose beginning and end take a notable share."""
-    rates = measured.rates
-    if rates.now is None or rates.over_epochs is None or not rates.epoch_samples:
+    rates, whole = measured.rates, measured.over_epochs
+    if rates.now is None or whole is None or not rates.epoch_samples:
         return []
     steps_s = rates.epoch_samples / rates.now.value
     if rates.epoch_start_s < EPOCH_START * steps_s:
         return []
     return [
         f"Each epoch takes {units.seconds(rates.epoch_start_s)} to begin and end beside {units.seconds(steps_s)} "
-        f"of steps: over whole epochs it is {units.rate(rates.over_epochs.value)}, "
+        f"of steps: over whole epochs it is {units.rate(whole.value)}, "
         "which predictions are compared with."
     ]
 

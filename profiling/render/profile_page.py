@@ -14,7 +14,7 @@ from feedline.profiling.explain.measure.workers import Workers
 from feedline.profiling.explain.predict import NOTABLE, Prediction
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import Gpu, Leg, LegName, Line, Recording
+from feedline.profiling.record.recording import Gpu, Leg, LegName, Line
 from feedline.profiling.render.report_time import resources, timeline
 from feedline.profiling.render.sections import (
     Bar,
@@ -51,13 +51,14 @@ MOST_TRANSFORMS = 10
 MOST_WORKERS = 16
 
 
-def report(recording: Recording, diagnosis: Diagnosis) -> Page:
+def report(diagnosis: Diagnosis) -> Page:
+    recording = diagnosis.recording
     argv = recording.script.argv or ["recording"]
     started = recording.started.replace("T", " ").removesuffix("+00:00")
     return Page(
         title=argv[0].rsplit("/", 1)[-1],
         verdict=verdict(diagnosis),
-        sections=sections(recording, diagnosis),
+        sections=sections(diagnosis),
         kicker="feedline profile",
         command=shlex.join(argv),
         subtitle=f"{started} UTC, {units.seconds(recording.seconds)} observed",
@@ -66,40 +67,41 @@ def report(recording: Recording, diagnosis: Diagnosis) -> Page:
 
 
 def verdict(diagnosis: Diagnosis) -> Verdict:
-    rates = diagnosis.measured.rates
-    figures: list[tuple[str, str]] = []
-    if rates.now is not None and rates.over_epochs is not None:
-        now, whole = rates.now, rates.over_epochs.value
-        ceiling = units.rate(rates.ceiling.value) if rates.ceiling else "not measured (run with --legs)"
+    measured, ceiling = diagnosis.measured, diagnosis.measured.rates.ceiling
+    now, over_epochs, figures = measured.now, measured.over_epochs, list[tuple[str, str]]()
+    if now is not None and over_epochs is not None:
+        whole = over_epochs.value
+        free = units.rate(ceiling.value) if ceiling else "not measured (run with --legs)"
         figures = [
             ("now", f"{units.rate(now.value)} ({units.spread(now.low, now.high)})"),
             *([("over whole epochs", units.rate(whole))] if whole < 0.97 * now.value else []),
-            ("ceiling, data for free", ceiling),
-            ("waiting for data", units.percent(diagnosis.measured.trainer.wait_fraction)),
-            ("cost of profiling", units.percent(diagnosis.overhead_fraction)),
+            ("ceiling, data for free", free),
+            ("waiting for data", units.percent(measured.trainer.wait_fraction)),
+            ("cost of profiling", units.percent(diagnosis.recording.overhead.fraction)),
         ]
     tone: Tone = "main" if diagnosis.bound is None else "good" if diagnosis.bound == "compute" else "bad"
     return Verdict(words=diagnosis.headline, evidence=diagnosis.evidence, figures=figures, tone=tone)
 
 
-def sections(recording: Recording, diagnosis: Diagnosis) -> list[Section | None]:
+def sections(diagnosis: Diagnosis) -> list[Section | None]:
     """Everything below the verdict, for pages that put a recording among other things."""
+    recording = diagnosis.recording
     return [
         _remedies(diagnosis),
         _in_vain(diagnosis.predictions),
-        _where_time_goes(recording, diagnosis),
+        _where_time_goes(diagnosis),
         timeline(recording),
         resources(recording),
         _gpus(recording.gpus, recording.gpu_note),
         _legs(recording.legs),
         _listing(diagnosis.lines, {}),
-        _about(recording, diagnosis),
+        _about(diagnosis),
         section("Notes", Points(diagnosis.notes)) if diagnosis.notes else None,
     ]
 
 
 def _remedies(diagnosis: Diagnosis) -> Section | None:
-    rate, ceiling = diagnosis.measured.rates.over_epochs, diagnosis.ceiling_samples_per_s
+    rate, ceiling = diagnosis.measured.over_epochs, diagnosis.ceiling_samples_per_s
     if not diagnosis.predictions or rate is None:
         return None
     helpful: list[Bar] = []
@@ -134,8 +136,8 @@ def _in_vain(predictions: Iterable[Prediction]) -> Section | None:
     return section("What would not", Reasons(reasons)) if reasons else None
 
 
-def _where_time_goes(recording: Recording, diagnosis: Diagnosis) -> Section | None:
-    workers = diagnosis.measured.workers
+def _where_time_goes(diagnosis: Diagnosis) -> Section | None:
+    recording, workers = diagnosis.recording, diagnosis.measured.workers
     if diagnosis.measured.rates.now is not None:
         loop = Stacks(total=_shares("the training loop", diagnosis), title="The step", unit=OF_LOOP, note=SHARES_NOTE)
         lede = "Each row is somebody's whole time."
@@ -222,7 +224,8 @@ def _listing(lines: Sequence[Line], hints: Mapping[tuple[str, int], str]) -> Sec
     return section("Line by line", Listing(lines=lines, hints=hints), lede=lede) if lines else None
 
 
-def _about(recording: Recording, diagnosis: Diagnosis) -> Section | None:
+def _about(diagnosis: Diagnosis) -> Section | None:
+    recording = diagnosis.recording
     loader, host = recording.train_loader, host_facts(recording.host)
     facts = {
         "device": recording.compute.device,
@@ -258,7 +261,7 @@ def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Ver
     """Two or more: the statement first, then rates and shares side by side."""
     rows: list[Bar] = []
     for name, diagnosis in recordings:
-        rate = diagnosis.measured.rates.now
+        rate = diagnosis.measured.now
         low, high = (rate.low, rate.high) if rate else (None, None)
         rows.append(Bar(label=name, value=diagnosis.samples_per_s, low=low, high=high, note=diagnosis.headline))
     first, changes = versus[0], [change for compared in versus for change in compared.changes]

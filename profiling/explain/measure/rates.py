@@ -9,9 +9,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feedline.profiling.explain.measure.throughput import over_epochs
 from feedline.profiling.record.recording import Leg, LegName, Recording, Step
 
+# How many standard errors an interval reaches either way: what was measured is shown with its 95 %, what is predicted
+# with its 90 %.
+ERRORS_95, ERRORS_90 = 2.0, 1.64
 GROUPS = 10  # steps are cut into this many stretches; the spread of their rates is the rate's uncertainty
 FEW_STEPS = 8  # fewer measured steps than this give a verdict with a warning
 MOSTLY_COLD = 0.9  # a cold leg counts when this share of the data's files was out of memory
@@ -19,18 +21,18 @@ MOSTLY_COLD = 0.9  # a cold leg counts when this share of the data's files was o
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """samples/s, or a ratio of two rates, with its relative standard error."""
+    """samples/s, or a ratio of two rates, with its relative standard error; `low` to `high` is its 95 % interval."""
 
     value: float
     error: float
 
     @property
     def low(self) -> float:
-        return self.value * max(0.0, 1.0 - 2.0 * self.error)
+        return self.value * max(0.0, 1.0 - ERRORS_95 * self.error)
 
     @property
     def high(self) -> float:
-        return self.value * (1.0 + 2.0 * self.error)
+        return self.value * (1.0 + ERRORS_95 * self.error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +46,6 @@ class Rates:
     epoch_start_s: float
     """What beginning and ending a pass over the loader takes beside its steps; 0 where no second pass was seen."""
     epoch_samples: float | None  # of one whole pass, all ranks together; None where none was seen
-
-    @property
-    def over_epochs(self) -> Rate | None:
-        """`now`, with what each epoch begins and ends with."""
-        if self.now is None:
-            return None
-        whole = over_epochs(self.now.value, self.epoch_start_s, self.epoch_samples)
-        return Rate(value=whole, error=self.now.error)
 
 
 def measure_rates(recording: Recording, steps: Sequence[Step]) -> Rates:

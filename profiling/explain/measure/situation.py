@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from feedline.profiling.explain.measure.main_thread import Trainer, measure_trainer
 from feedline.profiling.explain.measure.rates import Rate, Rates, measure_rates, measured_steps
-from feedline.profiling.explain.measure.throughput import Throughput
+from feedline.profiling.explain.measure.throughput import Throughput, over_epochs
 from feedline.profiling.explain.measure.workers import Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording, Step
 
@@ -32,14 +32,25 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
+    recording: Recording
     rates: Rates
-    """The error of `now` is its `noise` and what other programs may have taken from it."""
-    noise: float
     workers: Workers
     trainer: Trainer
     machine: Machine
     loader: LoaderSeen | None  # the training loader
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]  # what qualifies the numbers
+
+    @property
+    def now(self) -> Rate | None:
+        """`rates.now`, its error widened by what other programs may have taken from it."""
+        now = self.rates.now
+        return now and replace(now, error=math.hypot(now.error, self.machine.others_error))
+
+    @property
+    def over_epochs(self) -> Rate | None:
+        """`now`, with what each epoch begins and ends with."""
+        now, rates = self.now, self.rates
+        return now and replace(now, value=over_epochs(now.value, rates.epoch_start_s, rates.epoch_samples))
 
     @property
     def unpickling_limits(self) -> bool:
@@ -52,12 +63,10 @@ class Measured:
 def measure(recording: Recording) -> Measured:
     steps, notes = measured_steps(recording)
     rates = measure_rates(recording, steps)
-    now = rates.now or Rate(value=0.0, error=0.0)
-    machine = _machine(recording, steps, now.value)
-    widened = replace(now, error=math.hypot(now.error, machine.others_error)) if rates.now else None
+    machine = _machine(recording, steps, rates.now.value if rates.now else 0.0)
     return Measured(
-        rates=replace(rates, now=widened),
-        noise=now.error,
+        recording=recording,
+        rates=rates,
         workers=measure_workers(recording, machine.cores),
         trainer=measure_trainer(recording, steps),
         machine=machine,
@@ -96,12 +105,15 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) 
 class Situation:
     """A measured run and the model set to it."""
 
-    recording: Recording
     measured: Measured
-    rate: Rate  # its error is noise alone: no gain is hidden by what other programs took
+    rate: Rate  # `rates.now`: its error is noise alone, no gain is hidden by what other programs took
     now: Throughput
     workers: tuple[int, ...] = ()
     """Numbers of workers to predict for, beside those that remedies choose by themselves."""
+
+    @property
+    def recording(self) -> Recording:
+        return self.measured.recording
 
     @property
     def factor(self) -> float:
@@ -140,12 +152,8 @@ class Situation:
         return min(self.now.epoch_start_s, (batch or 1) * worker_s)
 
 
-def situation(
-    recording: Recording, workers: tuple[int, ...] = (), measured: Measured | None = None
-) -> Situation | None:
-    """The model with the run's own costs; None when no rate was measured: then nothing can be predicted. `measured`
-    spares measuring it again."""
-    measured = measured or measure(recording)
+def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | None:
+    """The model with the run's own costs; None when no rate was measured: then nothing can be predicted."""
     rates, preparing, trainer, machine = measured.rates, measured.workers, measured.trainer, measured.machine
     if rates.now is None:
         return None
@@ -174,8 +182,7 @@ def situation(
         epoch_samples=rates.epoch_samples,
         stall=_stall(machine, step_s, trainer.cpu_s),
     )
-    rate = replace(rates.now, error=measured.noise)
-    return Situation(recording=recording, measured=measured, rate=rate, now=now, workers=workers)
+    return Situation(measured=measured, rate=rates.now, now=now, workers=workers)
 
 
 def _stall(machine: Machine, step_s: float, trainer_cpu_s: float) -> dict[int, float]:

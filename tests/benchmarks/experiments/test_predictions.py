@@ -43,12 +43,12 @@ def profiled(name: str) -> Recording:
 def test_the_scored_figures_are_those_of_the_report(name: str) -> None:
     seen = profiled(name)
     diagnosis = diagnose(seen)
-    printed = re.sub(r"\s+", " ", text(report(seen, diagnosis), width=200))
-    page = document(report(seen, diagnosis))
-    record = {one["remedy"]: one for one in record_keys(seen, diagnosis)["predictions"]}
+    printed = re.sub(r"\s+", " ", text(report(diagnosis), width=200))
+    page = document(report(diagnosis))
+    record = {one["remedy"]: one for one in record_keys(diagnosis)["predictions"]}
     scored = [one for one in predicted(seen, CASES[name]).values() if one.remedy in record]
     assert len(scored) >= 3 and sum(one.helps for one in scored) >= 2
-    now = diagnosis.measured.rates.over_epochs
+    now = diagnosis.measured.over_epochs
     assert now is not None
     for one in scored:
         keys = record[one.remedy]

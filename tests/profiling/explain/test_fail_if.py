@@ -77,7 +77,7 @@ def test_what_is_not_understood_is_wrong_use(text: str) -> None:
 def test_a_condition_that_holds_ends_with_status_one() -> None:
     seen = made(wait_s=0.06, compute_s=0.03)
     never, met = parse("wait>90%"), parse("wait>10%")
-    check([never], seen, diagnose(seen))
+    check([never], diagnose(seen))
     with pytest.raises(ConditionMet, match=r"'wait>10%': wait = 0\.667") as caught:
-        check([never, met], seen, diagnose(seen))
+        check([never, met], diagnose(seen))
     assert caught.value.exit_status == 1

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.profiling.explain.measure.situation import situation
-from feedline.profiling.explain.predict import REMEDIES, STANDARD_ERRORS, all_predictions, predict, prediction_for
+from feedline.profiling.explain.measure.rates import ERRORS_90
+from feedline.profiling.explain.measure.situation import measure, situation
+from feedline.profiling.explain.predict import REMEDIES, all_predictions, predict, prediction_for
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Helps, Vain
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record.recording import Compute, LoaderPass, Recording, Trial
@@ -40,7 +41,7 @@ def runs() -> list[Recording]:
 def test_every_remedy_has_its_effort_and_its_reason_in_fields() -> None:
     offered: set[str] = set()
     for seen in runs():
-        at = situation(seen)
+        at = situation(measure(seen))
         assert at is not None
         for remedy in REMEDIES:
             for change in remedy(at):
@@ -51,7 +52,7 @@ def test_every_remedy_has_its_effort_and_its_reason_in_fields() -> None:
 
 
 def test_what_is_vain_never_helps_and_says_so_whatever_its_words() -> None:
-    found = [prediction for seen in runs() for prediction in all_predictions(seen)]
+    found = [prediction for seen in runs() for prediction in all_predictions(measure(seen))]
     assert any(one.vain for one in found) and any(one.helps for one in found)
     for one in found:
         assert not (one.vain and one.helps)
@@ -60,7 +61,7 @@ def test_what_is_vain_never_helps_and_says_so_whatever_its_words() -> None:
 
 def test_what_helps_comes_first_and_near_ties_go_by_effort() -> None:
     for seen in runs():
-        found = all_predictions(seen)
+        found = all_predictions(measure(seen))
         assert [one.helps for one in found] == sorted((one.helps for one in found), reverse=True)
         step = 0.03 * (diagnose(seen).samples_per_s or 0.0)
         ranks = [(not one.helps, -round(one.samples_per_s / step), one.effort) for one in found]
@@ -70,7 +71,7 @@ def test_what_helps_comes_first_and_near_ties_go_by_effort() -> None:
 def test_other_numbers_of_workers_may_be_asked_for_and_change_no_figure() -> None:
     trial = Trial(codec="jpeg", size_px=160, samples=99, bytes_per_sample=9e3, load_cpu_s_per_sample=3e-4)
     seen = made(workers=1, cores=2, ceiling=3000.0, trials=[trial])
-    report, asked = diagnose(seen).predictions, all_predictions(seen, workers=[1, 3])
+    report, asked = diagnose(seen).predictions, all_predictions(measure(seen), workers=[1, 3])
     assert all(one in asked for one in report)
     assert prediction_for(report, num_workers=3) is None and prediction_for(asked, num_workers=3)
     shards = {"codec": "jpeg", "size": 160, "loader": "feedline"}
@@ -79,23 +80,23 @@ def test_other_numbers_of_workers_may_be_asked_for_and_change_no_figure() -> Non
 
 
 def test_the_record_names_the_effort() -> None:
-    efforts = {one["effort"] for one in record_keys(rich(), diagnose(rich()))["predictions"]}
+    efforts = {one["effort"] for one in record_keys(diagnose(rich()))["predictions"]}
     assert efforts == {"setting", "code", "preparing", "hardware"}
 
 
 @pytest.mark.parametrize("seen", runs(), ids=range(len(runs())))
 def test_the_interval_holds_the_figure(seen: Recording) -> None:
-    for one in all_predictions(seen):
+    for one in all_predictions(measure(seen)):
         assert 0 <= one.low <= one.samples_per_s <= one.high
 
 
 def ceiling_high(seen: Recording) -> float:
     """Where the measured ceiling may be at most, as a window of the same script measures it later."""
-    at = situation(seen)
+    at = situation(measure(seen))
     assert at is not None
     ceiling = at.measured.rates.ceiling
     assert ceiling is not None
-    return at.ceiling * (1 + STANDARD_ERRORS * math.hypot(ceiling.error, at.rate.error))
+    return at.ceiling * (1 + ERRORS_90 * math.hypot(ceiling.error, at.rate.error))
 
 
 @given(st.floats(0.001, 0.2), st.floats(0.001, 0.2), st.integers(0, 4), st.floats(1.0, 20.0))
@@ -107,7 +108,7 @@ def test_predictions_keep_their_promises(wait: float, compute: float, workers: i
         for size, cost in ((256, 0.0006), (160, 0.0003), (64, 0.00002))
     ]
     seen = made(wait_s=wait, compute_s=compute, workers=workers, ceiling=rate * above, trials=trials, steps=20)
-    found = all_predictions(seen)
+    found = all_predictions(measure(seen))
     assert found
     for one in found:
         assert 0 <= one.low <= one.samples_per_s <= one.high
@@ -122,7 +123,7 @@ def test_the_calibration_carries_over() -> None:
     """A run 20 % slower than its model: the prediction is as much slower, where the limit stays the same."""
     stages = {"decode": 0.004}
     seen = made(workers=1, stages=stages, batch=32, wait_s=32 * 0.005 - 0.001, compute_s=0.001, cores=16)
-    at = situation(seen)
+    at = situation(measure(seen))
     assert at is not None
     assert at.factor == pytest.approx(0.8, rel=0.01)
     doubled = predict(at, Change(remedy="x", then=replace(at.now, workers=2), effort=Effort.SETTING, why=Helps("x")))
@@ -134,6 +135,6 @@ def test_a_trial_replaces_the_workers_cost() -> None:
     seen = made(
         workers=1, cores=8, stages={"decode": 0.01}, wait_s=0.31, compute_s=0.001, ceiling=9000.0, trials=[trial]
     )
-    found = next(p for p in all_predictions(seen) if "64 px raw" in p.remedy)
+    found = next(p for p in all_predictions(measure(seen)) if "64 px raw" in p.remedy)
     assert 0.85 * 9000 < found.samples_per_s <= 9000
     assert found.settings == {"codec": "raw", "size": 64, "loader": "feedline", "num_workers": 1}

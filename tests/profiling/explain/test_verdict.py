@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.profiling.explain.measure.situation import Situation, situation
+from feedline.profiling.explain.measure.situation import Situation, measure, situation
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record.recording import Compute, Leg, LoaderPass, Recording, Script, Series, Trial
 from feedline.profiling.record.stages import STAGES
@@ -164,7 +164,7 @@ def test_nothing_seen() -> None:
     found = diagnose(Recording(script=Script(argv=["x.py"])))
     assert found.bound is None and found.predictions == []
     assert "No training step was seen" in found.headline
-    keys = record_keys(Recording(script=Script(argv=["x.py"])), found)
+    keys = record_keys(found)
     assert keys["verdict"]["samples_per_s"] is None
 
 
@@ -185,7 +185,7 @@ def test_only_a_model_that_fills_the_cores_stalls() -> None:
 
 
 def situation_of(seen: Recording) -> Situation:
-    at = situation(seen)
+    at = situation(measure(seen))
     assert at is not None
     return at
 
@@ -215,10 +215,10 @@ def test_intervals_are_wider_beside_other_programs() -> None:
     """By their share of the cores."""
     costs: dict[str, Any] = {"cores": 8, "stages": SMALL, "ceiling": 3000.0}  # the model itself is not short of cores
     alone, beside = diagnose(crowded(6.0, **costs)), diagnose(crowded(8.0, **costs))
-    assert alone.measured.rates.now is not None and beside.measured.rates.now is not None
+    assert alone.measured.now is not None and beside.measured.now is not None
     others = beside.measured.machine.others_cores
-    assert beside.measured.rates.now.value == alone.measured.rates.now.value
-    assert beside.measured.rates.now.low == pytest.approx(alone.measured.rates.now.low * (1 - others / 8))
+    assert beside.measured.now.value == alone.measured.now.value
+    assert beside.measured.now.low == pytest.approx(alone.measured.now.low * (1 - others / 8))
     assert any("intervals are wider" in sentence for sentence in beside.evidence)
     lows = {one.remedy: one.low / one.samples_per_s for one in alone.predictions}
     assert all(one.low / one.samples_per_s < lows[one.remedy] for one in beside.predictions)
@@ -281,7 +281,7 @@ def test_fractions_sum_to_one(
 
 def test_the_record_has_the_promised_keys() -> None:
     seen = rich()
-    keys = record_keys(seen, diagnose(seen))
+    keys = record_keys(diagnose(seen))
     promised = {"bound", "wait_fraction", "samples_per_s", "ceiling_samples_per_s", "overhead_fraction"}
     assert promised <= set(keys["verdict"])
     assert set(keys["stages"]) == set(STAGES)

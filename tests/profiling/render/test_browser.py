@@ -72,7 +72,7 @@ def every_chart() -> str:
 def pages() -> dict[str, str]:
     slow, fast = diagnose(made(wait_s=0.08)), diagnose(made(wait_s=0.01))
     return {
-        "report": document(report(rich(), diagnose(rich()))),
+        "report": document(report(diagnose(rich()))),
         "comparison": document(comparison([("slow", slow), ("fast", fast)], [versus(slow, fast)])),
         "lines": document(lprof_report("run.lprof", LineProfile(lines=rich().lines, loader=None, hints={}))),
         "charts": every_chart(),
@@ -114,7 +114,7 @@ def test_in_a_real_browser(browser: Any, tmp_path: Path, name: str, width: int, 
 
 def test_a_script_in_a_recording_does_not_run(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    path.write_text(document(report(rich(), diagnose(rich()))))
+    path.write_text(document(report(diagnose(rich()))))
     browser.get(path.as_uri())
     assert browser.execute_script("return document.scripts.length") == 0
     assert "<script>alert('x')</script>" in browser.find_element("tag name", "body").text

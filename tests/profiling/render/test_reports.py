@@ -46,11 +46,11 @@ EMPTY = Recording(script=Script(argv=["x.py"]))
 
 
 def document(seen: Recording) -> str:
-    return html.document(report(seen, diagnose(seen)))
+    return html.document(report(diagnose(seen)))
 
 
 def shown_as_text(seen: Recording, width: int = 88) -> str:
-    return text(report(seen, diagnose(seen)), width=width)
+    return text(report(diagnose(seen)), width=width)
 
 
 @pytest.mark.parametrize("seen", [rich(), made(), EMPTY], ids=["rich", "plain", "empty"])

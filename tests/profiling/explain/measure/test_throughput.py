@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.profiling.explain.measure.situation import situation
+from feedline.profiling.explain.measure.situation import measure, situation
 from feedline.profiling.explain.measure.throughput import Throughput, soft_minimum
 from tests.profiling.recordings import made
 
@@ -68,7 +68,7 @@ def test_the_model_knows_what_it_was_set_to() -> None:
     """A run made by the model's own arithmetic: two workers at 3.5 ms a sample, a step of 0.5 ms a sample."""
     stages = {"read": 0.0005, "decode": 0.002, "transform": 0.001}
     seen = made(workers=2, stages=stages, batch=32, wait_s=32 * 0.0035 / 2 - 0.016, compute_s=0.016, cores=8)
-    at = situation(seen)
+    at = situation(measure(seen))
     assert at is not None
     assert at.now.worker_s == pytest.approx(0.0035)
     assert at.now.rate() == pytest.approx(571.4, rel=0.01)
