@@ -46,6 +46,7 @@ NOT_IN_THE_PRODUCT = {"benchmarks.experiments", "benchmarks.peers"}
 ONE_HOME = {
     "pyspark": {"preprocess/spark.py"},
     "pynvml": {"profiling/machine/nvml.py"},
+    "jinja2": {"profiling/render/html.py"},
     "line_profiler": {"profiling/watch/legs/lines.py", "train/line_profile.py"},
 }
 TORCH_FREE = (

@@ -1,25 +1,14 @@
-"""Charts as pure functions to self-contained markup: `bars`, `stacks`, `heat`; over time see `plots`.
-
-Every chart is a `<figure>` with a caption and a unit. Lengths are percentages of the width there is, so nothing is
-scaled: the same markup is sharp and its text readable on a phone, a wide screen and paper, without JavaScript.
-Labels and values are HTML beside the drawings (they wrap, and screen readers read them); colours are the variables
-of `page.css`, which knows dark, light and print. All text is escaped by `markup`.
-"""
+"""The numbers behind `parts.html`: scales, colours, legends, and which of many points are drawn. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from feedline.profiling.record import units
 from feedline.profiling.record.stages import STAGES
-from feedline.profiling.render.markup import Attribute, Markup, join, tag
-from feedline.profiling.render.sections import Bar, Bars, Heat, Stack, Stacks
+from feedline.profiling.render.sections import Bar, Bars, Columns, Curve, Curves, Shade, Stack
 
-BAR_PX = 20
-STACK_PX = 26
-CELL_PX = 38
-HEAD_PX = 24  # above the cells of a heat map; an axis is as high
-GUTTER = 18.0  # left of them, in per cent of the width
 PALETTE = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 """CSS variables of the categorical palette (Okabe and Ito: safe for colour-blind eyes), in order of use."""
 HUES = {
@@ -28,13 +17,21 @@ HUES = {
     **{name: stage.hue for name, stage in STAGES.items()},
 }  # fmt: skip
 """One colour through all charts: shares of the loop, parts of a step, a worker's stages."""
+SHADES = ("shade", "c6", "c5")
+STROKES = (("solid", None), ("dashed", "7 4"), ("dotted", "2 3"), ("dashed", "9 3 2 3"))
+"""In the legend (CSS) and in the drawing (SVG)."""
+POINTS = 600  # more points than this are thinned (each kept point is the mean of its group): what a screen can show
+MOST_COLUMNS = 150
 
-Legend = Sequence[tuple[str, str, str]]  # name, CSS of the swatch, and its shape: block, line, diamond
+Legend = list[tuple[str, str, str]]  # name, CSS of the swatch, and its shape: block, line, diamond
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
     """What is known of them, in order."""
     return [value for value in values if value is not None and math.isfinite(value)]
+
+
+# --- scales -------------------------------------------------------------------------------------------
 
 
 def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -75,9 +72,32 @@ class Scale:
         return 100.0 * min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
 
-def hues_of(names: Iterable[str]) -> dict[str, str]:
+def scale_of_bars(chart: Bars) -> Scale:
+    values = [v for row in chart.rows for v in (row.value, row.high, row.predicted, row.predicted_high)]
+    return Scale.covering([*values, chart.reference[1] if chart.reference else None])
+
+
+def scales_of_curves(chart: Curves) -> tuple[Scale, Scale]:
+    xs = [x for curve in chart.curves for x, _ in curve.points]
+    low, high = min(xs, default=0.0), max(xs, default=1.0)
+    # With whiskers the outer marks would be cut without some room.
+    room = 0.03 * (high - low) if any(curve.intervals for curve in chart.curves) else 0.0
+    tops = [high for curve in chart.curves for _, high in curve.intervals]
+    values = [chart.y_max, *tops, *(y for curve in chart.curves for _, y in curve.points)]
+    return Scale.exactly(low - room, high + room), Scale.covering(values, count=4)
+
+
+def anchor(percent: float, first: float, last: float) -> str:
+    """Labels at the ends of an axis stay inside it."""
+    return "start" if percent < first else "end" if percent > last else "middle"
+
+
+# --- colours and legends ------------------------------------------------------------------------------
+
+
+def hues_of(groups: Iterable[Iterable[str]]) -> dict[str, str]:
     """Their own colours, and for the others what the palette has left, in order."""
-    known = list(dict.fromkeys(names))
+    known = list(dict.fromkeys(name for names in groups for name in names))
     left = [hue for hue in PALETTE if hue not in {HUES.get(name) for name in known}] or PALETTE
     others = [name for name in known if name not in HUES]
     return {name: HUES[name] for name in known if name in HUES} | {
@@ -85,156 +105,125 @@ def hues_of(names: Iterable[str]) -> dict[str, str]:
     }
 
 
+def shade_hues(shades: Iterable[Shade]) -> dict[str, str]:
+    """By name, the last of the alphabet (warm-up) in grey, so that one page's charts agree."""
+    names = sorted({shade.name for shade in shades}, reverse=True)
+    return {name: SHADES[index % len(SHADES)] for index, name in enumerate(names)}
+
+
+def stroke(index: int) -> tuple[str, str | None]:
+    """CSS and dashes of a chart's n-th curve."""
+    return f"stroke: var(--{PALETTE[index % 8]})", STROKES[index % 4][1]
+
+
 def swatches(hues: Mapping[str, str], shape: str = "block") -> Legend:
     return [(name, f"background: var(--{hue})", shape) for name, hue in hues.items()]
 
 
-def figure(
-    title: str, body: Sequence[Markup], *, unit: str = "", legend: Legend = (), note: str = "",
-) -> Markup:  # fmt: skip
-    """The frame all charts share."""
-    keys = [tag("li", tag("i", class_=f"swatch {kind}", style=css, aria_hidden="true"), name)
-            for name, css, kind in legend]  # fmt: skip
-    return tag(
-        "figure",
-        tag("figcaption", tag("strong", title), " ", tag("span", unit, class_="unit") if unit else None),
-        tag("ul", *keys, class_="legend") if len(keys) > 1 else None,
-        tag("div", *body, class_="rows"),
-        tag("p", note, class_="note") if note else None,
-        class_="chart",
-    )
-
-
-def drawing(height_px: float, summary: str, *body: object, kind: str = "") -> Markup:
-    """`summary` is what a screen reader says of it."""
-    kinds = f"drawing {kind}" if kind else "drawing"
-    return tag("svg", tag("title", summary), *body, class_=kinds, width="100%", height=height_px, role="img")
-
-
-def bars(chart: Bars) -> Markup:
-    """Predictions are diamonds."""
-    values = [v for row in chart.rows for v in (row.value, row.high, row.predicted, row.predicted_high)]
-    scale = Scale.covering([*values, chart.reference[1] if chart.reference else None])
-    body: list[Markup] = []
-    first, before = None, 0.0
-    for row in chart.rows:
-        predicted = f"predicted {units.number(row.predicted)}" if row.predicted is not None else ""
-        small = " · ".join(part for part in (units.spread(row.low, row.high), predicted) if part)
-        words = [tag("b", units.number(row.value)), tag("span", f" {chart.unit}", class_="unit"),
-                 tag("small", small) if small else None]  # fmt: skip
-        if chart.staircase and first and row.value:
-            words += [Markup(" "), tag("b", units.times(row.value / first), class_="factor")]
-        bar = _bar(row, scale, chart.reference, floor=before if chart.staircase else 0.0)
-        body.append(_row(row.label, words, bar, row.note))
-        before, first = row.value or before, first or row.value
+def legend_of_bars(chart: Bars) -> Legend:
     legend = [(chart.value_name, "background: var(--c1)", "block")]
     if any(row.predicted is not None for row in chart.rows):
         legend.append(("predicted before", "", "diamond"))
     if chart.reference is not None and units.known(chart.reference[1]):
         legend.append((f"{chart.reference[0]}: {units.number(chart.reference[1])}", "", "dashed"))
-    return figure(chart.title, [*body, _axis(scale, chart.unit)], unit=chart.unit, legend=legend, note=chart.note)
+    return legend
 
 
-def stacks(chart: Stacks) -> Markup:
-    """Each row is drawn to its own whole; parts keep one colour through all rows."""
-    rows = [*([chart.total] if chart.total else []), *chart.rows]
-    hues = hues_of(name for row in rows for name in row.parts)
-    body = [_row(row.label, row.note, _segments(row, hues)) for row in rows]
-    return figure(chart.title, body, unit=chart.unit, legend=swatches(hues), note=chart.note)
-
-
-def heat(chart: Heat) -> Markup:
-    """Darker is more, each cell with its number."""
-    known = finite(value for row in chart.values for value in row) or [0.0, 1.0]
-    top, bottom = max(known), min(known)
-    width = (100.0 - GUTTER) / max(len(chart.columns), 1)
-    heads = [
-        tag("text", name, x=f"{GUTTER + (index + 0.5) * width:.2f}%", y=15, text_anchor="middle")
-        for index, name in enumerate(chart.columns)
+def legend_of_curves(chart: Curves) -> Legend:
+    return [
+        (curve.name, f"border-top: 3px {STROKES[index % 4][0]} var(--{PALETTE[index % 8]})", "line")
+        for index, curve in enumerate(chart.curves)
     ]
-    cells: list[Markup] = []
-    for index, (name, row) in enumerate(zip(chart.rows, chart.values, strict=True)):
-        y = HEAD_PX + index * CELL_PX
-        cells.append(tag("text", name, x=f"{GUTTER - 1.5}%", y=y + CELL_PX / 2 + 4, text_anchor="end"))
-        for column, value in enumerate(row):
-            x = GUTTER + column * width
-            share = (value - bottom) / ((top - bottom) or 1.0) if value is not None and units.known(value) else None
-            title = tag("title", f"{name} × {chart.columns[column]}: {units.rate(value, chart.unit)}")
-            box: dict[str, Attribute] = {"x": f"{x + 0.25:.3f}%", "y": y + 1, "width": f"{width - 0.5:.3f}%"}
-            opacity = 0.06 if share is None else 0.12 + 0.88 * share
-            cells.append(tag("rect", title, **box, height=CELL_PX - 2, rx=3, class_="cell", fill_opacity=opacity))
-            middle: dict[str, Attribute] = {"x": f"{x + width / 2:.3f}%", "y": y + CELL_PX / 2 + 4}
-            kind = "on-heat" if share is not None and share > 0.5 else None
-            cells.append(tag("text", units.number(value), **middle, text_anchor="middle", class_=kind))
-    summary = f"{chart.title}: {chart.row_name} by {chart.column_name}, in {chart.unit}"
-    body = drawing(HEAD_PX + len(chart.rows) * CELL_PX + 2, summary, heads, cells, kind="heat")
-    unit = f"{chart.unit} · rows: {chart.row_name}, columns: {chart.column_name}"
-    return figure(chart.title, [body], unit=unit, note=chart.note)
 
 
-def _row(label: str, value: object, drawn: Markup, note: str = "") -> Markup:
-    head = tag("div", tag("span", label, class_="label"), tag("span", value, class_="value"), class_="head")
-    return tag("div", head, drawn, tag("p", note, class_="note") if note else None, class_="row")
+def summary_of_curves(chart: Curves) -> str:
+    ranges = [(curve.name, finite(y for _, y in curve.points)) for curve in chart.curves]
+    parts = [f"{name} {units.number(min(ys))} to {units.number(max(ys))}" if ys else name for name, ys in ranges]
+    return f"{chart.title}: {'; '.join(parts)}"
 
 
-def _bar(row: Bar, scale: Scale, reference: tuple[str, float] | None, *, floor: float) -> Markup:
-    """One bar; the part below `floor` (the rung before) is pale, so that the step stands out."""
-
-    def box(start: float, end: float, kind: str) -> Markup:
-        place: dict[str, Attribute] = {"x": f"{start:.3f}%", "y": 0, "width": f"{end - start:.3f}%"}
-        return tag("rect", **place, height=BAR_PX, rx=3, class_=kind)
-
-    def whisker(low: float | None, high: float | None, kind: str, y: float) -> Markup:
-        if low is None or high is None or not (units.known(low) and units.known(high)):
-            return Markup()
-        x1, x2 = f"{scale.percent(low):.3f}%", f"{scale.percent(high):.3f}%"
-        ends = [tag("line", x1=x, x2=x, y1=y - 4, y2=y + 4) for x in (x1, x2)]
-        drawn = (tag("line", x1=x1, x2=x2, y1=y, y2=y), ends)
-        return join(tag("g", *drawn, class_="whisker back"), tag("g", *drawn, class_=kind))
-
-    parts = [box(0.0, 100.0, "track")]
-    if row.value is not None and units.known(row.value):
-        end, start = scale.percent(row.value), scale.percent(floor) if 0 < floor < row.value else 0.0
-        parts += [box(0.0, start, f"pale {row.tone}")] if start else []
-        parts.append(box(start, end, f"bar {row.tone}"))
-    parts.append(whisker(row.low, row.high, "whisker", BAR_PX / 2))
-    parts.append(whisker(row.predicted_low, row.predicted_high, "whisker predicted", float(BAR_PX)))
-    if reference is not None and units.known(reference[1]):
-        x = f"{scale.percent(reference[1]):.3f}%"
-        parts.append(tag("line", x1=x, x2=x, y1=-4, y2=BAR_PX + 4, class_="reference"))
-    if row.predicted is not None and units.known(row.predicted):  # of fixed size: a nested viewport that overflows
-        title = tag("title", f"predicted {units.number(row.predicted)}")
-        diamond = tag("path", title, d="M0 -7 L7 0 L0 7 L-7 0 Z", class_="diamond")
-        x = f"{scale.percent(row.predicted):.3f}%"
-        parts.append(tag("svg", diamond, x=x, y=BAR_PX, width=1, height=1, overflow="visible"))
-    summary = f"{row.label}: {units.number(row.value)} {units.spread(row.low, row.high)}".strip()
-    return drawing(BAR_PX if row.predicted is None else BAR_PX + 7, summary, parts)
+# --- what is drawn ------------------------------------------------------------------------------------
 
 
-def _segments(row: Stack, hues: dict[str, str]) -> Markup:
-    whole = sum(max(part, 0.0) for part in finite(row.parts.values())) or 1.0
-    parts = [tag("rect", x=0, y=0, width="100%", height=STACK_PX, rx=3, class_="track")]
-    at = 0.0
-    for name, value in row.parts.items():
-        share = 100.0 * max(value, 0.0) / whole if units.known(value) else 0.0
-        if share > 0.0:
-            title = tag("title", f"{name}: {units.percent(share / 100)}")
-            box: dict[str, Attribute] = {"x": f"{at:.3f}%", "y": 0, "width": f"{share:.3f}%", "height": STACK_PX}
-            parts.append(tag("rect", title, **box, class_="segment", style=f"fill: var(--{hues[name]})"))
-        if share >= 12.0:
-            x, style = f"{at + share / 2:.3f}%", f"fill: var(--on-{hues[name]})"
-            parts.append(tag("text", f"{share:.0f} %", x=x, y=18, text_anchor="middle", style=style))
-        at += share
-    summary = ", ".join(f"{name} {units.percent(value / whole)}" for name, value in row.parts.items() if value > 0)
-    return drawing(STACK_PX, f"{row.label}: {summary}", parts)
+def climbed(chart: Bars) -> Iterable[tuple[Bar, float, float | None]]:
+    """Each bar; in a staircase with the value of the one before and its own factor over the first."""
+    first, before = None, 0.0
+    for row in chart.rows:
+        yield row, before, row.value / first if chart.staircase and first and row.value else None
+        if chart.staircase:
+            before, first = row.value or before, first or row.value
 
 
-def _axis(scale: Scale, unit: str) -> Markup:
-    marks: list[Markup] = []
-    for value in scale.ticks:
-        x = scale.percent(value)
-        anchor = "start" if x < 1 else "end" if x > 99 else "middle"
-        marks.append(tag("line", x1=f"{x:.3f}%", x2=f"{x:.3f}%", y1=0, y2=5))
-        marks.append(tag("text", units.tick(value), x=f"{x:.3f}%", y=19, text_anchor=anchor))
-    base = tag("line", x1=0, x2="100%", y1=0.5, y2=0.5)
-    return drawing(HEAD_PX, f"axis in {unit} from 0 to {units.tick(scale.high)}", base, marks, kind="axis")
+def shares_of(stack: Stack) -> list[tuple[str, float, float]]:
+    """(name, where it begins, its share) of each part that there is, in per cent of all."""
+    parts = {name: value for name, value in stack.parts.items() if units.known(value) and value > 0}
+    whole, at, shares = sum(parts.values()), 0.0, list[tuple[str, float, float]]()
+    for name, value in parts.items():
+        shares.append((name, at, 100.0 * value / whole))
+        at += shares[-1][2]
+    return shares
+
+
+def shaded(grid: Sequence[Sequence[float | None]]) -> list[list[tuple[float | None, float | None]]]:
+    """Each value with its place between the least and the most; None where it is not known."""
+    known = finite(value for row in grid for value in row) or [0.0, 1.0]
+    bottom, span = min(known), (max(known) - min(known)) or 1.0
+    return [[(v, (v - bottom) / span if v is not None and units.known(v) else None) for v in row] for row in grid]
+
+
+def runs(curve: Curve, x_scale: Scale, y_scale: Scale) -> list[str]:
+    """The stretches without a gap, as the points of a line each."""
+    lines: list[list[str]] = [[]]
+    size = -(-len(curve.points) // POINTS) or 1
+    for at in range(0, len(curve.points), size):
+        group = curve.points[at : at + size]
+        x, ys = sum(x for x, _ in group) / len(group), finite(y for _, y in group)
+        if ys:
+            lines[-1].append(f"{x_scale.percent(x):.2f},{100 - y_scale.percent(sum(ys) / len(ys)):.2f}")
+        else:
+            lines.append([])
+    return [" ".join(line if len(line) > 1 else line * 2) for line in lines if line]
+
+
+def whiskers(curve: Curve, x_scale: Scale, y_scale: Scale) -> Iterable[tuple[float, float, Sequence[float]]]:
+    """(x, y, ends of the interval) in the plane, of each point that has one; no ends where they are not known."""
+    for (x, y), interval in zip(curve.points, curve.intervals, strict=False):
+        if y is not None:
+            ends = [100 - y_scale.percent(end) for end in interval if end is not None]
+            yield x_scale.percent(x), 100 - y_scale.percent(y), ends if len(ends) == 2 else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stacked:
+    x: Scale
+    y: Scale
+    hues: Mapping[str, str]
+    columns: Sequence[tuple[str, Sequence[tuple[float, float, float, float, str]]]]
+    """What is said of it, and the (x, y, width, height, colour) of its boxes."""
+    summary: str
+
+
+def stacked(chart: Columns) -> Stacked:
+    """More steps than a screen can show are averaged in groups, so the areas stay true."""
+    hues, starts, rows = hues_of([chart.parts]), chart.starts or [0.0], chart.parts.values()
+    size = -(-len(starts) // MOST_COLUMNS)
+    groups = [slice(at, at + size) for at in range(0, len(starts), size)]
+    last = (starts[-1] - starts[0]) / max(len(starts) - 1, 1) or 1.0
+    edges = [*(float(starts[group.start]) for group in groups), float(starts[-1] + last)]
+    heights = [[sum(row[group]) / max(len(row[group]), 1) for group in groups] for row in rows]
+    # One checkpoint pause must not flatten every other step: 1.3 × the 98th percentile, if that is far less.
+    totals = sorted(sum(column) for column in zip(*heights, strict=True))
+    top = min(totals[-1], 1.3 * totals[int(0.98 * (len(totals) - 1))]) or 1.0
+    x_scale, y_scale = Scale.exactly(edges[0], edges[-1]), Scale.covering([top], count=4)
+    drawn: list[tuple[str, list[tuple[float, float, float, float, str]]]] = []
+    for (start, end), column in zip(pairwise(edges), zip(*heights, strict=True), strict=True):
+        left, right, base = x_scale.percent(start), x_scale.percent(end), 0.0
+        boxes: list[tuple[float, float, float, float, str]] = []
+        for hue, height in zip(hues.values(), column, strict=True):
+            low, high = y_scale.percent(base), y_scale.percent(base + height)
+            boxes.append((left, 100 - high, max(0.05, (right - left) * 0.92), high - low, hue))
+            base += height
+        parts = ", ".join(f"{name} {units.number(height)}" for name, height in zip(hues, column, strict=True))
+        drawn.append((f"at {start:.3g}: {parts}", boxes))
+    summary = f"{chart.title}: {len(chart.starts)} steps, {', '.join(hues)}, in {chart.y_unit}"
+    return Stacked(x=x_scale, y=y_scale, hues=hues, columns=drawn, summary=summary)

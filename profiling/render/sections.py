@@ -160,6 +160,7 @@ class Columns:
     y_unit: str
     x_unit: str = "s"
     shades: Sequence[Shade] = ()
+    note: str = ""
 
 
 Part: TypeAlias = Prose | Points | Code | Facts | Reasons | Table | Listing | Bars | Stacks | Heat | Curves | Columns
