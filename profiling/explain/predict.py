@@ -97,7 +97,7 @@ def predict(at: Situation, change: Change) -> Prediction:
         gain=gain,
         effort=change.effort,
         cost=_cost(change, once),
-        why=f"this will not help, because {change.why.reason}" if vain else change.why.reason,
+        why=f"this will not help, because {change.why}" if vain else change.why,
         helps=not vain and gain > max(1.0 + NOTABLE, at.rate.high / at.rate.value),
         vain=vain,
         settings=dict(change.settings),

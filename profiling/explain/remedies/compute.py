@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from feedline.profiling.explain.measure.main_thread import busiest_place
 from feedline.profiling.explain.measure.situation import Situation
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Helps, Remedy, Vain
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain
 from feedline.profiling.record import units
 
 PINNED_SPEEDUP = 2.0  # pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step
@@ -23,14 +23,14 @@ def pinned(at: Situation) -> Iterable[Change]:
     if loader is not None and loader.pin_memory:
         return
     then, error = at.now, 0.0
-    why: Helps | Vain = Vain("copies to the device take no time worth saving")
+    why: str = Vain("copies to the device take no time worth saving")
     if at.measured.machine.on_cpu:
         why = Vain("the model runs on the CPU: nothing is copied to a device")
     elif copy_s:
         left_s = max(0.0, at.now.step_s - copy_s * (1 - 1 / PINNED_SPEEDUP))
         then, error = replace(at.now, step_s=left_s, handover_s=0.0), 0.15
         share, faster = units.percent(at.measured.trainer.shares.copy), units.times(PINNED_SPEEDUP)
-        why = Helps(f"copies take {share} of a step; pinned ones are typically {faster} as fast (not measured here)")
+        why = f"copies take {share} of a step; pinned ones are typically {faster} as fast (not measured here)"
     yield Change(remedy="pin_memory=True", then=then, effort=Effort.SETTING, why=why, extra_error=error,
                  settings={"pin_memory": True}, ceiling_times=math.inf)  # fmt: skip
 
@@ -41,7 +41,7 @@ def main_thread(at: Situation) -> Iterable[Change]:
         return
     where = f"; most of it in {place}" if place else ""
     then = replace(at.now, step_s=max(0.0, at.now.step_s - share * at.now.ranks / at.rate.value))
-    why = Helps(f"the main thread spends {units.percent(share)} of the time in Python of its own{where}")
+    why = f"the main thread spends {units.percent(share)} of the time in Python of its own{where}"
     yield Change(remedy="less Python in the training loop", then=then, effort=Effort.CODE, why=why, extra_error=0.1,
                  ceiling_times=math.inf)  # fmt: skip
 
@@ -57,7 +57,7 @@ def hidden_synchronisations(at: Situation) -> Iterable[Change]:
     # A synchronisation mostly waits for work that something else would wait for: half is an even guess.
     then = replace(at.now, step_s=at.now.step_s * (1 - 0.5 * share)) if notable else at.now
     yield Change(remedy="no hidden synchronisations", then=then, effort=Effort.CODE, extra_error=0.5 * share,
-                 why=Helps(f"{why}; that half of it could overlap is assumed") if notable else Vain(why),
+                 why=f"{why}; that half of it could overlap is assumed" if notable else Vain(why),
                  ceiling_times=math.inf)  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def faster_model(at: Situation) -> Iterable[Change]:
         then, why = at.now, Vain("the model is not what the loop waits for")
         if shares.compute > 0.5 and shares.data < 0.1:
             then = replace(at.now, step_s=at.now.step_s / times, trainer_cpu_s=at.now.trainer_cpu_s / times)
-            why = Helps(f"{units.times(times)} the compute rate, {source}")
+            why = f"{units.times(times)} the compute rate, {source}"
         yield Change(remedy=name, then=then, effort=Effort.CODE, why=why, extra_error=error, ceiling_times=math.inf)
 
 
@@ -86,7 +86,7 @@ def kept_memory(at: Situation) -> Iterable[Change]:
         return
     then = replace(at.now, step_s=at.now.step_s * left, trainer_cpu_s=at.now.trainer_cpu_s * left)
     share, each = units.percent(trainer.kernel_share), units.number(trainer.faults_per_step)
-    why = Helps(f"{each} page faults a step: {share} of the model's CPU time is the kernel's")
+    why = f"{each} page faults a step: {share} of the model's CPU time is the kernel's"
     yield Change(remedy="freed memory kept", then=then, effort=Effort.SETTING, why=why, extra_error=0.15,
                  cost=f"environment: {KEEP_MEMORY}; feedline's loader does it by itself",
                  settings={"keep_freed_memory": True}, ceiling_times=math.inf)  # fmt: skip
@@ -103,7 +103,7 @@ def more_gpus(at: Situation) -> Iterable[Change]:
             why = f"limited by {then.binding()}, not by the GPUs: mend the data first"
         there = ranks <= seen
         yield Change(remedy=f"{ranks} GPUs", then=then, effort=Effort.SETTING if there else Effort.HARDWARE,
-                     cost="an argument of torchrun" if there else "", why=Helps(why), extra_error=0.1,
+                     cost="an argument of torchrun" if there else "", why=why, extra_error=0.1,
                      settings={"world_size": ranks}, ceiling_times=math.inf)  # fmt: skip
 
 

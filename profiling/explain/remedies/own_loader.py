@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.profiling.explain.measure.situation import HARDLY, Situation
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Helps, Remedy, Vain
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain
 from feedline.profiling.record import units
 
 MOST_WORKERS = 32
@@ -32,22 +32,20 @@ def more_workers(at: Situation) -> Iterable[Change]:
                      why=_why_workers(at, count, then.binding()), settings={"num_workers": count})  # fmt: skip
 
 
-def _why_workers(at: Situation, count: int, binding: str) -> Helps | Vain:
+def _why_workers(at: Situation, count: int, binding: str) -> str:
     if not at.now.workers:
-        return Helps(
-            "the training process prepares every batch itself: a worker would prepare the next while it computes"
-        )
+        return "the training process prepares every batch itself: a worker would prepare the next while it computes"
     if at.hardly_waits:
         return NO_WAIT
     if count < at.now.workers:
         better = at.with_workers(count).rate() > at.now.rate()
         more = f"{at.now.workers} workers are there now"
-        return Helps("fewer workers leave the model more of the cores") if better else Vain(more)
+        return "fewer workers leave the model more of the cores" if better else Vain(more)
     if binding == "cores":
-        return Helps(f"the {at.measured.machine.cores:g} cores are then the limit: workers and trainer share them")
+        return f"the {at.measured.machine.cores:g} cores are then the limit: workers and trainer share them"
     if binding == "compute":
-        return Helps("the workers then keep up with the model")
-    return Helps(f"each worker prepares {units.rate(1 / at.now.worker_s if at.now.worker_s else None)}")
+        return "the workers then keep up with the model"
+    return f"each worker prepares {units.rate(1 / at.now.worker_s if at.now.worker_s else None)}"
 
 
 def prefetch(at: Situation) -> Iterable[Change]:
@@ -58,13 +56,13 @@ def prefetch(at: Situation) -> Iterable[Change]:
     deeper = max(4, 2 * ((loader.prefetch_factor if loader else None) or 2))
     room = alone.value / at.rate.value if alone else 1.0
     then, error = at.now, 0.0
-    why: Helps | Vain = Vain("the queue is hardly ever empty")
+    why: str = Vain("the queue is hardly ever empty")
     if at.measured.trainer.shares.data >= HARDLY:
         why = Vain("a longer queue only evens out: what is missing is the workers' average rate")
         if alone is not None and room > 1.1:
             # Half of what the loader could do alone: with the model running it will not get all of it back.
             then = replace(at.now, worker_s=at.now.worker_s / (0.5 + 0.5 * room), contention={})
-            why, error = Helps(f"the loader alone reaches {units.rate(alone.value)}: its batches come unevenly"), 0.15
+            why, error = f"the loader alone reaches {units.rate(alone.value)}: its batches come unevenly", 0.15
     yield Change(remedy=f"prefetch_factor={deeper}", then=then, effort=Effort.SETTING, why=why,
                  settings={"prefetch_factor": deeper}, extra_error=error)  # fmt: skip
 
@@ -78,7 +76,7 @@ def kept_workers(at: Situation) -> Iterable[Change]:
     why = f"starting an epoch takes {units.seconds(now.epoch_start_s)} of its {units.seconds(seconds)}"
     yield Change(remedy="persistent_workers=True", effort=Effort.SETTING, extra_error=0.02,
                  then=replace(now, epoch_start_s=at.kept_start_s(now.worker_s)),
-                 why=Vain(why) if now.epoch_start_s < HARDLY * seconds else Helps(why),
+                 why=Vain(why) if now.epoch_start_s < HARDLY * seconds else why,
                  settings={"persistent_workers": True})  # fmt: skip
 
 
@@ -89,7 +87,7 @@ def slow_worker(at: Situation) -> Iterable[Change]:
     worker, factor = workers.slow
     cpu_s = min(at.now.worker_cpu_s, workers.even_s)
     then = replace(at.now, worker_s=workers.even_s, worker_cpu_s=cpu_s, contention={})
-    why = Helps(f"it takes {units.times(factor)} as long per sample as the others, and batches are taken in turn")
+    why = f"it takes {units.times(factor)} as long per sample as the others, and batches are taken in turn"
     yield Change(remedy=f"mend worker {worker.worker}", then=then, effort=Effort.CODE, why=why, extra_error=0.05)
 
 
@@ -111,7 +109,7 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
     then = replace(at.now, worker_s=left_s, worker_cpu_s=cpu_s, contention={})
     why = f"it takes {units.percent(share)} of a worker's busy time: this is what it would give if it cost nothing"
     yield Change(remedy=f"cheaper {what}", then=then, effort=Effort.CODE, extra_error=0.08,
-                 why=NO_WAIT if at.hardly_waits else Helps(why + HINTS.get(name, "")))  # fmt: skip
+                 why=NO_WAIT if at.hardly_waits else why + HINTS.get(name, ""))  # fmt: skip
 
 
 def lighter_batches(at: Situation) -> Iterable[Change]:
@@ -121,7 +119,7 @@ def lighter_batches(at: Situation) -> Iterable[Change]:
     left_s = max(0.0, at.now.worker_s - at.measured.workers.stage_alone_s.get("send", 0.0))
     then = replace(at.now, handover_s=0.0, worker_s=left_s, worker_cpu_s=min(at.now.worker_cpu_s, left_s))
     share = units.percent(at.measured.trainer.unpickle_share)
-    why = Helps(f"the training process spends {share} of the time unpickling batches{HINTS['send']}")
+    why = f"the training process spends {share} of the time unpickling batches{HINTS['send']}"
     yield Change(remedy="cheaper send: lighter batches", then=then, effort=Effort.CODE, why=why, extra_error=0.08)
 
 
@@ -136,7 +134,7 @@ def uint8(at: Situation) -> Iterable[Change]:
     saved_s, copy_s = min(now.worker_s, 0.75 * moving_s), 0.75 * at.measured.trainer.copy_s
     then = replace(now, worker_s=now.worker_s - saved_s, worker_cpu_s=max(0.0, now.worker_cpu_s - saved_s),
                    handover_s=now.handover_s / 4, step_s=max(0.0, now.step_s - copy_s))  # fmt: skip
-    why: Helps | Vain = Helps(f"collating, sending and copying a quarter of {units.size(loader.batch_bytes)} a batch")
+    why: str = f"collating, sending and copying a quarter of {units.size(loader.batch_bytes)} a batch"
     if saved_s < 0.03 * now.worker_s and copy_s + 0.75 * now.handover_s < 0.03 * now.step_s:
         why = Vain("collating, sending and copying batches takes next to no time")
     yield Change(remedy="uint8 batches", then=then, effort=Effort.CODE, why=why, extra_error=0.05,

@@ -30,18 +30,10 @@ class Effort(IntEnum):
         return ("one argument", "a change of code", "preparing once", "hardware")[self]
 
 
-@dataclass(frozen=True)
-class Helps:
-    """Why it may help: how much is for the model to say."""
+class Vain(str):
+    """A reason why it will not help, whatever the model says."""
 
-    reason: str
-
-
-@dataclass(frozen=True)
-class Vain:
-    """Why it will not help, whatever the model says."""
-
-    reason: str
+    __slots__ = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +43,7 @@ class Change:
     remedy: str  # its name, with its values
     then: Throughput  # the model as it would be
     effort: Effort
-    why: Helps | Vain
+    why: str  # it may help (how much is for the model to say), or is `Vain`
     cost: str = ""  # what it costs, where the effort's words do not say it
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What to change, as keywords of the loader or of `feedline prepare`."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from feedline.profiling.explain.measure.rates import Rate
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Helps, Remedy, Vain
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Trial
 from feedline.profiling.record.stages import STAGES
@@ -67,13 +67,13 @@ def _prepared(at: Situation, trial: Trial, then: Throughput) -> Change:
     whose = "feedline's loader" if ours else "your own loader"
     workers = "" if count == at.now.workers else f", {units.count(count, 'worker')}"
     cost, before = units.seconds(trial.load_cpu_s_per_sample), units.seconds(at.now.worker_s or None)
-    why: Helps | Vain = Helps(
+    why: str = (
         f"one sample then takes {cost} of a core instead of {before}, measured on {trial.samples} of yours"
         + LIMITS.get(then.binding(), "")
     )
     if at.hardly_waits:
         faster = f"the model is {units.times(batches.value)} as fast on batches as feedline's loader hands them over"
-        why = Helps(faster) if batches.value > NOTABLE else NO_WAIT
+        why = faster if batches.value > NOTABLE else NO_WAIT
     return Change(
         remedy=f"{what}, {whose}{workers}", then=then, effort=Effort.CODE if as_is else Effort.PREPARING, why=why,
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
@@ -112,10 +112,10 @@ def without_reading(at: Situation) -> Iterable[Change]:
         left_s = max(0.0, now.worker_s - 0.9 * read_s)
         cpu_s = min(now.worker_cpu_s, left_s)
         then = replace(now, worker_s=left_s, worker_cpu_s=cpu_s, storage_samples_per_s=None)
-        why = Helps(reason)
+        why = reason
     whole = (at.recording.costs.read_bytes or 0.0) * (at.dataset_samples or 0)
     outgrown = _outgrows_memory(at, whole)
-    no_room = isinstance(why, Helps) and outgrown
+    no_room = outgrown and not isinstance(why, Vain)
     cost = f"{units.size(whole)} of memory" if whole else "memory for the whole dataset"
     yield Change(remedy="cache in RAM", then=now if no_room else then, effort=Effort.CODE, extra_error=0.05,
                  why=Vain(f"{units.size(whole)} of data do not fit into {memory} of memory") if no_room else why,
@@ -123,7 +123,7 @@ def without_reading(at: Situation) -> Iterable[Change]:
     if cold := _slower_when_cold(at):
         when = "in a first epoch and all others" if outgrown else "in a first epoch"
         from_storage = f"; from storage itself, as {when}, the loop runs at {units.rate(cold.value)}"
-        why = replace(why, reason=why.reason + from_storage)
+        why = type(why)(why + from_storage)
     yield Change(remedy="faster storage", then=then, effort=Effort.HARDWARE, why=why, extra_error=0.05)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import measure, situation
 from feedline.profiling.explain.predict import REMEDIES, all_predictions, predict, prediction_for
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Helps, Vain
+from feedline.profiling.explain.remedies.remedy import Change, Effort
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record.recording import Compute, LoaderPass, Recording, Trial
 from tests.profiling.recordings import made, rich
@@ -47,7 +47,7 @@ def test_every_remedy_has_its_effort_and_its_reason_in_fields() -> None:
             for change in remedy(at):
                 offered.add(remedy.__name__)
                 assert change.effort in Effort and change.remedy
-                assert isinstance(change.why, Helps | Vain) and change.why.reason
+                assert change.why
     assert offered == {remedy.__name__ for remedy in REMEDIES}
 
 
@@ -126,7 +126,7 @@ def test_the_calibration_carries_over() -> None:
     at = situation(measure(seen))
     assert at is not None
     assert at.factor == pytest.approx(0.8, rel=0.01)
-    doubled = predict(at, Change(remedy="x", then=replace(at.now, workers=2), effort=Effort.SETTING, why=Helps("x")))
+    doubled = predict(at, Change(remedy="x", then=replace(at.now, workers=2), effort=Effort.SETTING, why="x"))
     assert doubled.samples_per_s == pytest.approx(400, rel=0.02)
 
 
