@@ -2,9 +2,9 @@
 
 import re
 
-UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 """Control characters (escape sequences begin with one), line ends of any kind, marks that turn text around, and
-halves of characters, which no encoding takes."""
+halves of characters and others that are none, which no encoding or no XML takes."""
 
 
 def is_printable(text: str) -> bool:

@@ -3,10 +3,10 @@
 import re
 from dataclasses import dataclass
 
+from feedline.profiling.explain.measure.situation import DATA_BOUND
 from feedline.profiling.record import units
 from feedline.profiling.record.measurements import Line
 
-LOADER_SHARE = 0.10  # from this share of its function's time on, the loader's line is the verdict
 NOTABLE = 0.05  # a line below this share of its function's time gets no hint
 _LOOP = re.compile(r"^\s*(?:async\s+)?for\s+.+?\s+in\s+(.+?):")
 _NEXT = re.compile(r"\bnext\(\s*\w*(?:iter|load|batch|data)\w*", re.IGNORECASE)
@@ -70,7 +70,7 @@ def _loader_line(lines: list[Line]) -> LoaderLine | None:
     batches = max(1, line.hits - 1) if _LOOP.match(line.source) else max(1, line.hits)
     function_s = sum(other.seconds for other in lines if (other.file, other.function) == (line.file, line.function))
     share, took, whole = units.percent(line.fraction), units.seconds(line.seconds), units.seconds(function_s)
-    if line.fraction >= LOADER_SHARE:
+    if line.fraction >= DATA_BOUND:
         headline = f"{line.function} spends {share} of its time waiting for batches, on line {line.line}."
         why = (
             f"The loop asked for {batches:,} batches and stood still {units.seconds(line.seconds / batches)} for "

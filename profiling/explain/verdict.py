@@ -2,8 +2,8 @@
 
 The rule, in order (shares as in `measure.main_thread`; one below its threshold is no candidate, the largest wins):
 
-    data      the loop is blocked on batches 10 % of the time or more; or the ceiling leg is 1.5 times as fast
-              although it hardly waits: workers and model fight for the same cores
+    data      the loop is blocked on batches a tenth of the time (`DATA_BOUND`) or more; or the ceiling leg
+              is 1.5 times as fast although it hardly waits: workers and model fight for the same cores
     copy      15 % or more in host-to-device copies
     trainer   25 % or more in the main thread's own Python, logging, synchronising
     compute   none of these: the model is the limit
@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from feedline.profiling.explain.measure.main_thread import busiest_place, parts_of
-from feedline.profiling.explain.measure.situation import Measured, measure
+from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured, measure
 from feedline.profiling.explain.predict import Prediction, all_predictions
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Line, Recording
 from feedline.profiling.record.stages import STAGES
 
 Bound = Literal["data", "copy", "compute", "trainer"]
-THRESHOLDS: dict[Bound, float] = {"data": 0.10, "copy": 0.15, "trainer": 0.25}
+THRESHOLDS: dict[Bound, float] = {"data": DATA_BOUND, "copy": 0.15, "trainer": 0.25}
 STALLED = 1.5  # the ceiling over the measured rate from which data is to blame even if the loop hardly waits
 HANDOVER = 0.8  # workers that idle more than this share of the time have batches ready
 EPOCH_START = 0.03  # share of an epoch from which its beginning is worth a sentence

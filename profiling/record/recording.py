@@ -304,8 +304,9 @@ class Recording:
         """The steps a verdict is made from: one phase, warm-up left out."""
         return [step for step in self.steps if step.phase == phase and not step.warm_up]
 
-    def leg(self, name: LegName) -> Leg | None:
-        return next((leg for leg in self.legs if leg.name == name), None)
+    def leg(self, name: LegName) -> Leg:
+        """Empty where it was not measured."""
+        return next((leg for leg in self.legs if leg.name == name), Leg(name=name))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready. Steps are kept as columns: there may be a hundred thousand."""

@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from feedline.pipeline.base.text import printable
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Line
 from feedline.profiling.render import charts, sections
@@ -46,10 +47,10 @@ def _templates() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Control characters and lone surrogates (file names, binary output) are no legal HTML: shown as U+FFFD."""
-    if value is None or isinstance(value, Markup) or not isinstance(value, str):
-        return "" if value is None else value
-    return "".join(char if char.isprintable() or char in "\n\t\u00a0" else "\ufffd" for char in value)
+    """Control characters and halves of characters (file names, binary output) are no legal HTML."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value, "\n\t")
+    return "" if value is None else value
 
 
 def style() -> str:

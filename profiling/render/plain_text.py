@@ -7,6 +7,7 @@ in a log file. Charts over time and grids are left to HTML.
 import textwrap
 from collections.abc import Iterable
 
+from feedline.pipeline.base.text import printable
 from feedline.profiling.record import units
 from feedline.profiling.render import sections
 
@@ -18,7 +19,7 @@ INDENT = "  "
 
 
 def text(page: sections.Page, *, width: int = 88) -> str:
-    """Control characters (a terminal would obey them) are shown as U+FFFD."""
+    """A terminal obeys nothing in it."""
     blocks: list[list[str]] = []
     if page.verdict is not None:
         evidence = [line for sentence in page.verdict.evidence for line in _wrapped(sentence, width)]
@@ -27,8 +28,9 @@ def text(page: sections.Page, *, width: int = 88) -> str:
         parts = [lines for part in section.parts if (lines := _part(part, width))] if section else []
         if section and parts:  # the heading stands right above its first part
             blocks += [[section.heading.upper(), *parts[0]], *parts[1:]]
-    whole = "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks if block) + "\n"
-    return "".join(char if char.isprintable() or char in "\n\u00a0" else "\ufffd" for char in whole)
+    return printable(
+        "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks if block) + "\n", "\n"
+    )
 
 
 def _part(part: sections.Part, width: int) -> list[str]:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from feedline.profiling.explain.difference import Versus
-from feedline.profiling.explain.hot_lines import LOADER_SHARE, LineProfile
+from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.measure.main_thread import parts_of
+from feedline.profiling.explain.measure.situation import DATA_BOUND
 from feedline.profiling.explain.measure.workers import Workers
 from feedline.profiling.explain.predict import NOTABLE, Prediction
 from feedline.profiling.explain.verdict import Diagnosis
@@ -295,7 +296,7 @@ def lprof_report(path: str, profile: LineProfile) -> Page:
             ("batches", f"{loop.batches:,}"), ("waiting per batch", units.seconds(line.seconds / loop.batches)),
         ]  # fmt: skip
         evidence = [f"{line.file}:{line.line}: {line.source.strip()}", loop.why]
-        tone: Tone = "bad" if line.fraction >= LOADER_SHARE else "good"
+        tone: Tone = "bad" if line.fraction >= DATA_BOUND else "good"
         verdict = Verdict(words=loop.headline, evidence=evidence, figures=figures, tone=tone)
     lines = _listing(profile.lines, profile.hints)
     return Page(title=path, verdict=verdict, sections=[tries, lines], kicker="feedline report")

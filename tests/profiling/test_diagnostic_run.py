@@ -133,7 +133,6 @@ def test_the_normal_leg_agrees_with_the_verdict(work: Path) -> None:
     measured = found.measured()
     verdict = sum(step.samples for step in measured) / sum(step.duration_s for step in measured)
     normal = found.leg("normal")
-    assert normal is not None
     assert sorted(normal.samples_per_s)[1] == pytest.approx(verdict, rel=0.5)
 
 
@@ -348,7 +347,7 @@ def test_what_was_measured_is_kept_and_the_reason_is_said(work: Path, name: str)
         """,
     )
     found = seen(argv, legs=("normal", "cached", "cold"), window_s=0.03, rounds=4)
-    assert found.leg("normal") is not None
+    assert found.leg("normal").samples_per_s
     (note,) = [note for note in found.notes if "legs" in note]
     assert note.startswith(f"the legs are not whole: {reason}")
     assert (len(found.steps), found.script.ended_by) == (15, "steps")
@@ -382,7 +381,7 @@ def test_a_script_that_cannot_take_channels_last_is_told_so_and_has_all_else(wor
     found = seen([script(work, IMAGES), how], legs=chosen_legs(True), lines=True)
     assert {"normal", "cached", "loader_only", "cold", "kept"} <= set(rates(found))
     assert found.lines
-    assert (found.leg("laid_out") is not None) == (how == "flatten")
+    assert bool(found.leg("laid_out").samples_per_s) == (how == "flatten")
     told = [note for note in found.notes if "channels_last" in note and "view size is not compatible" in note]
     assert len(told) == (how == "view")
     assert not [note for note in found.notes if "not whole" in note]

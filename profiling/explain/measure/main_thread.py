@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from feedline.profiling.explain.measure.rates import Rate, leg_of, median_rate, seconds_of, waited_s
+from feedline.profiling.explain.measure.rates import Rate, median_rate, seconds_of, waited_s
 from feedline.profiling.explain.measure.workers import sums
 from feedline.profiling.record.recording import Recording, Step, TrainerPart
 
@@ -66,7 +66,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     all_waited_s = sum(map(waited_s, steps))
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s else 0.0
     unpickling, slowdown = _unpickling(recording)
-    free_cpu_s = leg_of(recording, "cached").trainer_cpu_s_per_sample
+    free_cpu_s = recording.leg("cached").trainer_cpu_s_per_sample
     compute, (layout_gain, legs_left) = recording.compute, _of_legs(recording)
     kernel_share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
     faults_per_step = compute.page_faults / compute.faulty_steps if compute.faulty_steps else 0.0
@@ -151,8 +151,8 @@ def _unpickling(recording: Recording) -> tuple[float, float]:
 def _of_legs(recording: Recording) -> tuple[Rate | None, float | None]:
     """How many times as fast the model is on batches in channels_last, and what is left of a step's time when memory
     is kept; None where it was not measured."""
-    cached, kept = (leg_of(recording, name).samples_per_s for name in ("cached", "kept"))
-    laid_out, slow, fast = leg_of(recording, "laid_out").samples_per_s, median_rate(cached), median_rate(kept)
+    cached, kept = (recording.leg(name).samples_per_s for name in ("cached", "kept"))
+    laid_out, slow, fast = recording.leg("laid_out").samples_per_s, median_rate(cached), median_rate(kept)
     # Pair by pair: a machine that is slower for a while is slower for both.
     gain = median_rate([b / a for a, b in zip(kept, laid_out, strict=False) if a > 0])
     return gain, slow.value / fast.value if slow and fast else None

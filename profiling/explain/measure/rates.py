@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feedline.profiling.record.recording import Leg, LegName, Recording, Step
+from feedline.profiling.record.recording import Recording, Step
 
 # How many standard errors an interval reaches either way: what was measured is shown with its 95 %, what is predicted
 # with its 90 %.
@@ -49,7 +49,7 @@ class Rates:
 
 
 def measure_rates(recording: Recording, steps: Sequence[Step]) -> Rates:
-    loader, cold = recording.train_loader, leg_of(recording, "cold")
+    loader, cold = recording.train_loader, recording.leg("cold")
     current = (loader.num_workers or 0) if loader else 0
     windows: dict[int, list[float]] = {}
     for leg in recording.legs:
@@ -59,7 +59,7 @@ def measure_rates(recording: Recording, steps: Sequence[Step]) -> Rates:
     epoch_start_s, epoch_samples = _epoch(recording, steps)
     return Rates(
         now=_rate_now(steps),
-        ceiling=median_rate(leg_of(recording, "cached").samples_per_s),
+        ceiling=median_rate(recording.leg("cached").samples_per_s),
         cold=median_rate(cold.samples_per_s) if (cold.dropped or 0.0) >= MOSTLY_COLD else None,
         loader_only={count: rate for count in sorted(windows) if (rate := median_rate(windows[count]))},
         epoch_start_s=epoch_start_s,
@@ -91,11 +91,6 @@ def seconds_of(steps: Sequence[Step]) -> float:
 def waited_s(step: Step) -> float:
     """CUDA: the host may wait for a batch while the device still works, so the device's own starvation counts."""
     return step.wait_s if step.starved_s is None else min(step.starved_s, step.duration_s)
-
-
-def leg_of(recording: Recording, name: LegName) -> Leg:
-    """Empty where it was not measured."""
-    return recording.leg(name) or Leg(name=name)
 
 
 def median_rate(values: Sequence[float]) -> Rate | None:

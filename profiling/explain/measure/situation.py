@@ -11,6 +11,7 @@ from feedline.profiling.explain.measure.workers import Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording, Step
 
 FILLS = 0.8  # a model that uses this share of the cores while it computes is taken to use all
+DATA_BOUND = 0.10  # a loop that waits for data this share of its time is bound by it
 HARDLY = 0.03  # a share of waiting below this is noise
 NOTABLE = 0.2  # share of its cores from which what other programs take counts …
 FULL = 0.85  # … on a machine of which this share is busy

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.profiling.explain.measure.main_thread import busiest_place
-from feedline.profiling.explain.measure.situation import Situation
+from feedline.profiling.explain.measure.situation import DATA_BOUND, Situation
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain
 from feedline.profiling.record import units
 
@@ -73,7 +73,7 @@ def faster_model(at: Situation) -> Iterable[Change]:
         ways.append(("autocast bf16", 1.5, 0.25, TYPICAL))
     for name, times, error, source in ways:
         then, why = at.now, Vain("the model is not what the loop waits for")
-        if shares.compute > 0.5 and shares.data < 0.1:
+        if shares.compute > 0.5 and shares.data < DATA_BOUND:
             then = replace(at.now, step_s=at.now.step_s / times, trainer_cpu_s=at.now.trainer_cpu_s / times)
             why = f"{units.times(times)} the compute rate, {source}"
         yield Change(remedy=name, then=then, effort=Effort.CODE, why=why, extra_error=error, ceiling_times=math.inf)
