@@ -73,10 +73,11 @@ class GpuSampler:
         gpm = "GPM counters" if any(device.gpm for device in self._devices) else "NVML only: no GPM counters here"
         self.note = f"{len(self._devices)} GPU, {gpm}" if self._devices else "no GPU numbers: no GPU is visible"
 
-    def look(self, series: Any, now: float, pids: set[int]) -> None:
+    def look(self, pids: set[int]) -> Iterator[tuple[tuple[str, str, str, str], float | None]]:
+        """((name, unit, scope, source), value) of all that the GPUs tell now of themselves and these processes."""
         for device in self._devices:
             for name, unit, source, value in device.read(pids):
-                series.add(name, unit, f"gpu:{device.uuid}", source, now, value)
+                yield (name, unit, f"gpu:{device.uuid}", source), value
 
     def summary(self) -> list[Gpu]:
         return [device.summary() for device in self._devices]

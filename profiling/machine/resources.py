@@ -32,24 +32,6 @@ Reading = tuple[str, str, str, float]
 """Name, unit, source, value: bytes as they are now; else what a counter shows, to become a rate in that unit."""
 
 
-class SeriesSet:
-    """Series by (name, scope), filled as numbers come."""
-
-    def __init__(self, origin: float) -> None:
-        self.origin = origin
-        self._series: dict[tuple[str, str], Series] = {}
-
-    def add(self, name: str, unit: str, scope: str, source: str, now: float, value: float | None) -> None:
-        if (name, scope) not in self._series:
-            self._series[name, scope] = Series(name=name, unit=unit, scope=scope, source=source)
-        series = self._series[name, scope]
-        series.t_s.append(round(now - self.origin, 3))
-        series.values.append(value if value is None else round(value, 4))
-
-    def all(self) -> list[Series]:
-        return list(self._series.values())
-
-
 class ResourceSampler(threading.Thread):
     """Samples a process, its descendants and the machine until stopped."""
 
@@ -65,7 +47,8 @@ class ResourceSampler(threading.Thread):
         super().__init__(name="feedline-resources", daemon=True)
         self.cpu_s = 0.0
         self.looks = 0
-        self.series = SeriesSet(time.perf_counter() if origin is None else origin)
+        self._series: dict[tuple[str, str], Series] = {}
+        self._origin = time.perf_counter() if origin is None else origin
         self._pid = pid
         self._period_s = period_s
         self._roles = roles
@@ -78,7 +61,7 @@ class ResourceSampler(threading.Thread):
 
     @property
     def recorded(self) -> list[Series]:
-        return self.series.all()
+        return list(self._series.values())
 
     @property
     def gpus(self) -> list[Gpu]:
@@ -125,9 +108,11 @@ class ResourceSampler(threading.Thread):
                 sums[name, unit, scope, source] = sums.get((name, unit, scope, source), 0.0) + value
         for name, unit, source, value in self._as_rates("host", now, _of_machine()):
             sums[name, unit, "host", source] = value
-        for (name, unit, scope, source), value in sums.items():
-            self.series.add(name, unit, scope, source, now, value)
-        self._gpus.look(self.series, now, set(self._processes))
+        for (name, unit, scope, source), value in (*sums.items(), *self._gpus.look(set(self._processes))):
+            series = Series(name=name, unit=unit, scope=scope, source=source)
+            series = self._series.setdefault((name, scope), series)
+            series.t_s.append(round(now - self._origin, 3))
+            series.values.append(value if value is None else round(value, 4))
 
     def _as_rates(self, whose: str, now: float, readings: Iterator[Reading]) -> Iterator[Reading]:
         """Counters as rates; left out at the first reading and when a counter went backwards."""

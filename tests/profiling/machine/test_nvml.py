@@ -7,7 +7,6 @@ import pytest
 from pytest import approx
 
 from feedline.profiling.machine.nvml import GPM_METRICS, GpuSampler
-from feedline.profiling.machine.resources import SeriesSet
 
 
 class NvmlError(Exception):
@@ -113,18 +112,26 @@ class Nvml:
         return [SimpleNamespace(pid=11, usedGpuMemory=5), SimpleNamespace(pid=99, usedGpuMemory=7)]
 
 
-def watched(nvml: Nvml, looks: int = 4, visible: str | None = None) -> tuple[GpuSampler, SeriesSet]:
-    sampler = GpuSampler(lambda: nvml, visible=visible)
-    series = SeriesSet(0.0)
+Seen = dict[tuple[str, str], list[float | None]]
+"""Values by name and scope."""
+
+
+def watched(nvml: Nvml, looks: int = 4, visible: str | None = None) -> tuple[GpuSampler, Seen]:
+    sampler, seen = GpuSampler(lambda: nvml, visible=visible), Seen()
     sampler.start()
-    for look in range(looks):
-        sampler.look(series, float(look), {11})
-    return sampler, series
+    for _ in range(looks):
+        look(sampler, seen)
+    return sampler, seen
+
+
+def look(sampler: GpuSampler, seen: Seen) -> None:
+    for (name, _, scope, _), value in sampler.look({11}):
+        seen.setdefault((name, scope), []).append(value)
 
 
 def test_gpm_metrics_carry_their_source() -> None:
     nvml = Nvml()
-    sampler, series = watched(nvml)
+    sampler, seen = watched(nvml)
     (gpu,) = sampler.summary()
     assert gpu.source == "gpm"
     assert (gpu.sm_active, gpu.sm_occupancy, gpu.tensor_active, gpu.dram_active) == approx((0.2, 0.3, 0.5, 1.0))
@@ -134,9 +141,9 @@ def test_gpm_metrics_carry_their_source() -> None:
     assert gpu.utilization == 0.5
     assert gpu.throttle_reasons == ["power cap"]
     assert gpu.process_memory_bytes == {"11": 5.0}
-    found = {one.name: one for one in series.all()}
-    assert found["sm_active"].scope == f"gpu:{gpu.uuid}"
-    assert found["sm_active"].values == [0.2, 0.2, 0.2]  # the first look has nothing to compare with
+    assert seen["sm_active", f"gpu:{gpu.uuid}"] == approx(
+        [0.2, 0.2, 0.2]
+    )  # the first look has nothing to compare with
 
 
 def test_gpm_compares_each_sample_with_the_one_before() -> None:
@@ -169,13 +176,13 @@ def test_a_metric_the_gpu_does_not_have_is_none_with_its_reason() -> None:
 
 def test_permission_lost_in_the_middle_leaves_the_rest_going() -> None:
     nvml = Nvml()
-    sampler, series = watched(nvml, looks=3)
+    sampler, seen = watched(nvml, looks=3)
     nvml.refused = {"gpm sample", "utilization"}
-    for look in range(3, 6):
-        sampler.look(series, float(look), {11})
+    for _ in range(3):
+        look(sampler, seen)
     (gpu,) = sampler.summary()
-    found = {one.name: one.values for one in series.all()}
-    assert found["sm_active"] == [0.2, 0.2, None, None, None]
+    found = {name: values for (name, _), values in seen.items()}
+    assert found["sm_active"] == [approx(0.2), approx(0.2), None, None, None]
     assert found["utilization"] == [0.5, 0.5, 0.5, None, None, None]
     assert found["power_w"] == [250.0] * 6
     assert gpu.sm_active == approx(0.2)
@@ -217,7 +224,7 @@ def test_no_nvml_is_said(error: Exception) -> None:
 
     sampler = GpuSampler(load)
     sampler.start()
-    sampler.look(SeriesSet(0.0), 0.0, set())
+    assert list(sampler.look(set())) == []
     assert sampler.summary() == []
     assert sampler.note.startswith("no GPU numbers: ")
     sampler.stop()
