@@ -40,8 +40,6 @@ class Trial:
     """Read, decode, crop and resize for training."""
     load_cpu_s_spread: float | None = None
     prepare_cpu_s_per_sample: float | None = None
-    trainer_cpu_s_per_sample: float | None = None
-    """What the trainer then does that workers did before: uint8 to float, normalise."""
     psnr_db: float | None = None
     loader: str = "feedline"
     """Which loader the cost is for: the script's own transforms, or feedline's."""

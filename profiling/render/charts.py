@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from feedline.profiling.record import units
 from feedline.profiling.record.stages import STAGES
-from feedline.profiling.render.sections import Bar, Bars, Columns, Curve, Curves, Shade, Stack
+from feedline.profiling.render.sections import Bar, Bars, Columns, Curve, Curves, Shade
 
 PALETTE = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 """CSS variables of the categorical palette (Okabe and Ito: safe for colour-blind eyes), in order of use."""
@@ -152,16 +152,6 @@ def climbed(chart: Bars) -> Iterable[tuple[Bar, float, float | None]]:
         yield row, before, row.value / first if chart.staircase and first and row.value else None
         if chart.staircase:
             before, first = row.value or before, first or row.value
-
-
-def shares_of(stack: Stack) -> list[tuple[str, float, float]]:
-    """(name, where it begins, its share) of each part that there is, in per cent of all."""
-    parts = {name: value for name, value in stack.parts.items() if units.known(value) and value > 0}
-    whole, at, shares = sum(parts.values()), 0.0, list[tuple[str, float, float]]()
-    for name, value in parts.items():
-        shares.append((name, at, 100.0 * value / whole))
-        at += shares[-1][2]
-    return shares
 
 
 def shaded(grid: Sequence[Sequence[float | None]]) -> list[list[tuple[float | None, float | None]]]:

@@ -110,17 +110,12 @@ def _bars(chart: sections.Bars, width: int) -> list[str]:
 
 def _stacks(chart: sections.Stacks, width: int) -> list[str]:
     """The total as bars, the rows as a table of shares."""
-
-    def shares(stack: sections.Stack) -> dict[str, float]:
-        whole = sum(stack.parts.values()) or 1.0
-        return {name: value / whole for name, value in stack.parts.items()}
-
     lines = [_title(chart)]
-    for name, share in shares(chart.total).items() if chart.total else ():
+    for name, share in chart.total.shares.items() if chart.total else ():
         lines.append(f"{INDENT}{name:<18}{bar(share)} {units.percent(share):>6}")
     if chart.rows:
         names = list(dict.fromkeys(name for row in chart.rows for name in row.parts))
-        cells = [[row.label, *(units.percent(shares(row).get(name)) for name in names)] for row in chart.rows]
+        cells = [[row.label, *(units.percent(row.shares.get(name)) for name in names)] for row in chart.rows]
         numeric = range(1, len(names) + 1)
         lines += _table(sections.Table(headers=["", *names], rows=cells, numeric=numeric), width)
     return [*lines, *_wrapped(chart.note, width)]

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from feedline.profiling.record import units
 from feedline.profiling.record.recording import Line
 
 Tone = Literal["main", "muted", "good", "bad"]
@@ -91,6 +92,13 @@ class Stack:
     label: str
     parts: Mapping[str, float]
     note: str = ""
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of all that is known, sum 1."""
+        known = {name: max(part, 0.0) if units.known(part) else 0.0 for name, part in self.parts.items()}
+        whole = sum(known.values()) or 1.0
+        return {name: part / whole for name, part in known.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ def test_fields_of_a_later_minor_are_ignored() -> None:
         ('{"script": {"argv": []}, "version": 1, "steps": {"columns": {"start_s": [1], "wait_s": []}}}', "lengths"),
         ('{"script": {"argv": []}, "version": 1, "steps": {"columns": null}}', "columns must be an object of lists"),
         (
-            '{"script": {"argv": []}, "version": 1, "trials": [{"codec": "jpeg", "trainer_cpu_s_per_sample": -1}]}',
+            '{"script": {"argv": []}, "version": 1, "trials": [{"codec": "jpeg", "prepare_cpu_s_per_sample": -1}]}',
             "is -1",
         ),
         ("[" * 100_000, "is not JSON"),
