@@ -300,9 +300,9 @@ class Recording:
         counts = Counter(step.loader for step in self.steps)
         return min(self.loaders, key=lambda one: (one.phase != "train", -counts[one.id]), default=None)
 
-    def measured(self, phase: Phase = "train") -> list[Step]:
-        """The steps a verdict is made from: one phase, warm-up left out."""
-        return [step for step in self.steps if step.phase == phase and not step.warm_up]
+    def measured(self) -> list[Step]:
+        """The training steps, warm-up left out."""
+        return [step for step in self.steps if step.phase == "train" and not step.warm_up]
 
     def leg(self, name: LegName) -> Leg:
         """Empty where it was not measured."""

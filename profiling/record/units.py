@@ -1,18 +1,19 @@
 """Numbers as people read them. None and NaN are a dash: what is unknown is never shown as 0."""
 
 import math
+from typing import TypeGuard
 
 UNKNOWN = "–"
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def known(value: float | None) -> bool:
+def known(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
 def number(value: float | None, digits: int = 3) -> str:
     """Three significant digits, all digits of integers of a thousand and more: 0.0123, 4.57, 812, 12,431."""
-    if value is None or not math.isfinite(value):
+    if not known(value):
         return UNKNOWN
     if value == 0:
         return "0"
@@ -27,7 +28,7 @@ def rate(value: float | None, unit: str = "samples/s") -> str:
 
 def percent(fraction: float | None) -> str:
     """0.8234 -> 82 %; below ten per cent one decimal is kept: 0.0312 -> 3.1 %."""
-    if fraction is None or not math.isfinite(fraction):
+    if not known(fraction):
         return UNKNOWN
     value = fraction * 100
     if abs(value) < 0.05:
@@ -42,7 +43,7 @@ def times(factor: float | None) -> str:
 
 def seconds(value_s: float | None) -> str:
     """0.00042 -> 420 µs, 75 -> 1 min 15 s, 7260 -> 2 h 1 min."""
-    if value_s is None or not math.isfinite(value_s):
+    if not known(value_s):
         return UNKNOWN
     if value_s == 0:
         return "0 s"
@@ -60,7 +61,7 @@ def seconds(value_s: float | None) -> str:
 
 def size(value_bytes: float | None) -> str:
     """27_600 -> 27.6 kB; decimal, as disks and links are sold."""
-    if value_bytes is None or not math.isfinite(value_bytes):
+    if not known(value_bytes):
         return UNKNOWN
     for scale, prefix in ((1e12, "T"), *_SCALES):
         if abs(value_bytes) >= scale:

@@ -12,8 +12,8 @@ from feedline.profiling.render.sections import Bar, Bars, Columns, Curve, Curves
 PALETTE = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 """CSS variables of the categorical palette (Okabe and Ito: safe for colour-blind eyes), in order of use."""
 HUES = {
-    "data": "c4", "copy": "c6", "trainer": "c2", "compute": "c3",
-    "waiting": "c4", "copying": "c6", "computing": "c3",
+    **dict.fromkeys(("data", "waiting"), "c4"), **dict.fromkeys(("copy", "copying"), "c6"),
+    **dict.fromkeys(("compute", "computing"), "c3"), "trainer": "c2",
     **{name: stage.hue for name, stage in STAGES.items()},
 }  # fmt: skip
 """One colour through all charts: shares of the loop, parts of a step, a worker's stages."""
@@ -28,7 +28,7 @@ Legend = list[tuple[str, str, str]]  # name, CSS of the swatch, and its shape: b
 
 def finite(values: Iterable[float | None]) -> list[float]:
     """What is known of them, in order."""
-    return [value for value in values if value is not None and math.isfinite(value)]
+    return [value for value in values if units.known(value)]
 
 
 # --- scales -------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def shaded(grid: Sequence[Sequence[float | None]]) -> list[list[tuple[float | No
     """Each value with its place between the least and the most; None where it is not known."""
     known = finite(value for row in grid for value in row) or [0.0, 1.0]
     bottom, span = min(known), (max(known) - min(known)) or 1.0
-    return [[(v, (v - bottom) / span if v is not None and units.known(v) else None) for v in row] for row in grid]
+    return [[(v, (v - bottom) / span if units.known(v) else None) for v in row] for row in grid]
 
 
 def runs(curve: Curve, x_scale: Scale, y_scale: Scale) -> list[str]:

@@ -19,7 +19,6 @@ from feedline.profiling.record import units
 from feedline.profiling.record.recording import Line
 from feedline.profiling.render import charts, sections
 
-HERE = Path(__file__).parent
 MOST_LINES = 40  # of one function
 
 
@@ -38,7 +37,7 @@ def _templates() -> Environment:
     filters: dict[str, Any] = {"pct": "{:.3f}%".format, "g": "{:.6g}".format, "together": together, "zip": zip}
     known: dict[str, Any] = {"charts": charts, "functions": functions, "part": part, "units": units}
     templates = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, finalize=_shown,
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, finalize=_shown,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     templates.filters.update(filters)
@@ -51,10 +50,6 @@ def _shown(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(value, "\n\t")
     return "" if value is None else value
-
-
-def style() -> str:
-    return (HERE / "page.css").read_text(encoding="utf-8")
 
 
 def together(words: str) -> str:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from feedline.profiling.record import units
 from feedline.profiling.record.recording import Recording, Series, Step
+from feedline.profiling.render.charts import finite
 from feedline.profiling.render.sections import Columns, Curve, Curves, Section, Shade, section
 
 MOST_CURVES = 6
@@ -69,7 +69,7 @@ def _points(series: Series, factor: float, unit: str) -> list[tuple[float, float
 
 
 def _mean(series: Series) -> float:
-    known = [value for value in series.values if value is not None and units.known(value)]
+    known = finite(series.values)
     return sum(known) / len(known) if known else 0.0
 
 
