@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from feedline.profiling.record import units
+from feedline.profiling.record.recording import Line
 from feedline.profiling.render.charts import Scale, round_ticks
 from feedline.profiling.render.html import part
 from feedline.profiling.render.sections import (
@@ -19,6 +20,7 @@ from feedline.profiling.render.sections import (
     Curve,
     Curves,
     Heat,
+    Listing,
     Shade,
     Stack,
     Stacks,
@@ -111,6 +113,11 @@ def test_unknown_is_a_dash_not_a_bar() -> None:
     chart = part(Bars(rows=[Bar(label="a", value=None)], title="t"))
     assert widths(chart, "bar") == []
     assert units.UNKNOWN in chart
+
+
+def test_one_line_of_a_function_is_the_hottest() -> None:
+    lines = [Line(file="a", function="f", line=n, hits=1, seconds=0.5, fraction=0.5) for n in (1, 2)]
+    assert part(Listing(lines=lines, hints={})).count("emphasised") == 1
 
 
 def test_a_gap_in_a_series_is_a_gap() -> None:
