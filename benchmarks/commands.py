@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISDIR
@@ -131,8 +131,12 @@ def stamp_of(source: Path) -> list[Any]:
     """Changes when a folder's images come, go or are replaced, as far as folders tell; and with its archives and
     manifests."""
     paths = [source, *sorted(source.glob("*")), *sorted(path for path in source.glob("*/*") if path.is_dir())]
-    paths += sorted(source.glob("*/manifest.json"))
-    stats = [(str(path.relative_to(source)), path.stat()) for path in paths if path.exists()]
+    return stamps([*paths, *sorted(source.glob("*/manifest.json"))])
+
+
+def stamps(paths: Iterable[Path]) -> list[Any]:
+    """Of those that are there: name, time and, of files, size."""
+    stats = [(str(path), path.stat()) for path in paths if path.exists()]
     return [[name, stat.st_mtime_ns, 0 if S_ISDIR(stat.st_mode) else stat.st_size] for name, stat in stats]
 
 

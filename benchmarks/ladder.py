@@ -8,9 +8,11 @@ climbs; the prepared shards are a dataset like any other and stay useful.
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from feedline.benchmarks import commands
 from feedline.benchmarks.measure.intervals import estimate
 from feedline.benchmarks.measure.rounds import Bench, require_torch, rounds
 from feedline.benchmarks.measure.window import Subject, Window
-from feedline.benchmarks.variants import find_train
+from feedline.benchmarks.variants import find_train, kept_shards
 from feedline.benchmarks.what_if import image_size, what_if
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
@@ -71,11 +73,12 @@ class LadderConfig:
                 f"{self.source} has no train/CLASS/… folders for the example script to read: "
                 "name your own script after it, with its arguments"
             )
-        script = self.argv[0] if self.argv else str(NAIVE)
-        if script.startswith("--"):
-            raise UsageError(f"{script} stands behind SOURCE, where the script's name does: put options before it")
-        if script != "-m" and not Path(script).is_file():
-            raise UsageError(f"script {script} does not exist")
+        script = self.argv or [str(NAIVE)]
+        if script[0].startswith("--"):
+            raise UsageError(f"{script[0]} stands behind SOURCE, where the script's name does: put options before it")
+        if not code_of(script):
+            what = f"module {' '.join(script[1:2])}" if script[0] == "-m" else f"script {script[0]}"
+            raise UsageError(f"{what} does not exist")
         commands.check_work(self.work)
 
 
@@ -142,20 +145,28 @@ def profile(config: LadderConfig, script: list[str], say: Say) -> Recording:
     if config.profiled is not None:
         return Recording.load(config.profiled)
     argv = ["profile", "--legs", "--steps", str(PROFILE_STEPS), *script]
-    step = commands.Step(name="profile", argv=argv, inputs={"script": commands.stamp_of(Path(script[0]))})
+    step = commands.Step(name="profile", argv=argv, inputs={"code": commands.stamps(code_of(script))})
     return Recording.from_dict(commands.run(step, config.work, reuse=True, say=say).record["recording"])
+
+
+def code_of(script: Sequence[str]) -> list[Path]:
+    """The script and the Python files beside it, or those of the package that its module is in; [] where there is
+    none."""
+    if script[0] != "-m":
+        path = Path(script[0])
+        return [path, *sorted(path.parent.glob("*.py"))] if path.is_file() else []
+    top = "".join(script[1:2]).partition(".")[0]
+    spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+    return sorted(path for folder in folders for path in folder.rglob("*.py")) or (
+        [Path(spec.origin)] if spec and spec.origin else []
+    )
 
 
 def prepare(config: LadderConfig, raw_px: int | None, say: Say) -> Path:
     """JPEG shards, and raw ones at the script's own size where that is known."""
-    out = config.work / "prepared"
-    outputs = ["--output", f"{config.size_px}:jpeg", *(["--output", f"{raw_px}:raw:square"] if raw_px else [])]
-    argv = ["prepare", str(config.source), str(out), *outputs]
-    inputs = {"source": commands.stamp_of(config.source)}
-    commands.run(
-        commands.Step(name="prepare", argv=argv, products=[out], inputs=inputs), config.work, reuse=True, say=say
-    )
-    return out
+    raw = ["--output", f"{raw_px}:raw:square"] if raw_px else []
+    return kept_shards(config.source, ["--output", f"{config.size_px}:jpeg", *raw], config.work, say)
 
 
 def with_trials(recording: Recording, size_px: int, raw_px: int | None) -> Recording:

@@ -186,8 +186,10 @@ def tune(config: TuneConfig, measure: Measure, clock: Callable[[], float] = time
     space = [cell_of(workers, size, prefetch) for workers in counts_of_workers(config.most_workers, search.predicted)
              for size in sizes for prefetch in ((2, 4) if workers else (2,))]  # fmt: skip
     search.space = {cell.key: cell for cell in [*space, *tried] if phrase_of(cell) not in search.failed}
-    while not search.out_of_time and (cell := search.next()) is not None:
+    while search.cells and not search.out_of_time and (cell := search.next()) is not None:
         search.run(cell)
+    if not search.cells:  # each was measured once, and failed when it was tried again
+        raise MeasureError(next(iter(search.failed.values())))
     return record(search)
 
 
