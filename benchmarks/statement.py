@@ -129,7 +129,7 @@ def step(results: Results, axis: str, a: Cell, b: Cell, against: Comparison, cor
         a, b, against = b, a, results.against(b, a)
     names = phrase(axis, a.settings[axis]), phrase(axis, b.settings[axis])
     if against.outcome == "faster":
-        beat = "beat" if AXES[axis].counts and a.settings[axis] != 1 else "beats"
+        beat = "beat" if AXES[axis].noun and a.settings[axis] != 1 else "beats"
         value, low, high = against.ratio.value, against.ratio.low or 0.0, against.ratio.high or 0.0
         gain = f" by {100 * (value - 1):.0f} % ({100 * (low - 1):.0f} to {100 * (high - 1):.0f} %)"
         if value >= 2:

@@ -1,10 +1,9 @@
 """A subject of kind "loader": feedline's own loader over one split, alone or feeding a training step.
 
-Settings: the fields of `LoaderConfig` that a comparison varies (split, batch_size, image_size, num_workers,
-prefetch_factor, pin_memory, device), `model` (None: the batches are only taken) and `devices`: GPUs, or processes on
-a CPU, that train together (DistributedDataParallel over NCCL or gloo); workers and batch size are each one's. Ranks
-are forks of the measuring process, which stays rank 0 and holds the meter. Forking after torch's import costs no
-second one, so nothing may have started a thread or touched a GPU before.
+Settings: `split`, any field of `LoaderConfig`, `model` (None: the batches are only taken) and `devices`: GPUs, or
+processes on a CPU, that train together (DistributedDataParallel over NCCL or gloo); workers and batch size are each
+one's. Ranks are forks of the measuring process, which stays rank 0 and holds the meter. Forking after torch's import
+costs no second one, so nothing may have started a thread or touched a GPU before.
 """
 
 import os
@@ -13,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from feedline.benchmarks.measure.window import Meter, WindowDone, endless
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.process import die_with_parent, usable_cores
 
-LOADER_FIELDS = ("batch_size", "image_size", "num_workers", "prefetch_factor", "pin_memory")
 NO_BATCH = DatasetError("an epoch gave no batch: the split is smaller than one, take a smaller --batch-size")
 
 
@@ -78,9 +77,11 @@ def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, ran
     import torch
 
     from feedline.pipeline.loader import Loader
+    from feedline.pipeline.loader_config import LoaderConfig
     from feedline.train.run import pick_amp
 
-    options = {name: settings[name] for name in LOADER_FIELDS if settings.get(name) is not None}
+    known = {field.name for field in fields(LoaderConfig)} - {"device"}
+    options = {name: value for name, value in settings.items() if name in known and value is not None}
     amp = pick_amp("auto", torch.device(device))  # as `feedline train` does
     if settings.get("model") or device != "cpu":
         options["device"] = device if devices == 1 or device == "cpu" else f"{device}:{rank}"

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import select
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,12 @@ class MeasureError(FeedlineError):
 def busyness(window: Window) -> float:
     """Cores that other programs took."""
     return window.others_cores or 0.0
+
+
+def usual_cores(windows: Sequence[Window]) -> float:
+    """That other programs took in the quieter windows: a quarter had less."""
+    cores = [busyness(window) for window in windows]
+    return statistics.quantiles(cores, n=4)[0] if len(cores) > 1 else cores[0]
 
 
 def quietest(attempt: Callable[[], T], busy: Callable[[T], float], usual_cores: float = 0.0) -> T:
