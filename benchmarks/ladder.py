@@ -145,8 +145,8 @@ def profile(config: LadderConfig, script: list[str], say: Say) -> Recording:
     if config.profiled is not None:
         return Recording.load(config.profiled)
     argv = ["profile", "--legs", "--steps", str(PROFILE_STEPS), *script]
-    step = commands.Step(name="profile", argv=argv, inputs={"code": commands.stamps(code_of(script))})
-    return Recording.from_dict(commands.run(step, config.work, reuse=True, say=say).record["recording"])
+    step = commands.Step(name="profile", argv=argv, inputs=commands.stamps(code_of(script)))
+    return Recording.from_dict(commands.run(step, config.work, say=say).record["recording"])
 
 
 def code_of(script: Sequence[str]) -> list[Path]:

@@ -89,7 +89,7 @@ def kept_shards(source: Path, options: Sequence[str], work: Path, say: Callable[
     name = f"{re.sub('[/:]', '_', words)}-{hashlib.sha256(made_with.encode()).hexdigest()[:8]}"
     out = work / "variants" / name
     step = commands.Step(name=f"prepare-{name}", argv=["prepare", str(source), str(out), *options], products=[out])
-    commands.run(step, work / "records", reuse=True, keep_text=True, say=say)
+    commands.run(step, work / "records", keep_text=True, say=say)
     return out
 
 
