@@ -254,7 +254,7 @@ def rung_record(rung: Rung, windows: Sequence[Window], predicted: Prediction | N
 def differences(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """By rung name, the script as it is first. Rungs must hand the model the same kind of batch; where they do not,
     the reader is told."""
-    shapes = {name: (one.get("dtype"), tuple(one.get("shape", ()))[1:]) for name, one in facts.items()}
+    shapes = {name: (of.get("dtype"), tuple(of.get("shape", ()))[1:]) for name, of in facts.items()}
     usual = next(iter(shapes.values()))
     return [
         f"{name} hands over {dtype} {shape}, the script as it is {usual[0]} {usual[1]}"

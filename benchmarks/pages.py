@@ -103,8 +103,8 @@ def heat(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], cells: Sequen
     down, across = varied[:2]
     rates: dict[tuple[Any, Any], float] = {}
     for cell in cells:
-        place = cell[down], cell[across]
-        rates[place] = max(rates.get(place, 0.0), cell["samples_per_s"])
+        corner = cell[down], cell[across]
+        rates[corner] = max(rates.get(corner, 0.0), cell["samples_per_s"])
     return Heat(
         values=[[rates.get((row, column)) for column in axes[across]] for row in axes[down]],
         rows=[phrase(down, value) for value in axes[down]],

@@ -18,7 +18,7 @@ LEVEL, INLINE, WORKERS, BATCH, PREFETCH, TOGETHER = 1.0, 0.5, 0.12, 0.10, 0.05, 
 axis, and of a cell by itself."""
 
 
-class Known(NamedTuple):
+class Posterior(NamedTuple):
     """Of the logarithm of a rate."""
 
     mean: float
@@ -27,7 +27,7 @@ class Known(NamedTuple):
 
 def surface(
     settings: Sequence[tuple[int, int, int]], prior: Sequence[float], seen: Mapping[int, tuple[float, int]]
-) -> list[Known]:
+) -> list[Posterior]:
     """What is known of each of `settings` (workers, prefetch, batch size), with their prior means, after windows of
     some: number of the setting -> mean logarithm and number of windows."""
     points = np.array(
@@ -54,4 +54,4 @@ def surface(
     mean_C = prior_C + gain @ surprise
     variance_C = np.diag(covariance) - np.einsum("cs,sc->c", gain, covariance[at])
     deviation_C = np.sqrt(np.maximum(variance_C, 0.0))
-    return [Known(*pair) for pair in zip(mean_C.tolist(), deviation_C.tolist(), strict=True)]
+    return [Posterior(*pair) for pair in zip(mean_C.tolist(), deviation_C.tolist(), strict=True)]

@@ -20,7 +20,7 @@ from feedline.benchmarks.grid import flag, phrases
 from feedline.benchmarks.measure.intervals import Estimate, estimate
 from feedline.benchmarks.measure.rounds import QUIET_CORES, TRIES, Measure, MeasureError, busyness, usual_cores
 from feedline.benchmarks.measure.window import Subject, Window
-from feedline.benchmarks.surface import Known, surface
+from feedline.benchmarks.surface import Posterior, surface
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_as_asked
 from feedline.profiling.explain.predict import all_predictions
@@ -136,8 +136,8 @@ class Search:
     def rate(self, setting: Setting) -> Estimate:
         return estimate([window.samples_per_s for window in self.counted(setting)])
 
-    def known(self) -> dict[Setting, Known]:
-        """Of every setting."""
+    def posterior(self) -> dict[Setting, Posterior]:
+        """What is known of every setting."""
         settings = self.space()
         prior = [math.log(self.predicted.get(setting.num_workers, 1.0)) for setting in settings]
         seen = {
@@ -153,23 +153,23 @@ class Search:
         for setting, windows in self.windows.items():  # of which nothing is known yet but windows beside a burst
             if len(windows) < TRIES and busyness(self.counted(setting)[0]) > usual:
                 return setting
-        known = self.known()
-        hopes = {setting: of.mean + HOPE * of.deviation for setting, of in known.items()}
-        best = self.best(known)
-        hopeful = max((setting for setting in known if setting != best), key=hopes.__getitem__, default=best)
-        if hopes[hopeful] > known[best].mean + TIE:
+        posterior = self.posterior()
+        hopes = {setting: of.mean + HOPE * of.deviation for setting, of in posterior.items()}
+        best = self.best(posterior)
+        hopeful = max((setting for setting in posterior if setting != best), key=hopes.__getitem__, default=best)
+        if hopes[hopeful] > posterior[best].mean + TIE:
             return hopeful
         return best if len(self.counted(best)) < ENOUGH_WINDOWS else None
 
-    def best(self, known: Mapping[Setting, Known]) -> Setting:
+    def best(self, posterior: Mapping[Setting, Posterior]) -> Setting:
         """Of those that were measured."""
-        return max(self.windows, key=lambda setting: known[setting].mean)
+        return max(self.windows, key=lambda setting: posterior[setting].mean)
 
     def chosen(self) -> Setting:
         """The cheapest of those that tie with the best."""
-        known = self.known()
-        least = known[self.best(known)].mean - TIE
-        return min(setting for setting in self.windows if known[setting].mean >= least)
+        posterior = self.posterior()
+        least = posterior[self.best(posterior)].mean - TIE
+        return min(setting for setting in self.windows if posterior[setting].mean >= least)
 
 
 def tune(config: TuneConfig, measure: Measure, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
@@ -179,9 +179,9 @@ def tune(config: TuneConfig, measure: Measure, clock: Callable[[], float] = time
     first = sizes[len(sizes) // 2]
     for size in [first, *sorted(size for size in sizes if size != first)]:  # smaller ones take less memory
         inline = search.run(Setting(num_workers=0, batch_size=size))
-        one = None if search.out_of_time else search.run(Setting(num_workers=1, batch_size=size))
-        if inline is not None and one is not None:
-            search.predicted = predicted(config, inline, one)
+        single = None if search.out_of_time else search.run(Setting(num_workers=1, batch_size=size))
+        if inline is not None and single is not None:
+            search.predicted = predicted(config, inline, single)
         if search.windows or search.out_of_time:
             break
     while search.windows and not search.out_of_time and (setting := search.next()) is not None:
@@ -204,22 +204,22 @@ def promising(predicted: Mapping[int, float], most: int = 3) -> list[int]:
     return sorted({*near[:most], *(w for w in (near[0] - 1, near[0] + 1) if w in rates)}) if near else []
 
 
-def predicted(config: TuneConfig, inline: Window, one: Window) -> dict[int, float]:
-    """samples/s by number of workers, from a window without workers and one with one worker: that one as a profile of
-    it would be; the one without, less its wait, is the ceiling."""
-    worker_cpu_s, step_s = one.worker_cpu_s / one.samples, (inline.seconds - inline.wait_s) / inline.samples
+def predicted(config: TuneConfig, inline: Window, single: Window) -> dict[int, float]:
+    """samples/s by number of workers, from a window without workers and one with a single worker: the latter as a
+    profile of it would be; the former, less its wait, is the ceiling."""
+    worker_cpu_s, step_s = single.worker_cpu_s / single.samples, (inline.seconds - inline.wait_s) / inline.samples
     # A worker that never waited shows its wall time per sample; one that did, only its CPU time.
-    worked_all_along = one.worker_cpu_s > 0.9 * one.seconds or one.wait_s > 0.2 * one.seconds
-    step = Step(start_s=0.0, wait_s=one.wait_s, duration_s=one.samples / one.samples_per_s, samples=one.samples)
+    worked_all_along = single.worker_cpu_s > 0.9 * single.seconds or single.wait_s > 0.2 * single.seconds
+    duration_s = single.samples / single.samples_per_s
     recording = Recording(
         script=Script(argv=["feedline", "tune"]),
         host={"cores": config.cores},
         loaders=[LoaderSeen(id=0, kind="feedline", num_workers=1)],
         compute=Compute(device=config.device),
-        steps=[step],
+        steps=[Step(start_s=0.0, wait_s=single.wait_s, duration_s=duration_s, samples=single.samples)],
         costs=Costs(
             worker_cpu_s=worker_cpu_s,
-            worker_wall_s=one.seconds / one.samples if worked_all_along else worker_cpu_s,
+            worker_wall_s=single.seconds / single.samples if worked_all_along else worker_cpu_s,
             trainer_cpu_s=max(0.0, inline.trainer_cpu_s / inline.samples - worker_cpu_s),
         ),
         legs=[Leg(name="cached", samples_per_s=[1 / max(1e-9, step_s)])],
@@ -227,7 +227,7 @@ def predicted(config: TuneConfig, inline: Window, one: Window) -> dict[int, floa
     counts = range(2, config.most_workers + 1)
     offered = all_predictions(recording, workers=counts)
     rates = {p.settings["num_workers"]: p.samples_per_s for p in offered if p.settings.keys() == {"num_workers"}}
-    return {0: inline.samples_per_s, 1: one.samples_per_s, **{workers: rates[workers] for workers in counts}}
+    return {0: inline.samples_per_s, 1: single.samples_per_s, **{workers: rates[workers] for workers in counts}}
 
 
 def record(search: Search) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def splits_of(cells: list[Cell], dataset: Path, work: Path, say: Callable[[str],
     if not dataset.exists():
         refuse_address(dataset)
         raise UsageError(f"{dataset} does not exist: give a prepared folder, or raw images to prepare from")
-    most_to_give = sorted(train_splits(dataset), key=lambda one: (one[1].codec != "raw", size_px(one[1])))
+    most_to_give = sorted(train_splits(dataset), key=lambda split: (split[1].codec != "raw", size_px(split[1])))
     prepared = most_to_give[::-1]
     settings = prepared[0][1].settings if prepared else {}
     base = {name: settings[key] for name, key in SETTING.items() if settings.get(key) is not None}

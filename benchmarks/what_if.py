@@ -155,8 +155,9 @@ def prepare_form(originals: Sequence[bytes], output: Output, folder: Path) -> Fo
     split.mkdir(parents=True)
     name = shard_tar.shard_name("train", 0)
     with (split / name).open("wb") as file, shard_tar.ShardWriter(file, 0) as writer:
-        for number, one in enumerate(members):
-            writer.add(f"{number:06d}", one.data, one.extension, label=0, width=one.width, height=one.height)
+        for number, member in enumerate(members):
+            size = {"width": member.width, "height": member.height}
+            writer.add(f"{number:06d}", member.data, member.extension, label=0, **size)
     count = len(members)
     info = shards.ShardInfo(name=name, samples=count, planned_samples=count, bytes=writer.bytes, sha256=writer.sha256)
     write_atomically(split / shards.INDEX, shards.index_bytes(writer.rows))

@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -80,8 +81,8 @@ def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, ran
     from feedline.pipeline.loader_config import LoaderConfig
     from feedline.train.run import pick_amp
 
-    known = {field.name for field in fields(LoaderConfig)} - {"device"}
-    options = {name: value for name, value in settings.items() if name in known and value is not None}
+    names = {field.name for field in fields(LoaderConfig)} - {"device"}
+    options = {name: value for name, value in settings.items() if name in names and value is not None}
     amp = pick_amp("auto", torch.device(device))  # as `feedline train` does
     if settings.get("model") or device != "cpu":
         options["device"] = device if devices == 1 or device == "cpu" else f"{device}:{rank}"
@@ -94,20 +95,14 @@ def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, ran
     if loader.num_workers and devices == 1:  # of several ranks one knows its own workers only
         meter.made = lambda: sum(worker["samples"] for worker in loader.stats()["workers"])
     batches = endless(loader.__iter__, NO_BATCH)
-    try:
+    with closing(loader), suppress(WindowDone):
         while True:
             asked_s = time.perf_counter()
             images, labels = next(batches)
             if rank == 0:
-                if not meter.facts:
-                    meter.facts.update(dtype=str(images.dtype).removeprefix("torch."), shape=list(images.shape))
                 meter.batch(devices * len(labels), time.perf_counter() - asked_s)
             if step is not None:
                 step(images, labels)
-    except WindowDone:
-        meter.facts["stages"] = loader.stats()["stages"]
-    finally:
-        loader.close()
 
 
 def training_step(name: str, classes: int, device: str, amp: Any, rank: int | None) -> Callable[[Any, Any], None]:

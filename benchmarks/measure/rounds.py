@@ -116,8 +116,8 @@ class Bench:
         if "error" not in result:
             return Window(**result)
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        known = not lines or lines[-1].endswith(result["error"])
-        raise MeasureError(result["error"] + ("" if known else f" (its last line: {lines[-1][:200]})"))
+        told = not lines or lines[-1].endswith(result["error"])
+        raise MeasureError(result["error"] + ("" if told else f" (its last line: {lines[-1][:200]})"))
 
     def measure_quiet(self, subject: Subject) -> Window:
         """The same, measured again while other programs take more than QUIET_CORES."""

@@ -86,7 +86,6 @@ def metered(meter: Meter, batches: Iterator[Any]) -> Iterator[Any]:
             first = next((tensor for tensor in tensors(batch) if len(tensor.shape)), None)
             if first is not None:
                 meter.facts.update(dtype=str(first.dtype).removeprefix("torch."), shape=list(first.shape))
-            meter.facts["batch_size"] = samples
         meter.batch(samples, time.perf_counter() - asked_s)
         yield batch
 
