@@ -11,7 +11,6 @@ from feedline.profiling.render.sections import (
     Curve,
     Curves,
     Facts,
-    Heat,
     Page,
     Points,
     Section,
@@ -60,7 +59,6 @@ def compare_page(record: Row) -> Page:
             section("Every cell", Bars(rows=bars, title="Throughput by cell", note=WHISKERS),
                     Table(headers=headers, rows=rows, numeric=range(1, 6))),
             section(f"Over {over.x_unit}", over if over.curves else None),
-            section("Two axes at once", heat(axes, varied, cells) if len(varied) > 1 else None),
             section("What was the same for all", Facts({**fixed, "cores": record.get("usable_cores")})),
         ],
         kicker="feedline compare",
@@ -96,24 +94,6 @@ def curves_over(axis: str, others: Sequence[str], cells: Sequence[Row]) -> list[
         )
         for name, members in groups.items()
     ]
-
-
-def heat(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], cells: Sequence[Row]) -> Heat:
-    """The first two axes; the best over the others."""
-    down, across = varied[:2]
-    rates: dict[tuple[Any, Any], float] = {}
-    for cell in cells:
-        corner = cell[down], cell[across]
-        rates[corner] = max(rates.get(corner, 0.0), cell["samples_per_s"])
-    return Heat(
-        values=[[rates.get((row, column)) for column in axes[across]] for row in axes[down]],
-        rows=[phrase(down, value) for value in axes[down]],
-        columns=[phrase(across, value) for value in axes[across]],
-        title="Throughput",
-        row_name=AXES[down].word,
-        column_name=AXES[across].word,
-        note="the best over the other axes" if len(varied) > 2 else "",
-    )
 
 
 # --- tune ---------------------------------------------------------------------------------------------

@@ -6,15 +6,12 @@ one's. Ranks are forks of the measuring process, which stays rank 0 and holds th
 costs no second one, so nothing may have started a thread or touched a GPU before.
 """
 
-import os
-import signal
+import multiprocessing
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,34 +28,27 @@ def run_loader(meter: Meter, settings: dict[str, Any]) -> None:
 
     wanted, devices = settings.get("device") or "auto", int(settings.get("devices") or 1)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
-    train = partial(drive, meter, settings, device, devices)
     if devices == 1:
-        train(0)
+        drive(meter, settings, device, devices, 0)
         return
     with tempfile.TemporaryDirectory(prefix="feedline-ranks-") as folder:
-        meeting = Path(folder) / "store"
-        forks = [start(rank, devices, device, meeting, train) for rank in range(1, devices)]
+
+        def train(rank: int) -> None:
+            if rank:
+                die_with_parent()
+            join(rank, devices, device, Path(folder) / "store")
+            drive(meter, settings, device, devices, rank)
+
+        fork = multiprocessing.get_context("fork")
+        others = [fork.Process(target=train, args=(rank,)) for rank in range(1, devices)]
+        for other in others:
+            other.start()
         try:
-            join(0, devices, device, meeting)
             train(0)
         finally:
-            for fork in forks:
-                os.kill(fork, signal.SIGKILL)
-                os.waitpid(fork, 0)
-
-
-def start(rank: int, count: int, device: str, meeting: Path, train: Callable[[int], None]) -> int:
-    """The new process's id; in that process it does not return."""
-    if fork := os.fork():
-        return fork
-    try:
-        die_with_parent()
-        join(rank, count, device, meeting)
-        train(rank)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(1)
+            for other in others:
+                other.kill()
+                other.join()
 
 
 def join(rank: int, count: int, device: str, meeting: Path) -> None:
