@@ -90,29 +90,28 @@ class Rung:
     """Also its prediction's."""
     name: str
     words: str
-    how: str
+    settings: Mapping[str, Any]
     """As of `benchmarks.measure.script_subject`."""
-    split: Path | None = None
-    num_workers: int = 0
 
 
 def rungs_of(workers: int, shards: Path, raw: Path | None) -> list[Rung]:
     """From the script as it is to the ceiling. `shards` are JPEG; without `raw`, shards of raw pixels at the script's
     own output size, their rung is left out."""
-    ours = Rung("loader", "+ feedline's loader", "the same shards; whole uint8 batches, region decoding", "feedline",
-                shards, workers)  # fmt: skip
+
+    def over(how: str, split: Path | None = None) -> dict[str, Any]:
+        return {"how": how, "num_workers": workers, **({"split": str(split)} if split else {})}
+
     rungs = [
-        Rung("as-is", "the script as it is", "image files, its own loader and settings", "none"),
-        Rung("workers", f"+ {workers} workers", "the same DataLoader, num_workers set", "workers", None, workers),
-        Rung("shards", "+ prepared shards", "stock webdataset reads them, the same DataLoader", "webdataset", shards,
-             workers),
-        ours,
-        Rung(CEILING, "data is free", "cached batches, laid out as feedline hands them over", "cached"),
+        Rung("as-is", "the script as it is", "image files, its own loader and settings", {"how": "none"}),
+        Rung("workers", f"+ {workers} workers", "the same DataLoader, num_workers set", over("workers")),
+        Rung("shards", "+ prepared shards", "stock webdataset reads them, the same DataLoader",
+             over("webdataset", shards)),
+        Rung("loader", "+ feedline's loader", "the same shards; whole uint8 batches, region decoding",
+             over("feedline", shards)),
+        Rung("raw", "+ raw shards", "pixels at the size the model sees: nothing to decode", over("feedline", raw)),
+        Rung(CEILING, "data is free", "cached batches, laid out as feedline hands them over", {"how": "cached"}),
     ]  # fmt: skip
-    if raw is not None:
-        words = "pixels at the size the model sees: nothing to decode"
-        rungs.insert(-1, replace(ours, key="raw", name="+ raw shards", words=words, split=raw))
-    return rungs
+    return [rung for rung in rungs if raw or rung.key != "raw"]
 
 
 def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
@@ -213,9 +212,7 @@ def climb(
     with Bench() as bench:
         for done, (_, key) in enumerate(rounds(list(by_key), count)):
             advance(done, count * len(rungs))
-            rung = by_key[key]
-            settings = {"argv": list(script), "how": rung.how, "num_workers": rung.num_workers}
-            settings |= {"split": str(rung.split)} if rung.split else {}
+            settings = {"argv": list(script), **by_key[key].settings}
             windows[key].append(bench.measure_quiet(Subject(kind="script", settings=settings, window_s=window_s)))
     return windows
 
@@ -245,7 +242,7 @@ def rung_record(rung: Rung, windows: Sequence[Window], predicted: Prediction | N
         "predicted_low": predicted.low if predicted else None,
         "predicted_high": predicted.high if predicted else None,
         "why": predicted.why if predicted else "",
-        "num_workers": rung.num_workers,
+        "num_workers": rung.settings.get("num_workers", 0),
         "wait_fraction": sum(w.wait_s for w in windows) / sum(w.seconds for w in windows),
         "windows": [asdict(window) for window in windows],
     }
