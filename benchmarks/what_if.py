@@ -156,8 +156,8 @@ def prepare_form(originals: Sequence[bytes], output: Output, folder: Path) -> Fo
     name = shard_tar.shard_name("train", 0)
     with (split / name).open("wb") as file, shard_tar.ShardWriter(file, 0) as writer:
         for number, member in enumerate(members):
-            size = {"width": member.width, "height": member.height}
-            writer.add(f"{number:06d}", member.data, member.extension, label=0, **size)
+            width, height = member.width, member.height
+            writer.add(f"{number:06d}", member.data, member.extension, label=0, width=width, height=height)
     count = len(members)
     info = shards.ShardInfo(name=name, samples=count, planned_samples=count, bytes=writer.bytes, sha256=writer.sha256)
     write_atomically(split / shards.INDEX, shards.index_bytes(writer.rows))

@@ -45,7 +45,8 @@ def test_trials_are_plain_and_plausible(photos: list[Path]) -> None:
     jpeg, raw, as_is = found["jpeg", "feedline"], found["raw", "feedline"], found["as-is", "feedline"]
     assert raw.bytes_per_sample == 32 * 32 * 3 + 128
     assert as_is.bytes_per_sample == sum(path.stat().st_size for path in photos) / 12
-    assert jpeg.bytes_per_sample is not None and jpeg.bytes_per_sample < as_is.bytes_per_sample
+    assert jpeg.bytes_per_sample is not None and as_is.bytes_per_sample is not None
+    assert jpeg.bytes_per_sample < as_is.bytes_per_sample
     assert jpeg.psnr_db is not None and 20 < jpeg.psnr_db < 60
     assert raw.psnr_db is None and as_is.prepare_cpu_s_per_sample is None
     for trial in found.values():
