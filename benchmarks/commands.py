@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISDIR
@@ -38,7 +39,7 @@ class Step:
     argv: Sequence[str]
     """After `feedline`, without --json; or a whole command where it is another `program`."""
     products: Sequence[Path] = ()
-    inputs: Mapping[str, Any] | None = None
+    inputs: Any = None
     """What else it depends on, as JSON: another step's settings, a file's time."""
     clears: Sequence[Path] = ()
     """Folders of its own that it starts without: what an interrupted run left there would be in its way."""
@@ -59,15 +60,14 @@ class Done:
     """The command's own record; {} for other programs."""
     seconds: float
     """What the command took when it ran."""
-    reused: bool
     text: str = ""
     """Standard output, where it was kept."""
+    reused: bool = False
 
 
 def run(
-    step: Step, folder: Path, *, reuse: bool = False, keep_text: bool = False,
-    say: Callable[[str], None] = lambda line: None,
-) -> Done:  # fmt: skip
+    step: Step, folder: Path, *, reuse: bool = True, keep_text: bool = False, say: Callable[[str], object] = str
+) -> Done:
     """Run it, with progress and complaints going where ours go; its record is `folder/NAME.json`. With `reuse`, what
     an earlier run of the same step left, where that is whole.
 
@@ -75,16 +75,14 @@ def run(
     """
     folder.mkdir(parents=True, exist_ok=True)
     result, kept = folder / f"{step.name}.json", folder / f".{step.name}.kept"
-    identity = {"command": step.shown, "inputs": json.loads(json.dumps(step.inputs or {}))}
+    identity = json.dumps([step.shown, step.inputs])
     if reuse and all(path.exists() for path in step.products):
-        try:
+        with suppress(OSError, ValueError, LookupError, TypeError):
             before = json.loads(kept.read_text())
-            if before["identity"] == identity:
-                record = {} if step.program else json.loads(result.read_text())
+            if before.pop("identity") == identity:
+                done = Done(record={} if step.program else json.loads(result.read_text()), **before, reused=True)
                 say(f"kept: {step.shown}")
-                return Done(record=record, seconds=before["seconds"], reused=True, text=before["text"])
-        except (OSError, ValueError, KeyError):
-            pass
+                return done
     say(f"$ {step.shown}")
     for path in (kept, result):
         path.unlink(missing_ok=True)
@@ -96,9 +94,9 @@ def run(
     seconds = time.monotonic() - started_s
     if status:
         raise CommandError(f"`{step.shown}` ended with status {status}")
-    write_atomically(kept, json.dumps({"identity": identity, "seconds": seconds, "text": text}).encode())
     record = {} if step.program else json.loads(result.read_text())
-    return Done(record=record, seconds=seconds, reused=False, text=text)
+    write_atomically(kept, json.dumps({"identity": identity, "seconds": seconds, "text": text}).encode())
+    return Done(record=record, seconds=seconds, text=text)
 
 
 def call(command: Sequence[str], keep_text: bool) -> tuple[int, str]:
@@ -131,8 +129,12 @@ def stamp_of(source: Path) -> list[Any]:
     """Changes when a folder's images come, go or are replaced, as far as folders tell; and with its archives and
     manifests."""
     paths = [source, *sorted(source.glob("*")), *sorted(path for path in source.glob("*/*") if path.is_dir())]
-    paths += sorted(source.glob("*/manifest.json"))
-    stats = [(str(path.relative_to(source)), path.stat()) for path in paths if path.exists()]
+    return stamps([*paths, *sorted(source.glob("*/manifest.json"))])
+
+
+def stamps(paths: Iterable[Path]) -> list[Any]:
+    """Of those that are there: name, time and, of files, size."""
+    stats = [(str(path), path.stat()) for path in paths if path.exists()]
     return [[name, stat.st_mtime_ns, 0 if S_ISDIR(stat.st_mode) else stat.st_size] for name, stat in stats]
 
 

@@ -10,7 +10,6 @@ rerun after a kill goes on where it was.
 import hashlib
 import json
 import math
-import statistics
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 
 from feedline.benchmarks.grid import Cell, Grid
 from feedline.benchmarks.measure.intervals import Comparison, Estimate, compare, estimate, pool
-from feedline.benchmarks.measure.rounds import Measure, MeasureError, busyness, quietest, shuffled
+from feedline.benchmarks.measure.rounds import Measure, MeasureError, busyness, quietest, shuffled, usual_cores
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.format.manifest import MANIFEST, manifest_hash
@@ -117,8 +116,8 @@ class Results:
 
     def usual_cores(self) -> float:
         """That other programs took in the quieter windows (a quarter had less); without an end from fewer than 4."""
-        seen = [busyness(window) for windows in self.windows.values() for window in windows.values()]
-        return statistics.quantiles(seen, n=4)[0] if len(seen) >= 4 else math.inf
+        windows = [window for by_round in self.windows.values() for window in by_round.values()]
+        return usual_cores(windows) if len(windows) >= 4 else math.inf
 
     def estimate(self, cell: Cell) -> Estimate:
         return estimate([window.samples_per_s for window in self.windows[cell.key].values()])

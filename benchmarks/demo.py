@@ -54,81 +54,75 @@ QUICK: dict[str, Any] = {"images": 1500, "epochs": 4, "rounds": 3, "window_s": 1
 class Chapter:
     """One step and what it is for."""
 
-    name: str
     title: str
-    line: str
-    """The command; what stands in braces is said by `step_of`."""
-    product: str = ""
-    """Under the output folder: without it the step runs again."""
+    step: Step
     always: bool = False
     """Run it even when an earlier run's record is there: what is measured or checked is of this run."""
 
 
-CHAPTERS = [
-    Chapter("archives", "A synthetic ImageNet, as its archives",
-            "synth {archives} --layout ilsvrc --images {images} --classes {classes} --seed {seed} --oddities",
-            product="imagenet"),
-    Chapter("photos", "The same photos as files, for a first script",
-            "synth {photos} --layout folder --images {images} --classes {classes} --seed {seed}", product="photos"),
-    Chapter("profile", "Why is that script slow?",
-            "profile --legs --steps {profile_steps} {naive} {photos} --epochs 100", always=True),
-    Chapter("prepare", "Prepare: archives in, two sets of shards out, in one pass",
-            "prepare {archives} {prepared} --output {jpeg} --output {raw} --max-bad 0.01",
-            product=f"prepared/{SHARDS_PX}-jpeg/train/manifest.json"),
-    Chapter("verify", "Every promise checked", "verify {prepared}", always=True),
-    Chapter("train", "Train on the shards",
-            "train {shards} --model small_cnn --image-size {px} --batch-size 32 --epochs {epochs} --run {run}"),
-    Chapter("ladder", "The ladder: every remedy predicted, applied, measured",
-            "ladder --profiled {profiled} --prepared {prepared} --rounds {rounds} --window {window_s} "
-            "--work {ladder} {archives} {naive} {photos} --epochs 100", always=True),
-    Chapter("kernprof", "The training function, line by line",
-            "{python} -m kernprof -l -v -o {lines} -m feedline.train.main {shards} --model small_cnn "
-            "--image-size {px} --batch-size 32 --epochs 1 --run {run_lines}", always=True),
-]  # fmt: skip
-"""The naive script would train for long: whoever watches it ends it."""
-CLEARED = {"train": "run", "kernprof": "run-lines"}
-"""Folders under the output folder that a step starts without: an interrupted run's would be in its way."""
-
-
-def step_of(chapter: Chapter, config: DemoConfig) -> Step:
+def chapters(config: DemoConfig) -> list[Chapter]:
+    """The naive script would train for long: whoever watches it ends it."""
     out = config.out
-    words = {**vars(config), "naive": NAIVE, "python": sys.executable, "archives": out / "imagenet",
-             "photos": out / "photos", "prepared": out / "prepared", "shards": out / "prepared" / f"{IMAGE_PX}-raw",
-             "jpeg": f"{SHARDS_PX}:jpeg", "raw": f"{IMAGE_PX}:raw:square", "px": IMAGE_PX, "run": out / "run",
-             "profiled": out / "records" / "profile.json", "ladder": out / "ladder", "lines": out / "train.lprof",
-             "run_lines": out / "run-lines"}  # fmt: skip
-    return Step(
-        name=chapter.name,
-        argv=[word.format(**words) for word in chapter.line.split()],
-        products=[out / chapter.product] if chapter.product else [],
-        inputs={"images": config.images, "classes": config.classes, "seed": config.seed},
-        clears=[out / CLEARED[chapter.name]] if chapter.name in CLEARED else [],
-        program=chapter.line.startswith("{python}"),
-    )
+    archives, photos, prepared, records = out / "imagenet", out / "photos", out / "prepared", out / "records"
+    size = {"images": config.images, "classes": config.classes, "seed": config.seed}
+    sized = [word for name, value in size.items() for word in (f"--{name}", value)]
+    script = [NAIVE, photos, "--epochs", 100]
+    training = [prepared / f"{IMAGE_PX}-raw", "--model", "small_cnn", "--image-size", IMAGE_PX, "--batch-size", 32]
+
+    def chapter(
+        title: str, *words: object, name: str = "", product: Path | None = None, always: bool = False, **more: Any
+    ) -> Chapter:
+        """Without its product a step runs again; `clears` are folders it starts without."""
+        products = [product] if product else []
+        argv = [str(word) for word in words]
+        return Chapter(title, Step(name=name or argv[0], argv=argv, products=products, inputs=size, **more), always)
+
+    return [
+        chapter("A synthetic ImageNet, as its archives",
+                "synth", archives, "--layout", "ilsvrc", *sized, "--oddities", name="archives", product=archives),
+        chapter("The same photos as files, for a first script",
+                "synth", photos, "--layout", "folder", *sized, name="photos", product=photos),
+        chapter("Why is that script slow?",
+                "profile", "--legs", "--steps", config.profile_steps, *script, always=True),
+        chapter("Prepare: archives in, two sets of shards out, in one pass",
+                "prepare", archives, prepared, "--output", f"{SHARDS_PX}:jpeg", "--output", f"{IMAGE_PX}:raw:square",
+                "--max-bad", 0.01, product=prepared / f"{SHARDS_PX}-jpeg" / "train" / "manifest.json"),
+        chapter("Every promise checked", "verify", prepared, always=True),
+        chapter("Train on the shards",
+                "train", *training, "--epochs", config.epochs, "--run", out / "run", clears=[out / "run"]),
+        chapter("The ladder: every remedy predicted, applied, measured",
+                "ladder", "--profiled", records / "profile.json", "--prepared", prepared, "--rounds", config.rounds,
+                "--window", config.window_s, "--work", out / "ladder", archives, *script, always=True),
+        chapter("The training function, line by line",
+                sys.executable, "-m", "kernprof", "-l", "-v", "-o", out / "train.lprof", "-m", "feedline.train.main",
+                *training, "--epochs", 1, "--run", out / "run-lines", name="kernprof", always=True, program=True,
+                clears=[out / "run-lines"]),
+    ]  # fmt: skip
 
 
 def run_steps(
-    config: DemoConfig, begin: Callable[[int, int, Chapter, Step], None], end: Callable[[Chapter, Done], None]
+    config: DemoConfig, begin: Callable[[int, int, Chapter], None], end: Callable[[Done], None]
 ) -> dict[str, Done]:
     """Runs every chapter. Raises CommandError, naming the command that failed, and UsageError for a folder in use."""
     require_torch()
     keep = config.out / "records"
     if config.out.is_dir() and not keep.is_dir() and any(config.out.iterdir()):
         raise UsageError(f"{config.out} holds files that are not the demo's: choose a new folder")
-    steps = {chapter.name: step_of(chapter, config) for chapter in CHAPTERS}
+    story = chapters(config)
     results: dict[str, Done] = {}
-    for number, chapter in enumerate(CHAPTERS, 1):
-        step = steps[chapter.name]
-        begin(number, len(CHAPTERS), chapter, step)
+    for number, chapter in enumerate(story, 1):
+        step = chapter.step
+        begin(number, len(story), chapter)
         try:
             done = commands.run(step, keep, reuse=not chapter.always, keep_text=step.program)
         except CommandError:
-            if chapter.name != "verify":
+            if step.name != "verify":
                 raise
-            commands.run(steps["prepare"], keep)  # kept shards that fail the check are prepared again, once
-            done = commands.run(step, keep)
-        results[chapter.name] = done
-        end(chapter, done)
+            prepare = next(other.step for other in story if other.step.name == "prepare")
+            commands.run(prepare, keep, reuse=False)  # kept shards that fail the check are prepared again, once
+            done = commands.run(step, keep, reuse=False)
+        results[step.name] = done
+        end(done)
     return results
 
 

@@ -3,53 +3,50 @@
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.codecs.table import CODECS
 from feedline.profiling.record import units
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One setting that a comparison may vary; its option is its name."""
+    """One setting that a comparison may vary. Its name is that of its option, and of the loader's or prepare's."""
 
+    help: str
     word: str
     """In tables."""
-    phrase: Callable[[Any], str] | None = None
-    """A value in sentences; None: after the word."""
+    form: str = ""
+    """A value in sentences, as `{} px`; empty: after the word."""
+    noun: str = ""
+    """Its values are so many of these."""
+    default: str | None = None
+    """Of the option."""
     kind: type = int
     least: int = 1
     """Smaller values are refused before anything is measured."""
     of_shards: bool = False
     """Shards are prepared with it."""
-    counts: bool = False
-    """Its values are of things in the plural, but for 1."""
-
-
-def counted(noun: str, least: int = 1, of_shards: bool = False) -> Axis:
-    def phrase(value: int) -> str:
-        return units.count(value, noun)
-
-    return Axis(word=f"{noun}s", phrase=phrase, least=least, of_shards=of_shards, counts=True)
 
 
 AXES = {
-    "num_workers": counted("worker", least=0),
-    "prefetch_factor": Axis(word="prefetch"),
-    "batch_size": Axis(word="batch"),
-    "image_size": Axis(word="px", phrase=lambda value: f"{value} px"),
-    "pin_memory": Axis(word="pinned", kind=bool, phrase=lambda value: "pinned" if value else "not pinned"),
-    "model": Axis(word="model", kind=str, phrase=str),
-    "devices": counted("device"),
-    "codec": Axis(word="codec", kind=str, phrase=str, of_shards=True),
-    "size": Axis(word="shard px", of_shards=True),
-    "quality": Axis(word="quality", of_shards=True),
-    "shard_size": Axis(word="shard size", kind=str, of_shards=True),
-    "shards": counted("shard", of_shards=True),
-}
+    "num_workers": Axis(word="workers", noun="worker", help="Loader processes, as 0,1,2,4.", default="2", least=0),
+    "prefetch_factor": Axis(word="prefetch", help="Batches under way per worker."),
+    "batch_size": Axis(word="batch", help="Samples per batch.", default="64"),
+    "image_size": Axis(word="px", form="{} px", help="Side of the images handed over, px.", default="224"),
+    "pin_memory": Axis(word="pinned", kind=bool, help="true,false"),
+    "codec": Axis(word="codec", form="{}", help="Shards: jpeg,planes,raw,keep.", kind=str, of_shards=True),
+    "size": Axis(word="shard px", help="Shards: short side in px.", of_shards=True),
+    "quality": Axis(word="quality", help="Shards: JPEG quality.", of_shards=True),
+    "shard_size": Axis(word="shard size", help="Shards: size of one, as 16MiB,64MiB.", kind=str, of_shards=True),
+    "shards": Axis(word="shards", noun="shard", help="Shards: how many per split.", of_shards=True),
+    "model": Axis(word="model", form="{}", kind=str,
+                  help="Also train: small_cnn,mobilenet_v2; else the loader alone."),
+    "devices": Axis(word="devices", noun="device",
+                    help="With --model: GPUs that train together, as 1,2,4; processes on a CPU."),
+}  # fmt: skip
 COST_ORDER = ("num_workers", "devices", "prefetch_factor", "batch_size")
 """Where cells tie, the one that takes least of these is named: workers cost memory, deep queues too."""
 KINDS = {int: "a whole number", bool: "true or false", str: "a word"}
@@ -91,14 +88,17 @@ class Grid:
                 raise UsageError(f"cannot compare {name!r}: known are {', '.join(AXES)}")
             if not values:
                 raise UsageError(f"no values given for {name}")
-            option, axis = f"--{name.replace('_', '-')}", AXES[name]
-            for value in values:
-                if axis.kind is int and value < axis.least:
-                    raise UsageError(f"{option} {value}: at least {axis.least}")
-                if name == "codec" and value not in CODECS:
-                    raise UsageError(f"{option} {value}: known are {', '.join(CODECS)}")
+            if AXES[name].kind is int and min(values) < AXES[name].least:
+                raise UsageError(f"{flag(name)} {min(values)}: at least {AXES[name].least}")
+        self._check_codecs()
         if not self.varied:
             raise UsageError("nothing to compare: give an option several values, like --num-workers 0,1,2,4")
+
+    def _check_codecs(self) -> None:
+        from feedline.pipeline.codecs.table import CODECS
+
+        if unknown := [codec for codec in self.axes.get("codec", ()) if codec not in CODECS]:
+            raise UsageError(f"--codec {unknown[0]}: known are {', '.join(CODECS)}")
 
     @classmethod
     def parse(cls, texts: Mapping[str, str | None]) -> "Grid":
@@ -124,14 +124,28 @@ class Grid:
     def name(self, cell: Cell) -> str:
         """What tells the cell from the others: `4 workers, jpeg`."""
         ordinal = {1: "second", 2: "third"}.get(cell.copy, f"{cell.copy + 1}th")
-        words = ", ".join(phrase(axis, cell.settings[axis]) for axis in self.varied)
+        words = phrases({name: cell.settings[name] for name in self.varied})
         return f"{words} ({ordinal} time)" if cell.copy else words
 
 
+def flag(name: str) -> str:
+    """`shard_size` -> `--shard-size`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def phrase(name: str, value: Any) -> str:
-    """`4 workers`, `raw`, `batch 64`."""
+    """`4 workers`, `raw`, `batch 64`, `not pinned`."""
     axis = AXES[name]
-    return axis.phrase(value) if axis.phrase else f"{axis.word} {value}"
+    if axis.noun:
+        return units.count(value, axis.noun)
+    if axis.kind is bool:
+        return axis.word if value else f"not {axis.word}"
+    return axis.form.format(value) if axis.form else f"{axis.word} {value}"
+
+
+def phrases(settings: Mapping[str, Any]) -> str:
+    """Of all that are axes."""
+    return ", ".join(phrase(name, value) for name, value in settings.items() if name in AXES)
 
 
 def parse_values(text: str, kind: type = int) -> list[Any]:

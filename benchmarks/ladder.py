@@ -8,9 +8,11 @@ climbs; the prepared shards are a dataset like any other and stay useful.
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from feedline.benchmarks import commands
 from feedline.benchmarks.measure.intervals import estimate
 from feedline.benchmarks.measure.rounds import Bench, require_torch, rounds
 from feedline.benchmarks.measure.window import Subject, Window
-from feedline.benchmarks.variants import find_train
+from feedline.benchmarks.variants import find_train, kept_shards
 from feedline.benchmarks.what_if import image_size, what_if
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
@@ -71,11 +73,12 @@ class LadderConfig:
                 f"{self.source} has no train/CLASS/… folders for the example script to read: "
                 "name your own script after it, with its arguments"
             )
-        script = self.argv[0] if self.argv else str(NAIVE)
-        if script.startswith("--"):
-            raise UsageError(f"{script} stands behind SOURCE, where the script's name does: put options before it")
-        if script != "-m" and not Path(script).is_file():
-            raise UsageError(f"script {script} does not exist")
+        script = self.argv or [str(NAIVE)]
+        if script[0].startswith("--"):
+            raise UsageError(f"{script[0]} stands behind SOURCE, where the script's name does: put options before it")
+        if not code_of(script):
+            what = f"module {' '.join(script[1:2])}" if script[0] == "-m" else f"script {script[0]}"
+            raise UsageError(f"{what} does not exist")
         commands.check_work(self.work)
 
 
@@ -87,29 +90,28 @@ class Rung:
     """Also its prediction's."""
     name: str
     words: str
-    how: str
+    settings: Mapping[str, Any]
     """As of `benchmarks.measure.script_subject`."""
-    split: Path | None = None
-    num_workers: int = 0
 
 
 def rungs_of(workers: int, shards: Path, raw: Path | None) -> list[Rung]:
     """From the script as it is to the ceiling. `shards` are JPEG; without `raw`, shards of raw pixels at the script's
     own output size, their rung is left out."""
-    ours = Rung("loader", "+ feedline's loader", "the same shards; whole uint8 batches, region decoding", "feedline",
-                shards, workers)  # fmt: skip
+
+    def over(how: str, split: Path | None = None) -> dict[str, Any]:
+        return {"how": how, "num_workers": workers, **({"split": str(split)} if split else {})}
+
     rungs = [
-        Rung("as-is", "the script as it is", "image files, its own loader and settings", "none"),
-        Rung("workers", f"+ {workers} workers", "the same DataLoader, num_workers set", "workers", None, workers),
-        Rung("shards", "+ prepared shards", "stock webdataset reads them, the same DataLoader", "webdataset", shards,
-             workers),
-        ours,
-        Rung(CEILING, "data is free", "cached batches, laid out as feedline hands them over", "cached"),
+        Rung("as-is", "the script as it is", "image files, its own loader and settings", {"how": "none"}),
+        Rung("workers", f"+ {workers} workers", "the same DataLoader, num_workers set", over("workers")),
+        Rung("shards", "+ prepared shards", "stock webdataset reads them, the same DataLoader",
+             over("webdataset", shards)),
+        Rung("loader", "+ feedline's loader", "the same shards; whole uint8 batches, region decoding",
+             over("feedline", shards)),
+        Rung("raw", "+ raw shards", "pixels at the size the model sees: nothing to decode", over("feedline", raw)),
+        Rung(CEILING, "data is free", "cached batches, laid out as feedline hands them over", {"how": "cached"}),
     ]  # fmt: skip
-    if raw is not None:
-        words = "pixels at the size the model sees: nothing to decode"
-        rungs.insert(-1, replace(ours, key="raw", name="+ raw shards", words=words, split=raw))
-    return rungs
+    return [rung for rung in rungs if raw or rung.key != "raw"]
 
 
 def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
@@ -142,20 +144,28 @@ def profile(config: LadderConfig, script: list[str], say: Say) -> Recording:
     if config.profiled is not None:
         return Recording.load(config.profiled)
     argv = ["profile", "--legs", "--steps", str(PROFILE_STEPS), *script]
-    step = commands.Step(name="profile", argv=argv, inputs={"script": commands.stamp_of(Path(script[0]))})
-    return Recording.from_dict(commands.run(step, config.work, reuse=True, say=say).record["recording"])
+    step = commands.Step(name="profile", argv=argv, inputs=commands.stamps(code_of(script)))
+    return Recording.from_dict(commands.run(step, config.work, say=say).record["recording"])
+
+
+def code_of(script: Sequence[str]) -> list[Path]:
+    """The script and the Python files beside it, or those of the package that its module is in; [] where there is
+    none."""
+    if script[0] != "-m":
+        path = Path(script[0])
+        return [path, *sorted(path.parent.glob("*.py"))] if path.is_file() else []
+    top = "".join(script[1:2]).partition(".")[0]
+    spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+    return sorted(path for folder in folders for path in folder.rglob("*.py")) or (
+        [Path(spec.origin)] if spec and spec.origin else []
+    )
 
 
 def prepare(config: LadderConfig, raw_px: int | None, say: Say) -> Path:
     """JPEG shards, and raw ones at the script's own size where that is known."""
-    out = config.work / "prepared"
-    outputs = ["--output", f"{config.size_px}:jpeg", *(["--output", f"{raw_px}:raw:square"] if raw_px else [])]
-    argv = ["prepare", str(config.source), str(out), *outputs]
-    inputs = {"source": commands.stamp_of(config.source)}
-    commands.run(
-        commands.Step(name="prepare", argv=argv, products=[out], inputs=inputs), config.work, reuse=True, say=say
-    )
-    return out
+    raw = ["--output", f"{raw_px}:raw:square"] if raw_px else []
+    return kept_shards(config.source, ["--output", f"{config.size_px}:jpeg", *raw], config.work, say)
 
 
 def with_trials(recording: Recording, size_px: int, raw_px: int | None) -> Recording:
@@ -202,9 +212,7 @@ def climb(
     with Bench() as bench:
         for done, (_, key) in enumerate(rounds(list(by_key), count)):
             advance(done, count * len(rungs))
-            rung = by_key[key]
-            settings = {"argv": list(script), "how": rung.how, "num_workers": rung.num_workers}
-            settings |= {"split": str(rung.split)} if rung.split else {}
+            settings = {"argv": list(script), **by_key[key].settings}
             windows[key].append(bench.measure_quiet(Subject(kind="script", settings=settings, window_s=window_s)))
     return windows
 
@@ -234,7 +242,7 @@ def rung_record(rung: Rung, windows: Sequence[Window], predicted: Prediction | N
         "predicted_low": predicted.low if predicted else None,
         "predicted_high": predicted.high if predicted else None,
         "why": predicted.why if predicted else "",
-        "num_workers": rung.num_workers,
+        "num_workers": rung.settings.get("num_workers", 0),
         "wait_fraction": sum(w.wait_s for w in windows) / sum(w.seconds for w in windows),
         "windows": [asdict(window) for window in windows],
     }
@@ -243,7 +251,7 @@ def rung_record(rung: Rung, windows: Sequence[Window], predicted: Prediction | N
 def differences(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """By rung name, the script as it is first. Rungs must hand the model the same kind of batch; where they do not,
     the reader is told."""
-    shapes = {name: (one.get("dtype"), tuple(one.get("shape", ()))[1:]) for name, one in facts.items()}
+    shapes = {name: (of.get("dtype"), tuple(of.get("shape", ()))[1:]) for name, of in facts.items()}
     usual = next(iter(shapes.values()))
     return [
         f"{name} hands over {dtype} {shape}, the script as it is {usual[0]} {usual[1]}"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feedline.benchmarks.grid import AXES, phrase
+from feedline.benchmarks.grid import AXES, phrase, phrases
 from feedline.profiling.record import units
 from feedline.profiling.render.sections import (
     Bar,
@@ -11,7 +11,6 @@ from feedline.profiling.render.sections import (
     Curve,
     Curves,
     Facts,
-    Heat,
     Page,
     Points,
     Section,
@@ -60,7 +59,6 @@ def compare_page(record: Row) -> Page:
             section("Every cell", Bars(rows=bars, title="Throughput by cell", note=WHISKERS),
                     Table(headers=headers, rows=rows, numeric=range(1, 6))),
             section(f"Over {over.x_unit}", over if over.curves else None),
-            section("Two axes at once", heat(axes, varied, cells) if len(varied) > 1 else None),
             section("What was the same for all", Facts({**fixed, "cores": record.get("usable_cores")})),
         ],
         kicker="feedline compare",
@@ -98,24 +96,6 @@ def curves_over(axis: str, others: Sequence[str], cells: Sequence[Row]) -> list[
     ]
 
 
-def heat(axes: Mapping[str, Sequence[Any]], varied: Sequence[str], cells: Sequence[Row]) -> Heat:
-    """The first two axes; the best over the others."""
-    down, across = varied[:2]
-    rates: dict[tuple[Any, Any], float] = {}
-    for cell in cells:
-        place = cell[down], cell[across]
-        rates[place] = max(rates.get(place, 0.0), cell["samples_per_s"])
-    return Heat(
-        values=[[rates.get((row, column)) for column in axes[across]] for row in axes[down]],
-        rows=[phrase(down, value) for value in axes[down]],
-        columns=[phrase(across, value) for value in axes[across]],
-        title="Throughput",
-        row_name=AXES[down].word,
-        column_name=AXES[across].word,
-        note="the best over the other axes" if len(varied) > 2 else "",
-    )
-
-
 # --- tune ---------------------------------------------------------------------------------------------
 
 
@@ -126,9 +106,8 @@ def tune_page(record: Row) -> Page:
         f"{record['model']} at {record['image_size']} px, {record['seconds_used']:.0f} s of search; each window in a "
         "fresh process, the next one where a setting may be the best by most."
     )
-    axes = ("num_workers", "batch_size", "prefetch_factor")
-    others = [name for name in axes[1:] if len({one[name] for one in tried}) > 1]
-    curves = curves_over("num_workers", others, tried)
+    others = {name for name in tried[0] if name in AXES and len({row[name] for row in tried}) > 1} - {"num_workers"}
+    curves = curves_over("num_workers", sorted(others), tried)
     if record["predicted_by_workers"]:
         points = sorted((float(workers), rate) for workers, rate in record["predicted_by_workers"].items())
         curves.append(Curve(name="predicted from one worker's costs", points=points))
@@ -136,7 +115,7 @@ def tune_page(record: Row) -> Page:
         curves=curves, title="Training throughput over workers", y_unit="samples/s", x_unit="workers",
         note="whiskers: 95 % intervals, where a setting was measured more than once",
     )  # fmt: skip
-    rows = [(", ".join(phrase(name, one[name]) for name in axes), *figures(one)) for one in tried]
+    rows = [(phrases(row), *figures(row)) for row in tried]
     table = Table(headers=("setting", "samples/s", "interval", "windows"), rows=rows, numeric=range(1, 4))
     return Page(
         title="Workers, prefetch and batch size for this machine",

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from feedline.benchmarks.compare import Results
-from feedline.benchmarks.grid import AXES, Cell, phrase
+from feedline.benchmarks.grid import AXES, Cell, Grid, phrase
 from feedline.benchmarks.measure.intervals import Comparison
 from feedline.pipeline.base.process import usable_cores
 from feedline.profiling.record import units
@@ -26,33 +26,34 @@ def record_of(results: Results) -> dict[str, Any]:
     chosen = min(tied, key=lambda cell: cell.cost)
     steps = [(axis, a, b, results.against(a, b)) for axis in grid.varied for a, b in step_pairs(cells, axis, chosen)]
     failed = {grid.name(cell): results.failed[cell.key] for cell in grid.cells() if cell.key in results.failed}
-    sentences = [f"{name} could not be measured: {why}." for name, why in failed.items()]
     if len(cells) == 1:
-        measured = results.estimate(best).value
-        sentences[:0] = [f"Only {grid.name(best)} could be measured: {measured:,.0f} samples/s."]
-    elif all(one.outcome != "slower" for one in against.values()):
-        sentences[:0] = [no_difference(results, list(against.values()))]
+        sentences = [f"Only {grid.name(best)} could be measured: {results.estimate(best).value:,.0f} samples/s."]
+    elif all(comparison.outcome != "slower" for comparison in against.values()):
+        sentences = [no_difference(results, list(against.values()))]
     else:
         named = {cell.key for cell in (*tied, best)}
         unsettled = [c for c in cells if c.key not in named and against[c.key].outcome != "slower"]
         first = opening(results, chosen, [cell for cell in tied if cell.key != chosen.key], unsettled)
-        sentences[:0] = [first, *(step(results, *one, cores) for one in steps)][:MOST_SENTENCES]
-    claims: dict[tuple[str, str], dict[str, Any]] = {}
-    """Every pair that table and statement compare, with what is said of it: `a` against `b`, by name."""
-    pairs = [(cell, best, against[cell.key]) for cell in cells if cell.key != best.key]
-    for a, b, found in [*pairs, *((a, b, found) for _, a, b, found in steps)]:
-        key = grid.name(a), grid.name(b)
-        claims[key] = {"a": key[0], "b": key[1], "outcome": found.outcome, **found.ratio.record("ratio")}
+        sentences = [first, *(sentence(results, *step, cores) for step in steps)][:MOST_SENTENCES]
+    sentences += [f"{name} could not be measured: {why}." for name, why in failed.items()]
+    compared = [(cell, best, against[cell.key]) for cell in cells if cell.key != best.key]
+    compared += [(a, b, comparison) for _, a, b, comparison in steps]
     return {
         "axes": {name: list(values) for name, values in grid.axes.items()},
         "cells": [cell_record(results, cell, against.get(cell.key)) for cell in cells],
         "statement": " ".join(sentences),
         "failed": failed,
-        "claims": list(claims.values()),
+        "claims": list({(a.key, b.key): claim(grid, a, b, comparison) for a, b, comparison in compared}.values()),
         "results": str(results.path),
         "window_s": results.config.window_s,
         "usable_cores": cores,
     }
+
+
+def claim(grid: Grid, a: Cell, b: Cell, comparison: Comparison) -> dict[str, Any]:
+    """What table or statement say of a pair: `a` against `b`, by name."""
+    ratio = comparison.ratio.record("ratio")
+    return {"a": grid.name(a), "b": grid.name(b), "outcome": comparison.outcome, **ratio}
 
 
 def is_near(against: Comparison) -> bool:
@@ -103,7 +104,8 @@ def no_difference(results: Results, others: Sequence[Comparison]) -> str:
 
 def reach(comparisons: Sequence[Comparison]) -> str:
     """The farthest end of the intervals from 1: `±4 %`, or `a factor of 3.2` beyond double."""
-    ends = [abs(end - 1) for one in comparisons for end in (one.ratio.low, one.ratio.high) if end is not None]
+    ratios = [comparison.ratio for comparison in comparisons]
+    ends = [abs(end - 1) for ratio in ratios for end in (ratio.low, ratio.high) if end is not None]
     far = max(ends, default=1.0)
     return f"±{100 * far:.0f} %" if far <= 1 else f"a factor of {units.number(1 + far, 2)}"
 
@@ -123,13 +125,13 @@ def opening(results: Results, chosen: Cell, tied: Sequence[Cell], unsettled: Seq
     return f"{words}."
 
 
-def step(results: Results, axis: str, a: Cell, b: Cell, against: Comparison, cores: float) -> str:
+def sentence(results: Results, axis: str, a: Cell, b: Cell, against: Comparison, cores: float) -> str:
     """`2 workers beat 1 worker by 31 % (27 to 35 %).`"""
     if against.outcome == "slower":
         a, b, against = b, a, results.against(b, a)
     names = phrase(axis, a.settings[axis]), phrase(axis, b.settings[axis])
     if against.outcome == "faster":
-        beat = "beat" if AXES[axis].counts and a.settings[axis] != 1 else "beats"
+        beat = "beat" if AXES[axis].noun and a.settings[axis] != 1 else "beats"
         value, low, high = against.ratio.value, against.ratio.low or 0.0, against.ratio.high or 0.0
         gain = f" by {100 * (value - 1):.0f} % ({100 * (low - 1):.0f} to {100 * (high - 1):.0f} %)"
         if value >= 2:

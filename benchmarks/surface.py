@@ -7,7 +7,7 @@ and 2.24.)
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ LEVEL, INLINE, WORKERS, BATCH, PREFETCH, TOGETHER = 1.0, 0.5, 0.12, 0.10, 0.05, 
 axis, and of a cell by itself."""
 
 
-class Known(NamedTuple):
+class Posterior(NamedTuple):
     """Of the logarithm of a rate."""
 
     mean: float
@@ -26,15 +26,14 @@ class Known(NamedTuple):
 
 
 def surface(
-    cells: Sequence[Mapping[str, Any]],
-    prior: Sequence[float],
-    seen: Mapping[int, tuple[float, int]],
-) -> list[Known]:
-    """What is known of each of `cells` (with their prior means) after windows of some: number of the cell -> mean
-    logarithm and number of windows."""
-    places = np.array([[cell["num_workers"] == 0, *np.log2([cell["num_workers"] + 1, cell["batch_size"],
-                        cell["prefetch_factor"]])] for cell in cells])  # fmt: skip
-    inline, workers, batch, prefetch = np.moveaxis(np.abs(places[:, None] - places[None]), -1, 0)
+    settings: Sequence[tuple[int, int, int]], prior: Sequence[float], seen: Mapping[int, tuple[float, int]]
+) -> list[Posterior]:
+    """What is known of each of `settings` (workers, prefetch, batch size), with their prior means, after windows of
+    some: number of the setting -> mean logarithm and number of windows."""
+    points = np.array(
+        [[workers == 0, *np.log2([workers + 1, batch, prefetch])] for workers, prefetch, batch in settings]
+    )
+    inline, workers, batch, prefetch = np.moveaxis(np.abs(points[:, None] - points[None]), -1, 0)
     near_workers, near_batch, near_prefetch = (
         np.exp(-workers) * (1 - 0.5 * inline),
         np.exp(-batch / 2),
@@ -54,6 +53,5 @@ def surface(
     gain = np.linalg.solve(covariance[np.ix_(at, at)] + noise, covariance[at]).T
     mean_C = prior_C + gain @ surprise
     variance_C = np.diag(covariance) - np.einsum("cs,sc->c", gain, covariance[at])
-    return [
-        Known(*known) for known in zip(mean_C.tolist(), np.sqrt(np.maximum(variance_C, 0.0)).tolist(), strict=True)
-    ]
+    deviation_C = np.sqrt(np.maximum(variance_C, 0.0))
+    return [Posterior(*pair) for pair in zip(mean_C.tolist(), deviation_C.tolist(), strict=True)]

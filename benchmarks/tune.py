@@ -10,18 +10,17 @@ than in most do not count where there are others. Of what cannot be told apart t
 import json
 import math
 import shlex
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from feedline.benchmarks.grid import Cell, phrase
+from feedline.benchmarks.grid import flag, phrases
 from feedline.benchmarks.measure.intervals import Estimate, estimate
-from feedline.benchmarks.measure.rounds import QUIET_CORES, TRIES, Measure, MeasureError, busyness
+from feedline.benchmarks.measure.rounds import QUIET_CORES, TRIES, Measure, MeasureError, busyness, usual_cores
 from feedline.benchmarks.measure.window import Subject, Window
-from feedline.benchmarks.surface import Known, surface
+from feedline.benchmarks.surface import Posterior, surface
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_as_asked
 from feedline.profiling.explain.measure.situation import measure
@@ -38,6 +37,15 @@ ENOUGH_WINDOWS = 2
 """Of the setting that is chosen."""
 WORKERS_TRIED = 9
 """Counts of workers that are looked at, at most, beside those that are predicted to be nearly the best."""
+
+
+class Setting(NamedTuple):
+    """What is searched, by the names of `benchmarks.grid`. The smaller of two takes less: workers cost memory, deep
+    queues too."""
+
+    num_workers: int
+    prefetch_factor: int = 2
+    batch_size: int = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +74,12 @@ class TuneConfig:
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise UsageError("--batch-size: give at least one, each at least 1")
 
-    def subject(self, cell: Cell) -> Subject:
-        settings = {**cell.settings, "split": str(self.split), "model": self.model, "image_size": self.image_size,
-                    "device": self.device}  # fmt: skip
-        depth = cell.settings["num_workers"] * cell.settings["prefetch_factor"]
+    def subject(self, setting: Setting) -> Subject:
+        settings = {**setting._asdict(), "split": str(self.split), "model": self.model, "device": self.device,
+                    "image_size": self.image_size}  # fmt: skip
         return Subject(kind="loader", settings=settings, window_s=self.window_s, warm_up_s=self.warm_up_s,
-                       warm_up_batches=depth + 3, warm_up_most_s=4 * self.window_s, least_batches=3)  # fmt: skip
-
-
-def cell_of(workers: int, batch_size: int, prefetch: int = 2) -> Cell:
-    return Cell(settings={"num_workers": workers, "batch_size": batch_size, "prefetch_factor": prefetch})
-
-
-def phrase_of(cell: Cell) -> str:
-    return ", ".join(phrase(axis, value) for axis, value in cell.settings.items())
+                       warm_up_batches=setting.num_workers * setting.prefetch_factor + 3,
+                       warm_up_most_s=4 * self.window_s, least_batches=3)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -89,13 +89,9 @@ class Search:
     config: TuneConfig
     measure: Measure
     clock: Callable[[], float] = time.monotonic
-    windows: dict[str, list[Window]] = field(default_factory=dict[str, list[Window]])
-    cells: dict[str, Cell] = field(default_factory=dict[str, Cell])
-    """Those that have windows."""
-    failed: dict[str, str] = field(default_factory=dict[str, str])
+    windows: dict[Setting, list[Window]] = field(default_factory=dict[Setting, list[Window]])
+    failed: dict[Setting, str] = field(default_factory=dict[Setting, str])
     """Settings that cannot be measured, and why."""
-    space: dict[str, Cell] = field(default_factory=dict[str, Cell])
-    """All that may be tried."""
     predicted: dict[int, float] = field(default_factory=dict[int, float])
     """samples/s by number of workers, of which only the ratios matter."""
     started_s: float = field(init=False)
@@ -109,64 +105,72 @@ class Search:
         spent_s, count = self.clock() - self.started_s, sum(map(len, self.windows.values()))
         return spent_s + (spent_s / count if count else 0.0) > self.config.budget_s
 
-    def run(self, cell: Cell) -> Window | None:
+    def run(self, setting: Setting) -> Window | None:
         """One window, unless it cannot be measured."""
         try:
-            window = self.measure(self.config.subject(cell))
+            window = self.measure(self.config.subject(setting))
         except MeasureError as error:
-            self.failed[phrase_of(cell)] = str(error)
-            for known in (self.space, self.cells, self.windows):
-                known.pop(cell.key, None)
+            self.failed[setting] = str(error)
+            self.windows.pop(setting, None)
             return None
-        self.cells[cell.key] = cell
-        self.windows.setdefault(cell.key, []).append(window)
+        self.windows.setdefault(setting, []).append(window)
         return window
+
+    def space(self) -> list[Setting]:
+        """All that may be tried."""
+        counts = counts_of_workers(self.config.most_workers, self.predicted)
+        settings = [
+            Setting(num_workers=workers, prefetch_factor=prefetch, batch_size=size)
+            for workers in counts for size in self.config.batch_sizes for prefetch in ((2, 4) if workers else (2,))
+        ]  # fmt: skip
+        return [setting for setting in dict.fromkeys([*settings, *self.windows]) if setting not in self.failed]
 
     def usual_cores(self) -> float:
         """What other programs take in the quieter quarter of all windows, and a little more."""
-        seen = [busyness(window) for windows in self.windows.values() for window in windows]
-        return (statistics.quantiles(seen, n=4)[0] if len(seen) > 1 else seen[0]) + QUIET_CORES
+        return usual_cores([window for windows in self.windows.values() for window in windows]) + QUIET_CORES
 
-    def counted(self, cell: Cell) -> list[Window]:
+    def counted(self, setting: Setting) -> list[Window]:
         """Its windows beside no more than the usual load; its quietest where there is none."""
-        windows, usual = self.windows[cell.key], self.usual_cores()
+        windows, usual = self.windows[setting], self.usual_cores()
         return [window for window in windows if busyness(window) <= usual] or [min(windows, key=busyness)]
 
-    def rate(self, cell: Cell) -> Estimate:
-        return estimate([window.samples_per_s for window in self.counted(cell)])
+    def rate(self, setting: Setting) -> Estimate:
+        return estimate([window.samples_per_s for window in self.counted(setting)])
 
-    def known(self) -> dict[str, Known]:
-        """Of every setting, by its key."""
-        cells = list(self.space.values())
+    def posterior(self) -> dict[Setting, Posterior]:
+        """What is known of every setting."""
+        settings = self.space()
+        prior = [math.log(self.predicted.get(setting.num_workers, 1.0)) for setting in settings]
         seen = {
-            number: (math.log(self.rate(cell).value), len(self.counted(cell)))
-            for number, cell in enumerate(cells)
-            if cell.key in self.windows
+            number: (math.log(self.rate(setting).value), len(self.counted(setting)))
+            for number, setting in enumerate(settings)
+            if setting in self.windows
         }
-        prior = [math.log(self.predicted.get(cell.settings["num_workers"], 1.0)) for cell in cells]
-        known = surface([cell.settings for cell in cells], prior, seen)
-        return {cell.key: one for cell, one in zip(cells, known, strict=True)}
+        return dict(zip(settings, surface(settings, prior, seen), strict=True))
 
-    def next(self) -> Cell | None:
+    def next(self) -> Setting | None:
         """What deserves the next window; None when it is clear which setting is the best."""
         usual = self.usual_cores()
-        for cell in self.cells.values():  # of which nothing is known yet but windows beside a burst
-            if len(self.windows[cell.key]) < TRIES and busyness(self.counted(cell)[0]) > usual:
-                return cell
-        known = self.known()
-        hopes = {key: one.mean + HOPE * one.deviation for key, one in known.items()}
-        best = max(self.cells, key=lambda key: known[key].mean)
-        hopeful = max((key for key in self.space if key != best), key=lambda key: hopes[key], default=best)
-        if hopes[hopeful] > known[best].mean + TIE:
-            return self.space[hopeful]
-        return self.cells[best] if len(self.counted(self.cells[best])) < ENOUGH_WINDOWS else None
+        for setting, windows in self.windows.items():  # of which nothing is known yet but windows beside a burst
+            if len(windows) < TRIES and busyness(self.counted(setting)[0]) > usual:
+                return setting
+        posterior = self.posterior()
+        hopes = {setting: of.mean + HOPE * of.deviation for setting, of in posterior.items()}
+        best = self.best(posterior)
+        hopeful = max((setting for setting in posterior if setting != best), key=hopes.__getitem__, default=best)
+        if hopes[hopeful] > posterior[best].mean + TIE:
+            return hopeful
+        return best if len(self.counted(best)) < ENOUGH_WINDOWS else None
 
-    def chosen(self) -> Cell:
+    def best(self, posterior: Mapping[Setting, Posterior]) -> Setting:
+        """Of those that were measured."""
+        return max(self.windows, key=lambda setting: posterior[setting].mean)
+
+    def chosen(self) -> Setting:
         """The cheapest of those that tie with the best."""
-        known = self.known()
-        best = max(self.cells, key=lambda key: known[key].mean)
-        tied = [cell for key, cell in self.cells.items() if known[key].mean >= known[best].mean - TIE]
-        return min([self.cells[best], *tied], key=lambda cell: cell.cost)
+        posterior = self.posterior()
+        least = posterior[self.best(posterior)].mean - TIE
+        return min(setting for setting in self.windows if posterior[setting].mean >= least)
 
 
 def tune(config: TuneConfig, measure: Measure, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
@@ -175,20 +179,16 @@ def tune(config: TuneConfig, measure: Measure, clock: Callable[[], float] = time
     sizes = config.batch_sizes
     first = sizes[len(sizes) // 2]
     for size in [first, *sorted(size for size in sizes if size != first)]:  # smaller ones take less memory
-        inline = search.run(cell_of(0, size))
-        one = None if search.out_of_time else search.run(cell_of(1, size))
-        if inline is not None and one is not None:
-            search.predicted = predicted(config, inline, one)
-        if search.cells or search.out_of_time:
+        inline = search.run(Setting(num_workers=0, batch_size=size))
+        single = None if search.out_of_time else search.run(Setting(num_workers=1, batch_size=size))
+        if inline is not None and single is not None:
+            search.predicted = predicted(config, inline, single)
+        if search.windows or search.out_of_time:
             break
-    if not search.cells:
+    while search.windows and not search.out_of_time and (setting := search.next()) is not None:
+        search.run(setting)
+    if not search.windows:
         raise MeasureError(next(iter(search.failed.values())))
-    tried = list(search.cells.values())
-    space = [cell_of(workers, size, prefetch) for workers in counts_of_workers(config.most_workers, search.predicted)
-             for size in sizes for prefetch in ((2, 4) if workers else (2,))]  # fmt: skip
-    search.space = {cell.key: cell for cell in [*space, *tried] if phrase_of(cell) not in search.failed}
-    while not search.out_of_time and (cell := search.next()) is not None:
-        search.run(cell)
     return record(search)
 
 
@@ -205,22 +205,22 @@ def promising(predicted: Mapping[int, float], most: int = 3) -> list[int]:
     return sorted({*near[:most], *(w for w in (near[0] - 1, near[0] + 1) if w in rates)}) if near else []
 
 
-def predicted(config: TuneConfig, inline: Window, one: Window) -> dict[int, float]:
-    """samples/s by number of workers, from a window without workers and one with one worker: that one as a profile of
-    it would be; the one without, less its wait, is the ceiling."""
-    worker_cpu_s, step_s = one.worker_cpu_s / one.samples, (inline.seconds - inline.wait_s) / inline.samples
+def predicted(config: TuneConfig, inline: Window, single: Window) -> dict[int, float]:
+    """samples/s by number of workers, from a window without workers and one with a single worker: the latter as a
+    profile of it would be; the former, less its wait, is the ceiling."""
+    worker_cpu_s, step_s = single.worker_cpu_s / single.samples, (inline.seconds - inline.wait_s) / inline.samples
     # A worker that never waited shows its wall time per sample; one that did, only its CPU time.
-    worked_all_along = one.worker_cpu_s > 0.9 * one.seconds or one.wait_s > 0.2 * one.seconds
-    step = Step(start_s=0.0, wait_s=one.wait_s, duration_s=one.samples / one.samples_per_s, samples=one.samples)
+    worked_all_along = single.worker_cpu_s > 0.9 * single.seconds or single.wait_s > 0.2 * single.seconds
+    duration_s = single.samples / single.samples_per_s
     recording = Recording(
         script=Script(argv=["feedline", "tune"]),
         host={"cores": config.cores},
         loaders=[LoaderSeen(id=0, kind="feedline", num_workers=1)],
         compute=Compute(device=config.device),
-        steps=[step],
+        steps=[Step(start_s=0.0, wait_s=single.wait_s, duration_s=duration_s, samples=single.samples)],
         costs=Costs(
             worker_cpu_s=worker_cpu_s,
-            worker_wall_s=one.seconds / one.samples if worked_all_along else worker_cpu_s,
+            worker_wall_s=single.seconds / single.samples if worked_all_along else worker_cpu_s,
             trainer_cpu_s=max(0.0, inline.trainer_cpu_s / inline.samples - worker_cpu_s),
         ),
         legs=[Leg(name="cached", samples_per_s=[1 / max(1e-9, step_s)])],
@@ -228,38 +228,42 @@ def predicted(config: TuneConfig, inline: Window, one: Window) -> dict[int, floa
     counts = range(2, config.most_workers + 1)
     offered = all_predictions(measure(recording), workers=counts)
     rates = {p.settings["num_workers"]: p.samples_per_s for p in offered if p.settings.keys() == {"num_workers"}}
-    return {0: inline.samples_per_s, 1: one.samples_per_s, **{workers: rates[workers] for workers in counts}}
+    return {0: inline.samples_per_s, 1: single.samples_per_s, **{workers: rates[workers] for workers in counts}}
 
 
 def record(search: Search) -> dict[str, Any]:
-    def figures(cell: Cell) -> dict[str, Any]:
-        return {**cell.settings, **search.rate(cell).record()}
+    def figures(setting: Setting) -> dict[str, Any]:
+        return {**setting._asdict(), **search.rate(setting).record()}
+
+    def name(setting: Setting) -> str:
+        return phrases(setting._asdict())
 
     chosen = search.chosen()
-    tried = sorted(search.cells.values(), key=lambda cell: -search.rate(cell).value)
+    tried = sorted(search.windows, key=lambda setting: -search.rate(setting).value)
     rate, top = search.rate(chosen).value, search.rate(tried[0]).value
-    more = "" if chosen.key == tried[0].key else f" ({phrase_of(tried[0])} gave {top:,.0f}: no more to speak of)"
+    more = "" if chosen == tried[0] else f" ({name(tried[0])} gave {top:,.0f}: no more to speak of)"
     ended = "the time was over" if search.out_of_time else "no other may be clearly better"
-    failed = "".join(f" {name} could not be measured: {why}." for name, why in search.failed.items())
-    statement = f"{phrase_of(chosen)}: {rate:,.0f} samples/s{more}, of {len(tried)} settings tried; {ended}.{failed}"
+    failed = {name(setting): why for setting, why in search.failed.items()}
+    missing = "".join(f" {setting} could not be measured: {why}." for setting, why in failed.items())
+    statement = f"{name(chosen)}: {rate:,.0f} samples/s{more}, of {len(tried)} settings tried; {ended}.{missing}"
     return {
         "best": figures(chosen),
-        "tried": [figures(cell) for cell in tried],
+        "tried": [figures(setting) for setting in tried],
         "predicted_by_workers": {str(workers): rate for workers, rate in search.predicted.items() if workers},
         "seconds_used": search.clock() - search.started_s,
-        "failed": search.failed,
+        "failed": failed,
         "statement": statement,
         "model": search.config.model,
         "image_size": search.config.image_size,
     }
 
 
-def write_config(path: Path, found: dict[str, Any], split: Path) -> None:
+def write_config(path: Path, result: Mapping[str, Any], split: Path) -> None:
     """For `feedline train --config`: {"options": {name: value}}, and the same as a command line."""
-    options = {name: found[name] for name in ("model", "image_size")}
-    options |= {name: found["best"][name] for name in ("num_workers", "prefetch_factor", "batch_size")}
+    options = {name: result[name] for name in ("model", "image_size")}
+    options |= {name: result["best"][name] for name in Setting._fields}
     dataset = str(split.parent)
-    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words = [word for name, value in options.items() for word in (flag(name), str(value))]
     written = {"dataset": dataset, "options": options, "command": shlex.join(["feedline", "train", dataset, *words])}
     try:
         write_as_asked(path, (json.dumps(written, indent=1) + "\n").encode())

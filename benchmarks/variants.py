@@ -1,11 +1,12 @@
 """Shards for every cell of a comparison: found in the prepared folder, or prepared on demand and kept.
 
-A variant is kept under the hash of what it was made with; `prepare` itself then decides by the plan's hash whether
-what lies there is what was asked for, and finishes what a kill left half done.
+A variant is kept under the hash of what it was made from and with, so that `prepare` never finds another dataset in
+its place; it finishes what a kill left half done.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def splits_of(cells: list[Cell], dataset: Path, work: Path, say: Callable[[str],
     if not dataset.exists():
         refuse_address(dataset)
         raise UsageError(f"{dataset} does not exist: give a prepared folder, or raw images to prepare from")
-    most_to_give = sorted(train_splits(dataset), key=lambda one: (one[1].codec != "raw", size_px(one[1])))
+    most_to_give = sorted(train_splits(dataset), key=lambda split: (split[1].codec != "raw", size_px(split[1])))
     prepared = most_to_give[::-1]
     settings = prepared[0][1].settings if prepared else {}
     base = {name: settings[key] for name, key in SETTING.items() if settings.get(key) is not None}
@@ -76,19 +77,20 @@ def prepare_variant(
             raise UsageError(
                 f"--size {asked['size']}: {best} holds {there} px and has no more to give, compare on raw images"
             )
-    made_with = json.dumps([str(source.resolve()), dict(asked)], sort_keys=True)
-    words = "-".join(str(value).replace("/", "_") for value in asked.values())
-    name = f"{words}-{hashlib.sha256(made_with.encode()).hexdigest()[:8]}"
-    out = work / "variants" / name
     options = [word for key, value in asked.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-    step = commands.Step(
-        name=f"prepare-{name}",
-        argv=["prepare", str(source), str(out), *options],
-        products=[out / "train"],
-        inputs={"source": commands.stamp_of(source)},
-    )
-    commands.run(step, work / "records", reuse=True, keep_text=True, say=say)
-    return out / "train"
+    return kept_shards(source, options, work, say) / "train"
+
+
+def kept_shards(source: Path, options: Sequence[str], work: Path, say: Callable[[str], None]) -> Path:
+    """What `feedline prepare SOURCE` with these options makes; a second time it is there already. Raises
+    CommandError."""
+    made_with = json.dumps([str(source.resolve()), commands.stamp_of(source), *options])
+    words = "-".join(word for word in options if not word.startswith("--"))
+    name = f"{re.sub('[/:]', '_', words)}-{hashlib.sha256(made_with.encode()).hexdigest()[:8]}"
+    out = work / "variants" / name
+    step = commands.Step(name=f"prepare-{name}", argv=["prepare", str(source), str(out), *options], products=[out])
+    commands.run(step, work / "records", keep_text=True, say=say)
+    return out
 
 
 def train_splits(folder: Path) -> list[tuple[Path, Manifest]]:

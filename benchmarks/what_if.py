@@ -44,22 +44,9 @@ PASSES_S = 0.1
 """Loading is timed over whole passes, as many as fill this: one over small raw samples is too short for the clock."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhatIfConfig:
-    forms: tuple[Output, ...] = FORMS
-    samples: int = 200
-    """At most; spread evenly over the files that were seen."""
-    image_size_px: int = 224
-    """Side of what the training loop gets."""
-    rounds: int = 3
-    script_loader: bool = True
-    """Also with the usual PIL transforms, where torchvision is installed."""
-
-
 def what_if(recording: Recording, **options: Any) -> list[Trial]:
     """Trials on the samples a recording names, at the size its training loop asks for; [] where there are none."""
-    config = WhatIfConfig(image_size_px=image_size(recording) or 224)
-    return trials(recording.sample_paths, replace(config, **options))
+    return trials(recording.sample_paths, image_size(recording) or 224, **options)
 
 
 def why_none(recording: Recording) -> str:
@@ -82,27 +69,31 @@ def image_size(recording: Recording) -> int | None:
     return middle if first in (1, 3) else min(first, middle) if last in (1, 3) else None
 
 
-def trials(paths: Sequence[str | Path], config: WhatIfConfig) -> list[Trial]:
-    """One trial per form and loader. Files that are no images (nor tars of images) are passed over."""
-    originals = [data for data in samples_of(paths, config.samples) if is_usable(data)]
+def trials(
+    paths: Sequence[str | Path],
+    image_size_px: int,
+    *,
+    forms: Sequence[Output] = FORMS,
+    samples: int = 200,
+    rounds: int = 3,
+    script_loader: bool = True,
+) -> list[Trial]:
+    """One trial per form and loader, on at most so many samples. Files that are no images (nor tars of images) are
+    passed over. `script_loader`: also with the usual PIL transforms, where torchvision is installed."""
+    originals = [data for data in samples_of(paths, samples) if is_usable(data)]
     if not originals:
         return []
+    transform = usual_transform(image_size_px) if script_loader else None
     with tempfile.TemporaryDirectory(prefix="feedline-whatif-") as folder, ExitStack() as stack:
-        forms = [prepare_form(originals, form, Path(folder)) for form in config.forms]
-        ways = [way for form in forms for way in ways_to_load(form, config, stack)]
-        costs: list[list[float] | None] = [[] for _ in ways]
-        for turn in range(config.rounds + 1):
-            for number, (_, _, load) in enumerate(ways):
-                known = costs[number]
-                if known is None:
-                    continue
-                try:
+        made = [prepare_form(originals, form, Path(folder)) for form in forms]
+        ways = [(form, *way) for form in made for way in ways_to_load(form, image_size_px, transform, stack)]
+        costs: list[list[float]] = [[] for _ in ways]
+        for turn in range(rounds + 1):
+            for (_, _, load), measured in zip(ways, costs, strict=True):
+                with suppress(FeedlineError):  # it cannot be loaded in this way
                     cost = cpu_s_per_sample(load)
-                except FeedlineError:  # it cannot be loaded in this way
-                    costs[number] = None
-                else:
-                    known += [cost] if turn else []  # the first one warms up
-    return [trial(form, who, known) for (form, who, _), known in zip(ways, costs, strict=True) if known]
+                    measured.extend([cost] if turn else [])  # the first one warms up
+    return [trial(form, who, measured) for (form, who, _), measured in zip(ways, costs, strict=True) if measured]
 
 
 # --- the samples --------------------------------------------------------------------------------------
@@ -164,8 +155,9 @@ def prepare_form(originals: Sequence[bytes], output: Output, folder: Path) -> Fo
     split.mkdir(parents=True)
     name = shard_tar.shard_name("train", 0)
     with (split / name).open("wb") as file, shard_tar.ShardWriter(file, 0) as writer:
-        for number, one in enumerate(members):
-            writer.add(f"{number:06d}", one.data, one.extension, label=0, width=one.width, height=one.height)
+        for number, member in enumerate(members):
+            width, height = member.width, member.height
+            writer.add(f"{number:06d}", member.data, member.extension, label=0, width=width, height=height)
     count = len(members)
     info = shards.ShardInfo(name=name, samples=count, planned_samples=count, bytes=writer.bytes, sha256=writer.sha256)
     write_atomically(split / shards.INDEX, shards.index_bytes(writer.rows))
@@ -181,37 +173,39 @@ def prepare_form(originals: Sequence[bytes], output: Output, folder: Path) -> Fo
 def psnr(originals: Sequence[bytes], members: Sequence[Prepared], output: Output) -> float | None:
     """Median over some of the samples: how far the stored pixels are from the resized ones, dB."""
     exact = Kernel((replace(output, codec="raw"),))
-    found: list[float] = []
+    losses: list[float] = []
     for data, member in list(zip(originals, members, strict=True))[:PSNR_SAMPLES]:
         wanted = np.load(io.BytesIO(exact(data)[0].data))
         stored = output.form.pixels(member.data)[: wanted.shape[0], : wanted.shape[1]]
         error = float(np.mean((wanted[: stored.shape[0], : stored.shape[1]].astype(float) - stored) ** 2))
         if error > 0:
-            found.append(10 * math.log10(255**2 / error))
-    return statistics.median(found) if found else None
+            losses.append(10 * math.log10(255**2 / error))
+    return statistics.median(losses) if losses else None
 
 
 # --- loading ------------------------------------------------------------------------------------------
 
 Load = Callable[[], int]
 """Loads every sample once; says how many these were."""
+Transform = Callable[[Image.Image], Any]
 
 
-def ways_to_load(form: Form, config: WhatIfConfig, stack: ExitStack) -> Iterator[tuple[Form, str, Load]]:
+def ways_to_load(
+    form: Form, size_px: int, transform: Transform | None, stack: ExitStack
+) -> Iterator[tuple[str, Load]]:
     """With feedline's loader in this process, which `stack` closes, and as the script would. What cannot be loaded
     fails in the call."""
     from feedline.pipeline.loader import Loader
 
     batch_size = min(32, len(form.members))
-    loader = Loader(form.split, batch_size=batch_size, image_size=config.image_size_px, num_workers=0, seed=1)
+    loader = Loader(form.split, batch_size=batch_size, image_size=size_px, num_workers=0, seed=1)
     stack.callback(loader.close)
-    yield form, "feedline", lambda: sum(len(labels_N) for _, labels_N in loader)
-    transform = usual_transform(config.image_size_px) if config.script_loader else None
+    yield "feedline", lambda: sum(len(labels_N) for _, labels_N in loader)
     if transform is not None and (form.output.form.image_file or not form.output.form.lossy):
-        yield form, "script", lambda: with_pil(form.members, transform)
+        yield "script", lambda: with_pil(form.members, transform)
 
 
-def with_pil(members: Sequence[Prepared], transform: Callable[[Image.Image], Any]) -> int:
+def with_pil(members: Sequence[Prepared], transform: Transform) -> int:
     for member in members:
         file = io.BytesIO(member.data)
         pixels = member.extension == "npy"
@@ -219,7 +213,7 @@ def with_pil(members: Sequence[Prepared], transform: Callable[[Image.Image], Any
     return len(members)
 
 
-def usual_transform(size_px: int) -> Callable[[Image.Image], Any] | None:
+def usual_transform(size_px: int) -> Transform | None:
     """RandomResizedCrop, flip, float, normalised; None without torchvision."""
     try:
         from torchvision import transforms

@@ -11,7 +11,7 @@ from feedline.cli.ladder import show_ladder
 from feedline.cli.options import command
 
 if TYPE_CHECKING:
-    from feedline.benchmarks.commands import Done, Step
+    from feedline.benchmarks.commands import Done
     from feedline.benchmarks.demo import Chapter
 
 OutFolder = Annotated[Path, typer.Option(help="Where everything goes; a second run reuses what is valid.")]
@@ -43,13 +43,13 @@ def demo(
     record.write({"ladder": result, "report": str(report), "steps": steps})
 
 
-def _begin(number: int, count: int, chapter: "Chapter", step: "Step") -> None:
+def _begin(number: int, count: int, chapter: "Chapter") -> None:
     console.print()
     console.rule(f"{number}/{count}  {chapter.title}", align="left", style="dim")
-    console.print(f"$ {step.shown}", style="dim")
+    console.print(f"$ {chapter.step.shown}", style="dim")
 
 
-def _end(chapter: "Chapter", done: "Done") -> None:
+def _end(done: "Done") -> None:
     from feedline.benchmarks.demo import training_function
 
     if done.text:

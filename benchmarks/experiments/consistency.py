@@ -78,7 +78,7 @@ def run(name: str, dataset: Path, chosen: list[str], work: Path, neighbour: str,
     argv = ["compare", str(dataset), *GRIDS[name], *chosen, "--image-size", "128", "--work", str(folder)]
     with beside(usable_cores() if neighbour == "noisy" else 0, NOISE, str(number)):
         step = commands.Step(name=folder.name, argv=argv)
-        record = commands.run(step, work / "records", reuse=True, keep_text=True).record
+        record = commands.run(step, work / "records", keep_text=True).record
     windows = [line["window"] for line in read_lines(Path(record["results"])) if "window" in line]
     others = [window["others_cores"] for window in windows if window["others_cores"] is not None]
     return {

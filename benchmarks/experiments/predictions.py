@@ -94,9 +94,17 @@ def profiled(name: str, argv: list[str], work: Path) -> Recording:
     if not path.exists():
         say(f"profiling {name} with legs")
         config = StudyConfig(argv=argv, steps=STEPS, legs=LEGS)
-        recording = quietest(lambda: study(config).recording, others_of)
+        recording = quietest(lambda: watched(config), others_of)
         replace(recording, trials=what_if(recording, forms=forms_of(name), script_loader=False)).save(path)
     return Recording.load(path)
+
+
+def watched(config: StudyConfig) -> Recording:
+    """Raises FeedlineError where it was not seen to its end, by a signal (which the profile hears) or by itself."""
+    run = study(config)
+    if run.status:
+        raise FeedlineError(f"the profile of {config.argv[0]} ended with status {run.status}")
+    return run.recording
 
 
 def others_of(recording: Recording) -> float:

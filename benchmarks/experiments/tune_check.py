@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any
 
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, write
-from feedline.benchmarks.grid import Cell
+from feedline.benchmarks.grid import phrases
 from feedline.benchmarks.measure.intervals import compare, estimate
 from feedline.benchmarks.measure.rounds import Bench, Measure
-from feedline.benchmarks.tune import TuneConfig, cell_of, phrase_of, tune
+from feedline.benchmarks.tune import Setting, TuneConfig, tune
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.process import usable_cores
 from feedline.profiling.record.host import describe_host
@@ -53,27 +53,27 @@ def main() -> int:
 def case(config: TuneConfig, measure: Measure, count: int) -> dict[str, Any]:
     """Grid, tunings, duel."""
     started_s = time.monotonic()
-    cells = [
-        cell_of(workers, batch, prefetch)
+    settings = [
+        Setting(workers, prefetch, batch)
         for workers in range(config.most_workers + 1)
         for batch in config.batch_sizes
         for prefetch in ((2, 4) if workers else (2,))
     ]
-    grid = rates_of(config, measure, cells, count)
+    grid = rates_of(config, measure, settings, count)
     grid_s = time.monotonic() - started_s
-    best = max(cells, key=lambda cell: estimate(grid[cell.key]).value)
+    best = max(settings, key=lambda setting: estimate(grid[setting]).value)
     budget = replace(config, budget_s=max(5.0, IN_TIME * grid_s))
-    found = [tune(budget, measure) for _ in range(RUNS)]
-    chosen = [Cell(settings={name: one["best"][name] for name in best.settings}) for one in found]
+    results = [tune(budget, measure) for _ in range(RUNS)]
+    chosen = [Setting(**{name: result["best"][name] for name in Setting._fields}) for result in results]
     duel = rates_of(config, measure, [best, *chosen], DUEL_ROUNDS)
-    tunings = [tuning(cell, best, duel, one, grid_s) for cell, one in zip(chosen, found, strict=True)]
+    tunings = [tuning(setting, best, duel, one, grid_s) for setting, one in zip(chosen, results, strict=True)]
     return {
         "host": describe_host(),
         "grid_cells": len(grid),
         "grid_windows_per_cell": count,
         "grid_seconds": grid_s,
-        "grid_best": dict(best.settings),
-        "grid_rates": {phrase_of(cell): estimate(grid[cell.key]).value for cell in cells},
+        "grid_best": best._asdict(),
+        "grid_rates": {phrases(setting._asdict()): estimate(grid[setting]).value for setting in settings},
         "duel_rounds": DUEL_ROUNDS,
         "tunings": tunings,
         "all_within": all(one["ratio_to_best"] >= WITHIN for one in tunings),
@@ -81,22 +81,27 @@ def case(config: TuneConfig, measure: Measure, count: int) -> dict[str, Any]:
     }
 
 
-def rates_of(config: TuneConfig, measure: Measure, cells: Sequence[Cell], count: int) -> dict[str, list[float]]:
-    """samples/s by cell, one per round; each window as tune itself measures."""
-    windows = {cell.key: partial(measure, config.subject(cell)) for cell in cells}
+def rates_of(
+    config: TuneConfig, measure: Measure, settings: Sequence[Setting], count: int
+) -> dict[Setting, list[float]]:
+    """samples/s by setting, one per round; each window as tune itself measures."""
+    windows = {phrases(setting._asdict()): partial(measure, config.subject(setting)) for setting in settings}
     by_round = in_rounds(windows, count, lambda window: f"{window.samples_per_s:,.0f} samples/s")
-    return {key: [window.samples_per_s for window in column(by_round, key)] for key in windows}
+    return {
+        setting: [window.samples_per_s for window in column(by_round, phrases(setting._asdict()))]
+        for setting in settings
+    }
 
 
 def tuning(
-    chosen: Cell, best: Cell, duel: Mapping[str, Sequence[float]], found: Mapping[str, Any], grid_s: float
+    chosen: Setting, best: Setting, duel: Mapping[Setting, Sequence[float]], result: Mapping[str, Any], grid_s: float
 ) -> dict[str, Any]:
-    ratio = compare(duel[chosen.key], duel[best.key]).ratio if chosen.key != best.key else None
+    ratio = compare(duel[chosen], duel[best]).ratio if chosen != best else None
     return {
-        "chosen": dict(chosen.settings),
-        "tried": len(found["tried"]),
-        "seconds": found["seconds_used"],
-        "share_of_grid_time": found["seconds_used"] / grid_s,
+        "chosen": chosen._asdict(),
+        "tried": len(result["tried"]),
+        "seconds": result["seconds_used"],
+        "share_of_grid_time": result["seconds_used"] / grid_s,
         "ratio_to_best": ratio.value if ratio else 1.0,
         "low": ratio.low if ratio else None,
         "high": ratio.high if ratio else None,
@@ -104,11 +109,11 @@ def tuning(
 
 
 def show(name: str, one: Mapping[str, Any]) -> None:
-    best = phrase_of(Cell(settings=one["grid_best"]))
+    best = phrases(one["grid_best"])
     print(f"{name}: the grid of {one['grid_cells']} took {one['grid_seconds']:.0f} s, its best {best}")
     for run in one["tunings"]:
         interval = f" ({run['low']:.3f} to {run['high']:.3f})" if run["low"] else ""
-        settings = phrase_of(Cell(settings=run["chosen"]))
+        settings = phrases(run["chosen"])
         print(f"  tune: {settings}: {run['ratio_to_best']:.3f}{interval} of the best in "
               f"{run['share_of_grid_time']:.2f} of the time ({run['tried']} settings tried)")  # fmt: skip
 

@@ -55,21 +55,12 @@ def answer(request: dict[str, Any]) -> str:
 
 def read_line(descriptor: int, pid: int) -> str:
     """What the fork writes; ends it when our own input closes, that is, when nobody waits for the answer."""
-    data = b""
-    watcher = select.poll()
-    watcher.register(descriptor, select.POLLIN | select.POLLHUP)
-    watcher.register(0, select.POLLHUP)
-    while True:
-        for ready, _ in watcher.poll():
-            if ready == 0:
-                end_group(pid)
-                os._exit(0)
-            part = os.read(descriptor, 1 << 16)
-            data += part
-            # The pipe's end, or the line's: workers may hold the writing end open longer than the fork lives.
-            if not part or part.endswith(b"\n"):
-                os.close(descriptor)
-                return data.decode()
+    with os.fdopen(descriptor) as answer:
+        ready, _, _ = select.select([answer, 0], [], [])
+        if 0 in ready:
+            end_group(pid)
+            os._exit(0)
+        return answer.readline()
 
 
 def run_fork(subject: Subject, writing: int, log: str) -> NoReturn:

@@ -1,19 +1,17 @@
 """A subject of kind "loader": feedline's own loader over one split, alone or feeding a training step.
 
-Settings: the fields of `LoaderConfig` that a comparison varies (split, batch_size, image_size, num_workers,
-prefetch_factor, pin_memory, device), `model` (None: the batches are only taken) and `devices`: GPUs, or processes on
-a CPU, that train together (DistributedDataParallel over NCCL or gloo); workers and batch size are each one's. Ranks
-are forks of the measuring process, which stays rank 0 and holds the meter. Forking after torch's import costs no
-second one, so nothing may have started a thread or touched a GPU before.
+Settings: `split`, any field of `LoaderConfig`, `model` (None: the batches are only taken) and `devices`: GPUs, or
+processes on a CPU, that train together (DistributedDataParallel over NCCL or gloo); workers and batch size are each
+one's. Ranks are forks of the measuring process, which stays rank 0 and holds the meter. Forking after torch's import
+costs no second one, so nothing may have started a thread or touched a GPU before.
 """
 
-import os
-import signal
+import multiprocessing
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
-from functools import partial
+from contextlib import closing, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from feedline.benchmarks.measure.window import Meter, WindowDone, endless
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.process import die_with_parent, usable_cores
 
-LOADER_FIELDS = ("batch_size", "image_size", "num_workers", "prefetch_factor", "pin_memory")
 NO_BATCH = DatasetError("an epoch gave no batch: the split is smaller than one, take a smaller --batch-size")
 
 
@@ -31,34 +28,27 @@ def run_loader(meter: Meter, settings: dict[str, Any]) -> None:
 
     wanted, devices = settings.get("device") or "auto", int(settings.get("devices") or 1)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
-    train = partial(drive, meter, settings, device, devices)
     if devices == 1:
-        train(0)
+        drive(meter, settings, device, devices, 0)
         return
     with tempfile.TemporaryDirectory(prefix="feedline-ranks-") as folder:
-        meeting = Path(folder) / "store"
-        forks = [start(rank, devices, device, meeting, train) for rank in range(1, devices)]
+
+        def train(rank: int) -> None:
+            if rank:
+                die_with_parent()
+            join(rank, devices, device, Path(folder) / "store")
+            drive(meter, settings, device, devices, rank)
+
+        fork = multiprocessing.get_context("fork")
+        others = [fork.Process(target=train, args=(rank,)) for rank in range(1, devices)]
+        for other in others:
+            other.start()
         try:
-            join(0, devices, device, meeting)
             train(0)
         finally:
-            for fork in forks:
-                os.kill(fork, signal.SIGKILL)
-                os.waitpid(fork, 0)
-
-
-def start(rank: int, count: int, device: str, meeting: Path, train: Callable[[int], None]) -> int:
-    """The new process's id; in that process it does not return."""
-    if fork := os.fork():
-        return fork
-    try:
-        die_with_parent()
-        join(rank, count, device, meeting)
-        train(rank)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(1)
+            for other in others:
+                other.kill()
+                other.join()
 
 
 def join(rank: int, count: int, device: str, meeting: Path) -> None:
@@ -78,9 +68,11 @@ def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, ran
     import torch
 
     from feedline.pipeline.loader import Loader
+    from feedline.pipeline.loader_config import LoaderConfig
     from feedline.train.run import pick_amp
 
-    options = {name: settings[name] for name in LOADER_FIELDS if settings.get(name) is not None}
+    names = {field.name for field in fields(LoaderConfig)} - {"device"}
+    options = {name: value for name, value in settings.items() if name in names and value is not None}
     amp = pick_amp("auto", torch.device(device))  # as `feedline train` does
     if settings.get("model") or device != "cpu":
         options["device"] = device if devices == 1 or device == "cpu" else f"{device}:{rank}"
@@ -93,20 +85,14 @@ def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, ran
     if loader.num_workers and devices == 1:  # of several ranks one knows its own workers only
         meter.made = lambda: sum(worker["samples"] for worker in loader.stats()["workers"])
     batches = endless(loader.__iter__, NO_BATCH)
-    try:
+    with closing(loader), suppress(WindowDone):
         while True:
             asked_s = time.perf_counter()
             images, labels = next(batches)
             if rank == 0:
-                if not meter.facts:
-                    meter.facts.update(dtype=str(images.dtype).removeprefix("torch."), shape=list(images.shape))
                 meter.batch(devices * len(labels), time.perf_counter() - asked_s)
             if step is not None:
                 step(images, labels)
-    except WindowDone:
-        meter.facts["stages"] = loader.stats()["stages"]
-    finally:
-        loader.close()
 
 
 def training_step(name: str, classes: int, device: str, amp: Any, rank: int | None) -> Callable[[Any, Any], None]:

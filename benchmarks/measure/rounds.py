@@ -8,6 +8,7 @@ import json
 import os
 import random
 import select
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,12 @@ class MeasureError(FeedlineError):
 def busyness(window: Window) -> float:
     """Cores that other programs took."""
     return window.others_cores or 0.0
+
+
+def usual_cores(windows: Sequence[Window]) -> float:
+    """That other programs took in the quieter windows: a quarter had less."""
+    cores = [busyness(window) for window in windows]
+    return statistics.quantiles(cores, n=4)[0] if len(cores) > 1 else cores[0]
 
 
 def quietest(attempt: Callable[[], T], busy: Callable[[T], float], usual_cores: float = 0.0) -> T:
@@ -109,8 +116,8 @@ class Bench:
         if "error" not in result:
             return Window(**result)
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        known = not lines or lines[-1].endswith(result["error"])
-        raise MeasureError(result["error"] + ("" if known else f" (its last line: {lines[-1][:200]})"))
+        told = not lines or lines[-1].endswith(result["error"])
+        raise MeasureError(result["error"] + ("" if told else f" (its last line: {lines[-1][:200]})"))
 
     def measure_quiet(self, subject: Subject) -> Window:
         """The same, measured again while other programs take more than QUIET_CORES."""

@@ -27,17 +27,12 @@ from feedline.profiling.watch.legs.cached import KEPT_BATCHES, Cache
 
 SHUFFLE_WINDOW = 1000  # samples; what webdataset's own examples use
 Iterate = Callable[[Any], Iterator[Any]]
-
-
-class SwapError(FeedlineError):
-    """A script whose loader cannot be swapped in this way; says why."""
-
-
-NO_BATCH = SwapError("an epoch gave no batch: the dataset is smaller than one batch")
+NO_BATCH = FeedlineError("an epoch gave no batch: the dataset is smaller than one batch")
 
 
 def run_script(meter: Meter, settings: dict[str, Any]) -> None:
-    """Runs the script until the meter is full. Raises what the script raises, or SwapError."""
+    """Runs the script until the meter is full. Raises what the script raises, FeedlineError where its loader cannot
+    be swapped."""
     import torch
     from torch.utils.data import DataLoader, SequentialSampler
 
@@ -60,9 +55,9 @@ def run_script(meter: Meter, settings: dict[str, Any]) -> None:
         return
     except SystemExit as error:
         if error.code not in (None, 0):
-            raise SwapError(f"the script left with {error.code!r}") from error
+            raise FeedlineError(f"the script left with {error.code!r}") from error
     if not chosen:
-        raise SwapError("the script iterated no shuffled DataLoader: there is nothing to swap")
+        raise FeedlineError("the script iterated no shuffled DataLoader: there is nothing to swap")
 
 
 def start(argv: list[str]) -> None:
@@ -86,7 +81,6 @@ def metered(meter: Meter, batches: Iterator[Any]) -> Iterator[Any]:
             first = next((tensor for tensor in tensors(batch) if len(tensor.shape)), None)
             if first is not None:
                 meter.facts.update(dtype=str(first.dtype).removeprefix("torch."), shape=list(first.shape))
-            meter.facts["batch_size"] = samples
         meter.batch(samples, time.perf_counter() - asked_s)
         yield batch
 
@@ -139,7 +133,7 @@ def over_webdataset(loader: Any, settings: dict[str, Any]) -> Any:
 
     transform = getattr(loader.dataset, "transform", None)
     if transform is None:
-        raise SwapError("the script's dataset has no `transform` to apply to the samples of the shards")
+        raise FeedlineError("the script's dataset has no `transform` to apply to the samples of the shards")
     shards = sorted(str(path) for path in Path(settings["split"]).glob("*.tar"))
     kind: Any = webdataset
     dataset = kind.WebDataset(shards, shardshuffle=len(shards), seed=0).shuffle(SHUFFLE_WINDOW).decode("pil")

@@ -1,11 +1,14 @@
 """The ladder without running it: what is said before, what is shown after."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from feedline.benchmarks.ladder import LadderConfig, differences, predictions, record_of, rungs_of
+from feedline.benchmarks import commands
+from feedline.benchmarks.ladder import LadderConfig, differences, predictions, prepare, profile, record_of, rungs_of
 from feedline.benchmarks.measure.window import Window
 from feedline.benchmarks.pages import ladder_rows, ladder_section, ladder_story
 from feedline.pipeline.base.errors import UsageError
@@ -100,3 +103,48 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
         LadderConfig(source=tmp_path, argv=[], work=tmp_path).check()
     with pytest.raises(UsageError, match="script nosuch does not exist"):
         LadderConfig(source=tmp_path, argv=["nosuch"], work=tmp_path).check()
+    for words in (["-m", "nosuch.train"], ["-m"]):
+        with pytest.raises(UsageError, match=r"module .*does not exist"):
+            LadderConfig(source=tmp_path, argv=words, work=tmp_path).check()
+
+
+def test_a_profile_is_kept_until_its_script_or_module_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, profiled = tmp_path / "mine", list[str]()
+    folder.mkdir()
+    (folder / "train.py").write_text("")
+
+    def run(step: commands.Step, keep: Path, **_: Any) -> commands.Done:
+        profiled.append(str(step.inputs))
+        return commands.Done(record={"recording": made().to_dict()}, seconds=1.0, reused=False)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(commands, "run", run)
+    for argv in (["mine/train.py"], ["-m", "mine.train"]):
+        config = LadderConfig(source=tmp_path, argv=argv, work=tmp_path)
+        for text in ("", "", "import torch"):
+            (folder / "train.py").write_text(text)
+            os.utime(folder / "train.py", (len(text), len(text)))
+            profile(config, argv, print)
+        assert profiled[-3] == profiled[-2] != profiled[-1]
+
+
+def test_another_size_or_a_changed_source_has_shards_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where others lie, `prepare` asks for --overwrite, which the ladder does not have."""
+    outs = list[Path]()
+
+    def run(step: commands.Step, keep: Path, **_: Any) -> commands.Done:
+        outs.extend(step.products)
+        return commands.Done(record={}, seconds=1.0, reused=False)
+
+    monkeypatch.setattr(commands, "run", run)
+    photos = tmp_path / "photos" / "train" / "cat"
+    photos.mkdir(parents=True)
+    for size, name in ((256, "a.png"), (256, "a.png"), (128, "a.png"), (128, "b.png")):
+        if not (photos / name).exists():
+            Image.new("RGB", (8, 8)).save(photos / name)
+        prepare(LadderConfig(source=tmp_path / "photos", argv=[], work=tmp_path, size_px=size), 64, print)
+    assert outs[0] == outs[1] and len(set(outs)) == 3

@@ -137,6 +137,19 @@ def test_what_cannot_be_measured_is_left_out_and_said(tmp_path: Path) -> None:
         tune(config(tmp_path, batch_sizes=(64, 128)), measure, lambda: machine.now_s)
 
 
+def test_when_the_last_setting_fails_too_that_is_the_error(tmp_path: Path) -> None:
+    machine, seen = Machine(0.02, 0), set[str]()
+
+    def measure(subject: Subject) -> Window:
+        if subject.settings["num_workers"] or str(subject.settings) in seen:
+            raise MeasureError("out of memory")
+        seen.add(str(subject.settings))
+        return machine.measure(subject)
+
+    with pytest.raises(MeasureError, match="out of memory"):
+        tune(config(tmp_path, batch_sizes=(64,), most_workers=0), measure, lambda: machine.now_s)
+
+
 def test_one_batch_size_is_kept(tmp_path: Path) -> None:
     machine = Machine(0.02, 0)
     found = tune(config(tmp_path, batch_sizes=(32,)), machine.measure, lambda: machine.now_s)

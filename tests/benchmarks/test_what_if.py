@@ -2,22 +2,26 @@
 
 import io
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from feedline.benchmarks.what_if import WhatIfConfig, image_size, samples_of, trials, what_if
+from feedline.benchmarks.what_if import image_size, samples_of, trials, what_if
 from feedline.preprocess.picture import Output
-from feedline.profiling.record.recording import LoaderSeen, Recording, Script
+from feedline.profiling.record.recording import LoaderSeen, Recording, Script, Trial
 
-QUICK = WhatIfConfig(
-    forms=(Output(codec="keep"), Output(codec="jpeg", size_px=64), Output(codec="raw", size_px=32, resize="square")),
-    image_size_px=32,
-    rounds=2,
-    samples=12,
+FORMS = (
+    Output(codec="keep"),
+    Output(codec="jpeg", size_px=64),
+    Output(codec="raw", size_px=32, resize="square"),
 )
+
+
+def quick(paths: Sequence[Path]) -> list[Trial]:
+    return trials(paths, 32, forms=FORMS, rounds=2, samples=12)
 
 
 def photo(seed: int) -> Image.Image:
@@ -36,12 +40,13 @@ def photos(tmp_path: Path) -> list[Path]:
 
 
 def test_trials_are_plain_and_plausible(photos: list[Path]) -> None:
-    found = {(trial.codec, trial.loader): trial for trial in trials(photos, QUICK)}
+    found = {(trial.codec, trial.loader): trial for trial in quick(photos)}
     assert set(found) == {(codec, who) for codec in ("as-is", "jpeg", "raw") for who in ("feedline", "script")}
     jpeg, raw, as_is = found["jpeg", "feedline"], found["raw", "feedline"], found["as-is", "feedline"]
     assert raw.bytes_per_sample == 32 * 32 * 3 + 128
     assert as_is.bytes_per_sample == sum(path.stat().st_size for path in photos) / 12
-    assert jpeg.bytes_per_sample is not None and jpeg.bytes_per_sample < as_is.bytes_per_sample
+    assert jpeg.bytes_per_sample is not None and as_is.bytes_per_sample is not None
+    assert jpeg.bytes_per_sample < as_is.bytes_per_sample
     assert jpeg.psnr_db is not None and 20 < jpeg.psnr_db < 60
     assert raw.psnr_db is None and as_is.prepare_cpu_s_per_sample is None
     for trial in found.values():
@@ -60,9 +65,9 @@ def test_what_is_no_image_is_passed_over(photos: list[Path], tmp_path: Path) -> 
         tmp_path / "labels.csv",
         tmp_path / "gone.jpg",
     ]
-    assert {trial.samples for trial in trials(mixed, QUICK)} == {3}
-    assert trials([tmp_path / "labels.csv"], QUICK) == []
-    assert trials([], QUICK) == []
+    assert {trial.samples for trial in quick(mixed)} == {3}
+    assert quick([tmp_path / "labels.csv"]) == []
+    assert quick([]) == []
 
 
 def test_samples_come_out_of_tars(tmp_path: Path) -> None:
