@@ -9,12 +9,7 @@ from feedline.cli.common import HtmlFile, Record, progress, show, stderr
 from feedline.cli.options import Settings, command, fields
 
 Opt = typer.Option
-OPTIONS = fields(
-    "benchmarks.compare.CompareConfig",
-    *("rounds", "window_s"),
-    rounds={"min": 3},
-    window_s={"flags": ("--window",), "min": 0.2, "max": 3600},
-)
+OPTIONS = fields("benchmarks.compare.CompareConfig", "rounds", "window_s", window_s={"flags": ("--window",)})
 
 
 @command
