@@ -22,7 +22,7 @@ from feedline.benchmarks.measure.intervals import Comparison, Estimate, compare,
 from feedline.benchmarks.measure.rounds import Measure, MeasureError, busyness, quietest, shuffled
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.limits import check_limits, limited
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.format.manifest import MANIFEST, manifest_hash
 
 LOOKS = (3, 4, 6, 9, 14, 20)

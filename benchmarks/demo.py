@@ -17,7 +17,7 @@ from feedline.benchmarks.ladder import NAIVE
 from feedline.benchmarks.measure.rounds import require_torch
 from feedline.benchmarks.pages import ladder_section
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.limits import check_limits, limited
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Recording

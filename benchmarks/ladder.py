@@ -22,8 +22,8 @@ from feedline.benchmarks.variants import find_train
 from feedline.benchmarks.what_if import image_size, what_if
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
-from feedline.pipeline.base.limits import check_limits, limited
 from feedline.pipeline.base.process import usable_cores
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.format.manifest import refuse_address
 from feedline.preprocess.picture import Output
 from feedline.profiling.explain.measure.situation import measure

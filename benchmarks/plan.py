@@ -16,7 +16,7 @@ from typing import Any
 from feedline.benchmarks.measure.rounds import Bench
 from feedline.benchmarks.measure.window import Subject
 from feedline.benchmarks.variants import find_train
-from feedline.pipeline.base.limits import check_limits, limited
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.format.manifest import read_manifest
 
 SHARD_BYTES = 64e6

@@ -24,7 +24,7 @@ from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.surface import Known, surface
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_as_asked
-from feedline.pipeline.base.limits import check_limits, limited
+from feedline.pipeline.base.settings import PREFETCH, check_limits, limited
 from feedline.profiling.explain.predict import all_predictions
 from feedline.profiling.record.recording import Compute, Costs, Leg, LoaderSeen, Recording, Script, Step
 
@@ -73,7 +73,7 @@ class TuneConfig:
                        warm_up_batches=depth + 3, warm_up_most_s=4 * self.window_s, least_batches=3)  # fmt: skip
 
 
-def cell_of(workers: int, batch_size: int, prefetch: int = 2) -> Cell:
+def cell_of(workers: int, batch_size: int, prefetch: int = PREFETCH) -> Cell:
     return Cell(settings={"num_workers": workers, "batch_size": batch_size, "prefetch_factor": prefetch})
 
 
@@ -184,7 +184,7 @@ def tune(config: TuneConfig, measure: Measure, clock: Callable[[], float] = time
         raise MeasureError(next(iter(search.failed.values())))
     tried = list(search.cells.values())
     space = [cell_of(workers, size, prefetch) for workers in counts_of_workers(config.most_workers, search.predicted)
-             for size in sizes for prefetch in ((2, 4) if workers else (2,))]  # fmt: skip
+             for size in sizes for prefetch in ((PREFETCH, 2 * PREFETCH) if workers else (PREFETCH,))]  # fmt: skip
     search.space = {cell.key: cell for cell in [*space, *tried] if phrase_of(cell) not in search.failed}
     while not search.out_of_time and (cell := search.next()) is not None:
         search.run(cell)

@@ -19,7 +19,7 @@ import typer
 
 from feedline.cli.common import OUTPUT, JsonFile, Record, check_writable
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.limits import MOST
+from feedline.pipeline.base.settings import MOST
 
 ROOT = Path(__file__).parents[1]
 REQUIRED: Any = inspect.Parameter.empty

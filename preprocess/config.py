@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.limits import check_limits, limited
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.preprocess.picture import MAX_PIXELS, RESIZES, Output, check
 
 DEFAULT_SHARD_BYTES = 64 << 20

@@ -22,7 +22,7 @@ import simplejpeg
 from PIL import Image
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.limits import check_limits, limited
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.codecs.base import Codec, Subsampling
 from feedline.pipeline.codecs.pillow import FORMATS, lacking, to_rgb
 from feedline.pipeline.codecs.table import CODECS

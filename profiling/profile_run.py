@@ -7,7 +7,7 @@ script is ended behind them. Nothing runs twice.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from feedline.pipeline.base.limits import limited
+from feedline.pipeline.base.settings import limited
 from feedline.profiling.interrupts import hearing
 from feedline.profiling.launch import Report, Run, launched
 from feedline.profiling.record.diagnostic import progress

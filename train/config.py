@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.limits import MOST, TINY, check_limits, limited
+from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD, MOST, PREFETCH, TINY, check_limits, limited
 
 Amp = Literal["auto", "none", "bf16", "fp16"]
 Policy = Literal["drop", "pad", "wrap"]
@@ -80,7 +80,7 @@ class TrainConfig:
 
     num_workers: int | None = limited(None, 0)
     """Loader processes per rank; default: one per core left by the model's ranks, at most 8."""
-    prefetch_factor: int = limited(2, 1)
+    prefetch_factor: int = limited(PREFETCH, 1)
     """Batches each worker prepares ahead."""
     policy: Policy = "drop"
     """What becomes of an incomplete last batch: drop it, pad it (padding is not learned from) or wrap around."""
@@ -92,9 +92,9 @@ class TrainConfig:
     """Mirror half of the training images."""
     crop_scale: tuple[float, float] = limited((0.25, 1.0), TINY, 1)
     """Area share of the random crop, from and to."""
-    mean: tuple[float, float, float] = limited((0.485, 0.456, 0.406), -MOST)
+    mean: tuple[float, float, float] = limited(IMAGENET_MEAN, -MOST)
     """Channel means for normalisation, of 1."""
-    std: tuple[float, float, float] = limited((0.229, 0.224, 0.225), TINY)
+    std: tuple[float, float, float] = limited(IMAGENET_STD, TINY)
     """Channel deviations for normalisation, of 1."""
     seed: int = limited(0, 0, (1 << 63) - 1)
     """Of the weights, the order, the augmentation and dropout."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.limits import check_limits, limited
+from feedline.pipeline.base.settings import check_limits, limited
 
 SETUP = "# Make python and feedline available here, for example:\n# source .venv/bin/activate"
 

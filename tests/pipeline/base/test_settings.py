@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.limits import TINY, check_limits, limited
+from feedline.pipeline.base.settings import TINY, check_limits, limited
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,8 @@
-"""Limits of settings, said once: beside a field's default. The settings check them when they are made, and the
-command line makes its options' ranges from them."""
+"""What settings have in common: limits, and defaults of more than one room.
+
+A limit is said once, beside a field's default. The settings check it when they are made, and the command line makes
+its option's range from it.
+"""
 
 from dataclasses import MISSING, field, fields
 from typing import Any
@@ -11,6 +14,11 @@ MOST = 10**9
 TINY = 1e-9
 """The least of what must be above 0."""
 UNITS = ("s", "px", "gib")
+
+PREFETCH = 2
+"""Batches under way per worker."""
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def limited(default: Any = MISSING, least: float = 0, most: float = MOST) -> Any:
