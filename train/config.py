@@ -143,3 +143,11 @@ class TrainConfig:
     def image_size_at(self, epoch: int) -> int:
         """Side in pixels of the training images of `epoch`."""
         return next((size for first, size in reversed(self.progressive) if epoch >= first), self.image_size)
+
+
+FREE_TO_CHANGE = frozenset(
+    ("dataset", "run", "resume", "num_workers", "prefetch_factor", "log_every", "tensorboard", "threads", "timeout_s",
+     "device", "eval_every", "eval_batch_size", "checkpoint_every", "keep_last", "keep_epochs", "target_top1",
+     "steps", "compile")
+)  # fmt: skip
+"""Settings that do not change what is learned; a resumed run says so when it differs in any other."""

@@ -16,19 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from feedline.pipeline.loader import Batch, Loader
 from feedline.train import checkpoint, data
 from feedline.train.checkpoint import CheckpointError, Checkpoints, Resume, State
-from feedline.train.config import Amp, TrainConfig
+from feedline.train.config import FREE_TO_CHANGE, Amp, TrainConfig
 from feedline.train.distributed import World
 from feedline.train.metrics import Listener
 from feedline.train.models import build_model, check_takes_size
 from feedline.train.optimise import Ema, build_optimizer, build_schedule
 from feedline.train.progress import Laps, LossSum, Progress
-
-_FREE_TO_CHANGE = frozenset(
-    ("dataset", "run", "resume", "num_workers", "prefetch_factor", "log_every", "tensorboard", "threads", "timeout_s",
-     "device", "eval_every", "eval_batch_size", "checkpoint_every", "keep_last", "keep_epochs", "target_top1",
-     "steps", "compile")
-)  # fmt: skip
-"""Settings that do not change what is learned; a resumed run says so when it differs in any other."""
 
 
 class Run:
@@ -201,7 +194,7 @@ class Run:
             self.resumed_from = where
             before = state["config"] | {"world size": state["world_size"]}
             now = plain(self.config) | {"world size": self.world.world_size}
-            changed = [name for name in now if name not in _FREE_TO_CHANGE and before.get(name) != now[name]]
+            changed = [name for name in now if name not in FREE_TO_CHANGE and before.get(name) != now[name]]
         words = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)
         return [*notes, f"resumed with other settings: {words}"] if changed else notes
 
