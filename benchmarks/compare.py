@@ -21,6 +21,7 @@ from feedline.benchmarks.measure.intervals import Comparison, Estimate, compare,
 from feedline.benchmarks.measure.rounds import Measure, MeasureError, busyness, quietest, shuffled, usual_cores
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.format.manifest import MANIFEST, manifest_hash
 
 LOOKS = (3, 4, 6, 9, 14, 20)
@@ -36,16 +37,15 @@ class CompareConfig:
     """By cell key: the train split it reads."""
     common: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Settings that all cells share and no axis names."""
-    rounds: int = 9
+    rounds: int = limited(9, LOOKS[0])
     """Windows per setting at most."""
-    window_s: float = 2.0
+    window_s: float = limited(2.0, 0.2, 3600)
     """Seconds measured per window."""
     warm_up_s: float = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rounds < LOOKS[0]:
-            raise UsageError(f"--rounds {self.rounds}: at least {LOOKS[0]}, or noise decides")
+        check_limits(self)
 
     @property
     def looks(self) -> list[int]:

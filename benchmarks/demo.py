@@ -17,6 +17,7 @@ from feedline.benchmarks.ladder import NAIVE
 from feedline.benchmarks.measure.rounds import require_torch
 from feedline.benchmarks.pages import ladder_section
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Recording
@@ -30,7 +31,7 @@ SHARDS_PX = 256
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
     out: Path = Path("demo-out")
-    images: int = 3000
+    images: int = limited(3000, 500)
     """Photos in all; a tenth of them for validation."""
     classes: int = 10
     epochs: int = 12
@@ -40,8 +41,7 @@ class DemoConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.images < 500:
-            raise UsageError(f"--images {self.images}: at least 500, or there is nothing to measure")
+        check_limits(self)
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"--out {self.out} is a file: name a folder")
 

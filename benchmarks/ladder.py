@@ -25,6 +25,7 @@ from feedline.benchmarks.what_if import image_size, what_if
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.base.process import usable_cores
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.format.manifest import refuse_address
 from feedline.preprocess.picture import Output
 from feedline.profiling.explain.measure.situation import measure
@@ -50,18 +51,17 @@ class LadderConfig:
     """A record of `feedline profile --legs` of it."""
     prepared: Path | None = None
     """An already prepared folder."""
-    num_workers: int | None = None
+    num_workers: int | None = limited(None, 1)
     """Workers from the second rung on; default: one per usable core."""
-    size_px: int = 256
+    size_px: int = limited(256, 16)
     """Short side of the prepared JPEG shards, px."""
-    rounds: int = 3
+    rounds: int = limited(3, 2)
     """Windows per rung, interleaved."""
-    window_s: float = 3.0
+    window_s: float = limited(3.0, 0.2, 3600)
     """Seconds measured per window."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 2:
-            raise UsageError(f"--rounds {self.rounds}: at least 2, or there is no interval")
+        check_limits(self)
 
     def check(self) -> None:
         """Raises UsageError for what cannot be climbed."""

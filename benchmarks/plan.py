@@ -16,7 +16,7 @@ from typing import Any
 from feedline.benchmarks.measure.rounds import Bench
 from feedline.benchmarks.measure.window import Subject
 from feedline.benchmarks.variants import find_train
-from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.format.manifest import read_manifest
 
 SHARD_BYTES = 64e6
@@ -29,47 +29,38 @@ HEADROOM = 0.85
 
 MOST = 10**15
 """Beyond it no dataset, rate or time can be meant."""
-MAY_BE_UNKNOWN = ("bandwidth_bytes_per_s", "prepare_cpu_s")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
-    images: int = 1_281_167
+    images: int = limited(1_281_167, 1, MOST)
     """Images to plan for."""
-    gpus: int = 1
+    gpus: int = limited(1, 1, MOST)
     """GPUs of all machines together."""
-    gpu_samples_per_s: float
+    gpu_samples_per_s: float = limited(least=1 / MOST, most=MOST)
     """Of one GPU when data is free."""
-    cores: int = 8
+    cores: int = limited(8, 1, MOST)
     """Cores for workers, of all machines together."""
-    bandwidth_bytes_per_s: float | None
+    bandwidth_bytes_per_s: float | None = limited(least=1 / MOST, most=MOST)
     """Of the storage, for all machines together; None: no limit."""
-    load_cpu_s: float
+    load_cpu_s: float = limited(least=1 / MOST, most=MOST)
     """Loading one prepared sample, on one core."""
-    sample_bytes: float
+    sample_bytes: float = limited(least=1 / MOST, most=MOST)
     """Prepared."""
-    prepare_cpu_s: float | None = None
+    prepare_cpu_s: float | None = limited(None, 1 / MOST, MOST)
     """Preparing one original, on one core."""
     original_bytes: float | None = None
     prepare_start_s: float = 0.0
     """Of preparing, whatever the number of images."""
     prepared_originals: int | None = None
     """From how many the cost of preparing is known; None: it was given."""
-    epochs: int = 90
+    epochs: int = limited(90, 1, MOST)
     """Epochs to train."""
-    core_speed: float = 1.0
+    core_speed: float = limited(1.0, 1e-6, 1e6)
     """Speed of its cores by this machine's."""
 
     def __post_init__(self) -> None:
-        for name in ("images", "gpus", "cores", "epochs"):
-            if not 1 <= getattr(self, name) <= MOST:
-                raise UsageError(f"--{name} {getattr(self, name)}: between 1 and {MOST:.0e}")
-        for name in ("gpu_samples_per_s", "load_cpu_s", "sample_bytes", "core_speed", *MAY_BE_UNKNOWN):
-            value: float | None = getattr(self, name)
-            if value is None and name in MAY_BE_UNKNOWN:
-                continue
-            if value is None or not 1 / MOST <= value <= MOST:  # not a number is neither
-                raise UsageError(f"{name} must lie between {1 / MOST:.0e} and {MOST:.0e}, not {value}")
+        check_limits(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.surface import Posterior, surface
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_as_asked
+from feedline.pipeline.base.settings import PREFETCH, check_limits, limited
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import all_predictions
 from feedline.profiling.record.recording import Compute, Costs, Leg, LoaderSeen, Recording, Script, Step
@@ -44,7 +45,7 @@ class Setting(NamedTuple):
     queues too."""
 
     num_workers: int
-    prefetch_factor: int = 2
+    prefetch_factor: int = PREFETCH
     batch_size: int = 64
 
 
@@ -53,26 +54,25 @@ class TuneConfig:
     split: Path
     model: str = "mobilenet_v2"
     """The model that will be trained."""
-    image_size: int = 224
+    image_size: int = limited(224, 8)
     """Side of the training images, px."""
-    batch_sizes: tuple[int, ...] = (32, 64, 128)
+    batch_sizes: tuple[int, ...] = limited((32, 64, 128), 1)
     """Batch sizes allowed, the one in the middle tried first; one alone is kept."""
     most_workers: int = 8
     cores: float = 2.0
     device: str = "auto"
     """cpu, cuda or auto."""
-    budget_s: float = 60.0
+    budget_s: float = limited(60.0, 5)
     """Seconds to spend."""
-    window_s: float = 1.0
+    window_s: float = limited(1.0, 0.2, 3600)
     """Seconds measured per window."""
     warm_up_s: float = 1.0
     """torch's first steps take longer: after 0.5 s loops without workers were measured 4 to 20 % too slow."""
 
     def __post_init__(self) -> None:
-        if self.budget_s < 5:
-            raise UsageError(f"--budget {self.budget_s:g}: at least 5 s, a window takes about 2")
-        if not self.batch_sizes or min(self.batch_sizes) < 1:
-            raise UsageError("--batch-size: give at least one, each at least 1")
+        check_limits(self)
+        if not self.batch_sizes:
+            raise UsageError("--batch-size: give at least one")
 
     def subject(self, setting: Setting) -> Subject:
         settings = {**setting._asdict(), "split": str(self.split), "model": self.model, "device": self.device,
@@ -121,7 +121,7 @@ class Search:
         counts = counts_of_workers(self.config.most_workers, self.predicted)
         settings = [
             Setting(num_workers=workers, prefetch_factor=prefetch, batch_size=size)
-            for workers in counts for size in self.config.batch_sizes for prefetch in ((2, 4) if workers else (2,))
+            for workers in counts for size in self.config.batch_sizes for prefetch in ((PREFETCH, 2 * PREFETCH) if workers else (PREFETCH,))
         ]  # fmt: skip
         return [setting for setting in dict.fromkeys([*settings, *self.windows]) if setting not in self.failed]
 

@@ -13,12 +13,7 @@ AXIS_OPTIONS = Options(
     Option(field=name, flags=(flag(name),), hint=str | None, default=axis.default, more={"help": axis.help})
     for name, axis in AXES.items()
 )
-OPTIONS = fields(
-    "benchmarks.compare.CompareConfig",
-    *("rounds", "window_s"),
-    rounds={"min": 3},
-    window_s={"flags": ("--window",), "min": 0.2, "max": 3600},
-)
+OPTIONS = fields("benchmarks.compare.CompareConfig", "rounds", "window_s", window_s={"flags": ("--window",)})
 WorkFolder = Annotated[Path, typer.Option(help="Results and shard variants are kept here; a rerun continues.")]
 
 

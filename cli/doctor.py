@@ -1,5 +1,6 @@
 """`feedline doctor`: what is active on this machine, and how to mend what is not."""
 
+import ctypes.util
 import importlib.util
 import os
 import re
@@ -16,7 +17,6 @@ from feedline.cli.options import command
 from feedline.profiling.record import units
 
 JAVA_MIN = 17
-LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/local/nvidia/lib64", "/usr/lib64")
 REINSTALL = "pip uninstall -y pillow pillow-simd, then make -B setup"
 
 
@@ -101,9 +101,8 @@ def torch(host: dict[str, Any]) -> Iterator[Fact]:
     except Exception:  # a torch that does not import is explained above
         cuda = None
     yield Fact("cuda", "CUDA", cuda, cuda or "none (training runs on the CPU)")
-    library = any(path for folder in LIBRARY_FOLDERS for path in Path(folder).glob("libnvidia-ml.so*"))
-    text = ", ".join(host["gpus"]) or ("library without a GPU" if library else "none")
-    yield Fact("nvml", "NVML", host["gpus"] or None, text)
+    without = "library without a GPU" if ctypes.util.find_library("nvidia-ml") else "none"
+    yield Fact("nvml", "NVML", host["gpus"] or None, ", ".join(host["gpus"]) or without)
 
 
 def java() -> Fact:

@@ -5,10 +5,10 @@ their source, and nothing of theirs is imported: `feedline --help` works everywh
 """
 
 import ast
+import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
@@ -19,6 +19,7 @@ import typer
 
 from feedline.cli.common import OUTPUT, JsonFile, Record, check_writable
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.settings import MOST
 
 ROOT = Path(__file__).parents[1]
 REQUIRED: Any = inspect.Parameter.empty
@@ -84,14 +85,16 @@ def fields(dataclass: str, *wanted: str, negatable: bool = False, **changes: Map
             continue
         change = dict(changes.get(field, {}))
         kind = change.pop("hint") if "hint" in change else module.evaluate(hint)
-        start = change.pop("default") if "default" in change else module.default(default)
+        start, limits = (change.pop("default"), {}) if "default" in change else module.default(default)
         flag = field.replace("_", "-")
         flags = change.pop("flags", (f"--{flag}/--no-{flag}" if negatable and kind is bool else f"--{flag}",))
-        made.append(Option(field=field, flags=flags, hint=kind, default=start, more={"help": text, **change}))
+        made.append(
+            Option(field=field, flags=flags, hint=kind, default=start, more={"help": text, **limits, **change})
+        )
     return Options(made)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
     field: str
     flags: tuple[str, ...]
@@ -105,11 +108,10 @@ class Option:
         if self.default is REQUIRED:
             return _keyword(self.field, Annotated[self.hint, typer.Argument(**self.more)], REQUIRED)
         hint, default = self.hint, self.default
-        if self._is_list:
-            hint, default = str, _word(default)
-        elif get_origin(hint) in (tuple, Mapping):
-            hint, default = list[str] | None, None
         settings: Settings = {"show_default": bool(str(default)), **self.more}
+        if get_origin(hint) in (tuple, Mapping):
+            hint, default = (str, _word(default)) if self._is_list else (list[str] | None, None)
+            settings |= {"min": None, "max": None}
         return _keyword(self.field, Annotated[hint, typer.Option(*self.flags, **settings)], default)
 
     def read(self, value: Any) -> Any:
@@ -186,7 +188,7 @@ class Source(dict[str, Any]):
                 case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
                     return self.evaluate(value)
                 case ast.ImportFrom(module=str(module)) if name in [alias.name for alias in statement.names]:
-                    if module.startswith("feedline."):
+                    if module.startswith("feedline.") and not module.startswith("feedline.pipeline.base."):
                         return source(module.removeprefix("feedline."))[name]
                     return getattr(import_module(module), name)
                 case _:
@@ -196,15 +198,15 @@ class Source(dict[str, Any]):
     def evaluate(self, expression: ast.expr) -> Any:
         return eval(compile(ast.Expression(expression), "", "eval"), {}, self)
 
-    def default(self, expression: ast.expr | None) -> Any:
-        """REQUIRED where the field has none; None for `field(default_factory=…)`."""
-        if (
-            isinstance(expression, ast.Call)
-            and isinstance(expression.func, ast.Name)
-            and expression.func.id == "field"
-        ):
-            return None
-        return REQUIRED if expression is None else self.evaluate(expression)
+    def default(self, expression: ast.expr | None) -> tuple[Any, Settings]:
+        """A field's: REQUIRED where it has none, None where a factory makes it. And limits as Typer takes them."""
+        value = REQUIRED if expression is None else self.evaluate(expression)
+        if not isinstance(value, dataclasses.Field):
+            return value, {}
+        least, most = value.metadata.get("limits", (None, MOST))
+        made = None if value.default_factory is not dataclasses.MISSING else REQUIRED
+        start = made if value.default is dataclasses.MISSING else value.default
+        return start, {"min": least, "max": most if most < MOST else None}
 
     def fields(self, dataclass: str) -> list[tuple[str, ast.expr, ast.expr | None, str]]:
         """Name, type, default and docstring of each field that has a docstring, in their order."""

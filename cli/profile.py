@@ -19,8 +19,6 @@ OPTIONS = fields(
     *("argv", "module", "steps", "seconds", "legs", "lines", "functions"),
     argv={"hint": list[str], "metavar": "SCRIPT [ARGS…]"},
     module={"flags": ("-m",)},
-    steps={"min": 1},
-    seconds={"min": 0},
     legs={"hint": bool, "default": False},
     functions={"flags": ("--lines-of",), "metavar": "FUNC"},
 )

@@ -27,12 +27,19 @@ Event = dict[str, Any]
 
 def _settings(context: typer.Context, path: Path | None) -> Path | None:
     """The file's options become the defaults; what stands on the command line still wins."""
-    if path is not None:
+    if path is None:
+        return None
+    try:
+        options = dict(json.loads(read_bounded(path, SETTINGS_BYTES))["options"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        what = error.strerror if isinstance(error, OSError) else "it holds no options"
+        raise UsageError(f"--config {path} is not a file of `feedline tune`: {what}") from error
+    for option in [option for option in context.command.params if option.name in options and option.name in FIELDS]:
         try:
-            context.default_map = dict(json.loads(read_bounded(path, SETTINGS_BYTES))["options"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            what = error.strerror if isinstance(error, OSError) else "it holds no options"
-            raise UsageError(f"--config {path} is not a file of `feedline tune`: {what}") from error
+            option.process_value(context, options[option.name])
+        except typer.BadParameter as error:
+            raise UsageError(f"--config {path}: {error.format_message()}") from error
+    context.default_map = options
     return path
 
 
@@ -47,6 +54,7 @@ OPTIONS = fields(
     # torchrun refuses `--run` even behind the script's name: it abbreviates two options of its own
     run={"flags": ("--run", "--run-dir")},
 )
+FIELDS = {option.field for option in OPTIONS}
 
 
 @command
@@ -79,7 +87,7 @@ def train(config: Annotated[Settings, OPTIONS], record: Record, config_file: Con
 
 def said_by_another_rank(what: str) -> bool:
     """Whether another rank of this job has said the same: ten ranks with one fault are one line."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if os.environ.get("WORLD_SIZE", "1") == "1" or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         return False
     from feedline.train.distributed import is_first_to_say
 

@@ -12,10 +12,9 @@ from feedline.cli.options import Settings, command, fields
 OPTIONS = fields(
     "benchmarks.tune.TuneConfig",
     *("model", "image_size", "batch_sizes", "device", "budget_s", "window_s"),
-    image_size={"min": 8},
     batch_sizes={"flags": ("--batch-size",)},
-    budget_s={"flags": ("--budget",), "min": 5},
-    window_s={"flags": ("--window",), "min": 0.2, "max": 3600},
+    budget_s={"flags": ("--budget",)},
+    window_s={"flags": ("--window",)},
 )
 OutFile = Annotated[
     Path, typer.Option(help="Where the settings go; `feedline train --config FILE` takes them."), OUTPUT

@@ -13,9 +13,6 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.memory import SharedMemory
 from feedline.pipeline.workers.dispatch import HostBatch, Run
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
 Batch = tuple[torch.Tensor, torch.Tensor]
 Numbered = tuple[int, torch.Tensor, torch.Tensor]
 """A batch's number, images, labels."""

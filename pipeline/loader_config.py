@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.device import IMAGENET_MEAN, IMAGENET_STD
+from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD, PREFETCH
 from feedline.pipeline.draw.order import Policy
 from feedline.pipeline.draw.regions import Augment
 
@@ -41,7 +41,7 @@ class LoaderConfig:
     """Random resized crop and flip, shuffled; else resize, centre crop, in index order."""
     num_workers: int | None = _number(None, 0, 4096)
     """0: in the trainer itself. None: one per usable core (affinity, cgroup quota), at most MOST_WORKERS."""
-    prefetch_factor: int = _number(2, 1, 65_536)
+    prefetch_factor: int = _number(PREFETCH, 1, 65_536)
     """Batches under way per worker."""
     persistent_workers: bool = True
     """Keep the workers between epochs."""

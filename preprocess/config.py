@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.preprocess.picture import MAX_PIXELS, RESIZES, Output, check
 
 DEFAULT_SHARD_BYTES = 64 << 20
@@ -23,11 +24,11 @@ class PrepareConfig:
     """Several forms in one pass: 256:jpeg, 64:raw:square, keep."""
     seed: int = 0
     """Of the global shuffle and of every random choice."""
-    shards: int | None = None
+    shards: int | None = limited(None, 1)
     """Shards per split; chosen, with a reason, if not given."""
-    shard_bytes: int = DEFAULT_SHARD_BYTES
+    shard_bytes: int = limited(DEFAULT_SHARD_BYTES, 1 << 16, 1 << 62)
     """Aim for shards of about this size."""
-    classes: int | None = None
+    classes: int | None = limited(None, 1)
     """A seeded subset of this many classes."""
     class_order: tuple[str, ...] | None = None
     """Class names in label order, one a line."""
@@ -35,9 +36,9 @@ class PrepareConfig:
     """Split a val off a source that has none."""
     metadata: bool = False
     """Also write KEY.json: where each sample came from."""
-    max_bad: float | None = None
+    max_bad: float | None = limited(None, 0, 1)
     """Largest share of unusable samples; more is an error (0.001)."""
-    max_pixels: int = MAX_PIXELS
+    max_pixels: int = limited(MAX_PIXELS, 1, 1 << 62)
     """Larger images go to quarantine undecoded."""
     overwrite: bool = False
     """Replace what is in OUT; a finished dataset stays till then: room for both."""
@@ -53,23 +54,19 @@ class PrepareConfig:
     """For fsspec; VALUE may be JSON. For the output, and for a source of its scheme or beside a local output."""
 
     def __post_init__(self) -> None:
+        check_limits(self)
         check(len(self.outputs) > 0, "no output asked for")
         names = [output.name for output in self.outputs]
         twice = sorted({name for name in names if names.count(name) > 1})
         check(not twice, f"two outputs named {', '.join(twice)}: outputs must differ in size or codec")
-        check(self.shards is None or self.shards >= 1, f"{self.shards} shards: at least 1 is needed")
-        check(self.shard_bytes >= 1 << 16, f"a shard size of {self.shard_bytes} bytes is under 64KiB")
-        check(self.classes is None or self.classes >= 1, f"{self.classes} classes: at least 1 is needed")
         check(
             self.val_fraction is None or 0 < self.val_fraction < 1,
             f"val fraction {self.val_fraction} is not between 0 and 1",
         )
-        check(self.max_bad is None or 0 <= self.max_bad <= 1, f"max bad {self.max_bad} is not between 0 and 1")
         check(
             not (self.overwrite and self.retry_quarantine),
             "overwriting would remove the mended files in quarantine: ask for one of the two",
         )
-        check(self.max_pixels >= 1, f"a limit of {self.max_pixels} pixels leaves nothing")
 
     @property
     def source_storage_options(self) -> dict[str, Any]:

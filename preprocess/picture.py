@@ -22,6 +22,7 @@ import simplejpeg
 from PIL import Image
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.codecs.base import Codec, Subsampling
 from feedline.pipeline.codecs.pillow import FORMATS, lacking, to_rgb
 from feedline.pipeline.codecs.table import CODECS
@@ -55,7 +56,7 @@ class Output:
     """Pixels of the short side, or of the square; not used where nothing is resized."""
     resize: Resize = "shortest"
     """shortest, square, crop, stretch or none."""
-    quality: int = 90
+    quality: int = limited(90, 1, 100)
     """JPEG quality."""
     subsampling: Subsampling = "420"
     """JPEG chroma: 420 or 444."""
@@ -67,10 +68,10 @@ class Output:
     """Turn the pixels as EXIF says (published accuracies ignore it)."""
 
     def __post_init__(self) -> None:
+        check_limits(self)
         check(self.codec in CODECS, f"codec {self.codec!r} is none of {', '.join(CODECS)}")
         check(self.resize in RESIZES, f"resize {self.resize!r} is none of {', '.join(RESIZES)}")
         check(self.filter in FILTERS, f"filter {self.filter!r} is none of {', '.join(FILTERS)}")
-        check(1 <= self.quality <= 100, f"quality {self.quality} is not between 1 and 100")
         check(self.subsampling in ("420", "444"), f"subsampling {self.subsampling!r} is neither 420 nor 444")
         check(not self.resizes or 2 <= self.size_px <= 16384, f"size {self.size_px} px is not in 2..16384")
 

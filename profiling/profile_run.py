@@ -7,6 +7,7 @@ script is ended behind them. Nothing runs twice.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+from feedline.pipeline.base.settings import limited
 from feedline.profiling.interrupts import hearing
 from feedline.profiling.launch import Report, Run, launched
 from feedline.profiling.record.diagnostic import progress
@@ -28,9 +29,9 @@ class StudyConfig:
     """The script and its own arguments."""
     module: bool = False
     """SCRIPT is a module's name."""
-    steps: int | None = None
+    steps: int | None = limited(None, 1)
     """Stop the script (or the verdict) after so many steps."""
-    seconds: float | None = None
+    seconds: float | None = limited(None, 0)
     """Stop it after so long in training."""
     legs: tuple[LegName, ...] = ()
     """Measure the ceiling (cached batches), the loader alone, a cold page cache."""

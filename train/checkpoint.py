@@ -6,6 +6,7 @@ Names: `step-0000120.pt` (the last few are kept), `epoch-0005.pt` (asked for by 
 """
 
 import io
+import os
 import pickle
 import random
 import zipfile
@@ -17,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from feedline.pipeline.base.errors import FeedlineError
-from feedline.pipeline.base.files import read_bounded, write_atomically
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.files import read_bounded, sweep, write_atomically
 from feedline.train.distributed import short_line
 
 FORMAT = "feedline-checkpoint"
@@ -35,11 +36,73 @@ class CheckpointError(FeedlineError):
 
 
 class Resume(NamedTuple):
-    """A checkpoint to go on from: its bytes, their place, and what was wrong with newer ones."""
+    """A checkpoint to go on from, its place, and what was wrong with newer ones."""
 
-    data: bytes
-    path: Path
+    state: State
+    where: str
     problems: list[str]
+
+
+class Checkpoints:
+    """Those of one run. Nothing else knows where they are kept."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.folder = run, run / "checkpoints"
+
+    def save(self, state: State, names: Iterable[str], keep_last: int) -> int:
+        """The same bytes under each of `names`; returns how many. Of the step checkpoints only the newest `keep_last`
+        stay. Raises CheckpointError when the disk refuses.
+
+        `step-…` comes last: a run that is killed in between resumes before it, and writes the others anew.
+        """
+        data = to_bytes(state)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for name in sorted(names, key=lambda name: name.startswith("step-")):
+                write_atomically(self.folder / name, data)
+        except OSError as error:
+            raise CheckpointError(f"cannot write a checkpoint to {self.folder}: {error.strerror}") from error
+        with suppress(OSError):  # the next time
+            for path in self.steps()[:-keep_last]:
+                path.unlink(missing_ok=True)
+        sweep(self.folder)
+        return len(data)
+
+    def steps(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(self.folder.glob("step-*.pt"))
+
+    def newest_good(self) -> Resume | None:
+        """Of those that can be read; None where there is none. Raises CheckpointError if all are damaged."""
+        problems: list[str] = []
+        for path in reversed(self.steps()):
+            try:
+                return Resume(read(path), str(path), problems)
+            except CheckpointError as error:
+                problems.append(str(error))
+        if problems:
+            raise CheckpointError(problems[0])
+        return None
+
+    def to_resume(self, asked: str | None) -> Resume | None:
+        """What `--resume` means; None: from the start. Raises CheckpointError, or UsageError where a run would be
+        overwritten."""
+        if asked not in (None, "auto"):
+            return Resume(read(Path(asked)), asked, [])
+        # where torchrun may restart us, a start is a restart as soon as there is a checkpoint
+        if asked or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+            return self.newest_good()
+        if self.steps():
+            raise UsageError(f"{self.run} already holds a run: add --resume auto, or name another --run")
+        return None
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:07d}.pt"
+
+
+def epoch_name(epoch: int) -> str:
+    return f"epoch-{epoch:04d}.pt"
 
 
 def to_bytes(state: State) -> bytes:
@@ -68,6 +131,15 @@ def from_bytes(data: bytes, where: str) -> State:
     return state
 
 
+def read(path: Path) -> State:
+    """Raises CheckpointError."""
+    try:
+        data = read_bounded(path, MOST_BYTES)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror}") from error
+    return from_bytes(data, str(path))
+
+
 @contextmanager
 def as_whole(where: str) -> Generator[None]:
     """What a state that lacks or mixes up something leads to while it is taken, as a CheckpointError."""
@@ -78,73 +150,13 @@ def as_whole(where: str) -> Generator[None]:
         raise CheckpointError(f"checkpoint {where} is not whole ({reason}): use an older one") from error
 
 
-def read_bytes(path: Path) -> bytes:
-    """Raises CheckpointError where the file cannot be read; what is in it is another matter."""
-    try:
-        return read_bounded(path, MOST_BYTES)
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror}") from error
-
-
-def read(path: Path) -> State:
-    return from_bytes(read_bytes(path), str(path))
-
-
-def step_name(step: int) -> str:
-    return f"step-{step:07d}.pt"
-
-
-def epoch_name(epoch: int) -> str:
-    return f"epoch-{epoch:04d}.pt"
-
-
-def save(folder: Path, data: bytes, names: Iterable[str]) -> None:
-    """The same bytes under each of `names`. Raises CheckpointError when the disk refuses.
-
-    `step-…` comes last: a run that is killed in between resumes before it, and writes the others anew.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in sorted(names, key=lambda name: name.startswith("step-")):
-            write_atomically(folder / name, data)
-    except OSError as error:
-        raise CheckpointError(f"cannot write a checkpoint to {folder}: {error.strerror}") from error
-
-
-def forget_old(folder: Path, keep_last: int) -> None:
-    """Removes all but the newest `keep_last` step checkpoints; the best and the named ones stay."""
-    with suppress(OSError):  # the next time
-        for path in step_checkpoints(folder)[:-keep_last]:
-            path.unlink(missing_ok=True)
-
-
-def step_checkpoints(folder: Path) -> list[Path]:
-    """Oldest first."""
-    return sorted(folder.glob("step-*.pt"))
-
-
-def newest_good(folder: Path) -> Resume | None:
-    """The newest checkpoint that can be read; None when there is none. Raises CheckpointError if all are damaged."""
-    problems: list[str] = []
-    for path in reversed(step_checkpoints(folder)):
-        try:
-            data = read_bytes(path)
-            from_bytes(data, str(path))
-            return Resume(data, path, problems)
-        except CheckpointError as error:
-            problems.append(str(error))
-    if problems:
-        raise CheckpointError(problems[0])
-    return None
-
-
 def random_state(device: torch.device) -> State:
     """Of every generator a model or a user's code may draw from in this process."""
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, words, gauss_next = random.getstate()
     state: State = {
         "torch": torch.get_rng_state(),
-        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
+        "numpy": [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(gauss)],
         "python": [version, list(words), gauss_next],
     }
     if device.type == "cuda":

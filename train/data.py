@@ -130,7 +130,7 @@ def _loader(config: TrainConfig, world: World, split: str, dtype: torch.dtype, *
     )  # fmt: skip
 
 
-def train_loader(config: TrainConfig, world: World, sizes: BatchSizes, dtype: torch.dtype) -> Loader:
+def train_loader(config: TrainConfig, world: World, batch_size: int, dtype: torch.dtype) -> Loader:
     """Normalised images in channels_last on the device, in the epoch plan's order."""
     augment = Augment(
         train=config.augment,
@@ -139,30 +139,24 @@ def train_loader(config: TrainConfig, world: World, sizes: BatchSizes, dtype: to
         crop_fraction=config.eval_ratio,
     )
     return _loader(
-        config, world, "train", dtype, batch_size=sizes.per_rank, train=config.augment, shuffle=True, augment=augment,
+        config, world, "train", dtype, batch_size=batch_size, train=config.augment, shuffle=True, augment=augment,
         policy=config.policy, on_bad=config.on_bad,
     )  # fmt: skip
 
 
-def val_loader(config: TrainConfig, world: World, sizes: BatchSizes, dtype: torch.dtype) -> Loader:
+def val_loader(config: TrainConfig, world: World, batch_size: int, dtype: torch.dtype) -> Loader:
     """Every val sample once over all ranks; padding carries label −1."""
     return _loader(
-        config, world, "val", dtype, batch_size=config.eval_batch_size or sizes.per_rank, train=False,
+        config, world, "val", dtype, batch_size=config.eval_batch_size or batch_size, train=False,
         augment=Augment(train=False, crop_fraction=config.eval_ratio), policy="pad", persistent_workers=False,
     )  # fmt: skip
 
 
 def first_images(config: TrainConfig, world: World, most: int = 16) -> torch.Tensor:
     """The first images of the epoch plan, for looking at; read in this process, apart from the run's own loader."""
-    sizes = BatchSizes(per_rank=most, delivered=most, optimiser=most)
     alone = replace(world, rank=0, world_size=1)
-    loader = train_loader(replace(config, num_workers=0, policy="pad"), alone, sizes, torch.float32)
+    loader = train_loader(replace(config, num_workers=0, policy="pad"), alone, most, torch.float32)
     try:
         return next(iter(loader))[0]
     finally:
         loader.close()
-
-
-def waited_s(loader: Loader) -> float:
-    """Seconds the training loop has been blocked on this loader so far."""
-    return float(loader.stats()["trainer"]["wait_s"])

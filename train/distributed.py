@@ -8,7 +8,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -65,6 +65,19 @@ class World:
         if self.world_size > 1:
             dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
+
+    def on_main(self, work: Callable[[], Any]) -> Any:
+        """What rank 0's call of `work` returns, on every rank; its FeedlineError is raised on all of them too."""
+        done: Any = None
+        if self.is_main:
+            try:
+                done = work()
+            except FeedlineError as error:
+                done = error
+        done = self.from_main(done)
+        if isinstance(done, FeedlineError):
+            raise done
+        return done
 
 
 @contextmanager
@@ -169,9 +182,7 @@ def fresh_store(rank: int, world_size: int, timeout_s: float) -> Any:
 
 
 def is_first_to_say(message: str) -> bool:
-    """Whether no other rank of this job has claimed this message yet; true where nobody can be asked."""
-    if from_environment("WORLD_SIZE", 1) == 1 or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        return True
+    """Whether no other rank of this torchrun job has claimed this message yet; true where nobody can be asked."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     key = hashlib.sha256(message.encode()).hexdigest()[:16]
     try:

@@ -21,7 +21,7 @@ from feedline.train.line_profile import profile
 from feedline.train.metrics import Event, Journal, Listener
 from feedline.train.models import main_output
 from feedline.train.report import Reporter
-from feedline.train.run import Run, find_checkpoint
+from feedline.train.run import Run
 
 
 @profile
@@ -72,15 +72,11 @@ def fit(run: Run, report: Reporter) -> None:
                 laps.lap("own")
                 if config.checkpoint_every and progress.step % config.checkpoint_every == 0:
                     run.save([checkpoint.step_name(progress.step)])
-                    laps.lap("checkpoint")
                 if run.out_of_steps:
                     break
             laps.lap("own")
 
-        names = report.epoch(whole=batches_left == 0)
-        laps.lap("evaluate")
-        run.save(names)
-        laps.lap("checkpoint")
+        run.save(report.epoch(whole=batches_left == 0))
 
 
 def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
@@ -91,8 +87,7 @@ def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, 
     """
     with enough_memory(), joined(config) as world:
         folder = world.from_main(config.run or Path("runs") / f"{config.model}-{datetime.now():%Y%m%d-%H%M%S}")
-        resume = find_checkpoint(config, world, folder)
-        state = checkpoint.from_bytes(resume.data, str(resume.path)) if resume else None
+        resume = world.on_main(lambda: checkpoint.Checkpoints(folder).to_resume(config.resume))
         with Journal(folder, tensorboard=config.tensorboard) as journal:
             everyone = [journal, *listeners]
 
@@ -102,15 +97,14 @@ def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, 
 
             run = Run(config, world, folder, tell)
             try:
-                changed = run.restore(state, str(resume.path)) if resume and state else ""
+                notes = run.restore(resume) if resume else []
                 with Reporter(run) as report:
-                    report.start(notes=resume.problems if resume else [], changed=changed)
-                    if state is None and config.tensorboard and world.is_main:
+                    report.start(notes)
+                    if resume is None and config.tensorboard and world.is_main:
                         journal.show_model(run.module, data.first_images(config, world))
                     run.start_clock()
-                    if state is None and 0 in config.keep_epochs:
+                    if resume is None and 0 in config.keep_epochs:
                         run.save([checkpoint.epoch_name(0)])
-                        run.laps.lap("checkpoint")
                     fit(run, report)
                     return report.end()
             finally:

@@ -22,12 +22,10 @@ from feedline.train.distributed import short_line
 Event = dict[str, Any]
 Listener = Callable[[Event], None]
 
-SCALARS: dict[str, tuple[str, ...]] = {
-    "step": ("loss", "lr", "samples_per_s", "wait_fraction", "own_fraction", "grad_norm", "gpu_memory_bytes"),
-    "epoch": ("train_loss", "top1", "top5", "val_loss", "samples_per_s"),
-    "resources": ("cpu_cores", "memory_bytes"),
-}
-"""What TensorBoard shows of an event, besides everything that begins with gpu_."""
+BOARD = ("step", "epoch", "resources")
+"""Events whose numbers TensorBoard shows, all of them …"""
+PLACES = ("step", "epoch", "at_s")
+"""… but those that say where the run was."""
 
 
 class Journal:
@@ -50,8 +48,7 @@ class Journal:
             self._run.mkdir(parents=True, exist_ok=True)
             busy = f"another training is running in {self._run}: wait for it, or choose another --run"
             self._ends.enter_context(sole_use(self._run, busy))
-            for folder in (self._run, self._run / "checkpoints"):
-                sweep(folder)
+            sweep(self._run)
             torn = self._path.exists() and self._path.read_bytes()[-1:] not in (b"", b"\n")
             lines = self._path.open("a", buffering=1)
             if torn:  # the run was killed in the middle of a line
@@ -69,12 +66,11 @@ class Journal:
         self._lines = self._lines or self._open(event["step"] if kind == "resume" else 0)
         with writing(self._path):
             self._lines.write(json.dumps({"time": round(time.time(), 3), **event}) + "\n")
-        if self._board is None:
+        if self._board is None or kind not in BOARD:
             return
-        names = [*SCALARS.get(kind, ()), *(name for name in event if name.startswith("gpu_"))]
         with writing(self._board_folder):
-            for name in dict.fromkeys(names):
-                if isinstance(value := event.get(name), int | float):
+            for name in event.keys() - PLACES:
+                if isinstance(value := event[name], int | float):
                     self._board.add_scalar(f"{kind}/{name}", value, event["step"])
 
     def show_model(self, model: nn.Module, images_NCHW: Tensor) -> None:
@@ -124,10 +120,6 @@ def writing(path: Path) -> Generator[None]:
     except OSError as error:
         what = f"{path} cannot be written: {error.strerror or error}; then go on with --resume auto"
         raise FeedlineError(what) from error
-
-
-def silent(event: Event) -> None:
-    """A listener for who wants none."""
 
 
 def read_events(run: Path, kind: str) -> list[Event]:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from feedline.train.distributed import World
 
+TRAINING = ("next", "compute", "own")
+"""Laps of the loop itself, without evaluation and checkpoints."""
+
 
 @dataclass(kw_only=True)
 class Progress:
@@ -76,32 +79,23 @@ class LossSum:
 
 
 class Laps:
-    """Where the loop's time goes: each lap's time since the one before belongs to its name. About 0.2 µs each."""
+    """Where the loop's time goes: each lap's time since the one before belongs to its name, and to the clocks that
+    travel in the checkpoint. About 0.3 µs each."""
 
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self.total_s: dict[str, float] = dict.fromkeys(("next", "compute", "own", "checkpoint", "evaluate"), 0.0)
+    def __init__(self, progress: Progress) -> None:
+        self.total_s: dict[str, float] = dict.fromkeys((*TRAINING, "checkpoint", "evaluate"), 0.0)
+        self._progress = progress
         self._last_s = time.perf_counter()
 
     def lap(self, name: str) -> None:
         now_s = time.perf_counter()
-        self.total_s[name] += now_s - self._last_s
-        self._last_s = now_s
+        spent_s, self._last_s = now_s - self._last_s, now_s
+        self.total_s[name] += spent_s
+        self._progress.elapsed_s += spent_s
+        if name in TRAINING:
+            self._progress.epoch_s += spent_s
+        elif name == "checkpoint":
+            self._progress.checkpoint_s += spent_s
 
     def training_s(self) -> float:
-        """Without evaluation and checkpoints."""
-        return self.total_s["next"] + self.total_s["compute"] + self.total_s["own"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counters:
-    """Of one rank at one moment; only differences between two moments mean anything."""
-
-    at_s: float
-    training_s: float
-    wait_s: float
-    own_s: float
-    samples: int
-    """Learned from, over all ranks."""
+        return sum(self.total_s[name] for name in TRAINING)

@@ -3,7 +3,7 @@
 import math
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,16 @@ class TrainingError(FeedlineError):
     """The training itself went wrong."""
 
 
+class Counters(NamedTuple):
+    """Of one rank at one moment; only differences between two moments mean anything."""
+
+    training_s: float
+    wait_s: float
+    own_s: float
+    samples: float
+    """Learned from, over all ranks."""
+
+
 class Reporter:
     """Joins the ranks' numbers and emits them. Its methods are collective: every rank calls them."""
 
@@ -28,27 +38,30 @@ class Reporter:
         self.grad_norm: Tensor | None = None
         self.evaluation: Evaluation | None = None
         self._resources = Resources()
-        self._first = self._seen = run.counters()
+        self._started_s = time.monotonic()
+        self._first_sample = run.progress.trained_samples
+        self._seen = self._counters()
 
     def __enter__(self) -> "Reporter":
-        self._resources.__enter__()
+        self._resources.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._resources.__exit__(*error)
+        self._resources.stop()
 
-    def _tell(self, event: str, **facts: Any) -> None:
-        if self.run.world.is_main:
-            self.run.tell({"event": event, **facts})
+    def _counters(self) -> Counters:
+        run = self.run
+        own_s, samples = run.laps.total_s["own"], run.progress.trained_samples
+        return Counters(run.laps.training_s(), run.waited_s(), own_s, samples)
 
-    def start(self, *, notes: list[str], changed: str) -> None:
-        """`notes`: what was wrong with checkpoints newer than the one resumed from; `changed`: settings since it."""
+    def start(self, notes: list[str]) -> None:
+        """`notes`: what is to be known of the checkpoint resumed from."""
         run = self.run
         if run.resumed_from:
-            self._tell("resume", checkpoint=run.resumed_from, step=run.progress.step, epoch=run.progress.epoch)
-        for note in [*notes, *([f"resumed with other settings: {changed}"] if changed else [])]:
-            self._tell("note", text=note)
-        self._tell(
+            run.tell("resume", checkpoint=run.resumed_from, step=run.progress.step, epoch=run.progress.epoch)
+        for note in notes:
+            run.tell("note", text=note)
+        run.tell(
             "start",
             config=plain(run.config),
             run=str(run.folder),
@@ -69,15 +82,10 @@ class Reporter:
         run, progress = self.run, self.run.progress
         run.losses.collect(progress)
         loss = self._fresh_loss()
-        before, self._seen = self._seen, run.counters()
-        now = self._seen
-        wait_s, own_s, span_s = run.world.mean(
-            [now.wait_s - before.wait_s, now.own_s - before.own_s, now.training_s - before.training_s]
-        )
-        if not run.world.is_main:
-            return
-        span_s = max(span_s, 1e-9)
-        self._tell(
+        before, self._seen = self._seen, self._counters()
+        since = Counters(*run.world.mean([now - then for now, then in zip(self._seen, before, strict=True)]))
+        span_s = max(since.training_s, 1e-9)
+        run.tell(
             "step",
             step=progress.step,
             epoch=progress.epoch + 1,
@@ -87,9 +95,9 @@ class Reporter:
             gpu_memory_bytes=self._gpu_memory_bytes(),
             share_of_epoch=min(1.0, progress.samples / run.dataset.train.samples),
             eta_s=self._eta_s(),
-            samples_per_s=(now.samples - before.samples) / span_s,
-            wait_fraction=min(1.0, wait_s / span_s),
-            own_fraction=own_s / span_s,
+            samples_per_s=since.samples / span_s,
+            wait_fraction=min(1.0, since.wait_s / span_s),
+            own_fraction=since.own_s / span_s,
         )
         self._tell_resources()
 
@@ -99,9 +107,9 @@ class Reporter:
         Returns the names its checkpoint is to have.
         """
         run, progress = self.run, self.run.progress
+        run.settle()
         run.losses.collect(progress)
         self._fresh_loss()
-        run.settle()
         progress.epoch_s, progress.epoch_wait_s = run.world.mean([progress.epoch_s, progress.epoch_wait_s])
         seconds = max(progress.epoch_s, 1e-9)
         entry: dict[str, Any] = {
@@ -118,13 +126,13 @@ class Reporter:
         if run.val_loader is not None and (last or done % run.config.eval_every == 0):
             entry |= self._evaluate()
         progress.history.append(entry)
-        run.settle()
+        run.laps.lap("evaluate")
         names = [checkpoint.step_name(progress.step), *self._merits(entry["top1"])]
         if whole:
             progress.epoch, progress.samples = done, 0
             names += [checkpoint.epoch_name(done)] if done in run.config.keep_epochs else []
         classes = self.evaluation.classes if self.evaluation and entry["top1"] is not None else None
-        self._tell("epoch", step=progress.step, elapsed_s=progress.elapsed_s, best_top1=progress.best_top1,
+        run.tell("epoch", step=progress.step, elapsed_s=progress.elapsed_s, best_top1=progress.best_top1,
                    classes=classes, **entry)  # fmt: skip
         self._tell_resources()
         return names
@@ -133,10 +141,10 @@ class Reporter:
         """Emits and returns the record of the whole run. Efficiency is as `seff` has it: CPU time of all ranks and
         their workers, of the cores they had times the wall time."""
         run, progress, world = self.run, self.run.progress, self.run.world
-        run.settle()
+        self._tell_resources()
         cores = usable_cores() / world.local_world_size
-        mine = [self._resources.tree_cpu_s(), cores * (time.monotonic() - self._first.at_s),
-                self._resources.peak_memory_bytes()]  # fmt: skip
+        mine = [self._resources.tree_cpu_s(), cores * (time.monotonic() - self._started_s),
+                self._resources.peak_memory_bytes]  # fmt: skip
         cpu_s, core_s, memory_bytes = world.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
         record = {
             "epochs": progress.history,
@@ -160,7 +168,7 @@ class Reporter:
         }
         if self.evaluation:
             record["classes"] = self.evaluation.classes
-        self._tell("end", step=progress.step, **record)
+        run.tell("end", step=progress.step, **record)
         return record
 
     def _fresh_loss(self) -> float:
@@ -207,7 +215,7 @@ class Reporter:
         if run.config.steps:
             total = min(total, run.config.steps * run.sizes.optimiser)
         done = progress.epoch * run.dataset.train.samples + progress.samples
-        pace = (progress.trained_samples - self._first.samples) / max(run.laps.training_s(), 1e-9)
+        pace = (progress.trained_samples - self._first_sample) / max(run.laps.training_s(), 1e-9)
         return max(0.0, total - done) / max(pace, 1e-9)
 
     def _gpu_memory_bytes(self) -> int | None:
@@ -217,4 +225,4 @@ class Reporter:
 
     def _tell_resources(self) -> None:
         for row in self._resources.drain():
-            self._tell("resources", step=self.run.progress.step, **row)
+            self.run.tell("resources", step=self.run.progress.step, **row)

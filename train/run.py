@@ -1,6 +1,6 @@
 """One run: everything that training changes, built from the configuration, saved and restored."""
 
-import os
+import json
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,44 +13,37 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.loader import Batch, Loader
 from feedline.train import checkpoint, data
-from feedline.train.checkpoint import CheckpointError, Resume, State
-from feedline.train.config import Amp, TrainConfig
+from feedline.train.checkpoint import CheckpointError, Checkpoints, Resume, State
+from feedline.train.config import FREE_TO_CHANGE, Amp, TrainConfig
 from feedline.train.distributed import World
 from feedline.train.metrics import Listener
 from feedline.train.models import build_model, check_takes_size
 from feedline.train.optimise import Ema, build_optimizer, build_schedule
-from feedline.train.progress import Counters, Laps, LossSum, Progress
-
-_FREE_TO_CHANGE = frozenset(
-    ("dataset", "run", "resume", "num_workers", "prefetch_factor", "log_every", "tensorboard", "threads", "timeout_s",
-     "device", "eval_every", "eval_batch_size", "checkpoint_every", "keep_last", "keep_epochs", "target_top1",
-     "steps", "compile")
-)  # fmt: skip
-"""Settings that do not change what is learned; a resumed run says so when it differs in any other."""
+from feedline.train.progress import Laps, LossSum, Progress
 
 
 class Run:
     """`loop.fit` moves it forward. Every rank has one; what differs between ranks is the random state only."""
 
-    def __init__(self, config: TrainConfig, world: World, folder: Path, tell: Listener) -> None:
-        self.config, self.world, self.folder, self.tell = config, world, folder, tell
+    def __init__(self, config: TrainConfig, world: World, folder: Path, listener: Listener) -> None:
+        self.config, self.world, self.folder, self._listener = config, world, folder, listener
+        self.checkpoints = Checkpoints(folder)
         self.dataset = data.open_dataset(config)
         self.sizes = data.batch_sizes(config, world.world_size, self.dataset.train.samples)
         self.schedule = build_schedule(config, self.sizes.optimiser)
         self.amp_dtype = pick_amp(config.amp, world.device)
-        self.progress, self.laps, self.losses = Progress(), Laps(), LossSum(world)
+        self.progress, self.losses = Progress(), LossSum(world)
         self.batches_since_step = 0
         self.resumed_from: str | None = None
         self._build_model()
         dtype = self.amp_dtype if self.amp_dtype and world.device.type == "cuda" else torch.float32
-        self.loader: Loader = data.train_loader(config, world, self.sizes, dtype)
+        self.loader: Loader = data.train_loader(config, world, self.sizes.per_rank, dtype)
         self.val_loader: Loader | None = None
         if self.dataset.val is not None:
-            self.val_loader = data.val_loader(config, world, self.sizes, dtype)
-        self._settled = self.counters()
+            self.val_loader = data.val_loader(config, world, self.sizes.per_rank, dtype)
+        self.start_clock()
 
     def _build_model(self) -> None:
         """The same weights on every rank; other dropout on each."""
@@ -77,6 +70,11 @@ class Run:
         if config.compile:
             self.model = torch.compile(self.model)
         torch.manual_seed(config.seed + 1 + world.rank)
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """Every listener, once: rank 0 speaks for all."""
+        if self.world.is_main:
+            self._listener({"event": event, **facts})
 
     # --- what the loop asks for ---------------------------------------------------------------------------
 
@@ -106,7 +104,6 @@ class Run:
         next epoch.
         """
         progress, config = self.progress, self.config
-        self.settle()
         if not progress.samples:
             progress.begin_epoch()
             self.loader.set_epoch(progress.epoch)
@@ -126,24 +123,18 @@ class Run:
 
     def start_clock(self) -> None:
         """From here on time counts as training: the set-up is not part of a time-to-accuracy."""
-        self.laps.restart()
-        self._settled = self.counters()
+        self.laps = Laps(self.progress)
+        self._waited_s = self.waited_s()
 
-    def counters(self) -> Counters:
-        return Counters(
-            at_s=time.monotonic(),
-            training_s=self.laps.training_s(),
-            wait_s=data.waited_s(self.loader),
-            own_s=self.laps.total_s["own"],
-            samples=self.progress.trained_samples,
-        )
+    def waited_s(self) -> float:
+        """How long the loop has been blocked on its loader so far."""
+        return float(self.loader.stats()["trainer"]["wait_s"])
 
     def settle(self) -> None:
         """Brings the clocks in `progress` up to now."""
-        before, self._settled = self._settled, self.counters()
-        self.progress.elapsed_s += self._settled.at_s - before.at_s
-        self.progress.epoch_s += self._settled.training_s - before.training_s
-        self.progress.epoch_wait_s += self._settled.wait_s - before.wait_s
+        self.laps.lap("own")
+        before_s, self._waited_s = self._waited_s, self.waited_s()
+        self.progress.epoch_wait_s += self._waited_s - before_s
 
     def close(self) -> None:
         self.loader.close()
@@ -156,19 +147,15 @@ class Run:
         """Writes one checkpoint under all of `names` in the run's folder. Every rank must call it."""
         if not self.config.keep_last:
             return
+        self.settle()
         started_s = time.perf_counter()
         self.losses.collect(self.progress)
-        self.settle()
         random_states = self.world.gather(checkpoint.random_state(self.world.device))
         if self.world.is_main:
-            folder = self.folder / "checkpoints"
-            data_bytes = checkpoint.to_bytes(self.state(random_states))
-            checkpoint.save(folder, data_bytes, names)
-            checkpoint.forget_old(folder, self.config.keep_last)
-            took_s = time.perf_counter() - started_s
-            self.tell({"event": "checkpoint", "step": self.progress.step, "names": names, "seconds": round(took_s, 4),
-                       "bytes": len(data_bytes)})  # fmt: skip
-        self.progress.checkpoint_s += time.perf_counter() - started_s
+            size_bytes = self.checkpoints.save(self.state(random_states), names, self.config.keep_last)
+            seconds = round(time.perf_counter() - started_s, 4)
+            self.tell("checkpoint", step=self.progress.step, names=names, seconds=seconds, bytes=size_bytes)
+        self.laps.lap("checkpoint")
 
     def state(self, random_states: list[State]) -> State:
         return {
@@ -185,9 +172,10 @@ class Run:
             "dataset": {"identity": self.dataset.identity, "classes": self.dataset.class_names},
         }
 
-    def restore(self, state: State, where: str) -> str:
-        """Goes on from `state`; returns what is set otherwise than in it, in words. Raises CheckpointError when it is
+    def restore(self, resume: Resume) -> list[str]:
+        """Goes on from there; returns notes: damaged checkpoints, other settings. Raises CheckpointError when it is
         of another dataset, model or number of classes, or lacks something."""
+        state, where, notes = resume
         with checkpoint.as_whole(where):
             self._check_dataset(state["dataset"], where)
             self._load_weights(state, where)
@@ -206,8 +194,9 @@ class Run:
             self.resumed_from = where
             before = state["config"] | {"world size": state["world_size"]}
             now = plain(self.config) | {"world size": self.world.world_size}
-            changed = [name for name in now if name not in _FREE_TO_CHANGE and before.get(name) != now[name]]
-            return ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)
+            changed = [name for name in now if name not in FREE_TO_CHANGE and before.get(name) != now[name]]
+        words = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)
+        return [*notes, f"resumed with other settings: {words}"] if changed else notes
 
     def _check_dataset(self, theirs: dict[str, Any], where: str) -> None:
         mine = self.dataset
@@ -243,39 +232,4 @@ def pick_amp(name: Amp, device: torch.device) -> torch.dtype | None:
 
 def plain(config: TrainConfig) -> dict[str, Any]:
     """The configuration as JSON and `weights_only` loading know it."""
-
-    def value(of: Any) -> Any:
-        if isinstance(of, tuple):
-            return [value(item) for item in of]
-        return str(of) if isinstance(of, Path) else of
-
-    return {name: value(of) for name, of in vars(config).items()}
-
-
-def find_checkpoint(config: TrainConfig, world: World, folder: Path) -> Resume | None:
-    """What to go on from, read by rank 0 for all; None: from the start.
-
-    Raises CheckpointError, or UsageError where a run would be overwritten.
-    """
-    found: Any = None
-    if world.is_main:
-        try:
-            found = _to_resume(config, folder)
-        except (CheckpointError, UsageError) as error:
-            found = error
-    found = world.from_main(found)
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-def _to_resume(config: TrainConfig, folder: Path) -> Resume | None:
-    if config.resume not in (None, "auto"):
-        path = Path(config.resume)
-        return Resume(checkpoint.read_bytes(path), path, [])
-    # where torchrun may restart us, a start is a restart as soon as there is a checkpoint
-    if config.resume or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
-        return checkpoint.newest_good(folder / "checkpoints")
-    if checkpoint.step_checkpoints(folder / "checkpoints"):
-        raise UsageError(f"{folder} already holds a run: add --resume auto, or name another --run")
-    return None
+    return json.loads(json.dumps(vars(config), default=str))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.settings import check_limits, limited
 
 SETUP = "# Make python and feedline available here, for example:\n# source .venv/bin/activate"
 
@@ -20,15 +21,15 @@ class SlurmConfig:
     """Prepared dataset, as the compute nodes see it."""
     run: str = "runs/slurm"
     """Run folder, on a file system all nodes share."""
-    nodes: int = 1
+    nodes: int = limited(1, 1)
     """Nodes."""
-    gpus_per_node: int = 0
+    gpus_per_node: int = limited(0, 0)
     """GPUs per node; 0 trains on the CPUs."""
-    ranks_per_node: int | None = None
+    ranks_per_node: int | None = limited(None, 1)
     """Default: one per GPU, or one on a CPU node."""
-    workers_per_rank: int = 4
+    workers_per_rank: int = limited(4, 0)
     """Loader processes per rank; sets the CPUs asked for."""
-    model_cpus: int = 4
+    model_cpus: int = limited(4, 1)
     """CPUs for each rank's model on nodes without GPUs."""
     partition: str | None = None
     """Slurm partition."""
@@ -36,29 +37,22 @@ class SlurmConfig:
     """Slurm account."""
     time: str = "04:00:00"
     """Time limit: HH:MM:SS or D-HH:MM:SS."""
-    memory_gib: int | None = None
+    memory_gib: int | None = limited(None, 1)
     """Memory per node, GiB."""
     job_name: str = "feedline"
     """Name of the job."""
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = limited((), 1)
     """Scaling study: numbers of nodes, as 1,2,4; an array with one job for each."""
     setup: tuple[str, ...] = ()
     """A line that makes python available; repeatable."""
     train_args: tuple[str, ...] = ()  # handed on to `feedline.train.main`
 
     def __post_init__(self) -> None:
-        leasts = {"nodes": 1, "workers_per_rank": 0, "model_cpus": 1, "gpus_per_node": 0, "ranks_per_node": 1,
-                  "memory_gib": 1}  # fmt: skip
-        for name, least in leasts.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
+        check_limits(self)
         if self.gpus_per_node and (self.ranks_per_node or 1) > self.gpus_per_node:
             raise UsageError(f"{self.ranks_per_node} ranks a node for {self.gpus_per_node} GPUs: each needs its own")
         if not re.fullmatch(r"(\d+-)?\d{1,3}(:\d{2}){0,2}", self.time):
             raise UsageError(f"--time {self.time!r}: write minutes, HH:MM:SS or D-HH:MM:SS")
-        if any(size < 1 for size in self.sizes):
-            raise UsageError(f"--sizes {','.join(map(str, self.sizes))}: numbers of nodes are at least 1")
         for name in ("partition", "account", "job_name"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[\w.,@:+-]+", value):

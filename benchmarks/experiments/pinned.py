@@ -22,11 +22,9 @@ import torch
 from feedline.benchmarks.experiments.harness import RESULTS, end_with, options, write
 from feedline.benchmarks.experiments.train_overhead import cached_batches, window_ours
 from feedline.pipeline.base.errors import UsageError
-from feedline.train import data
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import joined
 from feedline.train.loop import fit
-from feedline.train.metrics import silent
 from feedline.train.report import Reporter
 from feedline.train.run import Run
 
@@ -58,7 +56,7 @@ def one_round(given: Namespace, cores: list[int]) -> dict[str, float]:
         torch.set_num_threads(1)
         os.sched_setaffinity(0, cores[:1])
         try:
-            run = Run(config, world, Path(tempfile.mkdtemp()), silent)
+            run = Run(config, world, Path(tempfile.mkdtemp()), lambda _: None)
             loader = run.loader
             alone_s = loader_alone_s(run, given.steps, cores[1])
             batches = cached_batches(run)
@@ -99,7 +97,7 @@ def trained(run: Run, worker_core: int) -> tuple[float, float]:
         set_lr()
         if run.progress.step == 1:
             pin(run, worker_core)
-            begun.update(clock_s=time.perf_counter(), waited_s=data.waited_s(run.loader))
+            begun.update(clock_s=time.perf_counter(), waited_s=run.waited_s())
 
     run.set_lr = starting
     with Reporter(run) as report:
@@ -107,7 +105,7 @@ def trained(run: Run, worker_core: int) -> tuple[float, float]:
         run.start_clock()
         fit(run, report)
         spent_s = time.perf_counter() - begun["clock_s"]
-        return spent_s, data.waited_s(run.loader) - begun["waited_s"]
+        return spent_s, run.waited_s() - begun["waited_s"]
 
 
 if __name__ == "__main__":

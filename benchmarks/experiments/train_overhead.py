@@ -34,7 +34,6 @@ from feedline.pipeline.base.process import usable_cores
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import joined
 from feedline.train.loop import fit, train
-from feedline.train.metrics import silent
 from feedline.train.models import main_output
 from feedline.train.report import Reporter
 from feedline.train.run import Run
@@ -73,7 +72,7 @@ def main() -> None:
 def own_work(config: TrainConfig, rounds: int, steps: int) -> dict[str, Any]:
     """`own_fraction` from the laps; `ratio`: time of our loop by that of the bare one, per pair of windows."""
     with joined(config) as world:
-        run = Run(config, world, Path(tempfile.mkdtemp()), silent)
+        run = Run(config, world, Path(tempfile.mkdtemp()), lambda _: None)
         batches = cached_batches(run)
         cells: dict[str, Callable[[], tuple[float, float]]] = {
             "ours": lambda: window_ours(run, batches, steps),

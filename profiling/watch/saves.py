@@ -32,7 +32,7 @@ SAVERS: dict[str, tuple[str, ...]] = {
     "transformers.trainer": ("Trainer._save_checkpoint", "Trainer.save_model", "Trainer._rotate_checkpoints"),
     "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
     "ignite.handlers.checkpoint": ("DiskSaver.__call__", "DiskSaver.remove"),
-    "feedline.train.checkpoint": ("save", "forget_old"),
+    "feedline.train.checkpoint": ("Checkpoints.save",),
     "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint",),
     **dict.fromkeys(("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"), LIGHTNING),
     **dict.fromkeys(

@@ -235,6 +235,24 @@ def test_odd_values_are_one_line(tmp_path: Path, words: tuple[str, ...]) -> None
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"batch_size": 0}, "'--batch-size'"),
+        ({"num_workers": "many"}, "'--num-workers'"),
+        ({"tensorboard": [3]}, "'--tensorboard'"),
+    ],
+)
+def test_a_bad_value_in_a_file_of_settings_names_the_file_and_the_option(
+    tmp_path: Path, options: dict[str, object], line: str
+) -> None:
+    (tmp_path / "tuned.json").write_text(json.dumps({"options": {"model": "small_cnn", **options}}))
+    words = ("train", "OUT", "--config", "tuned.json")
+    done = subprocess.run([*FEEDLINE, *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("feedline: --config tuned.json: ")
+    assert line in done.stderr and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("option", ["--gpu-rate", "--load-us", "--sample-kb", "--prepare-ms", "--core-speed"])
 @pytest.mark.parametrize("value", ["nan", "-1", "0", "1e300"])
 def test_a_plan_names_the_option_that_cannot_be(option: str, value: str) -> None:

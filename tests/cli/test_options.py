@@ -78,6 +78,15 @@ def test_a_default_is_the_field_s_own(name: str) -> None:
             assert value == default_of(mirror.dataclass, field), field
 
 
+@pytest.mark.parametrize(("option", "words"), [("--epochs", "OUT"), ("--widths", "OUT"), ("--eval-ratio", "OUT")])
+def test_a_limit_that_a_field_states_is_its_option_s(option: str, words: str) -> None:
+    """A list has it too, where the settings are made; and the help shows that of a number."""
+    done = CliRunner().invoke(app, ["train", words, option, "0,0" if option == "--widths" else "-1"])
+    assert done.exit_code and option in f"{done.output}{done.exception}"
+    ranges = {option.field: (option.more.get("min"), option.more.get("max")) for option in train.OPTIONS}
+    assert (ranges["epochs"], ranges["eval_ratio"], ranges["model"]) == ((1, None), (0, 1), (None, None))
+
+
 def default_of(kind: type, field: str) -> Any:
     declared = kind.__dataclass_fields__[field]  # type: ignore[attr-defined]
     return declared.default_factory() if callable(declared.default_factory) else declared.default

@@ -249,10 +249,10 @@ class Train:
 
         found = {str(path.relative_to(folder)): "" for path in folder.rglob("*") if path.is_file()}
         found = {name: "" for name in found if "step-" not in name and "tfevents" not in name}
-        newest = checkpoint.newest_good(folder / "run" / "checkpoints")
+        newest = checkpoint.Checkpoints(folder / "run").newest_good()
         if newest is not None:
-            state = checkpoint.from_bytes(newest[0], "newest")
-            weights = b"".join(state["model"][name].numpy().tobytes() for name in sorted(state["model"]))
+            model = newest.state["model"]
+            weights = b"".join(model[name].numpy().tobytes() for name in sorted(model))
             found["weights"] = hashlib.sha256(weights).hexdigest()
         return found
 

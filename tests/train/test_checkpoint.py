@@ -8,19 +8,23 @@ import pytest
 import torch
 
 from feedline.train import checkpoint
-from feedline.train.checkpoint import CheckpointError
+from feedline.train.checkpoint import CheckpointError, Checkpoints
 
 CPU = torch.device("cpu")
 
 
+STATE = {"model": {"w": torch.arange(5000, dtype=torch.float32)}, "progress": {"step": 3}, "random": []}
+
+
 def some_bytes() -> bytes:
-    weights = torch.arange(5000, dtype=torch.float32)
-    return checkpoint.to_bytes({"model": {"w": weights}, "progress": {"step": 3}, "random": []})
+    return checkpoint.to_bytes(STATE)
 
 
 def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, some_bytes(), ["step-0000003.pt"])
-    state = checkpoint.read(tmp_path / "step-0000003.pt")
+    written = Checkpoints(tmp_path).save(STATE, ["step-0000003.pt"], 1)
+    path = tmp_path / "checkpoints" / "step-0000003.pt"
+    assert written == path.stat().st_size
+    state = checkpoint.read(path)
     assert torch.equal(state["model"]["w"], torch.arange(5000, dtype=torch.float32))
     assert state["progress"] == {"step": 3}
 
@@ -73,34 +77,38 @@ def test_torchs_advice_to_load_it_unsafely_is_not_repeated() -> None:
 
 
 def test_only_the_newest_are_kept_and_the_named_ones(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
     for step in range(1, 6):
-        checkpoint.save(tmp_path, some_bytes(), [checkpoint.step_name(step)])
-    checkpoint.save(tmp_path, some_bytes(), [checkpoint.BEST, checkpoint.epoch_name(0)])
-    checkpoint.forget_old(tmp_path, 2)
-    names = sorted(path.name for path in tmp_path.iterdir())
+        checkpoints.save(STATE, [checkpoint.step_name(step)], 3)
+    (checkpoints.folder / ".step-0000006.pt.0badcafe.999999999.tmp").touch()  # a killed run's
+    checkpoints.save(STATE, [checkpoint.BEST, checkpoint.epoch_name(0)], 2)
+    names = sorted(path.name for path in checkpoints.folder.iterdir())
     assert names == ["best.pt", "epoch-0000.pt", "step-0000004.pt", "step-0000005.pt"]
 
 
 def test_the_newest_good_one_is_found_and_the_damaged_one_named(tmp_path: Path) -> None:
-    assert checkpoint.newest_good(tmp_path) is None
-    checkpoint.save(tmp_path, some_bytes(), [checkpoint.step_name(7)])
-    (tmp_path / checkpoint.step_name(9)).write_bytes(some_bytes()[:-50])
-    found = checkpoint.newest_good(tmp_path)
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.newest_good() is None
+    checkpoints.save(STATE, [checkpoint.step_name(7)], 1)
+    (checkpoints.folder / checkpoint.step_name(9)).write_bytes(some_bytes()[:-50])
+    found = checkpoints.newest_good()
     assert found is not None
-    assert found[1].name == checkpoint.step_name(7)
-    assert len(found[2]) == 1 and checkpoint.step_name(9) in found[2][0]
+    assert found.where.endswith(checkpoint.step_name(7))
+    assert len(found.problems) == 1 and checkpoint.step_name(9) in found.problems[0]
 
 
 def test_only_damaged_ones_is_an_error_and_not_a_fresh_start(tmp_path: Path) -> None:
-    (tmp_path / checkpoint.step_name(9)).write_bytes(b"PK")
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.folder.mkdir()
+    (checkpoints.folder / checkpoint.step_name(9)).write_bytes(b"PK")
     with pytest.raises(CheckpointError, match=r"step-0000009\.pt cannot be read"):
-        checkpoint.newest_good(tmp_path)
+        checkpoints.newest_good()
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "checkpoints").write_text("")
     with pytest.raises(CheckpointError, match="cannot write a checkpoint"):
-        checkpoint.save(tmp_path / "file", b"x", ["a.pt"])
+        Checkpoints(tmp_path).save(STATE, ["a.pt"], 1)
 
 
 def test_all_generators_go_on_where_they_were() -> None:

@@ -80,7 +80,7 @@ def test_resuming_inside_an_epoch_gives_the_same_rest(
     (tmp_path / "parts/checkpoints/best.pt").unlink()
     train(replace(parts, resume="auto"))
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
-    last = checkpoint.step_checkpoints(tmp_path / "whole/checkpoints")[-1].name
+    last = checkpoint.Checkpoints(tmp_path / "whole").steps()[-1].name
     assert same_weights(tmp_path / "whole/checkpoints" / last, tmp_path / "parts/checkpoints" / last)
     ends = [read_events(tmp_path / run, "end")[-1]["epochs"][-1] for run in ("whole", "parts")]
     assert ends[0]["train_loss"] == pytest.approx(ends[1]["train_loss"])
@@ -275,7 +275,7 @@ def test_checkpoints_of_another_dataset_model_or_classes(configure: Configure, t
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(configure: Configure, tmp_path: Path) -> None:
     config = configure(epochs=2)
     train(config)
-    newest = checkpoint.step_checkpoints(tmp_path / "run/checkpoints")[-1]
+    newest = checkpoint.Checkpoints(tmp_path / "run").steps()[-1]
     newest.write_bytes(newest.read_bytes()[:2000])
     heard: list[Event] = []
     train(replace(config, resume="auto"), [heard.append])

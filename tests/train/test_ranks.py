@@ -124,7 +124,7 @@ def test_kill_9_and_resume_end_in_the_same_weights(many: Path, tmp_path: Path) -
     process.wait()
     alone([*options[2:], "--run-dir", str(tmp_path / "killed"), "--resume", "auto"])
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
-    ends = [checkpoint.step_checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("whole", "killed")]
+    ends = [checkpoint.Checkpoints(tmp_path / name).steps()[-1] for name in ("whole", "killed")]
     whole, killed = (checkpoint.read(path) for path in ends)
     assert all((whole["model"][name] == killed["model"][name]).all() for name in whole["model"])
     psutil.wait_procs(workers, timeout=10)

@@ -1,0 +1,41 @@
+"""What settings have in common: limits, and defaults of more than one room.
+
+A limit is said once, beside a field's default. The settings check it when they are made, and the command line makes
+its option's range from it.
+"""
+
+from dataclasses import MISSING, field, fields
+from typing import Any
+
+from feedline.pipeline.base.errors import UsageError
+
+MOST = 10**9
+"""No usual number is larger: torch takes no infinity, and counts threads and samples in 32 bits."""
+TINY = 1e-9
+"""The least of what must be above 0."""
+UNITS = ("s", "px", "gib")
+
+PREFETCH = 2
+"""Batches under way per worker."""
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def limited(default: Any = MISSING, least: float = 0, most: float = MOST) -> Any:
+    """A dataclass's number, or tuple of numbers: each from `least` to `most`, or None."""
+    return field(default=default, metadata={"limits": (least, most)})
+
+
+def check_limits(settings: Any) -> None:
+    """For `__post_init__`. Raises UsageError, in one line that names the option."""
+    for setting in fields(settings):
+        limits, value = setting.metadata.get("limits"), getattr(settings, setting.name)
+        if limits is None or value is None:
+            continue
+        least, most = limits
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not all(least <= number <= most for number in numbers):  # what is no number is neither
+            limit = f"at most {most:,}" if any(number > most for number in numbers) else f"at least {least:,}"
+            unit = setting.name.rpartition("_")[2]
+            words, given = f"{limit} {unit}" if unit in UNITS else limit, ",".join(map(str, numbers))
+            raise UsageError(f"--{setting.name.replace('_', '-')} {given}: {words}")
