@@ -88,7 +88,7 @@ def index_folder(folder: Path, options: SourceOptions, on_progress: OnProgress) 
     source = recognise_tars(str(folder), options)
     if source is None:
         raise UsageError(f"{folder} holds no tar")
-    found = source.finish([task.run() for task in source.tasks()])
+    found = source.finish([task() for task in source.tasks()])
     columns = checked(found.columns, len(found.classes))
     splits = [columns.split_names[number] for number in np.unique(columns.splits_N).tolist()]
     if len(splits) != 1:

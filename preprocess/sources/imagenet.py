@@ -16,30 +16,19 @@ images by range.
 import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
-from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.sources.base import (
-    Found,
-    IndexTask,
-    Part,
-    Sample,
-    Source,
-    SourceError,
-    SourceOptions,
-    joined,
-    passed_over,
-)
+from feedline.pipeline.base.errors import SourceError, UsageError
+from feedline.preprocess.sources.base import Found, Part, Sample, Source, SourceOptions, Task, found
 from feedline.preprocess.sources.devkit import Devkit, Truth, read_devkit
-from feedline.preprocess.sources.folder import ClassFolder, FolderTask, class_folders, has_images
-from feedline.preprocess.sources.labels import class_entry, class_names, kind_of, odd_label
+from feedline.preprocess.sources.folder import class_folders, folder_tasks, has_images, list_images
+from feedline.preprocess.sources.labels import are_numbers, class_entry, class_id, class_names, odd_label
 from feedline.preprocess.sources.listing import expand, is_image, is_pattern
-from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, TarError, reader, walk
+from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, reader, walk
 
 CLASS_TARS_PER_TASK = 16
 WNID_TAR = re.compile(r"n\d{8}\.tar")
@@ -56,43 +45,33 @@ class Place(NamedTuple):
     path: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassTar:
+class ClassTar(NamedTuple):
     """A range of a file that is a tar of one class's images."""
 
     name: str
     """"" is a tar without a class."""
     path: str
-    label: int = -1
     offset: int = 0
     length: int = -1
     """-1: to the file's end."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TarTask:
-    """Walks tars' headers."""
-
-    split: str
-    tars: list[ClassTar]
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """For fsspec."""
-
-    def run(self) -> Part:
-        """Every file but hidden ones: a name is not trusted to say what is an image."""
-        rows: list[Sample] = []
-        for tar in self.tars:
-            is_inside = tar.name and not tar.path.endswith(f"/{tar.name}.tar")
-            where = f"{tar.path}: {tar.name}.tar" if is_inside else tar.path
-            with reader(tar.path, self.options) as (read, size):
-                end = tar.offset + tar.length if tar.length >= 0 else size
-                if end > size:
-                    raise TarError(f"{where} is cut short: the file ends at byte {size}: copy or download it again")
-                for name, offset, length, trouble in walk(read, tar.offset, end, where):
-                    if not name.rpartition("/")[2].startswith("."):
-                        full_name = f"{tar.name}/{name}" if tar.name else name
-                        rows.append(Sample(full_name, tar.path, offset, length, tar.label, trouble))
-        return Part.of(self.split, rows, [tar.path for tar in self.tars], in_classes=bool(self.tars[0].name))
+def walk_tars(split: str, tars: Sequence[ClassTar], options: Mapping[str, Any]) -> Part:
+    """From the tars' headers: every file but hidden ones, for a name is not trusted to say what is an image.
+    `options` are fsspec's."""
+    rows: list[Sample] = []
+    for tar in tars:
+        is_inside = tar.name and not tar.path.endswith(f"/{tar.name}.tar")
+        where = f"{tar.path}: {tar.name}.tar" if is_inside else tar.path
+        with reader(tar.path, options) as (read, size):
+            end = tar.offset + tar.length if tar.length >= 0 else size
+            if end > size:
+                raise SourceError(f"{where} is cut short: the file ends at byte {size}: copy or download it again")
+            for name, offset, length, trouble in walk(read, tar.offset, end, where):
+                if not name.rpartition("/")[2].startswith("."):
+                    full_name = f"{tar.name}/{name}" if tar.name else name
+                    rows.append(Sample(full_name, tar.path, offset, length, tar.name, trouble))
+    return Part.of(split, rows, [tar.path for tar in tars], in_classes=bool(tars[0].name))
 
 
 @dataclass(kw_only=True)
@@ -112,55 +91,49 @@ class IlsvrcSource(Source):
             self.classes = self.devkit.classes
         else:
             self.classes = [class_entry(name) for name in train or folders_of(self.val) or self._truth_names()]
-        # what the source's folders and archives call the class
-        self.label_of = {str(entry.get("wnid", entry["name"])): label for label, entry in enumerate(self.classes)}
+        self.label_of = {class_id(entry): label for label, entry in enumerate(self.classes)}
         if self.devkit is not None and self.train is not None:
-            strange = sorted(set(train) - self.label_of.keys())
+            strange = sorted({*train} - self.label_of.keys())
             if strange:
                 known = f"{len(self.classes)} of {self.devkit.where}"
                 raise SourceError(f"{self.train.path}: class {strange[0]} is none of the {known}")
-            missing = sorted(self.label_of.keys() - set(train))
-            if missing and self.options.missing_classes != "allow":
+            missing = sorted(self.label_of.keys() - {*train})
+            if missing:
                 form = "class folders" if self.train.form == "class folders" else "class tars"
-                raise SourceError(
-                    f"{self.train.path} lacks {len(missing)} of {len(self.classes)} {form} (first: {missing[0]}): "
-                    "complete it, or allow it with --source-option missing_classes=allow"
-                )
+                lack = f"lacks {len(missing)} of {len(self.classes)} {form} (first: {missing[0]})"
+                self._check_allowed(f"{self.train.path} {lack}")
 
-    def tasks(self) -> Sequence[IndexTask]:
-        storage = self.options.storage_options
-        tars = [replace(tar, label=self.label_of[tar.name]) for tar in self.class_tars]
-        tasks: list[IndexTask] = [
-            TarTask(split="train", tars=tars[start : start + CLASS_TARS_PER_TASK], options=storage)
+    def _check_allowed(self, lack: str) -> None:
+        if self.options.missing_classes != "allow":
+            raise SourceError(f"{lack}: complete it, or allow it with --source-option missing_classes=allow")
+
+    def tasks(self) -> Sequence[Task]:
+        storage, tars = self.options.storage_options, self.class_tars
+        tasks: list[Task] = [
+            partial(walk_tars, "train", tars[start : start + CLASS_TARS_PER_TASK], storage)
             for start in range(0, len(tars), CLASS_TARS_PER_TASK)
         ]
         for split, place in (("train", self.train), ("val", self.val)):
             if place is not None and place.form == "class folders":
-                tasks += FolderTask.of_classes(split, Path(place.path), self.label_of)
+                tasks += folder_tasks(split, Path(place.path), self.label_of)
         if self.val is not None and self.val.form == "flat":
-            tasks.append(FolderTask(split="val", folders=[ClassFolder("", -1, self.val.path)]))
+            tasks.append(partial(list_images, "val", {"": self.val.path}))
         if self.val is not None and self.val.form == "archive":
-            tasks.append(TarTask(split="val", tars=[ClassTar(name="", path=self.val.path)], options=storage))
+            tasks.append(partial(walk_tars, "val", [ClassTar("", self.val.path)], storage))
         return tasks
 
     def finish(self, parts: Sequence[Part]) -> Found:
-        held = {label for part in parts if part.split == "train" for label in np.unique(part.labels_N).tolist()}
-        empty = next((name for name, label in self.label_of.items() if label not in held), None)
-        if self.train is not None and empty is not None and self.options.missing_classes != "allow":
-            raise SourceError(
-                f"{self.train.path}: class {empty} has no image: "
-                "complete it, or allow it with --source-option missing_classes=allow"
-            )
+        held = {word for part in parts if part.split == "train" for word in part.labels}
+        empty = next((name for name in self.label_of if name not in held), None)
+        if self.train is not None and empty is not None:
+            self._check_allowed(f"{self.train.path}: class {empty} has no image")
         if self.val is not None and not any(len(part) for part in parts if part.split == "val"):
             raise SourceError(f"{self.val.path} holds no image")
-        truth = self.truth
-        if truth is not None and self.val is not None and self.val.form != "class folders":
+        if self.truth is not None and self.val is not None and self.val.form != "class folders":
             ids = self.devkit.label_of_id if self.devkit is not None else None
-            parts = [
-                part if part.split == "train" else replace(part, labels_N=truth.labels(part.names, self.classes, ids))
-                for part in parts
-            ]
-        return Found(columns=joined(parts), classes=self.classes, notes=passed_over(parts))
+            of_names = partial(self.truth.labels, classes=self.classes, label_of_id=ids)
+            parts = [part if part.split == "train" else replace(part, labels=of_names(part.names)) for part in parts]
+        return found(parts, self.classes, self.label_of)
 
     def _truth_names(self) -> list[str]:
         """Of the classes that the ground truth alone tells."""
@@ -169,7 +142,7 @@ class IlsvrcSource(Source):
         counts = Counter(word for _, word in self.truth.rows)
         if odd := odd_label(counts):
             raise SourceError(f"{self.truth.where} says {odd[0]!r} beside {odd[1]!r}: numbers or words? Mend it")
-        return class_names(counts, all(kind_of(word) == "number" for word in counts), lambda _: self.where)[0]
+        return class_names(counts, are_numbers(counts), lambda _: self.where)[0]
 
 
 def folders_of(place: Place | None) -> list[str]:
@@ -185,16 +158,16 @@ def class_tars(train: Place, options: dict[str, Any]) -> list[ClassTar]:
             for member in walk(read, 0, size, path):
                 if member.name.endswith(".tar"):
                     if member.trouble:
-                        raise TarError(f"{path}: {member.name!r} is a {member.trouble}: pack the files themselves")
+                        raise SourceError(f"{path}: {member.name!r} is a {member.trouble}: pack the files themselves")
                     name = member.name.rpartition("/")[2].removesuffix(".tar")
-                    tars.append(ClassTar(name=name, path=path, offset=member.offset, length=member.length))
+                    tars.append(ClassTar(name, path, member.offset, member.length))
         if not tars:
             raise SourceError(f"{path} holds no class tars: give ILSVRC2012_img_train.tar as downloaded")
     elif train.form == "class tars":
         for file in expand(path, (".tar",), options):
             is_class = WNID_TAR.fullmatch(file.under) or "://" not in path
             if is_class and "/" not in file.under:
-                tars.append(ClassTar(name=file.under.removesuffix(".tar"), path=file.path))
+                tars.append(ClassTar(file.under.removesuffix(".tar"), file.path))
     tars.sort(key=lambda tar: tar.name)
     for tar, following in itertools.pairwise(tars):
         if tar.name == following.name:
@@ -281,7 +254,7 @@ def is_archive(path: Path, split: str) -> bool:
     try:
         with reader(str(path), {}) as (read, _):
             first = next(walk(read, 0, 1 << 62, str(path)), None)
-    except TarError:
+    except SourceError:
         return False
     name = first.name.rpartition("/")[2] if first is not None else ""
     if split == "train":
