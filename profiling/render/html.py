@@ -4,6 +4,7 @@ A content security policy in the page forbids it to fetch anything, so "works of
 Everything that is not `Markup` is escaped.
 """
 
+from base64 import b64encode
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -70,6 +71,8 @@ def part(shown: sections.Part) -> Markup:
             return _terms(shown.items.items(), "facts")
         case sections.Reasons():
             return _terms([(name, f"{why[:1].upper()}{why[1:]}.") for name, why in shown.items], "vain")
+        case sections.Pictures():
+            return tag("div", [_picture(*item) for item in shown.items], class_="pictures")
         case sections.Table():
             return _table(shown)
         case sections.Listing():
@@ -88,6 +91,11 @@ def part(shown: sections.Part) -> Markup:
 
 def _terms(items: Iterable[tuple[str, object]], kind: str) -> Markup:
     return tag("dl", *[tag("div", tag("dt", name), tag("dd", value)) for name, value in items], class_=kind)
+
+
+def _picture(name: str, below: str, jpeg: bytes) -> Markup:
+    source = f"data:image/jpeg;base64,{b64encode(jpeg).decode()}"
+    return tag("figure", tag("img", alt=name, src=source), tag("figcaption", below, title=name))
 
 
 def _table(table: sections.Table) -> Markup:

@@ -3,7 +3,7 @@
 from html import escape
 from typing import TypeAlias
 
-VOID = frozenset({"br", "hr", "meta", "link"})
+VOID = frozenset({"br", "hr", "img", "meta", "link"})
 CAMEL_CASE = ("viewBox", "preserveAspectRatio")
 Attribute: TypeAlias = str | int | float | None
 

@@ -1,7 +1,7 @@
 """What a page says, as plain data: a `Page` is a verdict and sections, a section is a heading and parts.
 
 `html.document` and `plain_text.text` render the same page, each a pure function: a new section or number is written
-once and shown by both. Charts over time and grids need room: they are for HTML alone.
+once and shown by both. Pictures, charts over time and grids need room: they are for HTML alone.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,6 +36,11 @@ class Facts:
 @dataclass(frozen=True)
 class Reasons:
     items: Sequence[tuple[str, str]]  # names, each with a sentence
+
+
+@dataclass(frozen=True)
+class Pictures:
+    items: Sequence[tuple[str, str, bytes]]  # (name, what is written below, JPEG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +167,9 @@ class Columns:
     shades: Sequence[Shade] = ()
 
 
-Part: TypeAlias = Prose | Points | Code | Facts | Reasons | Table | Listing | Bars | Stacks | Heat | Curves | Columns
+Part: TypeAlias = (
+    Prose | Points | Code | Facts | Reasons | Pictures | Table | Listing | Bars | Stacks | Heat | Curves | Columns
+)
 
 
 @dataclass(frozen=True, kw_only=True)

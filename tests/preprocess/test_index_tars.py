@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feedline.cli.inspect import page
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError
 from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.index_tars import index_shards
-from feedline.preprocess.inspect import contact_sheet, histogram, inspect, page, thumbnails
+from feedline.preprocess.inspect import contact_sheet, histogram, inspect, thumbnails
 from feedline.preprocess.verify import verify
+from feedline.profiling.render.html import document
 from tests.preprocess.making import Here, photo, saved
 
 
@@ -171,7 +173,7 @@ def test_the_sheet_shows_the_right_pictures(prepared: Path) -> None:
 def test_the_page_is_whole_and_escaped(prepared: Path) -> None:
     found = inspect(prepared)
     found["64-jpeg/train"]["classes"][0]["name"] = "<script>alert(1)</script>"
-    text = page("<b>", found, thumbnails(prepared, 8))
+    text = document(page("<b>", found, thumbnails(prepared, 8)))
     assert text.count("data:image/jpeg;base64,") == 8
     assert "<script>" not in text
     assert "http://" not in text
