@@ -229,44 +229,43 @@ def recognise_prepared(path: str, folders: Sequence[str], options: SourceOptions
     above = folders[0].rpartition("/")[0]
     if any(folder.rpartition("/")[0] != above for folder in folders):
         raise UsageError(f"{path} holds several prepared datasets: give one of them, like {above}")
-    classes: list[Classes] = []
-    parts: list[Part] = []
-    for folder in folders:
-        with scratch_folder("index") as scratch:
-            here = Path(folder)
-            try:
-                if "://" in folder:
-                    remote, here = Remote(folder, options.storage_options), scratch
-                    for name in (MANIFEST, INDEX):
-                        (scratch / name).write_bytes(remote.read(name))
-                manifest = read_manifest(here)
-                if not CODECS[manifest.codec].image_file:
-                    raise UsageError(
-                        f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
-                    )
-                index = read_index(here, manifest)
-                names = [f"{key}.jpg" for key in index.keys]
-            except DatasetError as error:
-                what = str(error).replace(str(here), folder)
-                raise SourceError(f"{what}: run `feedline verify` on {folder}") from error
-        classes.append(manifest.classes)
-        numbers = [str(label) for label in range(len(manifest.classes))]
-        if options.wants(manifest.split):
-            parts.append(
-                Part(
-                    split=manifest.split,
-                    names=names,
-                    labels=[numbers[label] for label in index.labels_N.tolist()],
-                    paths=[f"{folder}/{shard.name}" for shard in manifest.shards],
-                    path_N=index.shards_N,
-                    offsets_N=index.offsets_N,
-                    lengths_N=index.lengths_N,
-                    crc32_N=index.crc32_N,
-                )
-            )
-    if any(other != classes[0] for other in classes):
+    splits = [read_prepared(folder, options.storage_options) for folder in folders]
+    classes = splits[0][0]
+    if any(other != classes for other, _ in splits):
         raise SourceError(f"{path}: its splits have different classes")
-    return PreparedSource(parts=parts, classes=classes[0])
+    return PreparedSource(parts=[part for _, part in splits if options.wants(part.split)], classes=classes)
+
+
+def read_prepared(folder: str, storage_options: dict[str, Any]) -> tuple[Classes, Part]:
+    """A prepared split, here or at an address."""
+    with scratch_folder("index") as scratch:
+        here = Path(folder)
+        try:
+            if "://" in folder:
+                remote, here = Remote(folder, storage_options), scratch
+                for name in (MANIFEST, INDEX):
+                    (scratch / name).write_bytes(remote.read(name))
+            manifest = read_manifest(here)
+            if not CODECS[manifest.codec].image_file:
+                raise UsageError(
+                    f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
+                )
+            index = read_index(here, manifest)
+            keys = index.keys
+        except DatasetError as error:
+            what = str(error).replace(str(here), folder)
+            raise SourceError(f"{what}: run `feedline verify` on {folder}") from error
+    written = [str(label) for label in range(len(manifest.classes))]
+    return manifest.classes, Part(
+        split=manifest.split,
+        names=[f"{key}.jpg" for key in keys],
+        labels=[written[label] for label in index.labels_N.tolist()],
+        paths=[f"{folder}/{shard.name}" for shard in manifest.shards],
+        path_N=index.shards_N,
+        offsets_N=index.offsets_N,
+        lengths_N=index.lengths_N,
+        crc32_N=index.crc32_N,
+    )
 
 
 def recognise_tars(path: str, options: SourceOptions) -> ShardsSource | None:
