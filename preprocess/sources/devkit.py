@@ -125,7 +125,7 @@ class Truth:
             raise SourceError(f"{where}: some lines name their image and some do not")
         return cls(where=where, rows=rows)
 
-    def labels(self, names: Sequence[str], classes: Classes, label_of_id: Mapping[int, int] | None) -> list[str]:
+    def labels(self, names: Sequence[str], classes: Classes, label_of_id: Mapping[int, int]) -> list[str]:
         """The images' classes by `class_id`: from wnids, class names, devkit IDs (by order), or label numbers (by
         name). Raises SourceError when an image has none.
         """
@@ -136,7 +136,7 @@ class Truth:
         if without is not None:
             raise SourceError(f"val image {without!r} has no truth in {self.where}: add its line or remove it")
         known = label_by_name(classes)
-        numbers = {label: label for label in range(len(classes))} if by_name else label_of_id or {}
+        numbers = {label: label for label in range(len(classes))} if by_name else label_of_id
         labels: list[str] = []
         for word in (word_of[name] for name in names):
             is_number = word.isascii() and word.isdigit()

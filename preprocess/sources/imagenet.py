@@ -77,31 +77,31 @@ def walk_tars(split: str, tars: Sequence[ClassTar], options: Mapping[str, Any]) 
 @dataclass(kw_only=True)
 class IlsvrcSource(Source):
     where: str
-    train: Place | None
-    val: Place | None
+    places: dict[str, Place]
+    """By split."""
     devkit: Devkit | None
     truth: Truth | None
     options: SourceOptions
     kind = "ilsvrc"
 
     def __post_init__(self) -> None:
-        self.class_tars = class_tars(self.train, self.options.storage_options) if self.train else []
-        train = [tar.name for tar in self.class_tars] or folders_of(self.train)
-        if self.devkit is not None:
-            self.classes = self.devkit.classes
+        train = self.places.get("train")
+        self.class_tars = class_tars(train, self.options.storage_options) if train is not None else []
+        names = [tar.name for tar in self.class_tars] or folders_of(train)
+        if self.devkit is None:
+            named = names or folders_of(self.places.get("val")) or self._truth_names()
+            self.classes = [class_entry(name) for name in named]
         else:
-            self.classes = [class_entry(name) for name in train or folders_of(self.val) or self._truth_names()]
+            self.classes = self.devkit.classes
         self.label_of = {class_id(entry): label for label, entry in enumerate(self.classes)}
-        if self.devkit is not None and self.train is not None:
-            strange = sorted({*train} - self.label_of.keys())
-            if strange:
+        if self.devkit is not None and train is not None:
+            for strange in sorted({*names} - self.label_of.keys())[:1]:
                 known = f"{len(self.classes)} of {self.devkit.where}"
-                raise SourceError(f"{self.train.path}: class {strange[0]} is none of the {known}")
-            missing = sorted(self.label_of.keys() - {*train})
-            if missing:
-                form = "class folders" if self.train.form == "class folders" else "class tars"
+                raise SourceError(f"{train.path}: class {strange} is none of the {known}")
+            if missing := sorted(self.label_of.keys() - {*names}):
+                form = "class folders" if train.form == "class folders" else "class tars"
                 lack = f"lacks {len(missing)} of {len(self.classes)} {form} (first: {missing[0]})"
-                self._check_allowed(f"{self.train.path} {lack}")
+                self._check_allowed(f"{train.path} {lack}")
 
     def _check_allowed(self, lack: str) -> None:
         if self.options.missing_classes != "allow":
@@ -113,24 +113,25 @@ class IlsvrcSource(Source):
             partial(walk_tars, "train", tars[start : start + CLASS_TARS_PER_TASK], storage)
             for start in range(0, len(tars), CLASS_TARS_PER_TASK)
         ]
-        for split, place in (("train", self.train), ("val", self.val)):
-            if place is not None and place.form == "class folders":
+        for split, place in self.places.items():
+            if place.form == "class folders":
                 tasks += folder_tasks(split, Path(place.path), self.label_of)
-        if self.val is not None and self.val.form == "flat":
-            tasks.append(partial(list_images, "val", {"": self.val.path}))
-        if self.val is not None and self.val.form == "archive":
-            tasks.append(partial(walk_tars, "val", [ClassTar("", self.val.path)], storage))
+            elif place.form == "flat":
+                tasks.append(partial(list_images, split, {"": place.path}))
+            elif split == "val":
+                tasks.append(partial(walk_tars, split, [ClassTar("", place.path)], storage))
         return tasks
 
     def finish(self, parts: Sequence[Part]) -> Found:
+        train, val = self.places.get("train"), self.places.get("val")
         held = {word for part in parts if part.split == "train" for word in part.labels}
         empty = next((name for name in self.label_of if name not in held), None)
-        if self.train is not None and empty is not None:
-            self._check_allowed(f"{self.train.path}: class {empty} has no image")
-        if self.val is not None and not any(len(part) for part in parts if part.split == "val"):
-            raise SourceError(f"{self.val.path} holds no image")
-        if self.truth is not None and self.val is not None and self.val.form != "class folders":
-            ids = self.devkit.label_of_id if self.devkit is not None else None
+        if train is not None and empty is not None:
+            self._check_allowed(f"{train.path}: class {empty} has no image")
+        if val is not None and not any(len(part) for part in parts if part.split == "val"):
+            raise SourceError(f"{val.path} holds no image")
+        if self.truth is not None and val is not None and val.form != "class folders":
+            ids = self.devkit.label_of_id if self.devkit is not None else {}
             of_names = partial(self.truth.labels, classes=self.classes, label_of_id=ids)
             parts = [part if part.split == "train" else replace(part, labels=of_names(part.names)) for part in parts]
         return found(parts, self.classes, self.label_of)
@@ -183,14 +184,14 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
     if is_pattern(path):
         return None
     if "://" in path:
-        train, val, kit = remote_places(path, options.storage_options)
-        is_ours = train is not None or val is not None
+        places, kit = remote_places(path, options.storage_options)
+        is_ours = bool(places)
     else:
         where = Path(path)
-        train, val = local_places(where)
-        alone = val is not None and where.is_file() and options.ground_truth is None
+        places = local_places(where)
+        alone = "val" in places and where.is_file() and options.ground_truth is None
         kit = devkit_beside(where.parent if alone else where)  # train's labels need none: they are its tars' ranks
-        forms = {place.form for place in (train, val) if place is not None}
+        forms = {place.form for place in places.values()}
         has_devkit = kit is not None or options.devkit is not None
         is_flat_with_truth = "flat" in forms and options.ground_truth is not None
         is_ours = bool(forms & {"archive", "class tars"}) or (bool(forms) and has_devkit) or is_flat_with_truth
@@ -198,8 +199,8 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
         return None
     kit = options.devkit or kit
     devkit = read_devkit(kit, options.storage_options) if kit is not None else None
-    train, val = (place if options.wants(split) else None for split, place in (("train", train), ("val", val)))
-    truth = None
+    places = {split: place for split, place in places.items() if options.wants(split)}
+    val, truth = places.get("val"), None
     if options.ground_truth is not None:
         truth = Truth.read(options.ground_truth)
     elif devkit is not None and devkit.truth is not None:
@@ -209,20 +210,17 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
             f"{val.path} has no ground truth: put {DEVKIT} beside it, give --source-option "
             "devkit=… or ground_truth=…, or take --source-option splits=train"
         )
-    return IlsvrcSource(where=path, train=train, val=val, devkit=devkit, truth=truth, options=options)
+    return IlsvrcSource(where=path, places=places, devkit=devkit, truth=truth, options=options)
 
 
-def local_places(where: Path) -> tuple[Place | None, Place | None]:
-    """(train, val), as far as they are recognised."""
+def local_places(where: Path) -> dict[str, Place]:
+    """By split, train first, as far as they are recognised."""
     if where.is_file():
-        train, val = (Place("archive", str(where)) if is_archive(where, name) else None for name in ("train", "val"))
-        return train, val
+        return {split: Place("archive", str(where)) for split in ("train", "val") if is_archive(where, split)}
     if any(WNID_TAR.fullmatch(entry.name) for entry in where.iterdir()):
-        return Place("class tars", str(where)), None
-    train, val = split_place(where, "train"), split_place(where, "val")
-    if train is None and val is None and has_images(where):
-        val = Place("flat", str(where))
-    return train, val
+        return {"train": Place("class tars", str(where))}
+    places = {split: place for split in ("train", "val") if (place := split_place(where, split)) is not None}
+    return places or ({"val": Place("flat", str(where))} if has_images(where) else {})
 
 
 def split_place(where: Path, split: str) -> Place | None:
@@ -272,23 +270,27 @@ def devkit_beside(folder: Path) -> str | None:
     return str(ranked[0]) if ranked else None
 
 
-def remote_places(address: str, options: dict[str, Any]) -> tuple[Place | None, Place | None, str | None]:
-    """(train, val, devkit's address) at or under `address`; for the val tar alone also the devkit beside it."""
+def remote_places(address: str, options: dict[str, Any]) -> tuple[dict[str, Place], str | None]:
+    """(places by split, devkit's address) at or under `address`; for the val tar alone also the devkit beside it."""
     if address.endswith(PACKED) and not address.endswith((TRAIN, VAL, DEVKIT)):
-        return None, None, None
+        return {}, None
     files = {file.path: file.path.rpartition("/")[2] for file in expand(address, (".tar", DEVKIT), options)}
     official = {name: path for path, name in files.items() if name in (TRAIN, VAL, DEVKIT)}
-    train, val = (Place("archive", official[name]) if name in official else None for name in (TRAIN, VAL))
     folders = sorted({path.rpartition("/")[0] for path, name in files.items() if WNID_TAR.fullmatch(name)})
-    if train is None and folders:
-        train = Place("class tars", train_folder(address, folders))
+    places: dict[str, Place] = {}
+    if TRAIN in official:
+        places["train"] = Place("archive", official[TRAIN])
+    elif folders:
+        places["train"] = Place("class tars", train_folder(address, folders))
+    if VAL in official:
+        places["val"] = Place("archive", official[VAL])
     if list(official) == [VAL] and address.endswith(VAL):
         import fsspec
 
         kit = f"{address.removesuffix(VAL)}{DEVKIT}"
         filesystem, path = fsspec.core.url_to_fs(kit, **options)
         official |= {DEVKIT: kit} if filesystem.exists(path) else {}
-    return train, val, official.get(DEVKIT)
+    return places, official.get(DEVKIT)
 
 
 def train_folder(address: str, folders: list[str]) -> str:
