@@ -77,10 +77,10 @@ def present(out: Path, config: SynthConfig) -> dict[str, Any] | None:
     """The stamp, if this very dataset is there; None if nothing is. Raises UsageError otherwise."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
-    stamp: dict[str, Any] = {}
+    stamp: Any = None
     with suppress(OSError, ValueError):
         stamp = json.loads((out / STAMP).read_text())
-    if not stamp:
+    if not isinstance(stamp, dict) or not isinstance(stamp.get("files"), dict):
         raise UsageError(f"{out} holds something else: choose another folder")
     if stamp.get("settings") != config.settings():
         raise UsageError(f"{out} holds another synthetic dataset: choose another folder, or remove it")
