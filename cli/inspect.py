@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feedline.cli.common import OUTPUT, HtmlFile, Record, say, show, write
+from feedline.cli.common import HtmlFile, Record, show
 from feedline.cli.options import command
 
 if TYPE_CHECKING:
-    from feedline.preprocess.inspect import Thumbnail
     from feedline.profiling.render.sections import Page, Section
 
 CLASSES_SHOWN = 20
@@ -22,36 +21,29 @@ def inspect(
     out: Annotated[Path, typer.Argument(help="A prepared dataset, or one split of it.")],
     record: Record,
     html: HtmlFile = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a contact sheet."), OUTPUT] = None,
-    samples: Annotated[int, typer.Option(help="Samples on page and sheet.", min=1, max=2000)] = 48,
+    samples: Annotated[int, typer.Option(help="Samples on the page.", min=1, max=2000)] = 48,
     seed: Annotated[int, typer.Option(help="Which samples.", min=0)] = 0,
 ) -> None:
-    """Show classes, histograms of sizes and bytes, and a contact sheet of samples.
+    """Show classes and histograms of sizes and bytes; on the page also samples.
 
     Example: feedline inspect OUT --html sheet.html
     """
-    from feedline.preprocess.inspect import contact_sheet, thumbnails
     from feedline.preprocess.inspect import inspect as look
+    from feedline.preprocess.inspect import thumbnails
 
     splits = look(out)
-    shown = thumbnails(out, samples, seed) if html or png else []
-    show(page(str(out), splits, shown), html)
-    if png:
-        write(png, contact_sheet(shown))
-        say(f"wrote {png}")
+    show(page(str(out), splits, thumbnails(out, samples, seed) if html else []), html)
     record.write({"splits": splits})
 
 
-def page(title: str, splits: Mapping[str, Mapping[str, Any]], shown: "Sequence[Thumbnail]") -> "Page":
-    from feedline.preprocess.inspect import saved
+def page(title: str, splits: Mapping[str, Mapping[str, Any]], shown: Sequence[tuple[str, str, bytes]]) -> "Page":
     from feedline.profiling.render.sections import Page, Pictures, section
 
-    drawn = Pictures([(sample.key, sample.class_name, saved(sample.image, "JPEG")) for sample in shown])
     return Page(
         title=title,
         sections=[
             *(about(name, split) for name, split in splits.items()),
-            section(f"{len(shown)} samples, drawn at random", drawn if shown else None),
+            section(f"{len(shown)} samples, drawn at random", Pictures(shown) if shown else None),
         ],
         kicker="feedline inspect",
     )

@@ -1,14 +1,13 @@
-"""What is inside a prepared dataset: classes, sizes, bytes; samples drawn at random, and a sheet of them."""
+"""What is inside a prepared dataset: classes, sizes, bytes; samples drawn at random."""
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.table import CODECS
@@ -16,14 +15,6 @@ from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import prepared_splits, read_index, read_manifest
 
 THUMB_PX = 112
-CAPTION_PX = 14
-
-
-@dataclass(frozen=True)
-class Thumbnail:
-    key: str
-    class_name: str
-    image: Image.Image
 
 
 def inspect(out: Path) -> dict[str, dict[str, Any]]:
@@ -82,10 +73,10 @@ def histogram(values_N: npt.NDArray[Any], bins: int = 20) -> dict[str, Any]:
     }
 
 
-def thumbnails(out: Path, count: int, seed: int = 0) -> list[Thumbnail]:
-    """Samples drawn at random, the same for the same seed, spread over all splits."""
+def thumbnails(out: Path, count: int, seed: int = 0) -> list[tuple[str, str, bytes]]:
+    """(key, class, small JPEG) of samples drawn at random, the same for the same seed, spread over all splits."""
     folders = splits(out)
-    shown: list[Thumbnail] = []
+    shown: list[tuple[str, str, bytes]] = []
     for number, folder in enumerate(folders):
         manifest = read_manifest(folder)
         index = read_index(folder, manifest)
@@ -99,27 +90,9 @@ def thumbnails(out: Path, count: int, seed: int = 0) -> list[Thumbnail]:
                 except (DatasetError, ValueError, OSError):
                     image = Image.new("RGB", (THUMB_PX, THUMB_PX), (160, 0, 0))  # red: there, and cannot be shown
                 image.thumbnail((THUMB_PX, THUMB_PX), Image.Resampling.BICUBIC)
-                shown.append(Thumbnail(index.key(sample), name, image))
+                file = io.BytesIO()
+                image.save(file, "JPEG", quality=85)
+                shown.append((index.key(sample), name, file.getvalue()))
         finally:
             files.close()
     return shown
-
-
-def contact_sheet(samples: Sequence[Thumbnail], columns: int = 8) -> bytes:
-    """One PNG with the samples in a grid, each with its class."""
-    rows = max(-(-len(samples) // columns), 1)
-    cell = THUMB_PX + CAPTION_PX + 8
-    sheet = Image.new("RGB", (columns * (THUMB_PX + 8), rows * cell), (255, 255, 255))
-    pen = ImageDraw.Draw(sheet)
-    for number, sample in enumerate(samples):
-        left, top = number % columns * (THUMB_PX + 8) + 4, number // columns * cell + 4
-        sheet.paste(sample.image, (left, top))
-        text = sample.class_name.encode("latin-1", "replace").decode("latin-1")[:18]  # the built-in font's letters
-        pen.text((left, top + THUMB_PX), text, fill=(60, 60, 60))
-    return saved(sheet, "PNG")
-
-
-def saved(image: Image.Image, kind: str) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, quality=85)
-    return file.getvalue()
