@@ -280,8 +280,10 @@ def joined(parts: Sequence[Part], label_of: Mapping[str, int | str]) -> Columns:
     path_numbers = [
         np.array([paths.setdefault(path, len(paths)) for path in part.paths], np.int32)[part.path_N] for part in parts
     ]
-    labels = [label_of[word] if word else -1 for part in parts for word in part.labels]
-    troubles = {row: label for row, label in enumerate(labels) if isinstance(label, str)}
+    words = [word for part in parts for word in part.labels]
+    unusable = {word: label for word, label in label_of.items() if isinstance(label, str)}
+    numbers = {**label_of, **dict.fromkeys(("", *unusable), -1)}
+    troubles = {row: unusable[word] for row, word in enumerate(words) if word in unusable} if unusable else {}
     start = 0
     for part in parts:
         troubles |= {start + row: why for row, why in part.troubles.items()}
@@ -289,7 +291,7 @@ def joined(parts: Sequence[Part], label_of: Mapping[str, int | str]) -> Columns:
     checksums = [part.crc32_N for part in parts if part.crc32_N is not None]
     return Columns(
         keys=unique_keys(parts),
-        labels_N=np.array([-1 if isinstance(label, str) else label for label in labels], np.int32),
+        labels_N=np.fromiter(map(numbers.__getitem__, words), np.int32, len(words)),
         splits_N=stacked([np.full(len(part), split_names.index(part.split)) for part in parts], np.int8),
         split_names=split_names,
         paths=list(paths),
