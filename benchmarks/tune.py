@@ -121,7 +121,8 @@ class Search:
         counts = counts_of_workers(self.config.most_workers, self.predicted)
         settings = [
             Setting(num_workers=workers, prefetch_factor=prefetch, batch_size=size)
-            for workers in counts for size in self.config.batch_sizes for prefetch in ((PREFETCH, 2 * PREFETCH) if workers else (PREFETCH,))
+            for workers in counts for size in self.config.batch_sizes
+            for prefetch in ((PREFETCH, 2 * PREFETCH) if workers else (PREFETCH,))
         ]  # fmt: skip
         return [setting for setting in dict.fromkeys([*settings, *self.windows]) if setting not in self.failed]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from feedline.pipeline.base.errors import SourceError
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.plan import selected
-from feedline.preprocess.sources.base import Classes, Columns, IndexTask, Part, Source, open_source
-from feedline.preprocess.sources.reading import SourceChanged
+from feedline.preprocess.sources.base import Classes, Columns, Part, Source, Task, open_source
 
 OnNote = Callable[[str], None]
 
@@ -40,10 +40,8 @@ def gather(
     Returns columns, classes, and size and time of each of the columns' paths.
     """
     source = source or open_configured(config)
-    if source.needs_staging:
-        staging.mkdir(parents=True, exist_ok=True)
-        news = now_and_then(on_note)
-        source = source.stage(staging, lambda done: news(f"unpacking: {done:,} samples"))
+    news = now_and_then(on_note)
+    source = source.stage(staging, lambda done: news(f"unpacking: {done:,} samples"))
     found = source.finish(indexed(source.tasks(), INDEX_THREADS, on_note))
     for note in found.notes:
         on_note(note)
@@ -56,11 +54,11 @@ def gather(
     return columns, classes, source_stats(columns.paths)
 
 
-def indexed(tasks: Sequence[IndexTask], threads: int, on_note: OnNote) -> list[Part]:
+def indexed(tasks: Sequence[Task], threads: int, on_note: OnNote) -> list[Part]:
     """The tasks' parts, in order."""
     news, parts, samples = now_and_then(on_note), list[Part](), 0
     with ThreadPoolExecutor(threads, "feedline-index") as pool:
-        for part in pool.map(lambda task: task.run(), tasks):
+        for part in pool.map(lambda task: task(), tasks):
             parts.append(part)
             samples += len(part)
             news(f"indexing: {len(parts):,} of {len(tasks):,} pieces, {samples:,} samples")
@@ -81,7 +79,7 @@ def now_and_then(on_note: OnNote) -> OnNote:
 
 
 def source_stats(paths: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Size and time (ns) of each file now; -1 for those that are not local and for broken links. Raises SourceChanged
+    """Size and time (ns) of each file now; -1 for those that are not local and for broken links. Raises SourceError
     for one that is gone. 16 bytes a file, so that a million loose images are watched too.
     """
     stats_P2 = np.full((len(paths), 2), -1, np.int64)
@@ -92,6 +90,6 @@ def source_stats(paths: Sequence[str]) -> npt.NDArray[np.int64]:
             except OSError as error:
                 if Path(path).is_symlink():
                     continue
-                raise SourceChanged(f"{path} cannot be read any more: {error.strerror}") from error
+                raise SourceError(f"{path} cannot be read any more: {error.strerror}") from error
             stats_P2[number] = now.st_size, now.st_mtime_ns
     return stats_P2

@@ -8,7 +8,7 @@ import io
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,33 +88,37 @@ def index_folder(folder: Path, options: SourceOptions, on_progress: OnProgress) 
     source = recognise_tars(str(folder), options)
     if source is None:
         raise UsageError(f"{folder} holds no tar")
-    found = source.finish([task.run() for task in source.tasks()])
+    found = source.finish([task() for task in source.tasks()])
     columns = checked(found.columns, len(found.classes))
     splits = [columns.split_names[number] for number in np.unique(columns.splits_N).tolist()]
     if len(splits) != 1:
         raise UsageError(f"{folder} holds shards of {', '.join(splits)}: give each split a folder of its own")
-    shards, done = list[Shard](), 0
+    shards: list[ShardInfo] = []
+    rows: list[Rows] = []
+    left_out: list[str] = []
+    done = 0
     with ThreadPoolExecutor(usable_cores()) as pool:
-        for shard in pool.map(lambda number: examine(columns, number), range(len(columns.paths))):
+        for shard, usable, unusable in pool.map(partial(examine, columns), range(len(columns.paths))):
             shards.append(shard)
-            done += len(shard.rows.keys) + len(shard.left_out)
+            rows.append(usable)
+            left_out += unusable
+            done += shard.samples + len(unusable)
             on_progress(done, len(columns))
-    index = index_table_bytes(index_table([shard.rows for shard in shards]))
+    index = index_table_bytes(index_table(rows))
     manifest = Manifest(
         split=splits[0],
-        samples=sum(shard.info.samples for shard in shards),
-        classes=with_safe_names(list(found.classes)),
-        shards=[shard.info for shard in shards],
+        samples=sum(shard.samples for shard in shards),
+        classes=with_safe_names(found.classes),
+        shards=shards,
         settings={"codec": "keep", "foreign": True},
         seed=0,
-        plan_hash=hashlib.sha256("".join(shard.info.sha256 for shard in shards).encode()).hexdigest(),
+        plan_hash=hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest(),
         index_sha256=hashlib.sha256(index).hexdigest(),
         versions=versions(),
     )
     (folder / MANIFEST).unlink(missing_ok=True)  # it does not fit the index that is written now
     write_atomically(folder / INDEX, index)
     write_atomically(folder / MANIFEST, manifest.to_json().encode())
-    left_out = [why for shard in shards for why in shard.left_out]
     return {
         "samples": manifest.samples,
         "shards": len(shards),
@@ -123,17 +127,8 @@ def index_folder(folder: Path, options: SourceOptions, on_progress: OnProgress) 
     }
 
 
-@dataclass(frozen=True)
-class Shard:
-    """What one foreign tar holds."""
-
-    info: ShardInfo
-    rows: Rows
-    """Of the usable images, in the tar's order."""
-    left_out: list[str]
-
-
-def examine(columns: Columns, number: int) -> Shard:
+def examine(columns: Columns, number: int) -> tuple[ShardInfo, Rows, list[str]]:
+    """Of one tar: what the manifest says of it, its usable images in order, and why the others are left out."""
     path = Path(columns.paths[number])
     members: list[int] = np.flatnonzero(columns.path_N == number).tolist()
     places = [Where(str(path), int(columns.offsets_N[row]), int(columns.lengths_N[row])) for row in members]
@@ -152,7 +147,7 @@ def examine(columns: Columns, number: int) -> Shard:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     size_bytes = path.stat().st_size
     info = ShardInfo(name=path.name, samples=len(keys), planned_samples=len(keys), bytes=size_bytes, sha256=sha256)
-    return Shard(info, Rows(keys, np.array(table, ROW)), left_out)
+    return info, Rows(keys, np.array(table, ROW)), left_out
 
 
 def picture_size(data: bytes) -> tuple[int, int] | None:

@@ -1,18 +1,13 @@
-"""What is inside a prepared dataset: classes, sizes, bytes; a contact sheet, and one HTML page of it all. Pure but
-for reading samples.
-"""
+"""What is inside a prepared dataset: classes, sizes, bytes; samples drawn at random."""
 
-import base64
-import html
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.table import CODECS
@@ -20,23 +15,6 @@ from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import prepared_splits, read_index, read_manifest
 
 THUMB_PX = 112
-CAPTION_PX = 14
-BLOCKS = " ▁▂▃▄▅▆▇█"
-PAGE_CLASSES = 40
-STYLE = """
-:root{color-scheme:light dark}
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}
-h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}pre{overflow:auto}
-.sheet{display:flex;flex-wrap:wrap;gap:.6rem}.sheet figure{margin:0;width:112px}
-.sheet figcaption{font-size:.8rem;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
-"""
-
-
-@dataclass(frozen=True)
-class Thumbnail:
-    key: str
-    class_name: str
-    image: Image.Image
 
 
 def inspect(out: Path) -> dict[str, dict[str, Any]]:
@@ -95,32 +73,10 @@ def histogram(values_N: npt.NDArray[Any], bins: int = 20) -> dict[str, Any]:
     }
 
 
-def summary(split: Mapping[str, Any], most_classes: int) -> list[str]:
-    """Lines on one split of `inspect`'s, for a terminal and for the page."""
-    mean = split["bytes"] / max(split["samples"], 1)
-    lines = [
-        f"{split['samples']:,} samples in {split['shards']} shards, {mean:,.0f} bytes a sample",
-        ", ".join(f"{key} {value}" for key, value in split["settings"].items()),
-        f"seed {split['seed']}, plan {split['plan_hash'][:16]}",
-    ]
-    for name, label in (("width_px", "width"), ("height_px", "height"), ("sample_bytes", "bytes")):
-        values = split[name]
-        if values["min"] is not None:
-            bars = "".join(BLOCKS[-(-n * (len(BLOCKS) - 1) // max(values["counts"]))] for n in values["counts"])
-            lines.append(f"{label:<7} {bars} {values['min']:,} to {values['max']:,}, median {values['median']:,.0f}")
-    classes = split["classes"]
-    counts = [entry["samples"] for entry in classes]
-    lines.append(f"{len(counts):,} classes of {min(counts, default=0):,} to {max(counts, default=0):,} samples")
-    lines += [f"  {entry['label']:>4} {entry['name']}: {entry['samples']:,}" for entry in classes[:most_classes]]
-    if len(classes) > most_classes:
-        lines.append(f"  … and {len(classes) - most_classes} more (all of them with --json)")
-    return lines
-
-
-def thumbnails(out: Path, count: int, seed: int = 0) -> list[Thumbnail]:
-    """Samples drawn at random, the same for the same seed, spread over all splits."""
+def thumbnails(out: Path, count: int, seed: int = 0) -> list[tuple[str, str, bytes]]:
+    """(key, class, small JPEG) of samples drawn at random, the same for the same seed, spread over all splits."""
     folders = splits(out)
-    shown: list[Thumbnail] = []
+    shown: list[tuple[str, str, bytes]] = []
     for number, folder in enumerate(folders):
         manifest = read_manifest(folder)
         index = read_index(folder, manifest)
@@ -134,45 +90,9 @@ def thumbnails(out: Path, count: int, seed: int = 0) -> list[Thumbnail]:
                 except (DatasetError, ValueError, OSError):
                     image = Image.new("RGB", (THUMB_PX, THUMB_PX), (160, 0, 0))  # red: there, and cannot be shown
                 image.thumbnail((THUMB_PX, THUMB_PX), Image.Resampling.BICUBIC)
-                shown.append(Thumbnail(index.key(sample), name, image))
+                file = io.BytesIO()
+                image.save(file, "JPEG", quality=85)
+                shown.append((index.key(sample), name, file.getvalue()))
         finally:
             files.close()
     return shown
-
-
-def contact_sheet(samples: Sequence[Thumbnail], columns: int = 8) -> bytes:
-    """One PNG with the samples in a grid, each with its class."""
-    rows = max(-(-len(samples) // columns), 1)
-    cell = THUMB_PX + CAPTION_PX + 8
-    sheet = Image.new("RGB", (columns * (THUMB_PX + 8), rows * cell), (255, 255, 255))
-    pen = ImageDraw.Draw(sheet)
-    for number, sample in enumerate(samples):
-        left, top = number % columns * (THUMB_PX + 8) + 4, number // columns * cell + 4
-        sheet.paste(sample.image, (left, top))
-        text = sample.class_name.encode("latin-1", "replace").decode("latin-1")[:18]  # the built-in font's letters
-        pen.text((left, top + THUMB_PX), text, fill=(60, 60, 60))
-    file = io.BytesIO()
-    sheet.save(file, "PNG")
-    return file.getvalue()
-
-
-def page(title: str, splits: Mapping[str, Mapping[str, Any]], samples: Sequence[Thumbnail]) -> str:
-    """One HTML page that needs no other file."""
-    parts: list[str] = []
-    for name, split in splits.items():
-        text = "\n".join(summary(split, PAGE_CLASSES))
-        parts.append(f"<h2>{html.escape(name)}</h2><pre>{html.escape(text)}</pre>")
-    cells: list[str] = []
-    for sample in samples:
-        file = io.BytesIO()
-        sample.image.save(file, "JPEG", quality=85)
-        key, data = html.escape(sample.key), base64.b64encode(file.getvalue()).decode()
-        cells.append(
-            f'<figure><img alt="{key}" src="data:image/jpeg;base64,{data}">'
-            f'<figcaption title="{key}">{html.escape(sample.class_name)}</figcaption></figure>'
-        )
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{STYLE}</style><h1>{html.escape(title)}</h1>{''.join(parts)}"
-        f'<h2>{len(samples)} samples, drawn at random</h2><div class="sheet">{"".join(cells)}</div></html>\n'
-    )

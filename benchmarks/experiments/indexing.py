@@ -21,7 +21,7 @@ import numpy as np
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, spread, write
 from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header
 from feedline.preprocess.sources.base import Part, joined, open_source
-from feedline.preprocess.sources.imagenet import ClassTar, IlsvrcSource, TarTask
+from feedline.preprocess.sources.imagenet import ClassTar, IlsvrcSource, walk_tars
 
 MEMBER_BYTES = 115_000
 TARFILE_CLASSES = 10
@@ -68,7 +68,7 @@ def walks(archive: Path, count: int) -> dict[str, Any]:
         return run
 
     def ours() -> int:
-        return len(TarTask(split="train", tars=tars).run())
+        return len(walk_tars("train", tars, {}))
 
     cells = {
         "feedline": per_cpu_s(ours),
@@ -97,7 +97,7 @@ def whole_imagenet() -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     parts = [generated_part(label, images // classes + (label < images % classes)) for label in range(classes)]
     started_s = time.process_time()
-    columns = joined(parts)
+    columns = joined(parts, {f"n{label:08d}": label for label in range(classes)})
     return {
         "imagenet_samples": len(columns),
         "imagenet_join_cpu_s": round(time.process_time() - started_s, 2),
@@ -109,7 +109,7 @@ def generated_part(label: int, count: int) -> Part:
     return Part(
         split="train",
         names=[f"n{label:08d}_{place}.JPEG" for place in range(count)],
-        labels_N=np.full(count, label, np.int32),
+        labels=[f"n{label:08d}"] * count,
         paths=["ILSVRC2012_img_train.tar"],
         path_N=np.zeros(count, np.int32),
         offsets_N=np.arange(count, dtype=np.int64) * MEMBER_BYTES,

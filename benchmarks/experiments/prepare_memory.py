@@ -65,7 +65,7 @@ def executor(source: str) -> list[dict[str, Any]]:
 def driver() -> dict[str, Any]:
     """In a process of its own: the experiment's libraries would count."""
     classes = [{"name": f"n{number:08d}"} for number in range(1000)]
-    source: Any = SimpleNamespace(needs_staging=False)
+    source: Any = SimpleNamespace()
     prepare.open_configured = lambda config: source
     prepare.gather = lambda config, staging, on_note, source=None: (imagenet_like(IMAGENET), classes, None)
     spark.write_group = fabricated

@@ -45,6 +45,10 @@ class RecordingError(UsageError):
     """A file that is no recording, of another version, or cannot be read or written."""
 
 
+class SourceError(FeedlineError):
+    """A raw dataset that is damaged, does not fit together, or changed while it was read."""
+
+
 class DatasetError(FeedlineError):
     """A prepared dataset that is missing, damaged, or not what it says it is."""
 

@@ -1,13 +1,11 @@
 """Raw datasets, whatever their form, as columns of descriptors: where every sample's bytes are, and its label.
 
-A source lists *tasks*, small picklable objects that each walk a piece of it (some inner tars, some folders) and give
-a `Part`; they may run anywhere, in any order. `finish` puts the parts together in the tasks' order: labels, classes,
-keys. A source whose bytes cannot be addressed unpacks itself into staging tars, and goes on as those.
+A source lists *tasks*, small picklable functions that each walk a piece of it (some inner tars, some folders) and
+give a `Part`; they may run anywhere, in any order. `finish` puts the parts together in the tasks' order: labels,
+classes, keys. A source whose bytes cannot be addressed unpacks itself into staging tars, and goes on as those.
 
-    source = open_source("/data/imagenet")
-    if source.needs_staging:
-        source = source.stage(folder)
-    found = source.finish([task.run() for task in source.tasks()])
+    source = open_source("/data/imagenet").stage(folder)
+    found = source.finish([task() for task in source.tasks()])
 
 Adding a source is one file with a function `recognise(path, options) -> Source | None`, and its name in `KINDS`.
 Every mistake in a source is one line: UsageError for what cannot be meant, SourceError for what is damaged.
@@ -16,13 +14,12 @@ Every mistake in a source is one line: UsageError for what cannot be meant, Sour
 import errno
 import hashlib
 import os
-from abc import ABC
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,10 +44,6 @@ OnProgress = Callable[[int], None]
 """Called with the number of samples done."""
 Classes = list[dict[str, Any]]
 """By label: {"name": …} and, for ImageNet, {"wnid": …, "names": […]}."""
-
-
-class SourceError(FeedlineError):
-    """A raw dataset that is damaged or does not fit together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +127,10 @@ class Sample(NamedTuple):
     offset: int
     """Absolute, in the file or object at the path."""
     length: int
-    label: int = -1
-    """-1 where only `finish` can know."""
+    label: str = ""
+    """As the source writes it, which `finish` numbers; "" is none."""
     trouble: str = ""
     """Why it cannot be used whatever its bytes are."""
-    written_label: str = ""
-    """As the source writes it, where only `finish` can number it; "" is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +139,13 @@ class Part:
 
     split: str
     names: list[str]
-    labels_N: npt.NDArray[np.int32]
+    labels: list[str]
     paths: list[str]
     path_N: npt.NDArray[np.int32]
     """Number in `paths`."""
     offsets_N: npt.NDArray[np.int64]
     lengths_N: npt.NDArray[np.int64]
     troubles: dict[int, str] = field(default_factory=dict[int, str])
-    written_labels: list[str] = field(default_factory=list[str])
     crc32_N: npt.NDArray[np.uint32] | None = None
     """Of the samples' bytes, where an index has them."""
     passed_over: dict[str, int] = field(default_factory=dict[str, int])
@@ -173,15 +163,18 @@ class Part:
         return cls(
             split=split,
             names=[row.name for row in rows],
-            labels_N=np.array([row.label for row in rows], np.int32),
+            labels=[row.label for row in rows],
             paths=list(paths),
             path_N=np.array([paths[row.path] for row in rows], np.int32),
             offsets_N=np.array([row.offset for row in rows], np.int64),
             lengths_N=np.array([row.length for row in rows], np.int64),
             troubles={place: row.trouble for place, row in enumerate(rows) if row.trouble},
-            written_labels=[row.written_label for row in rows],
             **more,
         )
+
+
+Task = Callable[[], Part]
+"""A piece of the walk; it can be pickled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,33 +183,26 @@ class Found:
 
     columns: Columns
     classes: Classes
-    notes: list[str] = field(default_factory=list[str])
+    notes: list[str]
     """Lines that a user may want to read."""
 
 
-class IndexTask(Protocol):
-    """A picklable piece of the walk."""
-
-    def run(self) -> Part: ...
-
-
-class Source(ABC):
-    """A raw dataset."""
+class Source:
+    """A raw dataset. One that must be unpacked has a `stage` that gives another; others have `tasks` and `finish`."""
 
     kind: str
-    needs_staging: bool = False
-    """Whether `stage` must come first; the folder it writes must stay, and be seen by all tasks, until the end."""
 
     def stage(self, folder: Path, on_progress: OnProgress = lambda _: None) -> "Source":
-        """Unpacks into tars in `folder`, sequentially, the same bytes each time; returns the source to go on with."""
+        """What to go on with: unpacked into tars in `folder`, sequentially, the same bytes each time, if it must be.
+        All tasks must see that folder until the end."""
         return self
 
-    def tasks(self) -> Sequence[IndexTask]:
-        raise RuntimeError("stage() comes first")
+    def tasks(self) -> Sequence[Task]:
+        raise NotImplementedError("stage() comes first")
 
     def finish(self, parts: Sequence[Part]) -> Found:
         """The whole, from the tasks' parts in the tasks' order. Raises SourceError when they do not fit."""
-        raise RuntimeError("stage() comes first")
+        raise NotImplementedError("stage() comes first")
 
 
 def open_source(path: str, **options: Any) -> Source:
@@ -276,37 +262,43 @@ def check_used(options: SourceOptions, kind: str, path: str) -> None:
 # --- putting parts together ---------------------------------------------------------------------------
 
 
-def passed_over(parts: Sequence[Part]) -> list[str]:
-    """Notes."""
+def found(
+    parts: Sequence[Part], classes: Classes, label_of: Mapping[str, int | str], notes: Sequence[str] = ()
+) -> Found:
+    """All parts, in order. `label_of` a label as it is written: its number, or why it is none."""
     counts = Counter[str]()
     for part in parts:
         counts.update(part.passed_over)
-    return [f"passed over: {count} {what}" for what, count in sorted(counts.items())]
+    over = [f"passed over: {count} {what}" for what, count in sorted(counts.items())]
+    return Found(columns=joined(parts, label_of), classes=classes, notes=[*notes, *over])
 
 
-def joined(parts: Sequence[Part]) -> Columns:
-    """One table from all parts, in order."""
+def joined(parts: Sequence[Part], label_of: Mapping[str, int | str]) -> Columns:
+    """One table from all parts."""
     split_names = sorted({part.split for part in parts}, key=lambda name: (name != "train", name))
     paths: dict[str, int] = {}
     path_numbers = [
         np.array([paths.setdefault(path, len(paths)) for path in part.paths], np.int32)[part.path_N] for part in parts
     ]
-    starts = np.cumsum([0, *(len(part) for part in parts)]).tolist()
+    words = [word for part in parts for word in part.labels]
+    unusable = {word: label for word, label in label_of.items() if isinstance(label, str)}
+    numbers = {**label_of, **dict.fromkeys(("", *unusable), -1)}
+    troubles = {row: unusable[word] for row, word in enumerate(words) if word in unusable} if unusable else {}
+    start = 0
+    for part in parts:
+        troubles |= {start + row: why for row, why in part.troubles.items()}
+        start += len(part)
     checksums = [part.crc32_N for part in parts if part.crc32_N is not None]
     return Columns(
         keys=unique_keys(parts),
-        labels_N=stacked([part.labels_N for part in parts], np.int32),
+        labels_N=np.fromiter(map(numbers.__getitem__, words), np.int32, len(words)),
         splits_N=stacked([np.full(len(part), split_names.index(part.split)) for part in parts], np.int8),
         split_names=split_names,
         paths=list(paths),
         path_N=stacked(path_numbers, np.int32),
         offsets_N=stacked([part.offsets_N for part in parts], np.int64),
         lengths_N=stacked([part.lengths_N for part in parts], np.int64),
-        troubles={
-            start + row: why
-            for start, part in zip(starts[:-1], parts, strict=True)
-            for row, why in part.troubles.items()
-        },
+        troubles=troubles,
         crc32_N=stacked(checksums, np.uint32) if checksums and len(checksums) == len(parts) else None,
     )
 

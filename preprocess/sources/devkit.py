@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.sources.base import Classes, SourceError, without_extension
-from feedline.preprocess.sources.labels import class_entry
+from feedline.pipeline.base.errors import SourceError, UsageError, first_line
+from feedline.preprocess.sources.base import Classes, without_extension
+from feedline.preprocess.sources.labels import class_entry, class_id, label_by_name
 from feedline.preprocess.sources.reading import open_remote
 
 META = "meta.mat"
@@ -55,8 +54,8 @@ def read_devkit(where: str, options: Mapping[str, Any]) -> Devkit:
                     if name in (META, TRUTH) and member.isfile() and (file := archive.extractfile(member)):
                         files[name] = file.read()
         except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")
-            raise SourceError(f"devkit {where} cannot be read ({first}): download it again") from error
+            why = first_line(error).rstrip(":")
+            raise SourceError(f"devkit {where} cannot be read ({why}): download it again") from error
     if META not in files:
         raise SourceError(f"{where} has no data/{META}: give the devkit as downloaded (ILSVRC2012_devkit_t12.tar.gz)")
     synsets = leaf_synsets(files[META], where)
@@ -126,12 +125,9 @@ class Truth:
             raise SourceError(f"{where}: some lines name their image and some do not")
         return cls(where=where, rows=rows)
 
-    def labels(
-        self, names: Sequence[str], classes: Classes, label_of_id: Mapping[int, int] | None
-    ) -> npt.NDArray[np.int32]:
-        """Of the images: from wnids, class names, devkit IDs (by order), or label numbers (by name).
-
-        Raises SourceError when an image has none.
+    def labels(self, names: Sequence[str], classes: Classes, label_of_id: Mapping[int, int]) -> list[str]:
+        """The images' classes by `class_id`: from wnids, class names, devkit IDs (by order), or label numbers (by
+        name). Raises SourceError when an image has none.
         """
         names = [bare(name) for name in names]
         by_name = any(name for name, _ in self.rows)
@@ -139,12 +135,9 @@ class Truth:
         without = next((name for name in sorted(names) if name not in word_of), None)
         if without is not None:
             raise SourceError(f"val image {without!r} has no truth in {self.where}: add its line or remove it")
-        known: dict[str, int] = {}
-        for label, entry in enumerate(classes):
-            for word in (entry.get("wnid"), entry["name"]):
-                known.setdefault(str(word), label)
-        numbers = {label: label for label in range(len(classes))} if by_name else label_of_id or {}
-        labels: list[int] = []
+        known = label_by_name(classes)
+        numbers = {label: label for label in range(len(classes))} if by_name else label_of_id
+        labels: list[str] = []
         for word in (word_of[name] for name in names):
             is_number = word.isascii() and word.isdigit()
             label = known.get(word, numbers.get(int(word)) if is_number else None)
@@ -153,8 +146,8 @@ class Truth:
             if label is None:
                 span = f"; numbers go from {min(numbers)} to {max(numbers)}" if numbers else ""
                 raise SourceError(f"{self.where} says {word!r}, which is none of the {len(classes)} classes{span}")
-            labels.append(label)
-        return np.array(labels, np.int32)
+            labels.append(class_id(classes[label]))
+        return labels
 
     def _by_rank(self, names: Sequence[str]) -> dict[str, str]:
         ordered = sorted(names)

@@ -6,70 +6,44 @@ beside the class folders has no label, a broken link no bytes: both go to quaran
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-
-from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.sources.base import (
-    SPLITS,
-    Found,
-    IndexTask,
-    Part,
-    Sample,
-    Source,
-    SourceError,
-    SourceOptions,
-    joined,
-    passed_over,
-)
+from feedline.pipeline.base.errors import SourceError, UsageError
+from feedline.preprocess.sources.base import SPLITS, Found, Part, Sample, Source, SourceOptions, Task, found
 from feedline.preprocess.sources.labels import class_entry
 from feedline.preprocess.sources.listing import SPLIT_NAMES, is_image, is_image_file
 
 CLASSES_PER_TASK = 16
 
 
-class ClassFolder(NamedTuple):
-    name: str
-    """"" is a folder with images right in it, of any class."""
-    label: int
-    path: str
+def folder_tasks(split: str, folder: Path, classes: Collection[str]) -> Iterator[Task]:
+    """The class folders, then the images beside them. Raises SourceError for a class folder that is none of
+    `classes`."""
+    names = class_folders(folder)
+    for strange in sorted({*names} - {*classes})[:1]:
+        raise SourceError(
+            f"{folder / strange} is no class of the dataset ({len(classes)} classes): remove or rename it"
+        )
+    for start in range(0, len(names), CLASSES_PER_TASK):
+        yield partial(
+            list_images, split, {name: f"{folder / name}" for name in names[start : start + CLASSES_PER_TASK]}
+        )
+    if has_images(folder):
+        yield partial(list_images, split, {"": str(folder)})
 
 
-@dataclass(frozen=True, kw_only=True)
-class FolderTask:
-    """Lists the images of some class folders."""
-
-    split: str
-    folders: list[ClassFolder]
-
-    @classmethod
-    def of_classes(cls, split: str, folder: Path, labels: Mapping[str, int]) -> Iterator["FolderTask"]:
-        """The class folders, then the images beside them. Raises SourceError for a class folder that has no label."""
-        names = class_folders(folder)
-        strange = next((name for name in names if name not in labels), None)
-        if strange is not None:
-            raise SourceError(
-                f"{folder / strange} is no class of the dataset ({len(labels)} classes): remove or rename it"
-            )
-        folders = [ClassFolder(name, labels[name], str(folder / name)) for name in names]
-        for start in range(0, len(folders), CLASSES_PER_TASK):
-            yield cls(split=split, folders=folders[start : start + CLASSES_PER_TASK])
-        if has_images(folder):
-            yield cls(split=split, folders=[ClassFolder("", -1, str(folder))])
-
-    def run(self) -> Part:
-        rows: list[Sample] = []
-        others: Counter[str] = Counter()
-        for folder in self.folders:
-            for name, path, size in sorted(images_under(folder.path, others, deep=bool(folder.name))):
-                full_name = f"{folder.name}/{name}" if folder.name else name
-                trouble = "broken link" if size < 0 else ""
-                rows.append(Sample(full_name, path, 0, max(size, 0), folder.label, trouble))
-        return Part.of(self.split, rows, passed_over=dict(others), in_classes=bool(self.folders[0].name))
+def list_images(split: str, folders: Mapping[str, str]) -> Part:
+    """Of some classes' folders; "" has images of any class right in it."""
+    rows: list[Sample] = []
+    others: Counter[str] = Counter()
+    for class_name, folder in folders.items():
+        for name, path, size in sorted(images_under(folder, others, deep=bool(class_name))):
+            full_name = f"{class_name}/{name}" if class_name else name
+            rows.append(Sample(full_name, path, 0, max(size, 0), class_name, "broken link" if size < 0 else ""))
+    return Part.of(split, rows, passed_over=dict(others), in_classes="" not in folders)
 
 
 def images_under(folder: str, others: Counter[str], deep: bool = True) -> Iterator[tuple[str, str, int]]:
@@ -138,18 +112,17 @@ class FolderSource(Source):
     splits: dict[str, Path]
     """Split -> its folder of class folders."""
     classes: list[str]
-    notes: list[str] = field(default_factory=list[str])
+    notes: list[str]
     kind = "folder"
 
-    def tasks(self) -> Sequence[IndexTask]:
-        labels = {name: label for label, name in enumerate(self.classes)}
-        return [
-            task for split, folder in self.splits.items() for task in FolderTask.of_classes(split, folder, labels)
-        ]
+    def tasks(self) -> Sequence[Task]:
+        return [task for split, folder in self.splits.items() for task in folder_tasks(split, folder, self.classes)]
 
     def finish(self, parts: Sequence[Part]) -> Found:
-        columns = joined(parts)
-        if not bool(np.any(columns.labels_N >= 0)):
+        held = {
+            split: {word for part in parts if part.split == split for word in part.labels} for split in self.splits
+        }
+        if not any(set(self.classes) & words for words in held.values()):
             raise SourceError(f"{self.where}: its class folders hold no image")
         notes = [*self.notes]
         odd = [(name, label) for label, name in enumerate(self.classes) if name != str(label)]
@@ -158,12 +131,12 @@ class FolderSource(Source):
                 f"class folders are labelled in text order: {odd[0][0]!r} is label {odd[0][1]} (--class-order gives "
                 "them another)"
             )
-        held = set(columns.labels_N[columns.splits_N == 0].tolist())
-        empty = [name for label, name in enumerate(self.classes) if label not in held]
+        first = next(iter(self.splits))
+        empty = [name for name in self.classes if name not in held[first]]
         if empty:
-            notes.append(f"no {columns.split_names[0]} image: {len(empty)} classes (first: {empty[0]})")
-        classes = [class_entry(name) for name in self.classes]
-        return Found(columns=columns, classes=classes, notes=[*notes, *passed_over(parts)])
+            notes.append(f"no {first} image: {len(empty)} classes (first: {empty[0]})")
+        label_of = {name: label for label, name in enumerate(self.classes)}
+        return found(parts, [class_entry(name) for name in self.classes], label_of, notes)
 
 
 # --- recognising --------------------------------------------------------------------------------------

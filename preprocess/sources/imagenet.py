@@ -16,30 +16,19 @@ images by range.
 import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
-from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.sources.base import (
-    Found,
-    IndexTask,
-    Part,
-    Sample,
-    Source,
-    SourceError,
-    SourceOptions,
-    joined,
-    passed_over,
-)
+from feedline.pipeline.base.errors import SourceError, UsageError
+from feedline.preprocess.sources.base import Found, Part, Sample, Source, SourceOptions, Task, found
 from feedline.preprocess.sources.devkit import Devkit, Truth, read_devkit
-from feedline.preprocess.sources.folder import ClassFolder, FolderTask, class_folders, has_images
-from feedline.preprocess.sources.labels import class_entry, class_names, kind_of, odd_label
+from feedline.preprocess.sources.folder import class_folders, folder_tasks, has_images, list_images
+from feedline.preprocess.sources.labels import are_numbers, class_entry, class_id, class_names, odd_label
 from feedline.preprocess.sources.listing import expand, is_image, is_pattern
-from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, TarError, reader, walk
+from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, reader, walk
 
 CLASS_TARS_PER_TASK = 16
 WNID_TAR = re.compile(r"n\d{8}\.tar")
@@ -56,111 +45,96 @@ class Place(NamedTuple):
     path: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassTar:
+class ClassTar(NamedTuple):
     """A range of a file that is a tar of one class's images."""
 
     name: str
     """"" is a tar without a class."""
     path: str
-    label: int = -1
     offset: int = 0
     length: int = -1
     """-1: to the file's end."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TarTask:
-    """Walks tars' headers."""
-
-    split: str
-    tars: list[ClassTar]
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """For fsspec."""
-
-    def run(self) -> Part:
-        """Every file but hidden ones: a name is not trusted to say what is an image."""
-        rows: list[Sample] = []
-        for tar in self.tars:
-            is_inside = tar.name and not tar.path.endswith(f"/{tar.name}.tar")
-            where = f"{tar.path}: {tar.name}.tar" if is_inside else tar.path
-            with reader(tar.path, self.options) as (read, size):
-                end = tar.offset + tar.length if tar.length >= 0 else size
-                if end > size:
-                    raise TarError(f"{where} is cut short: the file ends at byte {size}: copy or download it again")
-                for name, offset, length, trouble in walk(read, tar.offset, end, where):
-                    if not name.rpartition("/")[2].startswith("."):
-                        full_name = f"{tar.name}/{name}" if tar.name else name
-                        rows.append(Sample(full_name, tar.path, offset, length, tar.label, trouble))
-        return Part.of(self.split, rows, [tar.path for tar in self.tars], in_classes=bool(self.tars[0].name))
+def walk_tars(split: str, tars: Sequence[ClassTar], options: Mapping[str, Any]) -> Part:
+    """From the tars' headers: every file but hidden ones, for a name is not trusted to say what is an image.
+    `options` are fsspec's."""
+    rows: list[Sample] = []
+    for tar in tars:
+        is_inside = tar.name and not tar.path.endswith(f"/{tar.name}.tar")
+        where = f"{tar.path}: {tar.name}.tar" if is_inside else tar.path
+        with reader(tar.path, options) as (read, size):
+            end = tar.offset + tar.length if tar.length >= 0 else size
+            if end > size:
+                raise SourceError(f"{where} is cut short: the file ends at byte {size}: copy or download it again")
+            for name, offset, length, trouble in walk(read, tar.offset, end, where):
+                if not name.rpartition("/")[2].startswith("."):
+                    full_name = f"{tar.name}/{name}" if tar.name else name
+                    rows.append(Sample(full_name, tar.path, offset, length, tar.name, trouble))
+    return Part.of(split, rows, [tar.path for tar in tars], in_classes=bool(tars[0].name))
 
 
 @dataclass(kw_only=True)
 class IlsvrcSource(Source):
     where: str
-    train: Place | None
-    val: Place | None
+    places: dict[str, Place]
+    """By split."""
     devkit: Devkit | None
     truth: Truth | None
     options: SourceOptions
     kind = "ilsvrc"
 
     def __post_init__(self) -> None:
-        self.class_tars = class_tars(self.train, self.options.storage_options) if self.train else []
-        train = [tar.name for tar in self.class_tars] or folders_of(self.train)
-        if self.devkit is not None:
-            self.classes = self.devkit.classes
+        train = self.places.get("train")
+        self.class_tars = class_tars(train, self.options.storage_options) if train is not None else []
+        names = [tar.name for tar in self.class_tars] or folders_of(train)
+        if self.devkit is None:
+            named = names or folders_of(self.places.get("val")) or self._truth_names()
+            self.classes = [class_entry(name) for name in named]
         else:
-            self.classes = [class_entry(name) for name in train or folders_of(self.val) or self._truth_names()]
-        # what the source's folders and archives call the class
-        self.label_of = {str(entry.get("wnid", entry["name"])): label for label, entry in enumerate(self.classes)}
-        if self.devkit is not None and self.train is not None:
-            strange = sorted(set(train) - self.label_of.keys())
-            if strange:
+            self.classes = self.devkit.classes
+        self.label_of = {class_id(entry): label for label, entry in enumerate(self.classes)}
+        if self.devkit is not None and train is not None:
+            for strange in sorted({*names} - self.label_of.keys())[:1]:
                 known = f"{len(self.classes)} of {self.devkit.where}"
-                raise SourceError(f"{self.train.path}: class {strange[0]} is none of the {known}")
-            missing = sorted(self.label_of.keys() - set(train))
-            if missing and self.options.missing_classes != "allow":
-                form = "class folders" if self.train.form == "class folders" else "class tars"
-                raise SourceError(
-                    f"{self.train.path} lacks {len(missing)} of {len(self.classes)} {form} (first: {missing[0]}): "
-                    "complete it, or allow it with --source-option missing_classes=allow"
-                )
+                raise SourceError(f"{train.path}: class {strange} is none of the {known}")
+            if missing := sorted(self.label_of.keys() - {*names}):
+                form = "class folders" if train.form == "class folders" else "class tars"
+                lack = f"lacks {len(missing)} of {len(self.classes)} {form} (first: {missing[0]})"
+                self._check_allowed(f"{train.path} {lack}")
 
-    def tasks(self) -> Sequence[IndexTask]:
-        storage = self.options.storage_options
-        tars = [replace(tar, label=self.label_of[tar.name]) for tar in self.class_tars]
-        tasks: list[IndexTask] = [
-            TarTask(split="train", tars=tars[start : start + CLASS_TARS_PER_TASK], options=storage)
+    def _check_allowed(self, lack: str) -> None:
+        if self.options.missing_classes != "allow":
+            raise SourceError(f"{lack}: complete it, or allow it with --source-option missing_classes=allow")
+
+    def tasks(self) -> Sequence[Task]:
+        storage, tars = self.options.storage_options, self.class_tars
+        tasks: list[Task] = [
+            partial(walk_tars, "train", tars[start : start + CLASS_TARS_PER_TASK], storage)
             for start in range(0, len(tars), CLASS_TARS_PER_TASK)
         ]
-        for split, place in (("train", self.train), ("val", self.val)):
-            if place is not None and place.form == "class folders":
-                tasks += FolderTask.of_classes(split, Path(place.path), self.label_of)
-        if self.val is not None and self.val.form == "flat":
-            tasks.append(FolderTask(split="val", folders=[ClassFolder("", -1, self.val.path)]))
-        if self.val is not None and self.val.form == "archive":
-            tasks.append(TarTask(split="val", tars=[ClassTar(name="", path=self.val.path)], options=storage))
+        for split, place in self.places.items():
+            if place.form == "class folders":
+                tasks += folder_tasks(split, Path(place.path), self.label_of)
+            elif place.form == "flat":
+                tasks.append(partial(list_images, split, {"": place.path}))
+            elif split == "val":
+                tasks.append(partial(walk_tars, split, [ClassTar("", place.path)], storage))
         return tasks
 
     def finish(self, parts: Sequence[Part]) -> Found:
-        held = {label for part in parts if part.split == "train" for label in np.unique(part.labels_N).tolist()}
-        empty = next((name for name, label in self.label_of.items() if label not in held), None)
-        if self.train is not None and empty is not None and self.options.missing_classes != "allow":
-            raise SourceError(
-                f"{self.train.path}: class {empty} has no image: "
-                "complete it, or allow it with --source-option missing_classes=allow"
-            )
-        if self.val is not None and not any(len(part) for part in parts if part.split == "val"):
-            raise SourceError(f"{self.val.path} holds no image")
-        truth = self.truth
-        if truth is not None and self.val is not None and self.val.form != "class folders":
-            ids = self.devkit.label_of_id if self.devkit is not None else None
-            parts = [
-                part if part.split == "train" else replace(part, labels_N=truth.labels(part.names, self.classes, ids))
-                for part in parts
-            ]
-        return Found(columns=joined(parts), classes=self.classes, notes=passed_over(parts))
+        train, val = self.places.get("train"), self.places.get("val")
+        held = {word for part in parts if part.split == "train" for word in part.labels}
+        empty = next((name for name in self.label_of if name not in held), None)
+        if train is not None and empty is not None:
+            self._check_allowed(f"{train.path}: class {empty} has no image")
+        if val is not None and not any(len(part) for part in parts if part.split == "val"):
+            raise SourceError(f"{val.path} holds no image")
+        if self.truth is not None and val is not None and val.form != "class folders":
+            ids = self.devkit.label_of_id if self.devkit is not None else {}
+            of_names = partial(self.truth.labels, classes=self.classes, label_of_id=ids)
+            parts = [part if part.split == "train" else replace(part, labels=of_names(part.names)) for part in parts]
+        return found(parts, self.classes, self.label_of)
 
     def _truth_names(self) -> list[str]:
         """Of the classes that the ground truth alone tells."""
@@ -169,7 +143,7 @@ class IlsvrcSource(Source):
         counts = Counter(word for _, word in self.truth.rows)
         if odd := odd_label(counts):
             raise SourceError(f"{self.truth.where} says {odd[0]!r} beside {odd[1]!r}: numbers or words? Mend it")
-        return class_names(counts, all(kind_of(word) == "number" for word in counts), lambda _: self.where)[0]
+        return class_names(counts, are_numbers(counts), lambda _: self.where)[0]
 
 
 def folders_of(place: Place | None) -> list[str]:
@@ -185,16 +159,16 @@ def class_tars(train: Place, options: dict[str, Any]) -> list[ClassTar]:
             for member in walk(read, 0, size, path):
                 if member.name.endswith(".tar"):
                     if member.trouble:
-                        raise TarError(f"{path}: {member.name!r} is a {member.trouble}: pack the files themselves")
+                        raise SourceError(f"{path}: {member.name!r} is a {member.trouble}: pack the files themselves")
                     name = member.name.rpartition("/")[2].removesuffix(".tar")
-                    tars.append(ClassTar(name=name, path=path, offset=member.offset, length=member.length))
+                    tars.append(ClassTar(name, path, member.offset, member.length))
         if not tars:
             raise SourceError(f"{path} holds no class tars: give ILSVRC2012_img_train.tar as downloaded")
     elif train.form == "class tars":
         for file in expand(path, (".tar",), options):
             is_class = WNID_TAR.fullmatch(file.under) or "://" not in path
             if is_class and "/" not in file.under:
-                tars.append(ClassTar(name=file.under.removesuffix(".tar"), path=file.path))
+                tars.append(ClassTar(file.under.removesuffix(".tar"), file.path))
     tars.sort(key=lambda tar: tar.name)
     for tar, following in itertools.pairwise(tars):
         if tar.name == following.name:
@@ -210,14 +184,14 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
     if is_pattern(path):
         return None
     if "://" in path:
-        train, val, kit = remote_places(path, options.storage_options)
-        is_ours = train is not None or val is not None
+        places, kit = remote_places(path, options.storage_options)
+        is_ours = bool(places)
     else:
         where = Path(path)
-        train, val = local_places(where)
-        alone = val is not None and where.is_file() and options.ground_truth is None
+        places = local_places(where)
+        alone = "val" in places and where.is_file() and options.ground_truth is None
         kit = devkit_beside(where.parent if alone else where)  # train's labels need none: they are its tars' ranks
-        forms = {place.form for place in (train, val) if place is not None}
+        forms = {place.form for place in places.values()}
         has_devkit = kit is not None or options.devkit is not None
         is_flat_with_truth = "flat" in forms and options.ground_truth is not None
         is_ours = bool(forms & {"archive", "class tars"}) or (bool(forms) and has_devkit) or is_flat_with_truth
@@ -225,8 +199,8 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
         return None
     kit = options.devkit or kit
     devkit = read_devkit(kit, options.storage_options) if kit is not None else None
-    train, val = (place if options.wants(split) else None for split, place in (("train", train), ("val", val)))
-    truth = None
+    places = {split: place for split, place in places.items() if options.wants(split)}
+    val, truth = places.get("val"), None
     if options.ground_truth is not None:
         truth = Truth.read(options.ground_truth)
     elif devkit is not None and devkit.truth is not None:
@@ -236,20 +210,17 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
             f"{val.path} has no ground truth: put {DEVKIT} beside it, give --source-option "
             "devkit=… or ground_truth=…, or take --source-option splits=train"
         )
-    return IlsvrcSource(where=path, train=train, val=val, devkit=devkit, truth=truth, options=options)
+    return IlsvrcSource(where=path, places=places, devkit=devkit, truth=truth, options=options)
 
 
-def local_places(where: Path) -> tuple[Place | None, Place | None]:
-    """(train, val), as far as they are recognised."""
+def local_places(where: Path) -> dict[str, Place]:
+    """By split, train first, as far as they are recognised."""
     if where.is_file():
-        train, val = (Place("archive", str(where)) if is_archive(where, name) else None for name in ("train", "val"))
-        return train, val
+        return {split: Place("archive", str(where)) for split in ("train", "val") if is_archive(where, split)}
     if any(WNID_TAR.fullmatch(entry.name) for entry in where.iterdir()):
-        return Place("class tars", str(where)), None
-    train, val = split_place(where, "train"), split_place(where, "val")
-    if train is None and val is None and has_images(where):
-        val = Place("flat", str(where))
-    return train, val
+        return {"train": Place("class tars", str(where))}
+    places = {split: place for split in ("train", "val") if (place := split_place(where, split)) is not None}
+    return places or ({"val": Place("flat", str(where))} if has_images(where) else {})
 
 
 def split_place(where: Path, split: str) -> Place | None:
@@ -281,7 +252,7 @@ def is_archive(path: Path, split: str) -> bool:
     try:
         with reader(str(path), {}) as (read, _):
             first = next(walk(read, 0, 1 << 62, str(path)), None)
-    except TarError:
+    except SourceError:
         return False
     name = first.name.rpartition("/")[2] if first is not None else ""
     if split == "train":
@@ -299,23 +270,27 @@ def devkit_beside(folder: Path) -> str | None:
     return str(ranked[0]) if ranked else None
 
 
-def remote_places(address: str, options: dict[str, Any]) -> tuple[Place | None, Place | None, str | None]:
-    """(train, val, devkit's address) at or under `address`; for the val tar alone also the devkit beside it."""
+def remote_places(address: str, options: dict[str, Any]) -> tuple[dict[str, Place], str | None]:
+    """(places by split, devkit's address) at or under `address`; for the val tar alone also the devkit beside it."""
     if address.endswith(PACKED) and not address.endswith((TRAIN, VAL, DEVKIT)):
-        return None, None, None
+        return {}, None
     files = {file.path: file.path.rpartition("/")[2] for file in expand(address, (".tar", DEVKIT), options)}
     official = {name: path for path, name in files.items() if name in (TRAIN, VAL, DEVKIT)}
-    train, val = (Place("archive", official[name]) if name in official else None for name in (TRAIN, VAL))
     folders = sorted({path.rpartition("/")[0] for path, name in files.items() if WNID_TAR.fullmatch(name)})
-    if train is None and folders:
-        train = Place("class tars", train_folder(address, folders))
+    places: dict[str, Place] = {}
+    if TRAIN in official:
+        places["train"] = Place("archive", official[TRAIN])
+    elif folders:
+        places["train"] = Place("class tars", train_folder(address, folders))
+    if VAL in official:
+        places["val"] = Place("archive", official[VAL])
     if list(official) == [VAL] and address.endswith(VAL):
         import fsspec
 
         kit = f"{address.removesuffix(VAL)}{DEVKIT}"
         filesystem, path = fsspec.core.url_to_fs(kit, **options)
         official |= {DEVKIT: kit} if filesystem.exists(path) else {}
-    return train, val, official.get(DEVKIT)
+    return places, official.get(DEVKIT)
 
 
 def train_folder(address: str, folders: list[str]) -> str:

@@ -10,10 +10,11 @@ are:
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from feedline.preprocess.sources.base import SourceError
+from feedline.pipeline.base.errors import SourceError
+from feedline.preprocess.sources.base import Classes
 
 NUMBER = re.compile(r"-?[0-9]{1,18}")
 LIKE_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
@@ -29,6 +30,20 @@ def class_entry(name: str, words: str = "") -> dict[str, Any]:
     if WNID.fullmatch(name):
         entry["wnid"] = name
     return entry | ({"names": names} if names else {})
+
+
+def class_id(entry: Mapping[str, Any]) -> str:
+    """What no other class of the dataset is called: its wnid, or its name where it has none."""
+    return str(entry.get("wnid", entry["name"]))
+
+
+def label_by_name(classes: Classes) -> dict[str, int]:
+    """By every name and wnid of a class, its label; a wnid goes before a name."""
+    return {str(entry[key]): label for key in ("name", "wnid") for label, entry in enumerate(classes) if key in entry}
+
+
+def are_numbers(labels: Iterable[str]) -> bool:
+    return all(kind_of(label) == "number" for label in labels)
 
 
 def kind_of(label: str) -> str:

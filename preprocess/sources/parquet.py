@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.sources.base import OnProgress, Source, SourceError, SourceOptions
+from feedline.pipeline.base.errors import SourceError, UsageError, first_line
+from feedline.preprocess.sources.base import OnProgress, Source, SourceOptions
 from feedline.preprocess.sources.listing import Listed, expand, is_pattern
 from feedline.preprocess.sources.reading import open_remote, what_happened
 from feedline.preprocess.sources.staging import Unpacked, identity, staged
@@ -33,7 +33,6 @@ class ParquetSource(Source):
     files: list[Listed]
     options: SourceOptions
     kind = "parquet"
-    needs_staging = True
 
     def __post_init__(self) -> None:
         self.first = next((file for file in self.files if file.split == "train"), self.files[0])
@@ -124,8 +123,9 @@ def opened(path: str, options: SourceOptions) -> Generator[pq.ParquetFile]:
         ):
             yield parquet
     except (pa.ArrowInvalid, pa.ArrowException) as error:
-        first = str(error).strip().splitlines()[0]
-        raise SourceError(f"{path} is not a whole Parquet file ({first}): copy or download it again") from error
+        raise SourceError(
+            f"{path} is not a whole Parquet file ({first_line(error)}): copy or download it again"
+        ) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {what_happened(error)}") from error
 

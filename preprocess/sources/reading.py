@@ -12,17 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.errors import FeedlineError, SourceError, UsageError
 
 OPEN_FILES = 32
 AHEAD = 16
 GROUP_BYTES = 16 << 20
 GROUP_SAMPLES = 128
 COALESCE_GAP_BYTES = 64 << 10
-
-
-class SourceChanged(FeedlineError):
-    """The source is not what it was when the job was planned."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Where:
 
 
 def read_all(samples: Sequence[Where], stats: Mapping[str, Stat], options: Mapping[str, Any]) -> Iterator[bytes]:
-    """The samples' bytes, in order. Raises SourceChanged when a file is gone, shorter, or has another time."""
+    """The samples' bytes, in order. Raises SourceError when a file is gone, shorter, or has another time."""
     if any("://" in sample.path for sample in samples):
         yield from read_remote(samples, options)
     else:
@@ -70,7 +66,7 @@ def read_local(samples: Sequence[Where], stats: Mapping[str, Stat]) -> Iterator[
                 try:
                     open_files[sample.path] = os.open(sample.path, os.O_RDONLY | os.O_CLOEXEC)
                 except OSError as error:
-                    raise SourceChanged(f"{sample.path} cannot be read any more: {error.strerror}") from error
+                    raise SourceError(f"{sample.path} cannot be read any more: {error.strerror}") from error
                 check_unchanged(sample.path, open_files[sample.path], stats)
             yield read_range(sample, open_files[sample.path])
         for path, descriptor in open_files.items():
@@ -90,7 +86,7 @@ def announce(samples: Sequence[Where], open_files: Mapping[str, int]) -> None:
 def check_unchanged(path: str, descriptor: int, stats: Mapping[str, Stat]) -> None:
     planned, now = stats.get(path), os.fstat(descriptor)
     if planned is not None and (now.st_size, now.st_mtime_ns) != (planned.size, planned.mtime_ns):
-        raise SourceChanged(f"{path} changed while it was read: run again when it stays still")
+        raise SourceError(f"{path} changed while it was read: run again when it stays still")
 
 
 def read_range(sample: Where, descriptor: int) -> bytes:
@@ -99,7 +95,7 @@ def read_range(sample: Where, descriptor: int) -> bytes:
         while len(data) < sample.length:  # a read may be cut short by a signal, or at 2 GiB
             more = os.pread(descriptor, sample.length - len(data), sample.offset + len(data))
             if not more:
-                raise SourceChanged(f"{sample.path} became shorter while it was read")
+                raise SourceError(f"{sample.path} became shorter while it was read")
             data += more
     except OSError as error:
         raise FeedlineError(f"{sample.path} cannot be read: {error.strerror}") from error
@@ -147,7 +143,7 @@ def fetch(group: Sequence[Where], options: Mapping[str, Any]) -> list[bytes]:
     try:
         parts = filesystem.cat_ranges(paths, starts, ends, on_error="raise")
     except (OSError, ValueError) as error:
-        raise SourceChanged(f"{group[0].path} cannot be read: {what_happened(error)}") from error
+        raise SourceError(f"{group[0].path} cannot be read: {what_happened(error)}") from error
     for path, start, end, data in zip(paths, starts, ends, parts, strict=True):
         if end is not None and len(data) > end - start:
             raise FeedlineError(
@@ -162,7 +158,7 @@ def cut(sample: Where, spans: Iterable[tuple[str, int, bytes]]) -> bytes:
         first = sample.offset - start
         if path == sample.path and first >= 0 and first + sample.length <= len(data):
             return data[first : first + sample.length]
-    raise SourceChanged(f"{sample.path} is shorter than when it was listed")
+    raise SourceError(f"{sample.path} is shorter than when it was listed")
 
 
 def open_remote(address: str, options: Mapping[str, Any], **how: Any) -> Any:

@@ -56,6 +56,7 @@ def staged(
     tars = stamp.get("tars", [])
     if stamp.get("made_from") != made_from or not all((folder / name).exists() for _, name in tars):
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             tars = list(write_tars(folder, samples))
             stamp = {"made_from": made_from, "tars": tars, "classes": classes}
             write_atomically(folder / STAMP, (json.dumps(stamp, sort_keys=True) + "\n").encode())

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.errors import SourceError, UsageError
 from feedline.pipeline.format.shard_tar import BLOCK_BYTES
 from feedline.preprocess.sources.reading import open_remote, what_happened
 
@@ -30,10 +30,6 @@ WITHOUT_BYTES = {
 
 Read = Callable[[int, int], bytes]
 """(absolute offset, length) -> bytes, fewer only at the end of the file."""
-
-
-class TarError(FeedlineError):
-    """A tar that is damaged, cut short, or holds what cannot be addressed."""
 
 
 class Member(NamedTuple):
@@ -59,10 +55,12 @@ class FileRange:
 
     def read(self, length: int) -> bytes:
         if length > EXTENSION_MAX_BYTES:
-            raise TarError(f"{self._where}: an extended header of {length} bytes at byte {self._position}: damaged")
+            raise SourceError(
+                f"{self._where}: an extended header of {length} bytes at byte {self._position}: damaged"
+            )
         data = self._read(self._position, length) if self._position + length <= self._end else b""
         if len(data) < length:
-            raise TarError(
+            raise SourceError(
                 f"{self._where} is cut short at byte {self._end}, before its end-of-archive mark: {COPY_AGAIN}"
             )
         self._position += length
@@ -72,7 +70,7 @@ class FileRange:
 def walk(read: Read, start: int, end: int, where: str) -> Iterator[Member]:
     """The files of the tar at [start, end), in order; folders are passed over. `where` names it in errors.
 
-    Raises TarError.
+    Raises SourceError.
     """
     file: Any = FileRange(read, start, end, where)
     # opened for reading, it would look for a first member, and take none for an empty tar
@@ -87,15 +85,15 @@ def walk(read: Read, start: int, end: int, where: str) -> Iterator[Member]:
         if info.type in WITHOUT_BYTES:
             yield Member(info.name, info.offset_data, 0, WITHOUT_BYTES[info.type])
         elif info.issparse() or any(key.startswith("GNU.sparse") for key in info.pax_headers):
-            raise TarError(f"{where}: {info.name!r} is a sparse file: pack it without --sparse")
+            raise SourceError(f"{where}: {info.name!r} is a sparse file: pack it without --sparse")
         elif info.isreg():
             if end_of_data > end:
-                raise TarError(
+                raise SourceError(
                     f"{where} is cut short: {info.name!r} ends at byte {end_of_data}, the tar at {end}: {COPY_AGAIN}"
                 )
             yield Member(info.name, info.offset_data, info.size)
         elif not info.isdir():
-            raise TarError(
+            raise SourceError(
                 f"{where}: {info.name!r} is a member of unknown type {info.type!r}: pack the files themselves"
             )
 
@@ -107,10 +105,10 @@ def parsed(tar: tarfile.TarFile, where: str) -> tarfile.TarInfo:
         info = tarfile.TarInfo.fromtarfile(tar)
         if info.size < 0:
             raise ValueError(info.size)
-    except TarError:
+    except SourceError:
         raise
     except Exception as error:  # tarfile raises anything at all on a damaged header
-        raise TarError(
+        raise SourceError(
             f"{where}: no valid tar header at byte {position}: damaged, or a member's size is wrong before it"
         ) from error
     return info

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.sources.base import TORCHVISION, Classes, OnProgress, Source, SourceError, SourceOptions
+from feedline.pipeline.base.errors import SourceError, UsageError, first_line
+from feedline.preprocess.sources.base import TORCHVISION, Classes, OnProgress, Source, SourceOptions
 from feedline.preprocess.sources.staging import Unpacked, identity, staged
 from feedline.preprocess.sources.webdataset import ShardsSource
 
@@ -35,7 +35,6 @@ class TorchvisionSource(Source):
     root: str
     options: SourceOptions
     kind = "torchvision"
-    needs_staging = True
 
     def stage(self, folder: Path, on_progress: OnProgress = lambda _: None) -> Source:
         files = sorted(path for path in Path(self.root).rglob("*") if path.is_file())[:1000]
@@ -103,10 +102,9 @@ def opened(kind: Any, root: str, split: str) -> Any:
         except ValueError:  # how torchvision says that it has no such split
             continue
         except (RuntimeError, TypeError, OSError, ModuleNotFoundError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UsageError(
-                f"torchvision's {name} cannot be opened in {root} ({first}): download it there first, with "
-                f"torchvision.datasets.{name}({root!r}, download=True)"
+                f"torchvision's {name} cannot be opened in {root} ({first_line(error)}): download it there first, "
+                f"with torchvision.datasets.{name}({root!r}, download=True)"
             ) from error
     raise UsageError(f"torchvision's {name} has no {split} split: say --source-option splits=…")
 

@@ -10,30 +10,25 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
-
-from feedline.pipeline.base.errors import DatasetError, UsageError
+from feedline.pipeline.base.errors import DatasetError, SourceError, UsageError
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, read_index, read_manifest
 from feedline.pipeline.format.remote import Remote
-from feedline.preprocess.sources.base import (
-    Classes,
-    Found,
-    IndexTask,
-    Part,
-    Sample,
-    Source,
-    SourceError,
-    SourceOptions,
-    joined,
-    passed_over,
-)
+from feedline.preprocess.sources.base import Classes, Found, Part, Sample, Source, SourceOptions, Task, found
 from feedline.preprocess.sources.imagenet import TRAIN, WNID_TAR
-from feedline.preprocess.sources.labels import class_entry, class_names, kind_of, number_in, odd_label
+from feedline.preprocess.sources.labels import (
+    are_numbers,
+    class_entry,
+    class_names,
+    label_by_name,
+    number_in,
+    odd_label,
+)
 from feedline.preprocess.sources.listing import IMAGE_EXTENSIONS, Listed, expand, is_pattern
 from feedline.preprocess.sources.tar_headers import Member, Read, reader, walk
 
@@ -49,43 +44,36 @@ WINDOW_BYTES = 4096
 """Covers an image's successor: its header, a label's header and data."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardWalk:
-    """Walks one tar."""
+def walk_shard(split: str, path: str, options: SourceOptions) -> Part:
+    """One tar."""
+    rows: list[Sample] = []
+    imageless = 0
 
-    split: str
-    path: str
-    options: SourceOptions
-
-    def run(self) -> Part:
-        rows: list[Sample] = []
-        imageless = 0
-        with reader(self.path, self.options.storage_options, WINDOW_BYTES) as (read, size):
-            for key, members in samples(walk(read, 0, size, self.path), self.path):
-                usual = [name for name in members if f".{name}" in IMAGE_EXTENSIONS]
-                images = present(members, self.options.image_column, usual)
-                if len(images) > 1:
-                    raise self._doubt(key, "image", f"{images[0]} and {images[1]}", images[0])
-                if not images:
-                    imageless += 1
-                    continue
-                labels = present(members, self.options.label_column, LABEL_EXTENSIONS)
-                compared = labels[: 2 if len(rows) < LABELS_COMPARED else 1]
-                words = [label_word(name, members[name], read) for name in compared] or [""]
-                if len(words) == 2 and words[0] and words[1] and words[0] != words[1]:
-                    both = f"{words[0]!r} in {labels[0]} and {words[1]!r} in {labels[1]}"
-                    raise self._doubt(key, "label", both, labels[0])
-                _, offset, length, trouble = members[images[0]]
-                trouble = trouble or ("label cannot be read" if words[0] is None else "")
-                rows.append(Sample(f"{key}.{images[0]}", self.path, offset, length, -1, trouble, words[0] or ""))
-        missing = {"samples without an image": imageless} if imageless else {}
-        return Part.of(self.split, rows, [self.path], passed_over=missing)
-
-    def _doubt(self, key: str, what: str, both: str, example: str) -> SourceError:
+    def in_doubt(key: str, what: str, both: str, example: str) -> SourceError:
         return SourceError(
-            f"{self.path}: sample {key!r} has two {what}s, {both}: say which is meant, "
+            f"{path}: sample {key!r} has two {what}s, {both}: say which is meant, "
             f"like --source-option {what}_column={example}"
         )
+
+    with reader(path, options.storage_options, WINDOW_BYTES) as (read, size):
+        for key, members in samples(walk(read, 0, size, path), path):
+            usual = [name for name in members if f".{name}" in IMAGE_EXTENSIONS]
+            images = present(members, options.image_column, usual)
+            if len(images) > 1:
+                raise in_doubt(key, "image", f"{images[0]} and {images[1]}", images[0])
+            if not images:
+                imageless += 1
+                continue
+            labels = present(members, options.label_column, LABEL_EXTENSIONS)
+            compared = labels[: 2 if len(rows) < LABELS_COMPARED else 1]
+            words = [label_word(name, members[name], read) for name in compared] or [""]
+            if len(words) == 2 and words[0] and words[1] and words[0] != words[1]:
+                both = f"{words[0]!r} in {labels[0]} and {words[1]!r} in {labels[1]}"
+                raise in_doubt(key, "label", both, labels[0])
+            _, offset, length, trouble = members[images[0]]
+            trouble = trouble or ("label cannot be read" if words[0] is None else "")
+            rows.append(Sample(f"{key}.{images[0]}", path, offset, length, words[0] or "", trouble))
+    return Part.of(split, rows, [path], passed_over={"samples without an image": imageless} if imageless else {})
 
 
 def present(members: Mapping[str, Member], asked: str | None, usual: Iterable[str]) -> list[str]:
@@ -152,56 +140,47 @@ class ShardsSource(Source):
     notes: list[str] = field(default_factory=list[str])
     kind = "shards"
 
-    def tasks(self) -> Sequence[IndexTask]:
-        return [ShardWalk(split=tar.split, path=tar.path, options=self.options) for tar in self.tars]
+    def tasks(self) -> Sequence[Task]:
+        return [partial(walk_shard, tar.split, tar.path, self.options) for tar in self.tars]
 
     def finish(self, parts: Sequence[Part]) -> Found:
         """A split none of whose samples has a label (a published test split) is left out, and that is said."""
         if not any(len(part) for part in parts):
             raise SourceError(f"{self.where}: {self.if_empty}")
         classes, label_of, notes = self._classes(parts)
-        parts = [labelled(part, label_of) for part in parts]
-        notes = [*self.notes, *notes]
-        kept = {part.split for part in parts if bool(np.any(part.labels_N >= 0))}
+        used = {word for word, label in label_of.items() if isinstance(label, int) and label >= 0}
+        kept = {part.split for part in parts if not used.isdisjoint(part.labels)}
         for split in sorted({part.split for part in parts} - kept):
             count = sum(len(part) for part in parts if part.split == split)
             notes.append(f"left out: {split}, none of whose {count:,} samples has a label")
         if not kept:
             raise SourceError(f"{self.where}: {self.if_unlabelled}")
-        columns = joined(with_tars_in_names([part for part in parts if part.split in kept]))
-        return Found(columns=columns, classes=classes, notes=[*notes, *passed_over(parts)])
+        parts = with_tars_in_names([part for part in parts if part.split in kept])
+        return found(parts, classes, label_of, [*self.notes, *notes])
 
     def _classes(self, parts: Sequence[Part]) -> tuple[Classes, Mapping[str, int | str], list[str]]:
         """(classes, label as written -> label or why it is none, notes). Raises SourceError for an odd label."""
-        counts = Counter(word for part in parts for word in part.written_labels if word)
+        counts = Counter(word for part in parts for word in part.labels if word)
         asked = self.options.labels
         if asked is None and (odd := odd_label(counts)):
             raise SourceError(
                 f"{self._place(odd[0], parts)} has the label {odd[0]!r}, others have {odd[1]!r}: mend it, or say "
                 "--source-option labels=numbers (what is none goes to quarantine) or labels=words (each is a class)"
             )
-        numbers = asked == "numbers" or (asked is None and all(kind_of(word) == "number" for word in counts))
+        numbers = asked == "numbers" or (asked is None and are_numbers(counts))
         classes, notes = self.classes, list[str]()
         if classes is None:
             names, notes = class_names(counts, numbers, lambda word: self._place(word, parts))
             classes = [{"name": name} if numbers else class_entry(name) for name in names]
         if numbers:
             return classes, {word: number_in(word, len(classes)) for word in counts}, notes
-        known = {entry[key]: label for key in ("name", "wnid") for label, entry in enumerate(classes) if key in entry}
+        known = label_by_name(classes)
         return classes, {word: known.get(word, "label names no class") for word in counts}, notes
 
     def _place(self, word: str, parts: Sequence[Part]) -> str:
         """Of the first sample with this label."""
-        tar, part = next(pair for pair in zip(self.tars, parts, strict=True) if word in pair[1].written_labels)
-        return f"{self.where}: sample {part.names[part.written_labels.index(word)]!r} of {tar.under}"
-
-
-def labelled(part: Part, label_of: Mapping[str, int | str]) -> Part:
-    """A sample without a label keeps -1; one whose label is none gets a trouble."""
-    labels = [label_of[word] if word else -1 for word in part.written_labels]
-    troubles = {row: label for row, label in enumerate(labels) if isinstance(label, str)}
-    labels_N = np.array([-1 if isinstance(label, str) else label for label in labels], np.int32)
-    return replace(part, labels_N=labels_N, troubles=troubles | part.troubles)
+        tar, part = next(pair for pair in zip(self.tars, parts, strict=True) if word in pair[1].labels)
+        return f"{self.where}: sample {part.names[part.labels.index(word)]!r} of {tar.under}"
 
 
 def with_tars_in_names(parts: Sequence[Part]) -> Sequence[Part]:
@@ -224,11 +203,11 @@ class PreparedSource(Source):
     classes: Classes
     kind = "prepared"
 
-    def tasks(self) -> Sequence[IndexTask]:
+    def tasks(self) -> Sequence[Task]:
         return []
 
     def finish(self, parts: Sequence[Part]) -> Found:
-        return Found(columns=joined(self.parts), classes=self.classes)
+        return found(self.parts, self.classes, {str(label): label for label in range(len(self.classes))})
 
 
 # --- recognising --------------------------------------------------------------------------------------
@@ -250,43 +229,43 @@ def recognise_prepared(path: str, folders: Sequence[str], options: SourceOptions
     above = folders[0].rpartition("/")[0]
     if any(folder.rpartition("/")[0] != above for folder in folders):
         raise UsageError(f"{path} holds several prepared datasets: give one of them, like {above}")
-    classes: list[Classes] = []
-    parts: list[Part] = []
-    for folder in folders:
-        with scratch_folder("index") as scratch:
-            here = Path(folder)
-            try:
-                if "://" in folder:
-                    remote, here = Remote(folder, options.storage_options), scratch
-                    for name in (MANIFEST, INDEX):
-                        (scratch / name).write_bytes(remote.read(name))
-                manifest = read_manifest(here)
-                if not CODECS[manifest.codec].image_file:
-                    raise UsageError(
-                        f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
-                    )
-                index = read_index(here, manifest)
-                names = [f"{key}.jpg" for key in index.keys]
-            except DatasetError as error:
-                what = str(error).replace(str(here), folder)
-                raise SourceError(f"{what}: run `feedline verify` on {folder}") from error
-        classes.append(manifest.classes)
-        if options.wants(manifest.split):
-            parts.append(
-                Part(
-                    split=manifest.split,
-                    names=names,
-                    labels_N=index.labels_N,
-                    paths=[f"{folder}/{shard.name}" for shard in manifest.shards],
-                    path_N=index.shards_N,
-                    offsets_N=index.offsets_N,
-                    lengths_N=index.lengths_N,
-                    crc32_N=index.crc32_N,
-                )
-            )
-    if any(other != classes[0] for other in classes):
+    splits = [read_prepared(folder, options.storage_options) for folder in folders]
+    classes = splits[0][0]
+    if any(other != classes for other, _ in splits):
         raise SourceError(f"{path}: its splits have different classes")
-    return PreparedSource(parts=parts, classes=classes[0])
+    return PreparedSource(parts=[part for _, part in splits if options.wants(part.split)], classes=classes)
+
+
+def read_prepared(folder: str, storage_options: dict[str, Any]) -> tuple[Classes, Part]:
+    """A prepared split, here or at an address."""
+    with scratch_folder("index") as scratch:
+        here = Path(folder)
+        try:
+            if "://" in folder:
+                remote, here = Remote(folder, storage_options), scratch
+                for name in (MANIFEST, INDEX):
+                    (scratch / name).write_bytes(remote.read(name))
+            manifest = read_manifest(here)
+            if not CODECS[manifest.codec].image_file:
+                raise UsageError(
+                    f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
+                )
+            index = read_index(here, manifest)
+            keys = index.keys
+        except DatasetError as error:
+            what = str(error).replace(str(here), folder)
+            raise SourceError(f"{what}: run `feedline verify` on {folder}") from error
+    written = [str(label) for label in range(len(manifest.classes))]
+    return manifest.classes, Part(
+        split=manifest.split,
+        names=[f"{key}.jpg" for key in keys],
+        labels=[written[label] for label in index.labels_N.tolist()],
+        paths=[f"{folder}/{shard.name}" for shard in manifest.shards],
+        path_N=index.shards_N,
+        offsets_N=index.offsets_N,
+        lengths_N=index.lengths_N,
+        crc32_N=index.crc32_N,
+    )
 
 
 def recognise_tars(path: str, options: SourceOptions) -> ShardsSource | None:

@@ -5,9 +5,7 @@ into class folders. Everything is made in a hidden folder beside the result and 
 settings give the same bytes for any number of processes.
 """
 
-import fcntl
 import json
-import os
 import shutil
 import signal
 import tarfile
@@ -15,12 +13,13 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.files import sole_use
 from feedline.pipeline.base.process import die_with_parent, usable_cores
 from feedline.preprocess.sources.imagenet import DEVKIT, TRAIN, VAL
 from feedline.preprocess.sources.staging import add, inner_tar
@@ -63,8 +62,9 @@ def synth(config: SynthConfig, on_progress: OnProgress = lambda done, of: None) 
 
     with hidden_folder(out) as folder:
         with closing(pictures(plan)) as stream:
-            write = write_archives if config.layout == "ilsvrc" else write_folders
-            result["files"] = write(plan, folder, counted(stream))
+            (write_archives if config.layout == "ilsvrc" else write_folders)(plan, folder, counted(stream))
+        names = (TRAIN, VAL, DEVKIT) if config.layout == "ilsvrc" else ("train", "val")
+        result["files"] = {name: extent(folder / name) for name in names}
         (folder / STAMP).write_text(json.dumps(result, indent=1) + "\n")
         try:
             folder.rename(out)  # over nothing, or an empty folder
@@ -77,19 +77,23 @@ def present(out: Path, config: SynthConfig) -> dict[str, Any] | None:
     """The stamp, if this very dataset is there; None if nothing is. Raises UsageError otherwise."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
-    stamp: dict[str, Any] = {}
+    stamp: Any = None
     with suppress(OSError, ValueError):
         stamp = json.loads((out / STAMP).read_text())
-    if not stamp:
+    if not isinstance(stamp, dict) or not isinstance(stamp.get("files"), dict):
         raise UsageError(f"{out} holds something else: choose another folder")
     if stamp.get("settings") != config.settings():
         raise UsageError(f"{out} holds another synthetic dataset: choose another folder, or remove it")
-    for name, size in stamp["files"].items():
-        path = out / name
-        held = sum(1 for _ in path.glob("*/*")) if path.is_dir() else path.stat().st_size if path.exists() else -1
-        if held != size:
-            raise UsageError(f"{out} holds this dataset, but some of its files are gone: remove it")
+    if any(extent(out / name) != size for name, size in stamp["files"].items()):
+        raise UsageError(f"{out} holds this dataset, but some of its files are gone: remove it")
     return stamp
+
+
+def extent(path: Path) -> int:
+    """Bytes of an archive, files of a split's folder; -1 where there is nothing."""
+    if path.is_dir():
+        return sum(1 for _ in path.glob("*/*"))
+    return path.stat().st_size if path.exists() else -1
 
 
 @contextmanager
@@ -98,31 +102,24 @@ def hidden_folder(out: Path) -> Generator[Path]:
     folder = out.absolute().with_name(f".{out.name}.synth")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
     except OSError as error:
         raise UsageError(f"{folder.parent} cannot be written: {error.strerror}") from error
+    if folder.is_symlink():
+        raise UsageError(f"{folder} is a link: remove it")
     try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UsageError(f"another `feedline synth` is writing {out}: wait for it") from error
-        try:
+        with sole_use(folder, f"another `feedline synth` is writing {out}: wait for it"), ExitStack() as end:
+            end.callback(shutil.rmtree, folder, ignore_errors=True)
             for entry in folder.iterdir():  # what a killed run left
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry)
                 else:
                     entry.unlink()
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
         raise FeedlineError(f"{out} cannot be written: {error.strerror or error}") from error
-    finally:
-        os.close(held)
 
 
-def write_archives(plan: SynthPlan, folder: Path, stream: Generator[bytes]) -> dict[str, int]:
-    """Archive -> bytes."""
+def write_archives(plan: SynthPlan, folder: Path, stream: Generator[bytes]) -> None:
     with tarfile.open(folder / TRAIN, "w") as outer:
         for label, files in plan.train():
             with inner_tar(outer, f"{plan.synsets[label].wnid}.tar") as tar:
@@ -132,16 +129,13 @@ def write_archives(plan: SynthPlan, folder: Path, stream: Generator[bytes]) -> d
         for name, _ in plan.val:
             add(tar, name, next(stream))
     (folder / DEVKIT).write_bytes(plan.devkit())
-    return {name: (folder / name).stat().st_size for name in (TRAIN, VAL, DEVKIT)}
 
 
-def write_folders(plan: SynthPlan, folder: Path, stream: Generator[bytes]) -> dict[str, int]:
-    """Split's folder -> number of files."""
+def write_folders(plan: SynthPlan, folder: Path, stream: Generator[bytes]) -> None:
     for name, picture in plan.files():
         class_folder = folder / picture.split / plan.synsets[picture.label].wnid
         class_folder.mkdir(parents=True, exist_ok=True)
         (class_folder / name).write_bytes(next(stream))
-    return {"train": sum(plan.train_sizes), "val": len(plan.val)}
 
 
 # --- drawing ------------------------------------------------------------------------------------------

@@ -154,13 +154,6 @@ def climbed(chart: Bars) -> Iterable[tuple[Bar, float, float | None]]:
             before, first = row.value or before, first or row.value
 
 
-def shaded(grid: Sequence[Sequence[float | None]]) -> list[list[tuple[float | None, float | None]]]:
-    """Each value with its place between the least and the most; None where it is not known."""
-    known = finite(value for row in grid for value in row) or [0.0, 1.0]
-    bottom, span = min(known), (max(known) - min(known)) or 1.0
-    return [[(v, (v - bottom) / span if units.known(v) else None) for v in row] for row in grid]
-
-
 def runs(curve: Curve, x_scale: Scale, y_scale: Scale) -> list[str]:
     """The stretches without a gap, as the points of a line each."""
     lines: list[list[str]] = [[]]

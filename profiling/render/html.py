@@ -6,6 +6,7 @@ Numbers to draw come from `charts.py`.
 Jinja escapes whatever they are given.
 """
 
+from base64 import b64encode
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -34,7 +35,8 @@ def part(shown: sections.Part) -> Markup:
 
 @cache
 def _templates() -> Environment:
-    filters: dict[str, Any] = {"pct": "{:.3f}%".format, "g": "{:.6g}".format, "together": together, "zip": zip}
+    filters: dict[str, Any] = {"pct": "{:.3f}%".format, "g": "{:.6g}".format, "together": together, "zip": zip,
+                               "base64": lambda data: b64encode(data).decode()}  # fmt: skip
     known: dict[str, Any] = {"charts": charts, "functions": functions, "part": part, "units": units}
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, finalize=_shown,

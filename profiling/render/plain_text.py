@@ -53,7 +53,7 @@ def _part(part: sections.Part, width: int) -> list[str]:
             return _bars(part, width)
         case sections.Stacks():
             return _stacks(part, width)
-        case sections.Heat() | sections.Curves() | sections.Columns():
+        case sections.Pictures() | sections.Curves() | sections.Columns():
             return []
 
 

@@ -1,7 +1,7 @@
 """What a page says, as plain data: a `Page` is a verdict and sections, a section is a heading and parts.
 
 `html.document` and `plain_text.text` render the same page, each a pure function: a new section or number is written
-once and shown by both. Charts over time and grids need room: they are for HTML alone.
+once and shown by both. Pictures, charts over time and grids need room: they are for HTML alone.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -37,6 +37,11 @@ class Facts:
 @dataclass(frozen=True)
 class Reasons:
     items: Sequence[tuple[str, str]]  # names, each with a sentence
+
+
+@dataclass(frozen=True)
+class Pictures:
+    items: Sequence[tuple[str, str, bytes]]  # (name, what is written below, JPEG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,20 +118,6 @@ class Stacks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heat:
-    """A grid of `values[row][column]`; None stays empty."""
-
-    values: Sequence[Sequence[float | None]]
-    rows: Sequence[str]
-    columns: Sequence[str]
-    title: str
-    row_name: str
-    column_name: str
-    unit: str = "samples/s"
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Curve:
     """Points (x, y) in order of x; y None is a gap, never a zero. `intervals` are (low, high) of each point, drawn as
     whiskers, and the points as marks; for few points: none is thinned."""
@@ -171,7 +162,9 @@ class Columns:
     note: str = ""
 
 
-Part: TypeAlias = Prose | Points | Code | Facts | Reasons | Table | Listing | Bars | Stacks | Heat | Curves | Columns
+Part: TypeAlias = (
+    Prose | Points | Code | Facts | Reasons | Pictures | Table | Listing | Bars | Stacks | Curves | Columns
+)
 
 
 @dataclass(frozen=True, kw_only=True)

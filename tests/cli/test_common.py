@@ -13,7 +13,7 @@ OUTPUTS = {
     "prepare no/source no/out": ["--json"],
     "verify no/dataset": ["--json"],
     "index no/folder": ["--json"],
-    "inspect no/dataset": ["--json", "--html", "--png"],
+    "inspect no/dataset": ["--json", "--html"],
     "train no/dataset": ["--json"],
     "slurm no/dataset --nodes 0": ["--json"],
     "profile --json FILE no.py": [""],

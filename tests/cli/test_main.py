@@ -220,7 +220,7 @@ def test_a_folder_that_was_removed_is_one_line_for_every_verb(tmp_path: Path) ->
     "words",
     [
         ("train", "OUT", "--config", "half.json"),
-        ("inspect", "OUT", "--png", "x.png", "--seed", "-1"),
+        ("inspect", "OUT", "--html", "x.html", "--seed", "-1"),
         ("synth", "new", "--images", "9" * 20),
         ("tune", "OUT", "--window", "inf"),
         ("compare", "OUT", "--num-workers", "0,1", "--window", "inf"),

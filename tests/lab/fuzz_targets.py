@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from feedline.pipeline.base.errors import DatasetError, RecordingError
+from feedline.pipeline.base.errors import DatasetError, RecordingError, SourceError
 from feedline.pipeline.codecs import crop_jpeg, jpeg
 from feedline.pipeline.format import manifest as shards
 from feedline.preprocess.sources import tar_headers
@@ -54,7 +54,7 @@ def check_tar(data: bytes) -> None:
     """Whatever `walk` accepts, `tarfile` reads as the same files with the same bytes."""
     try:
         members = list(tar_headers.walk(lambda at, length: data[at : at + length], 0, len(data), "fuzzed"))
-    except tar_headers.TarError:
+    except SourceError:
         return
     if any("\0" in member.name for member in members) or b"hdrcharset" in data:
         return  # a NUL inside a PAX path, and PAX's binary charset: tarfile reads both in its own way

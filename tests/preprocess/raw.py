@@ -18,12 +18,9 @@ Samples = dict[tuple[str, str], tuple[int, bytes]]
 def indexed(path: Path | str, staging: Path | None = None, **options: Any) -> Found:
     """The source's tasks travel and their parts come back, as between a driver and its executors."""
     source: Source = open_source(str(path), **options)
-    if source.needs_staging:
-        assert staging is not None
-        staging.mkdir(parents=True, exist_ok=True)
-        source = source.stage(staging)
+    source = source if staging is None else source.stage(staging)
     tasks = pickle.loads(pickle.dumps(list(source.tasks())))
-    return source.finish(pickle.loads(pickle.dumps([task.run() for task in tasks])))
+    return source.finish(pickle.loads(pickle.dumps([task() for task in tasks])))
 
 
 def samples(found: Found) -> Samples:

@@ -42,7 +42,7 @@ def test_pieces_are_indexed_beside_each_other_and_stay_in_order() -> None:
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def run(self) -> Any:
+        def __call__(self) -> Any:
             meeting.wait()
             return [self.name]
 

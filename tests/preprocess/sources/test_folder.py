@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.errors import SourceError, UsageError
 from feedline.preprocess.plan import checked
-from feedline.preprocess.sources.base import SourceError, open_source
+from feedline.preprocess.sources.base import open_source
 from tests.preprocess.raw import indexed, samples
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.preprocess.sources.base import SourceError, open_source
-from feedline.preprocess.sources.tar_headers import TarError
+from feedline.pipeline.base.errors import FeedlineError, SourceError, UsageError
+from feedline.preprocess.sources.base import open_source
 from tests.preprocess.raw import (
     DEVKIT,
     TRAIN,
@@ -118,7 +117,7 @@ def test_tasks_are_many_and_their_order_does_not_matter(tmp_path: Path) -> None:
     source = open_source(str(write_tar(tmp_path / TRAIN, tars[::-1])))
     tasks = list(source.tasks())
     assert len(tasks) >= 3
-    parts = {number: tasks[number].run() for number in reversed(range(len(tasks)))}
+    parts = {number: tasks[number]() for number in reversed(range(len(tasks)))}
     columns = source.finish([parts[number] for number in range(len(tasks))]).columns
     assert columns.labels_N.tolist() == list(range(40))
     assert columns.keys == [f"n{n:08d}_1" for n in range(40)]
@@ -327,7 +326,7 @@ def test_a_link_in_a_class_tar_is_a_trouble_and_a_class_tar_is_none(tiny_ilsvrc:
         tar.add(first, first.name)
         info.name = "n99999999.tar"
         tar.addfile(info)
-    with pytest.raises(TarError, match=r"'n99999999\.tar' is a symbolic link: pack the files themselves"):
+    with pytest.raises(SourceError, match=r"'n99999999\.tar' is a symbolic link: pack the files themselves"):
         indexed(tmp_path / TRAIN)
 
 

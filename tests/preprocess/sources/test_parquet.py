@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.sources.base import SourceError, open_source
+from feedline.pipeline.base.errors import SourceError, UsageError
+from feedline.preprocess.sources.base import open_source
 from tests.preprocess.raw import indexed, samples
 
 NAMES = ["cat", "dog"]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.sources.tar_headers import Member, TarError, reader, walk
+from feedline.pipeline.base.errors import SourceError, UsageError
+from feedline.preprocess.sources.tar_headers import Member, reader, walk
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 NAMES = st.text(
@@ -113,13 +113,13 @@ def test_what_has_no_bytes_is_a_member_without_any(kind: bytes, what: str) -> No
 
 @pytest.mark.parametrize(("kind", "what"), [(tarfile.GNUTYPE_SPARSE, "sparse file"), (b"Z", "unknown type")])
 def test_what_cannot_be_read_past_is_refused(kind: bytes, what: str) -> None:
-    with pytest.raises(TarError, match=rf"t\.tar: 'evil\.jpg' is a .*{what}"):
+    with pytest.raises(SourceError, match=rf"t\.tar: 'evil\.jpg' is a .*{what}"):
         walked(packed([("evil.jpg", b"")], type=kind))
 
 
 def test_pax_sparse_is_refused() -> None:
     data = packed([("holes.jpg", b"1")], tarfile.PAX_FORMAT, pax_headers={"GNU.sparse.major": "1"})
-    with pytest.raises(TarError, match="sparse"):
+    with pytest.raises(SourceError, match="sparse"):
         walked(data)
 
 
@@ -128,7 +128,7 @@ def test_cut_short_anywhere_is_noticed() -> None:
     whole = walked(data)
     marked = whole[1].offset + 1024
     for end in range(0, marked + 1, 100):
-        with pytest.raises(TarError, match="cut short"):
+        with pytest.raises(SourceError, match="cut short"):
             walked(data[:end])
     assert walked(data[: marked + 512]) == whole  # one zero block is a mark, as for tar itself
 
@@ -137,7 +137,7 @@ def test_cut_short_anywhere_is_noticed() -> None:
 def test_a_damaged_header_is_noticed(position: int) -> None:
     data = bytearray(packed([("a.jpg", b"1" * 10), ("b.jpg", b"2")]))
     data[position] ^= 1
-    with pytest.raises(TarError):
+    with pytest.raises(SourceError):
         walked(bytes(data))
 
 
@@ -145,14 +145,14 @@ def test_a_size_that_lies_is_noticed() -> None:
     header = bytearray(packed([("a.jpg", b"x" * 512), ("b.jpg", b"y" * 512)]))
     for lie in (0, 600, 1 << 20):
         header[124:136] = b"%011o\0" % lie
-        with pytest.raises(TarError, match=r"no valid tar header at byte|cut short"):
+        with pytest.raises(SourceError, match=r"no valid tar header at byte|cut short"):
             walked(rechecked(header[:512]) + b"x" * 512 + bytes(header[1024:]))
 
 
 def test_a_huge_pax_header_does_not_fill_memory() -> None:
     header = bytearray(packed([("a", b"")], type=tarfile.XHDTYPE)[:512])
     header[124:136] = b"%011o\0" % (1 << 31)
-    with pytest.raises(TarError, match="damaged"):
+    with pytest.raises(SourceError, match="damaged"):
         walked(rechecked(header) + bytes(2048))
 
 
@@ -162,7 +162,7 @@ def test_noise_never_hangs_nor_crashes(noise: bytes, kind: int) -> None:
     at = 512 * kind
     try:
         walked(data[:at] + noise + data[at:])
-    except TarError:
+    except SourceError:
         pass
 
 
@@ -200,5 +200,5 @@ def test_folders_of_old_tars_are_no_files_and_an_extension_needs_its_member() ->
     data[148:156] = b"%06o\0 " % sum(data[:512])
     assert contents(bytes(data), walked(bytes(data))) == [("old/a", b"1")]
     long = packed([("x" * 150, b"")], tarfile.PAX_FORMAT)
-    with pytest.raises(TarError, match="no valid tar header"):
+    with pytest.raises(SourceError, match="no valid tar header"):
         walked(long[:1024] + bytes(1024))

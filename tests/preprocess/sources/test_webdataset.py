@@ -10,10 +10,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.errors import FeedlineError, SourceError, UsageError
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, ShardInfo, index_bytes
 from feedline.pipeline.format.shard_tar import ShardWriter
-from feedline.preprocess.sources.base import SourceError, open_source
+from feedline.preprocess.sources.base import open_source
 from tests.preprocess.raw import Samples, indexed, samples, write_tar
 
 

@@ -207,12 +207,14 @@ def test_something_else_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     (tmp_path / "file").write_text("x")
-    for out in ("mine", "file"):
+    (tmp_path / "stamp").mkdir()
+    (tmp_path / "stamp" / "synth.json").write_text("[1]")
+    for out in ("mine", "file", "stamp"):
         with pytest.raises(UsageError, match="holds something else: choose another folder"):
             synth(small(tmp_path / out))
     (tmp_path / "empty").mkdir()
     synth(small(tmp_path / "empty"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "mine"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "mine", "stamp"]
 
 
 def test_an_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

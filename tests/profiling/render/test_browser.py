@@ -19,7 +19,6 @@ from feedline.profiling.render.sections import (
     Columns,
     Curve,
     Curves,
-    Heat,
     Page,
     Section,
     Stack,
@@ -62,7 +61,6 @@ def every_chart() -> str:
         Bars(rows=rows, title="bars", reference=("ceiling", 2.0)),
         Bars(rows=rows, title="staircase", reference=("ceiling", 2.0), staircase=True),
         Stacks(rows=[Stack(label="w", parts={"x": 1.0, "y": 2.0})], title="stacks"),
-        Heat(values=[[1.0, None]], rows=["r"], columns=["c", "d"], title="heat", row_name="r", column_name="c"),
         Curves(curves=[Curve(name="flat", points=[(0, 0), (1, 0)])], title="curves", y_unit="s"),
         Columns(parts={"x": [0.0, 1.0]}, starts=[0, 1], title="columns", y_unit="s"),
     ]

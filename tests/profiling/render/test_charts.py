@@ -19,7 +19,6 @@ from feedline.profiling.render.sections import (
     Columns,
     Curve,
     Curves,
-    Heat,
     Listing,
     Shade,
     Stack,
@@ -70,16 +69,6 @@ def test_lines_draw_anything(points: list[tuple[float, float | None]], name: str
 def test_columns_draw_anything(heights: list[float]) -> None:
     starts = [float(index) for index in range(len(heights))]
     assert_finite(part(Columns(parts={"wait": heights, "compute": heights}, starts=starts, title="t", y_unit="s")))
-
-
-@given(st.integers(1, 4), st.integers(1, 4), st.data())
-def test_heat_draws_anything(rows: int, columns: int, data: st.DataObject) -> None:
-    grid = [[data.draw(values) for _ in range(columns)] for _ in range(rows)]
-    names = [str(index) for index in range(5)]
-    chart = part(
-        Heat(values=grid, rows=names[:rows], columns=names[:columns], title="t", row_name="r", column_name="c")
-    )
-    assert_finite(chart)
 
 
 def test_nothing_gets_out_of_its_quotes() -> None:
