@@ -26,11 +26,11 @@ from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.engine import Engine, EngineRun
 from feedline.preprocess.fingerprint import fingerprint, versions
 from feedline.preprocess.index_source import OnNote, gather, open_configured
-from feedline.preprocess.plan import SplitPlan, estimated_bytes, make_plan
+from feedline.preprocess.plan import ShardTask, SplitPlan, estimated_bytes, make_plan
 from feedline.preprocess.receipts import Receipt
 from feedline.preprocess.spark import SparkEngine
 from feedline.preprocess.store import WORK, LocalStore, Store, open_store
-from feedline.preprocess.write_shard import Order, Outcome, ShardTask
+from feedline.preprocess.write_shard import Order, Outcome
 
 OnProgress = Callable[[int, int], None]
 """(samples done, samples in all)."""

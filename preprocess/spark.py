@@ -22,12 +22,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.scratch import end_spark_of, scratch_folder
-from feedline.preprocess.engine import EngineRun, OnOutcome, grouped, write_group
-from feedline.preprocess.write_shard import Order, Outcome, ShardTask, settle
+from feedline.preprocess.engine import EngineRun
+from feedline.preprocess.plan import ShardTask
+from feedline.preprocess.write_shard import OnOutcome, Order, Outcome, settle, write_shards
 
 POLL_S = 0.5
+TASK_SHARDS, TASK_SAMPLES = 16, 4000
+"""At most, where shards share a Spark task. Each task costs Spark 20 ms to hand out and to hear of, and only within
+one can a shard be published while the next is worked on; but news comes task by task."""
+TAIL = 2
+"""The last tasks shrink to this part of what is left for each slot, so that all slots end together."""
 JAVA_MIN = 17
 TASK_ATTEMPTS = 4
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
@@ -79,9 +87,30 @@ class SparkEngine:
         return EngineRun(start_s=start_s, run_s=run_s, stop_s=stop_s, parallelism=parallelism, master=master)
 
 
+def grouped(tasks: Sequence[ShardTask], slots: int) -> list[list[ShardTask]]:
+    """The shards in order, small ones several to a group; the groups get smaller towards the end."""
+    groups: list[list[ShardTask]] = []
+    position = 0
+    while position < len(tasks):
+        most = min(TASK_SHARDS, (len(tasks) - position) // (TAIL * slots))
+        samples = np.cumsum([len(task.keys) for task in tasks[position : position + most]])
+        size = max(1, int(np.searchsorted(samples, TASK_SAMPLES, "right")))
+        groups.append(list(tasks[position : position + size]))
+        position += size
+    return groups
+
+
 def settled(_: int) -> None:
     """Named, so that unpickling it imports this module, and with it all that a task needs."""
     settle()
+
+
+def write_group(order: Order, group: Sequence[ShardTask]) -> list[Outcome]:
+    """The work of one group, on an executor."""
+    settle()
+    outcomes: list[Outcome] = []
+    write_shards(order, group, outcomes.append)
+    return outcomes
 
 
 def outcomes(context: Any, order: Order, groups: Sequence[Sequence[ShardTask]]) -> Generator[Outcome]:

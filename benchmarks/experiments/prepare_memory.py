@@ -32,9 +32,10 @@ from feedline.pipeline.base.process import read_text, usable_cores
 from feedline.preprocess import prepare, spark
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.index_source import gather
+from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.receipts import ROW, Receipt, Rows, Written, receipt_name
 from feedline.preprocess.store import WORK, open_store
-from feedline.preprocess.write_shard import Order, Outcome, ShardTask
+from feedline.preprocess.write_shard import Order, Outcome
 
 SHARES = (0.2, 1.0)
 WANTED_BYTES = {"executor": 500_000_000, "driver": 1_500_000_000}
