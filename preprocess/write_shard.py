@@ -22,13 +22,14 @@ from typing import Any
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import write_error
 from feedline.pipeline.base.process import keep_freed_memory
+from feedline.pipeline.format.manifest import ShardInfo
 from feedline.pipeline.format.shard_tar import ShardWriter, shard_name
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.fingerprint import Fingerprint, fingerprint
 from feedline.preprocess.picture import BadImage, Kernel
 from feedline.preprocess.plan import ShardTask, is_staged, origins
 from feedline.preprocess.quarantine import QUARANTINE, Quarantined, file_name
-from feedline.preprocess.receipts import Receipt, Rows, Written, receipt_name
+from feedline.preprocess.receipts import Receipt, Rows, receipt_name
 from feedline.preprocess.sources.reading import read_all
 from feedline.preprocess.store import WORK, open_store
 
@@ -240,21 +241,25 @@ class ShardJob:
 
     def _publish(self) -> None:
         order, task = self.order, self.task
-        name = shard_name(task.split, task.shard)
-        written: list[Written] = []
+        shards: list[ShardInfo] = []
         for writer, attempt, folder in zip(
             self._writers, self._attempts, order.config.folders(task.split), strict=True
         ):
-            final = self.store.publish(attempt, folder, name, writer.sha256)
-            written.append(Written(name=final, bytes=writer.bytes, sha256=writer.sha256, samples=len(writer.rows)))
+            name = self.store.publish(attempt, folder, shard_name(task.split, task.shard), writer.sha256)
+            shards.append(
+                ShardInfo(
+                    name=name,
+                    samples=len(writer.rows),
+                    planned_samples=len(task),
+                    bytes=writer.bytes,
+                    sha256=writer.sha256,
+                    fingerprint=order.fingerprint.encoder,
+                )
+            )
         receipt = Receipt(
-            plan_hash=order.plan_hash,
-            fingerprint=order.fingerprint,
-            split=task.split,
-            shard=task.shard,
-            planned_samples=len(task),
             bytes_in=self.bytes_in,
-            outputs=written,
+            formats=order.fingerprint.formats,
+            shards=shards,
             rows=[Rows.of(writer.rows) for writer in self._writers],
             quarantined=self.quarantined,
             notes=dict(self.kernel.notes),
