@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,9 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError, first_line
+from feedline.pipeline.base.process import ONE_THREAD
 from feedline.pipeline.base.scratch import end_spark_of, scratch_folder
 from feedline.preprocess.engine import EngineRun
+from feedline.preprocess.java import java
 from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.write_shard import OnOutcome, Order, Outcome, settle, write_shards
 
@@ -36,9 +37,7 @@ TASK_SHARDS, TASK_SAMPLES = 16, 4000
 one can a shard be published while the next is worked on; but news comes task by task."""
 TAIL = 2
 """The last tasks shrink to this part of what is left for each slot, so that all slots end together."""
-JAVA_MIN = 17
 TASK_ATTEMPTS = 4
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """In local mode the JVM only hands out tasks: compiling it well, on several threads, takes cores from the work."""
 PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
@@ -60,7 +59,9 @@ class SparkEngine:
     def check(self) -> None:
         """Raises FeedlineError where there is no Java; under spark-submit, or with a context, there is one."""
         if not under_submit() and callers_context() is None:
-            check_java()
+            _, trouble = java()
+            if trouble:
+                raise FeedlineError(trouble)
 
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         from py4j.protocol import Py4JError
@@ -189,22 +190,6 @@ def under_submit() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def check_java() -> None:
-    """Raises FeedlineError when there is no Java that Spark can use."""
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
-    remedy = f"Spark needs Java {JAVA_MIN} or later (Debian/Ubuntu: apt-get install openjdk-{JAVA_MIN}-jre-headless)"
-    if java is None:
-        raise FeedlineError(f"no java {f'in JAVA_HOME ({home})' if home else 'on the path'}: {remedy}")
-    try:
-        text = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise FeedlineError(f"{java} does not run ({error}): {remedy}") from error
-    version = re.search(r'version "(?:1\.)?(\d+)', text)
-    if version is None or int(version[1]) < JAVA_MIN:
-        raise FeedlineError(f"{java} is version {version[1] if version else 'unknown'}: {remedy}")
-
-
 def settings(master: str | None, scratch: Path, extra: Mapping[str, str]) -> dict[str, str]:
     """What the job needs of Spark; anything in `extra` wins."""
     java = f"-Djava.io.tmpdir={scratch} -XX:-UsePerfData"
@@ -287,9 +272,9 @@ def start(conf: Mapping[str, str], scratch: Path) -> Any:
         try:
             return made.result()
         except Exception as error:
-            reason = str(getattr(error, "java_exception", None) or error).strip().splitlines()
-            raise SparkFailed(f"Spark did not start with master {conf.get('spark.master', 'of spark-submit')} "
-                              f"({reason[0][:300] if reason else type(error).__name__})") from error  # fmt: skip
+            reason = first_line(getattr(error, "java_exception", None) or error)[:300]
+            master = conf.get("spark.master", "of spark-submit")
+            raise SparkFailed(f"Spark did not start with master {master} ({reason})") from error
         finally:
             while not made.done():
                 end_spark_of(scratch)
