@@ -110,7 +110,7 @@ class Preparation:
         done = output.finished(place, plan["folders"])
         self.tried = quarantine.read_report(place) if retry else []
         if not overwrite:
-            output.check_formats(place, done or {}, made_by.formats, retry)
+            output.check_formats(place, done, made_by.formats, retry)
             if done and not self.tried and output.unfinished_plan(place) is None and output.is_whole(place, done):
                 output.end(place)
                 self.on_note("already prepared: nothing to do (--overwrite would do it again)")
@@ -127,7 +127,8 @@ class Preparation:
             self.store = output.beside(place, plan)
             self.order = replace(self.order, address=self.store.address)
             self._say_room()
-        output.begin(self.store, plan, self.order.run, anew=overwrite and not replaces)
+        anew = overwrite and not (replaces and output.resumes(self.store, plan))
+        output.begin(self.store, plan, self.order.run, anew=anew)
         try:
             report = self._write()
         except TooManyBad:

@@ -16,7 +16,9 @@ from tests.preprocess.making import (
     Killed,
     dies_after,
     digests,
+    photo,
     prepare,
+    saved,
 )
 
 
@@ -111,4 +113,17 @@ def test_a_new_index_beside_the_old_manifest_is_refused(
         fetch_metadata(Remote(f"{out}/train", {}), tmp_path / "cache")
     assert "not the index that the manifest names" in str(verify(out)["problems"])
     prepare(images, out, seed=1, overwrite=True)
+    assert verify(out, full=True)["ok"]
+
+
+def test_overwriting_in_an_object_store_takes_nothing_from_a_retry_that_died(images: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    out, memory = f"memory://{tmp_path.name}", fsspec.filesystem("memory")
+    assert prepare(images, out, shards=1)["quarantined"] == 2
+    for name in memory.glob(f"{out}/quarantine/*.bin"):
+        memory.pipe_file(name, saved(photo(3)))
+    with pytest.raises(Killed):
+        prepare(images, out, shards=1, retry_quarantine=True, engine=dies_after(1))
+    assert prepare(images, out, shards=1, overwrite=True)["quarantined"] == 2
     assert verify(out, full=True)["ok"]
