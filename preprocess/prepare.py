@@ -161,11 +161,6 @@ class Preparation:
         resumed = len(self.plan.columns) - sum(len(task) for task in pending)
         outcomes: list[Outcome] = []
         ran = self._run_tasks(pending, resumed, outcomes) if pending else EngineRun()
-        if left := self._without_receipt():
-            raise FeedlineError(
-                f"{len(left)} shards (first: {left[0][1]} of {left[0][0].split}) left no receipt in "
-                f"{self.store.address}: do all executors see this folder? Run again to resume"
-            )
         self.seconds |= {"start": ran.start_s, "run": ran.run_s, "stop": ran.stop_s}
         return self._commit(ran, outcomes, resumed, started)
 
@@ -220,8 +215,13 @@ class Preparation:
             quarantine.write_report(self.store, bad, before)
 
     def _commit(self, ran: EngineRun, outcomes: list[Outcome], resumed: int, started: float) -> dict[str, Any]:
-        """The report and, last of all, the manifests."""
+        """The report and, last of all, the manifests, once every shard has left its receipt."""
         commit_started, store = time.monotonic(), self.store
+        if left := self._without_receipt():
+            raise FeedlineError(
+                f"{len(left)} shards (first: {left[0][1]} of {left[0][0].split}) left no receipt in "
+                f"{store.address}: do all executors see this folder? Run again to resume"
+            )
         receipts = {
             split.split: [self.receipts[split.split, shard] for shard in range(split.shards)]
             for split in self.plan.splits

@@ -73,9 +73,7 @@ class SparkEngine:
                 if master.startswith("local"):  # so that the start of its Python workers is not taken for work
                     context.parallelize(range(parallelism), parallelism).foreach(settled)
                 times.append(time.monotonic())
-                with contextlib.closing(outcomes(context, order, grouped(tasks, parallelism))) as arriving:
-                    for outcome in arriving:
-                        on_outcome(outcome)
+                run_groups(context, order, grouped(tasks, parallelism), on_outcome)
                 times.append(time.monotonic())
         except (Py4JError, ConnectionError, EOFError) as error:  # the JVM may die under any call to it
             before = error.__context__  # after a Ctrl-C amid a call, what pyspark then tidies up in the JVM fails
@@ -114,9 +112,9 @@ def write_group(order: Order, group: Sequence[ShardTask]) -> list[Outcome]:
     return outcomes
 
 
-def outcomes(context: Any, order: Order, groups: Sequence[Sequence[ShardTask]]) -> Generator[Outcome]:
-    """Runs the groups as a Spark job; its outcomes as they arrive, a few times a second. Closing it ends what still
-    runs. Raises SparkFailed."""
+def run_groups(context: Any, order: Order, groups: Sequence[Sequence[ShardTask]], on_outcome: OnOutcome) -> None:
+    """Runs the groups as a Spark job and tells its outcomes as they arrive, a few times a second. What still runs is
+    ended when `on_outcome` raises. Raises SparkFailed."""
     from pyspark.accumulators import AccumulatorParam
 
     class OutcomeList(AccumulatorParam[list[Outcome]]):
@@ -141,14 +139,14 @@ def outcomes(context: Any, order: Order, groups: Sequence[Sequence[ShardTask]]) 
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
-    taken, running = 0, True
+    told, running = 0, True
     try:
         while running:
             thread.join(POLL_S)
             running = thread.is_alive()  # asked first, so that the last outcomes are taken too
-            fresh = arrived.value[taken:]
-            taken += len(fresh)
-            yield from fresh
+            for outcome in arrived.value[told:]:
+                told += 1
+                on_outcome(outcome)
         if errors:
             raise SparkFailed(one_line(errors[0])) from errors[0]
     finally:
