@@ -9,6 +9,7 @@ import argparse
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-JAVA_MIN = 17
 INCLUDE = ("/usr/include", f"/usr/include/{platform.machine()}-linux-gnu", "/usr/local/include")
 FORMAT_HEADERS = {"libwebp-dev": "webp/decode.h", "libtiff-dev": "tiffio.h", "liblcms2-dev": "lcms2.h"}
 """What Pillow-SIMD needs to be built with WebP, compressed TIFF and LAB colours."""
@@ -61,7 +61,7 @@ def install_system_parts() -> int:
     missing = [package for package, present in system_parts().items() if not present]
     left = apt_install(missing)
     if any("jdk" in package or "jre" in package for package in left):
-        return fail(f"Java {JAVA_MIN} or newer is missing (Spark needs it): apt-get install {' '.join(left)}")
+        return fail(f"{java_trouble()} (apt-get install {' '.join(left)})")
     if lean := [package for package in left if package in FORMAT_HEADERS]:
         say(f"Pillow-SIMD will not read some images: apt-get install {' '.join(lean)}, then make -B setup")
     if left := [package for package in left if package not in lean]:
@@ -71,7 +71,7 @@ def install_system_parts() -> int:
 
 def system_parts() -> dict[str, bool]:
     return {
-        "openjdk-17-jre-headless": java_major() >= JAVA_MIN,
+        "openjdk-17-jre-headless": not java_trouble(),
         "gcc libc6-dev": shutil.which("cc") is not None,
         "libjpeg-dev zlib1g-dev": has_header("jpeglib.h") and has_header("zlib.h"),
         "python3-venv": has_ensurepip(),
@@ -79,18 +79,13 @@ def system_parts() -> dict[str, bool]:
     }
 
 
+def java_trouble() -> str:
+    """Why Spark cannot use the Java that there is; "" where it can."""
+    return runpy.run_path(str(ROOT / "preprocess" / "java.py"))["java"]()[1]
+
+
 def has_header(name: str) -> bool:
     return any((Path(folder) / name).exists() for folder in INCLUDE)
-
-
-def java_major() -> int:
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if not java or not Path(java).exists():
-        return 0
-    text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "(?:1\.)?(\d+)', text)
-    return int(found.group(1)) if found else 0
 
 
 def has_ensurepip() -> bool:

@@ -2,9 +2,6 @@
 
 import ctypes.util
 import importlib.util
-import os
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,9 +11,9 @@ from typing import Any
 
 from feedline.cli.common import Record, console
 from feedline.cli.options import command
+from feedline.preprocess.java import java as java_for_spark
 from feedline.profiling.record import units
 
-JAVA_MIN = 17
 REINSTALL = "pip uninstall -y pillow pillow-simd, then make -B setup"
 
 
@@ -106,15 +103,8 @@ def torch(host: dict[str, Any]) -> Iterator[Fact]:
 
 
 def java() -> Fact:
-    home, value = os.environ.get("JAVA_HOME"), None
-    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if program and Path(program).exists():
-        done = subprocess.run([program, "-version"], stderr=subprocess.PIPE, text=True, check=False)
-        version = re.search(r'version "(?:1\.)?([\d.]+)', done.stderr)
-        value = version and version.group(1)
-    fits = value and int(value.split(".")[0]) >= JAVA_MIN
-    remedy = f"`feedline prepare` needs Java {JAVA_MIN} or newer: apt-get install openjdk-17-jre-headless"
-    return Fact("java", "Java", value, value or "none", "" if fits else remedy)
+    version, trouble = java_for_spark()
+    return Fact("java", "Java", version or None, version or "none", trouble)
 
 
 def spark(versions: dict[str, str]) -> Fact:

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from feedline.cli.common import Record, console, progress, stderr
-from feedline.cli.options import Settings, command, fields
+from feedline.cli.options import Settings, command, fields, source
 from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.record import units
 
@@ -17,7 +15,11 @@ PICTURE = fields("preprocess.picture.Output", size_px={"flags": ("--size",)}, su
 JOB = fields(
     "preprocess.config.PrepareConfig",
     outputs={"flags": ("--output",), "hint": list[str] | None, "default": None, "metavar": "SIZE:CODEC"},
-    shard_bytes={"flags": ("--shard-size",), "hint": str, "default": "64MiB"},
+    shard_bytes={
+        "flags": ("--shard-size",),
+        "hint": str,
+        "default": f"{source('preprocess.config')['DEFAULT_SHARD_BYTES'] >> 20}MiB",
+    },
     class_order={"hint": Path | None, "metavar": "FILE"},
     spark={"flags": ("--conf",), "metavar": "KEY=VALUE"},
     source_options={"flags": ("--source-option",), "metavar": "KEY=VALUE"},
@@ -31,7 +33,6 @@ def prepare(
     job: Annotated[Settings, JOB],
     picture: Annotated[Settings, PICTURE],
     record: Record,
-    resume: Annotated[bool, typer.Option("--resume", help="The default: a rerun skips what is done.")] = True,
 ) -> None:
     """Prepare raw images into verified-ready WebDataset shards. A rerun resumes; bad images go to OUT/quarantine.
 

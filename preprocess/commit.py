@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, ShardInfo, index_table_bytes
+from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, index_table_bytes
 from feedline.preprocess.fingerprint import versions
 from feedline.preprocess.output import REPORT, claimed_folders, is_ours, remove_dataset
 from feedline.preprocess.quarantine import QUARANTINE
@@ -21,65 +21,60 @@ STAGES = ("read", "decode", "resize", "encode", "write")
 IMAGENET_SAMPLES = 1_281_167 + 50_000
 CORES = (2, 8, 32, 128)
 
+Splits = dict[str, tuple[bytes, Manifest]]
+"""Index and manifest by folder."""
+
 
 def held_receipt(store: Store, order: Order, split: str, shard: int) -> Receipt | None:
     """The receipt of a finished shard whose files are there with the right size; None when it must be done."""
-    data = store.read(f"{WORK}/{receipt_name(order.plan_hash, split, shard)}")
-    receipt = Receipt.from_bytes(data) if data is not None else None
-    if receipt is None or (receipt.quarantined and receipt.fingerprint.formats != order.fingerprint.formats):
+    receipt = Receipt.from_bytes(store.read(f"{WORK}/{receipt_name(order.plan_hash, split, shard)}") or b"")
+    if receipt is None or (receipt.quarantined and receipt.formats != order.fingerprint.formats):
         return None
     folders = order.config.folders(split)
-    files = {f"{folder}/{file.name}": file.bytes for folder, file in zip(folders, receipt.outputs, strict=True)}
+    files = {f"{folder}/{done.name}": done.bytes for folder, done in zip(folders, receipt.shards, strict=True)}
     files |= {f"{QUARANTINE}/{bad.file}": bad.length for bad in receipt.quarantined}
     return receipt if all(store.size(name) == length for name, length in files.items()) else None
 
 
-def commit_split(
-    store: Store, order: Order, split: str, receipts: Sequence[Receipt], classes: Classes
-) -> dict[str, Manifest]:
-    """Writes the split's indexes; returns the manifests of its outputs by folder."""
-    config, manifests = order.config, dict[str, Manifest]()
-    for number, output in enumerate(config.outputs):
-        folder = config.folders(split)[number]
-        index = index_table_bytes(index_table([receipt.rows[number] for receipt in receipts]))
+def described(order: Order, receipts: Mapping[str, Sequence[Receipt]], classes: Classes) -> Splits:
+    """What the receipts of each split make of it."""
+    config, splits = order.config, Splits()
+    for split, of_split in receipts.items():
+        for number, folder in enumerate(config.folders(split)):
+            index = index_table_bytes(index_table([receipt.rows[number] for receipt in of_split]))
+            shards = [receipt.shards[number] for receipt in of_split]
+            manifest = Manifest(
+                split=split,
+                samples=sum(shard.samples for shard in shards),
+                classes=classes,
+                shards=shards,
+                settings=config.outputs[number].settings()
+                | {"max_pixels": config.max_pixels, "metadata": config.metadata, "shuffle": "keyed hash"},
+                seed=config.seed,
+                plan_hash=order.plan_hash,
+                index_sha256=hashlib.sha256(index).hexdigest(),
+                versions=versions(),
+                formats=order.fingerprint.formats,
+            )
+            splits[folder] = index, manifest
+    return splits
+
+
+def publish(store: Store, splits: Splits) -> None:
+    """From here on the dataset exists. A new index is refused beside an old manifest, which names another one."""
+    for folder, (index, manifest) in splits.items():
         store.write(f"{folder}/{INDEX}", index)
-        manifests[folder] = Manifest(
-            split=split,
-            samples=sum(receipt.outputs[number].samples for receipt in receipts),
-            classes=classes,
-            shards=[
-                ShardInfo(
-                    **vars(receipt.outputs[number]),
-                    planned_samples=receipt.planned_samples,
-                    fingerprint=receipt.fingerprint.encoder,
-                )
-                for receipt in receipts
-            ],
-            settings=output.settings()
-            | {"max_pixels": config.max_pixels, "metadata": config.metadata, "shuffle": "keyed hash"},
-            seed=config.seed,
-            plan_hash=order.plan_hash,
-            index_sha256=hashlib.sha256(index).hexdigest(),
-            versions=versions(),
-            formats=order.fingerprint.formats,
-        )
-    return manifests
-
-
-def publish_manifests(store: Store, manifests: Mapping[str, Manifest]) -> None:
-    """By folder. From here on the dataset exists."""
-    for folder, manifest in manifests.items():
         store.write(f"{folder}/{MANIFEST}", manifest.to_json().encode())
 
 
-def remove_replaced(store: Store, manifests: Mapping[str, Manifest]) -> None:
+def remove_replaced(store: Store, splits: Splits) -> None:
     """What the manifests do not name: shards of attempts that were killed, and in an object store the old dataset."""
-    for folder, manifest in manifests.items():
+    for folder, (_, manifest) in splits.items():
         keep = {INDEX, MANIFEST, *(shard.name for shard in manifest.shards)}
         for name in store.list(folder):
             if is_ours(name) and name not in keep:
                 store.delete(f"{folder}/{name}")
-    for folder in claimed_folders(store) - set(manifests):
+    for folder in claimed_folders(store) - set(splits):
         remove_dataset(store, folder)
     for name in store.list(""):
         if name.startswith(f".{REPORT}.") and TEMPORARY_FILE.fullmatch(name):
@@ -102,14 +97,14 @@ def totals(receipts: Sequence[Receipt]) -> dict[str, Any]:
     for receipt in receipts:
         notes.update(receipt.notes)
     counts: dict[str, Any] = {
-        "input_samples": sum(receipt.planned_samples for receipt in receipts),
-        "output_samples": sum(receipt.outputs[0].samples for receipt in receipts),
+        "input_samples": sum(receipt.shards[0].planned_samples for receipt in receipts),
+        "output_samples": sum(receipt.shards[0].samples for receipt in receipts),
         "quarantined": sum(reasons.values()),
         "reasons": dict(sorted(reasons.items())),
         "notes": dict(sorted(notes.items())),
-        "shards": sum(len(receipt.outputs) for receipt in receipts),
+        "shards": sum(len(receipt.shards) for receipt in receipts),
         "bytes_in": sum(receipt.bytes_in for receipt in receipts),
-        "bytes_out": sum(written.bytes for receipt in receipts for written in receipt.outputs),
+        "bytes_out": sum(shard.bytes for receipt in receipts for shard in receipt.shards),
     }
     if counts["output_samples"] + counts["quarantined"] != counts["input_samples"]:
         raise DatasetError("the receipts do not add up (in is not out + quarantined): run again with --overwrite")

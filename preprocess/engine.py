@@ -1,25 +1,16 @@
 """Where a job's tasks run: the contract between `prepare` and Spark, or whatever else runs tasks.
 
 An engine gets tasks and tells of each shard once it is done. What a task does, and what becomes of its receipt, is no
-concern of an engine; plan, tasks and commit know no engine.
+concern of an engine; plan, tasks and commit know no engine. In a process of its own an engine calls `settle` once and
+`write_shards` for its tasks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
-from feedline.preprocess.write_shard import Order, Outcome, ShardTask, settle, write_shards
-
-TASK_SHARDS, TASK_SAMPLES = 16, 4000
-"""At most, where shards share a group. Each group costs an engine some time to hand out and to hear of (Spark 20 ms),
-and only within a group can a shard be published while the next is worked on; but news comes group by group."""
-TAIL = 2
-"""The last groups shrink to this part of what is left for each slot, so that all slots end together."""
-
-OnOutcome = Callable[[Outcome], None]
-"""Called once for each shard, in the caller's thread, soon after the shard is done. May raise, which ends the run."""
+from feedline.preprocess.plan import ShardTask
+from feedline.preprocess.write_shard import OnOutcome, Order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +22,7 @@ class EngineRun:
     run_s: float = 0.0
     stop_s: float = 0.0
     parallelism: int = 1
-    """Groups worked on at once."""
+    """Processes that work on shards at once."""
     master: str = ""
     """Where it ran, in the engine's own words."""
 
@@ -42,26 +33,8 @@ class Engine(Protocol):
         ...
 
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
-        """Runs all tasks, in any order, and tries again those whose process died; leaves no process behind, also
-        when `on_outcome` raises. Raises FeedlineError for anything that keeps it from finishing.
+        """Runs all tasks, in any order, and tries again those whose process died; `on_outcome` hears of each in this
+        thread, soon after it is done. Leaves no process behind, also when `on_outcome` raises. Raises FeedlineError
+        for anything that keeps it from finishing.
         """
         ...
-
-
-def write_group(order: Order, group: Sequence[ShardTask]) -> list[Outcome]:
-    """The work of one group, in a process of the engine's: up to the first shard that cannot be mended."""
-    settle()
-    return write_shards(order, group)
-
-
-def grouped(tasks: Sequence[ShardTask], slots: int) -> list[list[ShardTask]]:
-    """The shards in order, small ones several to a group; the groups get smaller towards the end."""
-    groups: list[list[ShardTask]] = []
-    position = 0
-    while position < len(tasks):
-        most = min(TASK_SHARDS, (len(tasks) - position) // (TAIL * slots))
-        samples = np.cumsum([len(task.keys) for task in tasks[position : position + most]])
-        size = max(1, int(np.searchsorted(samples, TASK_SAMPLES, "right")))
-        groups.append(list(tasks[position : position + size]))
-        position += size
-    return groups

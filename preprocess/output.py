@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,7 @@ def locked(store: Store) -> Generator[None]:
             yield
     finally:
         if made:
-            with suppress(OSError):
-                store.root.rmdir()
+            store.delete_folder_if_empty("")
 
 
 def refuse_links(root: Path) -> None:
@@ -93,6 +92,12 @@ def unfinished_plan(store: Store) -> PlanFile | None:
         return {}
 
 
+def resumes(store: Store, plan: PlanFile) -> bool:
+    """Whether it holds what an interrupted run of the very same job did."""
+    running = unfinished_plan(store) or {}
+    return all(running.get(name) == plan[name] for name in ("plan_hash", "said", "formats"))
+
+
 def manifest_in(store: Store, folder: str) -> Manifest | None:
     """None when it is missing or damaged."""
     text = store.read(f"{folder}/{MANIFEST}")
@@ -102,10 +107,10 @@ def manifest_in(store: Store, folder: str) -> Manifest | None:
         return None
 
 
-def finished(store: Store, folders: Sequence[str]) -> dict[str, Manifest] | None:
-    """The manifests by folder, when every one of these splits is finished; None otherwise."""
+def finished(store: Store, folders: Sequence[str]) -> dict[str, Manifest]:
+    """The manifests by folder, when every one of these splits is finished; none otherwise."""
     manifests = {folder: manifest for folder in folders if (manifest := manifest_in(store, folder)) is not None}
-    return manifests if len(manifests) == len(folders) else None
+    return manifests if len(manifests) == len(folders) else {}
 
 
 def is_whole(store: Store, manifests: Mapping[str, Manifest]) -> bool:
@@ -191,17 +196,15 @@ def check_formats(store: Store, manifests: Mapping[str, Manifest], formats: dict
 
 
 def begin(store: Store, plan: PlanFile, run: str, *, anew: bool) -> None:
-    """Writes the plan down, makes the folders, and clears what dead runs left. `anew` removes all that an unfinished
-    run has done; never a file that feedline did not write, nor what this job has unpacked to read from."""
+    """Writes the plan down, makes the folders, and clears what dead runs left, but for what this job has unpacked to
+    read from. `anew` forgets what an unfinished run has done; its shards go when the new ones are whole."""
     receipts = receipts_folder(plan["plan_hash"])
     for name in store.list(WORK):
         if name.rstrip("/") not in (STAGING, "plan.json", None if anew else receipts):
             (store.delete_tree if name.endswith("/") else store.delete)(f"{WORK}/{name}")
     store.prepare([WORK])
-    stale = sorted(claimed_folders(store)) if anew else []
-    write_plan(store, plan | {"folders": list(dict.fromkeys([*plan["folders"], *stale]))})
-    for folder in stale:
-        remove_dataset(store, folder)
+    others = sorted(claimed_folders(store) - set(plan["folders"]))
+    write_plan(store, plan | {"folders": [*plan["folders"], *others]})
     store.prepare([*plan["folders"], f"{WORK}/{receipts}", f"{WORK}/attempts-{run}", QUARANTINE])
 
 
@@ -241,7 +244,7 @@ def beside(store: Store, plan: PlanFile) -> Store:
     new = LocalStore(store.root / NEW)
     if new.root.is_symlink():
         raise UsageError(f"{new.root} is a link: remove it")
-    if unfinished_plan(new) != plan:
+    if not resumes(new, plan):
         store.delete_tree(NEW)
     return new
 
@@ -273,16 +276,16 @@ def finish_exchange(store: Store) -> str | None:
         for name in store.list(QUARANTINE):
             if not quarantine.FILE.fullmatch(name):  # somebody else's: it stays
                 (store.root / QUARANTINE / name).replace(new.root / QUARANTINE / name)
-    folders = (prepared_folders(new) | prepared_folders(store)) & set(plan["folders"])
-    for folder in (*sorted(folders), QUARANTINE):
+    folders = (*plan["folders"], QUARANTINE)
+    for folder in folders:
         if new.size(f"{folder}/{NOT_IN_PLACE}") is not None:
             exchange(new.root / folder, store.root / folder)
-    for folder in claimed_folders(store) - folders:
+    for folder in claimed_folders(store) - set(folders):
         exchange(store.root / folder, new.root / folder)
         store.delete_folder_if_empty(folder.rpartition("/")[0])
     if new.size(REPORT) is not None:
         (new.root / REPORT).replace(store.root / REPORT)
-    for folder in (*folders, QUARANTINE):
+    for folder in folders:
         store.delete(f"{folder}/{NOT_IN_PLACE}")
     end(store)
     return plan["plan_hash"]

@@ -8,7 +8,7 @@ happens to be listed, at about a microsecond a sample. Then cut into shards that
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,33 @@ from feedline.pipeline.format.shard_tar import balanced_sizes, safe_key
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
 from feedline.preprocess.sources.base import Classes, Columns
-from feedline.preprocess.write_shard import ShardTask, is_staged
+from feedline.preprocess.sources.reading import Stat, Where
 
 MIN_SHARDS = 64
 MIN_SAMPLES_PER_SHARD = 32
 HEADERS_BYTES = 2048  # two members' headers, the label and the padding of one sample
 TYPICAL_RATIO = 4 / 3  # of a photograph's sides
 READERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of a job of up to 8 ranks × 8 workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask(Columns):
+    """The descriptors of one shard, in the order they are written."""
+
+    split: str
+    shard: int
+    mended: dict[int, str] = field(default_factory=dict[int, str])
+    """Position -> file in quarantine to read instead (a sample to be tried again)."""
+    stats_P2: npt.NDArray[np.int64] | None = None
+    """Size and time (ns) of each path when the plan was made, -1 where that is not known; None watches nothing."""
+
+    def where(self) -> list[Where]:
+        rows = zip(self.path_N.tolist(), self.offsets_N.tolist(), self.lengths_N.tolist(), strict=True)
+        return [Where(self.paths[path], offset, length) for path, offset, length in rows]
+
+    def stats(self) -> dict[str, Stat]:
+        rows = [] if self.stats_P2 is None else self.stats_P2.tolist()
+        return {path: Stat(*row) for path, row in zip(self.paths, rows, strict=bool(rows)) if row[0] >= 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,25 +184,30 @@ def plan_hash(
     }
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for split in splits:
-        rows = split.rows_N.tolist()
-        troubles = {columns.keys[row]: columns.troubles[row] for row in rows if row in columns.troubles}
+        rows = rows_of(columns, split.rows_N)
+        troubles = {rows.keys[row]: trouble for row, trouble in rows.troubles.items()}
         digest.update(json.dumps([split.split, split.starts, troubles]).encode())
-        digest.update("\0".join([columns.keys[row] for row in rows]).encode("utf-8", "surrogateescape"))
-        for column in (columns.labels_N[split.rows_N], columns.lengths_N[split.rows_N]):
-            digest.update(np.ascontiguousarray(column, np.int64).tobytes())
+        digest.update("\0".join(rows.keys).encode("utf-8", "surrogateescape"))
+        for column in (rows.labels_N, rows.lengths_N):
+            digest.update(column.astype(np.int64).tobytes())
         if config.metadata:
-            digest.update(origins(columns, split.rows_N, config.source, staging))
+            sources, offsets_N = origins(rows, config.source, staging)
+            digest.update("\0".join(sources).encode("utf-8", "surrogateescape") + offsets_N.tobytes())
     return digest.hexdigest()
 
 
-def origins(columns: Columns, rows_N: npt.NDArray[np.int64], source: str, staging: str) -> bytes:
-    """Where KEY.json says that the rows came from, as `ShardTask.origin` has it."""
+def origins(columns: Columns, source: str, staging: str) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Where people and KEY.json are told that each sample came from, and its offset there. What was unpacked to
+    `staging` is from the source at -1: its key says which."""
     staged_P = np.array([is_staged(path, staging) for path in columns.paths], bool)
     shown = [source if staged else path for path, staged in zip(columns.paths, staged_P.tolist(), strict=True)]
-    path_N = columns.path_N[rows_N]
-    offsets_N = np.where(staged_P[path_N], -1, columns.offsets_N[rows_N])
-    paths = "\0".join([shown[path] for path in path_N.tolist()])
-    return paths.encode("utf-8", "surrogateescape") + offsets_N.astype(np.int64).tobytes()
+    offsets_N = np.where(staged_P[columns.path_N], -1, columns.offsets_N).astype(np.int64)
+    return [shown[path] for path in columns.path_N.tolist()], offsets_N
+
+
+def is_staged(path: str, staging: str) -> bool:
+    """Whether it lies in the folder of what was unpacked; "" is none."""
+    return bool(staging) and path.startswith(f"{staging}/")
 
 
 def selected(columns: Columns, classes: Classes, config: PrepareConfig) -> tuple[Columns, Classes]:

@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,17 +20,16 @@ import numpy as np
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import write_error
 from feedline.pipeline.base.scratch import clear_abandoned, scratch_folder
-from feedline.pipeline.format.manifest import Manifest
 from feedline.preprocess import commit, output, quarantine
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.engine import Engine, EngineRun
 from feedline.preprocess.fingerprint import fingerprint, versions
 from feedline.preprocess.index_source import OnNote, gather, open_configured
-from feedline.preprocess.plan import SplitPlan, estimated_bytes, make_plan
+from feedline.preprocess.plan import ShardTask, SplitPlan, estimated_bytes, make_plan
 from feedline.preprocess.receipts import Receipt
 from feedline.preprocess.spark import SparkEngine
 from feedline.preprocess.store import WORK, LocalStore, Store, open_store
-from feedline.preprocess.write_shard import Order, Outcome, ShardTask
+from feedline.preprocess.write_shard import Order, Outcome
 
 OnProgress = Callable[[int, int], None]
 """(samples done, samples in all)."""
@@ -69,6 +68,8 @@ class Preparation:
     on_note: OnNote
     engine: Engine
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    receipts: dict[tuple[str, int], Receipt] = field(default_factory=dict[tuple[str, int], Receipt])
+    """By split and shard, each read once."""
 
     def run(self) -> dict[str, Any]:
         config = self.config
@@ -109,7 +110,7 @@ class Preparation:
         done = output.finished(place, plan["folders"])
         self.tried = quarantine.read_report(place) if retry else []
         if not overwrite:
-            output.check_formats(place, done or {}, made_by.formats, retry)
+            output.check_formats(place, done, made_by.formats, retry)
             if done and not self.tried and output.unfinished_plan(place) is None and output.is_whole(place, done):
                 output.end(place)
                 self.on_note("already prepared: nothing to do (--overwrite would do it again)")
@@ -126,8 +127,15 @@ class Preparation:
             self.store = output.beside(place, plan)
             self.order = replace(self.order, address=self.store.address)
             self._say_room()
-        output.begin(self.store, plan, self.order.run, anew=overwrite and not replaces)
-        report = self._write()
+        anew = overwrite and not (replaces and output.resumes(self.store, plan))
+        output.begin(self.store, plan, self.order.run, anew=anew)
+        try:
+            report = self._write()
+        except TooManyBad:
+            self._say_what_is_bad()
+            raise
+        except OSError as error:
+            raise write_error(error, f"preparing {self.store.address}") from error
         if isinstance(place, LocalStore) and self.store != place:
             output.put_in_place(place, plan)
         else:
@@ -146,28 +154,29 @@ class Preparation:
 
     def _write(self) -> dict[str, Any]:
         started = time.monotonic()
-        pending: list[ShardTask] = []
-        for split in self.plan.splits:
-            for shard, receipt in enumerate(self._receipts(split)):
-                again = self.mended.get((split.split, shard), {})
-                if again or receipt is None:
-                    pending.append(self.plan.task(split, shard, again))
+        pending = [
+            self.plan.task(split, shard, self.mended.get((split.split, shard)))
+            for split, shard in self._without_receipt(self.mended)
+        ]
         resumed = len(self.plan.columns) - sum(len(task) for task in pending)
         outcomes: list[Outcome] = []
-        try:
-            ran = self._run_tasks(pending, resumed, outcomes) if pending else EngineRun()
-            self.seconds |= {"start": ran.start_s, "run": ran.run_s, "stop": ran.stop_s}
-            return self._commit(ran, outcomes, resumed, started)
-        except TooManyBad:
-            self._say_what_is_bad()
-            raise
-        except OSError as error:
-            raise write_error(error, f"preparing {self.store.address}") from error
+        ran = self._run_tasks(pending, resumed, outcomes) if pending else EngineRun()
+        self.seconds |= {"start": ran.start_s, "run": ran.run_s, "stop": ran.stop_s}
+        return self._commit(ran, outcomes, resumed, started)
 
-    def _receipts(self, split: SplitPlan) -> list[Receipt | None]:
-        """Of each shard of the split; None for those that are still to be done."""
-        shards = range(split.shards)
-        return [commit.held_receipt(self.store, self.order, split.split, shard) for shard in shards]
+    def _without_receipt(self, again: Container[tuple[str, int]] = ()) -> list[tuple[SplitPlan, int]]:
+        """Shards that are still to be done, those to be done `again` among them; the receipts of others are read."""
+        left: list[tuple[SplitPlan, int]] = []
+        for split in self.plan.splits:
+            for shard in range(split.shards):
+                at = split.split, shard
+                if at not in self.receipts:
+                    held = None if at in again else commit.held_receipt(self.store, self.order, *at)
+                    if held is None:
+                        left.append((split, shard))
+                    else:
+                        self.receipts[at] = held
+        return left
 
     def _run_tasks(self, pending: list[ShardTask], resumed: int, outcomes: list[Outcome]) -> EngineRun:
         """Progress for people, and the early end when something cannot be mended."""
@@ -200,28 +209,27 @@ class Preparation:
         """What the receipts know so far, for whoever is told that it is too much. Deletes nothing, and leaves the
         rows that a retry has still to go by."""
         with suppress(OSError):  # what is to be said is that it is too much
-            receipts = [receipt for split in self.plan.splits for receipt in self._receipts(split) if receipt]
+            self._without_receipt()
             before = quarantine.read_report(self.store) if self.config.retry_quarantine else []
-            quarantine.write_report(self.store, [row for receipt in receipts for row in receipt.quarantined], before)
+            bad = [row for _, receipt in sorted(self.receipts.items()) for row in receipt.quarantined]
+            quarantine.write_report(self.store, bad, before)
 
     def _commit(self, ran: EngineRun, outcomes: list[Outcome], resumed: int, started: float) -> dict[str, Any]:
         """The report and, last of all, the manifests, once every shard has left its receipt."""
         commit_started, store = time.monotonic(), self.store
-        by_split: dict[str, list[Receipt]] = {}
-        for split in self.plan.splits:
-            held = self._receipts(split)
-            by_split[split.split] = receipts = [receipt for receipt in held if receipt is not None]
-            if len(receipts) < len(held):
-                raise FeedlineError(
-                    f"{held.count(None)} shards of {split.split} (first: {held.index(None)}) left no receipt in "
-                    f"{store.address}: do all executors see this folder? Run again to resume"
-                )
-        every = [receipt for receipts in by_split.values() for receipt in receipts]
+        if left := self._without_receipt():
+            raise FeedlineError(
+                f"{len(left)} shards (first: {left[0][1]} of {left[0][0].split}) left no receipt in "
+                f"{store.address}: do all executors see this folder? Run again to resume"
+            )
+        receipts = {
+            split.split: [self.receipts[split.split, shard] for shard in range(split.shards)]
+            for split in self.plan.splits
+        }
+        every = [receipt for of_split in receipts.values() for receipt in of_split]
         counts = commit.totals(every)
         self._check_bad(counts["quarantined"], counts["input_samples"])
-        manifests: dict[str, Manifest] = {}
-        for name, receipts in by_split.items():
-            manifests |= commit.commit_split(store, self.order, name, receipts, self.classes)
+        splits = commit.described(self.order, receipts, self.classes)
         bad = [row for receipt in every for row in receipt.quarantined]
         quarantine.commit_quarantine(store, bad, self.tried, self.place)
         ended = time.monotonic()
@@ -240,8 +248,8 @@ class Preparation:
             "versions": versions(),
         }
         store.write(output.REPORT, (json.dumps(report, indent=1) + "\n").encode())
-        commit.publish_manifests(store, manifests)
-        commit.remove_replaced(store, manifests)
+        commit.publish(store, splits)
+        commit.remove_replaced(store, splits)
         return report
 
 

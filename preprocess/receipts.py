@@ -3,11 +3,11 @@
 One file per shard number, covering every output made from it. The same shard gives the same receipt.
 """
 
+import base64
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from feedline.pipeline.format.manifest import INDEX_SCHEMA, SampleRow
-from feedline.preprocess.fingerprint import Fingerprint
+from feedline.pipeline.format.manifest import INDEX_SCHEMA, SampleRow, ShardInfo
 from feedline.preprocess.quarantine import Quarantined
 
 KINDS = {
@@ -29,16 +28,6 @@ KINDS = {
     "crc32": "<u4",
 }
 ROW = np.dtype(list(KINDS.items()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """One output's shard as it lies in its folder."""
-
-    name: str
-    bytes: int
-    sha256: str
-    samples: int
 
 
 @dataclass(frozen=True)
@@ -55,54 +44,33 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    plan_hash: str
-    fingerprint: Fingerprint
-    split: str
-    shard: int
-    planned_samples: int
     bytes_in: int
-    outputs: list[Written]
+    formats: dict[str, str]
+    """That were read, as in a `Fingerprint`."""
+    shards: list[ShardInfo]
+    """In each output, as it lies there."""
     rows: list[Rows]
     """Index rows of each output."""
     quarantined: list[Quarantined] = field(default_factory=list[Quarantined])
     notes: dict[str, int] = field(default_factory=dict[str, int])
 
     def to_bytes(self) -> bytes:
-        """One line of JSON, then keys and columns of each output, then SHA-256 of it all."""
-        columns: list[bytes] = []
-        for rows in self.rows:
-            columns.append("\0".join(rows.keys).encode("utf-8", "surrogateescape"))
-            columns += [rows.table_N[name].tobytes() for name in KINDS]
-        fields = {name: value for name, value in vars(self).items() if name != "rows"} | {
-            "fingerprint": vars(self.fingerprint),
-            "outputs": [vars(written) for written in self.outputs],
-            "quarantined": [vars(bad) for bad in self.quarantined],
-            "lengths": [len(column) for column in columns],
-        }
-        body = b"".join([json.dumps(fields, sort_keys=True).encode(), b"\n", *columns])
-        return body + hashlib.sha256(body).digest()
+        """SHA-256 of the rest, and a line of JSON."""
+        rows = [(rows.keys, base64.b64encode(rows.table_N.tobytes()).decode()) for rows in self.rows]
+        body = json.dumps(vars(self) | {"rows": rows}, sort_keys=True, default=vars).encode()
+        return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Receipt | None":
         """None for anything that is not a whole receipt."""
-        body, digest = data[:-32], data[-32:]
-        if hashlib.sha256(body).digest() != digest:
+        digest, _, body = data.partition(b"\n")
+        if hashlib.sha256(body).hexdigest().encode() != digest:
             return None
-        head, _, rest = body.partition(b"\n")
-        fields: dict[str, Any] = json.loads(head)
-        ends = np.cumsum([0, *fields.pop("lengths")]).tolist()
-        columns = iter([rest[start:end] for start, end in pairwise(ends)])
-        outputs = [Written(**written) for written in fields.pop("outputs")]
-        rows: list[Rows] = []
-        for written in outputs:
-            keys = next(columns).decode("utf-8", "surrogateescape").split("\0") if written.samples else []
-            table_N = np.empty(written.samples, ROW)
-            for name, kind in KINDS.items():
-                table_N[name] = np.frombuffer(next(columns), kind)
-            rows.append(Rows(keys, table_N))
-        quarantined = [Quarantined(**row) for row in fields.pop("quarantined")]
-        made_by = Fingerprint(**fields.pop("fingerprint"))
-        return cls(fingerprint=made_by, outputs=outputs, quarantined=quarantined, rows=rows, **fields)
+        fields: dict[str, Any] = json.loads(body)
+        fields["shards"] = [ShardInfo(**shard) for shard in fields["shards"]]
+        fields["rows"] = [Rows(keys, np.frombuffer(base64.b64decode(table), ROW)) for keys, table in fields["rows"]]
+        fields["quarantined"] = [Quarantined(**bad) for bad in fields["quarantined"]]
+        return cls(**fields)
 
 
 def receipts_folder(plan_hash: str) -> str:

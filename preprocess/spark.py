@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,15 +21,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from feedline.pipeline.base.errors import FeedlineError
+import numpy as np
+
+from feedline.pipeline.base.errors import FeedlineError, first_line
+from feedline.pipeline.base.process import ONE_THREAD
 from feedline.pipeline.base.scratch import end_spark_of, scratch_folder
-from feedline.preprocess.engine import EngineRun, OnOutcome, grouped, write_group
-from feedline.preprocess.write_shard import Order, Outcome, ShardTask, settle
+from feedline.preprocess.engine import EngineRun
+from feedline.preprocess.java import java
+from feedline.preprocess.plan import ShardTask
+from feedline.preprocess.write_shard import OnOutcome, Order, Outcome, settle, write_shards
 
 POLL_S = 0.5
-JAVA_MIN = 17
+TASK_SHARDS, TASK_SAMPLES = 16, 4000
+"""At most, where shards share a Spark task. Each task costs Spark 20 ms to hand out and to hear of, and only within
+one can a shard be published while the next is worked on; but news comes task by task."""
+TAIL = 2
+"""The last tasks shrink to this part of what is left for each slot, so that all slots end together."""
 TASK_ATTEMPTS = 4
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """In local mode the JVM only hands out tasks: compiling it well, on several threads, takes cores from the work."""
 PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
@@ -52,7 +59,9 @@ class SparkEngine:
     def check(self) -> None:
         """Raises FeedlineError where there is no Java; under spark-submit, or with a context, there is one."""
         if not under_submit() and callers_context() is None:
-            check_java()
+            _, trouble = java()
+            if trouble:
+                raise FeedlineError(trouble)
 
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         from py4j.protocol import Py4JError
@@ -64,9 +73,7 @@ class SparkEngine:
                 if master.startswith("local"):  # so that the start of its Python workers is not taken for work
                     context.parallelize(range(parallelism), parallelism).foreach(settled)
                 times.append(time.monotonic())
-                with contextlib.closing(outcomes(context, order, grouped(tasks, parallelism))) as arriving:
-                    for outcome in arriving:
-                        on_outcome(outcome)
+                run_groups(context, order, grouped(tasks, parallelism), on_outcome)
                 times.append(time.monotonic())
         except (Py4JError, ConnectionError, EOFError) as error:  # the JVM may die under any call to it
             before = error.__context__  # after a Ctrl-C amid a call, what pyspark then tidies up in the JVM fails
@@ -79,14 +86,35 @@ class SparkEngine:
         return EngineRun(start_s=start_s, run_s=run_s, stop_s=stop_s, parallelism=parallelism, master=master)
 
 
+def grouped(tasks: Sequence[ShardTask], slots: int) -> list[list[ShardTask]]:
+    """The shards in order, small ones several to a group; the groups get smaller towards the end."""
+    groups: list[list[ShardTask]] = []
+    position = 0
+    while position < len(tasks):
+        most = min(TASK_SHARDS, (len(tasks) - position) // (TAIL * slots))
+        samples = np.cumsum([len(task.keys) for task in tasks[position : position + most]])
+        size = max(1, int(np.searchsorted(samples, TASK_SAMPLES, "right")))
+        groups.append(list(tasks[position : position + size]))
+        position += size
+    return groups
+
+
 def settled(_: int) -> None:
     """Named, so that unpickling it imports this module, and with it all that a task needs."""
     settle()
 
 
-def outcomes(context: Any, order: Order, groups: Sequence[Sequence[ShardTask]]) -> Generator[Outcome]:
-    """Runs the groups as a Spark job; its outcomes as they arrive, a few times a second. Closing it ends what still
-    runs. Raises SparkFailed."""
+def write_group(order: Order, group: Sequence[ShardTask]) -> list[Outcome]:
+    """The work of one group, on an executor."""
+    settle()
+    outcomes: list[Outcome] = []
+    write_shards(order, group, outcomes.append)
+    return outcomes
+
+
+def run_groups(context: Any, order: Order, groups: Sequence[Sequence[ShardTask]], on_outcome: OnOutcome) -> None:
+    """Runs the groups as a Spark job and tells its outcomes as they arrive, a few times a second. What still runs is
+    ended when `on_outcome` raises. Raises SparkFailed."""
     from pyspark.accumulators import AccumulatorParam
 
     class OutcomeList(AccumulatorParam[list[Outcome]]):
@@ -111,14 +139,14 @@ def outcomes(context: Any, order: Order, groups: Sequence[Sequence[ShardTask]]) 
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
-    taken, running = 0, True
+    told, running = 0, True
     try:
         while running:
             thread.join(POLL_S)
             running = thread.is_alive()  # asked first, so that the last outcomes are taken too
-            fresh = arrived.value[taken:]
-            taken += len(fresh)
-            yield from fresh
+            for outcome in arrived.value[told:]:
+                told += 1
+                on_outcome(outcome)
         if errors:
             raise SparkFailed(one_line(errors[0])) from errors[0]
     finally:
@@ -158,22 +186,6 @@ def callers_context() -> Any:
 def under_submit() -> bool:
     """Whether spark-submit started us: then there is a JVM, and master and settings are the user's."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def check_java() -> None:
-    """Raises FeedlineError when there is no Java that Spark can use."""
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
-    remedy = f"Spark needs Java {JAVA_MIN} or later (Debian/Ubuntu: apt-get install openjdk-{JAVA_MIN}-jre-headless)"
-    if java is None:
-        raise FeedlineError(f"no java {f'in JAVA_HOME ({home})' if home else 'on the path'}: {remedy}")
-    try:
-        text = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise FeedlineError(f"{java} does not run ({error}): {remedy}") from error
-    version = re.search(r'version "(?:1\.)?(\d+)', text)
-    if version is None or int(version[1]) < JAVA_MIN:
-        raise FeedlineError(f"{java} is version {version[1] if version else 'unknown'}: {remedy}")
 
 
 def settings(master: str | None, scratch: Path, extra: Mapping[str, str]) -> dict[str, str]:
@@ -258,9 +270,9 @@ def start(conf: Mapping[str, str], scratch: Path) -> Any:
         try:
             return made.result()
         except Exception as error:
-            reason = str(getattr(error, "java_exception", None) or error).strip().splitlines()
-            raise SparkFailed(f"Spark did not start with master {conf.get('spark.master', 'of spark-submit')} "
-                              f"({reason[0][:300] if reason else type(error).__name__})") from error  # fmt: skip
+            reason = first_line(getattr(error, "java_exception", None) or error)[:300]
+            master = conf.get("spark.master", "of spark-submit")
+            raise SparkFailed(f"Spark did not start with master {master} ({reason})") from error
         finally:
             while not made.done():
                 end_spark_of(scratch)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from feedline.pipeline.base.errors import UsageError, redacted
+from feedline.pipeline.base.errors import UsageError, first_line, redacted
 from feedline.pipeline.base.files import sync_folder, write_atomically, write_error
 from feedline.pipeline.base.scratch import scratch_folder
 
@@ -140,7 +140,7 @@ class ObjectStore:
         except FileNotFoundError:
             return  # nothing there yet, or no bucket: writing will say
         except Exception as error:
-            raise UsageError(f"{self.address} cannot be reached: {error or type(error).__name__}") from error
+            raise UsageError(f"{self.address} cannot be reached: {first_line(error)}") from error
 
     def prepare(self, folders: list[str]) -> None:
         """Object stores have no folders; writing one small object shows whether we may."""
@@ -149,7 +149,7 @@ class ObjectStore:
             self.write(name, b"")
             self.delete(name)
         except (OSError, NotImplementedError) as error:
-            raise UsageError(f"{self.address} cannot be written: {error or type(error).__name__}") from error
+            raise UsageError(f"{self.address} cannot be written: {first_line(error)}") from error
 
     @contextmanager
     def attempt(self, run: str) -> Generator[BinaryIO]:
@@ -212,7 +212,7 @@ class ObjectStore:
         except FileNotFoundError:
             return None
         except Exception as error:
-            what = redacted(f"{type(error).__name__}: {error}".splitlines()[0])
+            what = redacted(f"{type(error).__name__}: {first_line(error)}")
             number = getattr(error, "errno", None) or errno.EIO
             raise OSError(number, what, redacted(f"{self.address}/{name}".rstrip("/"))) from error
 

@@ -253,10 +253,10 @@ def check_shard(store: Store, split: Split, number: int, full: bool) -> tuple[in
         key = split.keys[before[-1]] if before else ""
         wrong.append((key, f"{len(data)} bytes long, the manifest says {shard.bytes}"))
     same = hashlib.sha256(data).hexdigest() == shard.sha256
+    if not split.foreign:
+        wrong += [(split.keys[row], what) for row in rows if (what := label_trouble(data, split, row))]
     if full or not same:
         wrong += wrong_bytes(data, split, rows)
-    elif not split.foreign:
-        wrong += [(split.keys[row], what) for row in rows if (what := label_trouble(data, split, row))]
     if not same and not wrong:
         wrong.append(("", "its SHA-256 is not the manifest's, in a place the index does not cover"))
     if not full and len(rows) > SAMPLES_DECODED:
@@ -291,8 +291,6 @@ def wrong_bytes(data: bytes, split: Split, rows: Sequence[int]) -> list[tuple[st
         padding = padding_bytes(end)
         if data[begins[n] : start] != header or any(data[end : end + padding]):
             wrong.append((key, "the image's tar header or padding is not what was written"))
-        if trouble := label_trouble(data, split, row):
-            wrong.append((key, trouble))
         # Then its metadata, whose text only the SHA-256 covers, or nothing; after the last the archive's end.
         rest = data[end + padding + len(label_member(split, row)) : begins[n + 1]].rstrip(b"\0")
         text = rest[len(member_header(f"{key}.json", 0)) :]

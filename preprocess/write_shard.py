@@ -11,28 +11,26 @@ import resource
 import socket
 import time
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import write_error
 from feedline.pipeline.base.process import keep_freed_memory
+from feedline.pipeline.format.manifest import ShardInfo
 from feedline.pipeline.format.shard_tar import ShardWriter, shard_name
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.fingerprint import Fingerprint, fingerprint
 from feedline.preprocess.picture import BadImage, Kernel
+from feedline.preprocess.plan import ShardTask, is_staged, origins
 from feedline.preprocess.quarantine import QUARANTINE, Quarantined, file_name
-from feedline.preprocess.receipts import Receipt, Rows, Written, receipt_name
-from feedline.preprocess.sources.base import Columns
-from feedline.preprocess.sources.reading import Stat, Where, read_all
+from feedline.preprocess.receipts import Receipt, Rows, receipt_name
+from feedline.preprocess.sources.reading import read_all
 from feedline.preprocess.store import WORK, open_store
 
 KEPT_BYTES = 32 << 20
@@ -55,38 +53,6 @@ class Order:
     """Folder of staging tars, gone when the job ends: samples from there are said to be from the source."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardTask(Columns):
-    """The descriptors of one shard, in the order they are written."""
-
-    split: str
-    shard: int
-    mended: dict[int, str] = field(default_factory=dict[int, str])
-    """Position -> file in quarantine to read instead (a sample to be tried again)."""
-    stats_P2: npt.NDArray[np.int64] | None = None
-    """Size and time (ns) of each path when the plan was made, -1 where that is not known; None watches nothing."""
-
-    def where(self) -> list[Where]:
-        rows = zip(self.path_N.tolist(), self.offsets_N.tolist(), self.lengths_N.tolist(), strict=True)
-        return [Where(self.paths[path], offset, length) for path, offset, length in rows]
-
-    def stats(self) -> dict[str, Stat]:
-        rows = [] if self.stats_P2 is None else self.stats_P2.tolist()
-        return {path: Stat(*row) for path, row in zip(self.paths, rows, strict=bool(rows)) if row[0] >= 0}
-
-    def origin(self, position: int, order: Order) -> dict[str, Any]:
-        """Source and offset as people and KEY.json are told; offset -1: unpacked from there, the key says which."""
-        path = self.paths[int(self.path_N[position])]
-        if is_staged(path, order.staging):
-            return {"source": order.config.source, "offset": -1}
-        return {"source": path, "offset": int(self.offsets_N[position])}
-
-
-def is_staged(path: str, staging: str) -> bool:
-    """Whether it lies in the folder of what was unpacked; "" is none."""
-    return bool(staging) and path.startswith(f"{staging}/")
-
-
 @dataclass(kw_only=True)
 class Outcome:
     """What the driver hears of a shard; the rest is in its receipt."""
@@ -101,6 +67,10 @@ class Outcome:
     """Why the job cannot go on: nothing that another attempt would mend."""
 
 
+OnOutcome = Callable[[Outcome], None]
+"""Called once for each shard. May raise, which ends the run."""
+
+
 @cache
 def settle() -> None:
     """Once in an executor's process, before its first shard; for the rest of its life.
@@ -113,29 +83,30 @@ def settle() -> None:
     gc.freeze()
 
 
-def write_shards(order: Order, tasks: Sequence[ShardTask]) -> list[Outcome]:
+def write_shards(order: Order, tasks: Iterable[ShardTask], on_outcome: OnOutcome) -> None:
     """Writes the shards and their receipts; each is synced and published while the next one's images are worked on.
 
-    One outcome a shard, up to the first with trouble that no retry would mend: that one says so (`fatal`).
+    `on_outcome` hears of each in this thread, once the next has been made; after one with trouble that no retry would
+    mend (`fatal`) no further task is taken.
     """
-    outcomes: list[Outcome] = []
-    with ExitStack() as end, ThreadPoolExecutor(1, "feedline-publish") as publisher:
-        publishing: Future[None] = publisher.submit(lambda: None)
+    with ThreadPoolExecutor(1, "feedline-publish") as publisher:
+        publishing: Future[Outcome] | None = None
         for task in tasks:
-            job = ShardJob(order, task)
-            end.callback(job.discard)
-            job.make()
-            publishing.result()
-            if outcomes and outcomes[-1].fatal:
-                break
-            outcomes.append(job.outcome)
-            publishing = publisher.submit(job.publish)
-        publishing.result()
-    return outcomes
+            with ExitStack() as if_not_published:
+                job = if_not_published.enter_context(closing(ShardJob(order, task)))
+                job.make()
+                if publishing is not None:
+                    on_outcome(outcome := publishing.result())
+                    if outcome.fatal:
+                        return
+                publishing = publisher.submit(job.publish)
+                if_not_published.pop_all()
+        if publishing is not None:
+            on_outcome(publishing.result())
 
 
 class ShardJob:
-    """The state of one attempt at one shard: `make`, then `publish` or `discard`, maybe on another thread."""
+    """The state of one attempt at one shard: `make`, then `publish` or `close`, maybe on another thread."""
 
     def __init__(self, order: Order, task: ShardTask) -> None:
         self.order, self.task, self.outcome = order, task, Outcome()
@@ -149,6 +120,7 @@ class ShardJob:
         config = self.order.config
         with self._accounted():
             self._check_executor()
+            self._sources, self._offsets_N = origins(self.task, config.source, self.order.staging)
             self.store = open_store(self.order.address, dict(config.storage_options))
             self.kernel = Kernel(config.outputs, config.max_pixels)
             attempts = [self.store.attempt(self.order.run) for _ in config.outputs]
@@ -159,19 +131,19 @@ class ShardJob:
                     writers_end.enter_context(writer)
                 self._write_samples()
 
-    def publish(self) -> None:
-        """Nothing when making it failed: then there is nothing to be seen."""
-        if not self.outcome.fatal:
-            with self._accounted():
+    def publish(self) -> Outcome:
+        """What became of the shard. Nothing is published when making it failed."""
+        with closing(self), self._accounted():
+            if not self.outcome.fatal:
                 started = time.perf_counter()
                 self._publish()
                 self.write_s += time.perf_counter() - started
                 self.outcome.samples = len(self._writers[0].rows)
                 self.outcome.quarantined = len(self.quarantined)
                 self.outcome.stage_s = {"read": self.read_s, **self.kernel.seconds, "write": self.write_s}
-        self.discard()
+        return self.outcome
 
-    def discard(self) -> None:
+    def close(self) -> None:
         """Removes what was written and not published; again does nothing."""
         self._attempts_end.close()
 
@@ -224,7 +196,7 @@ class ShardJob:
                 self._quarantine(position, bad, data)
                 continue
             before = clock()
-            metadata = task.origin(position, self.order) if self.order.config.metadata else None
+            metadata = self._origin(position) if self.order.config.metadata else None
             for writer, member in zip(self._writers, prepared, strict=True):
                 writer.add(key, member.data, member.extension, label=label, width=member.width,
                            height=member.height, metadata=metadata)  # fmt: skip
@@ -247,10 +219,13 @@ class ShardJob:
             yield data
         next(arriving, None)  # lets the reader check that the source stayed the same
 
+    def _origin(self, position: int) -> dict[str, Any]:
+        return {"source": self._sources[position], "offset": int(self._offsets_N[position])}
+
     def _quarantine(self, position: int, bad: BadImage, data: bytes) -> None:
         task = self.task
         row = Quarantined(
-            **task.origin(position, self.order),
+            **self._origin(position),
             split=task.split,
             key=task.keys[position],
             label=int(task.labels_N[position]),
@@ -266,21 +241,25 @@ class ShardJob:
 
     def _publish(self) -> None:
         order, task = self.order, self.task
-        name = shard_name(task.split, task.shard)
-        written: list[Written] = []
+        shards: list[ShardInfo] = []
         for writer, attempt, folder in zip(
             self._writers, self._attempts, order.config.folders(task.split), strict=True
         ):
-            final = self.store.publish(attempt, folder, name, writer.sha256)
-            written.append(Written(name=final, bytes=writer.bytes, sha256=writer.sha256, samples=len(writer.rows)))
+            name = self.store.publish(attempt, folder, shard_name(task.split, task.shard), writer.sha256)
+            shards.append(
+                ShardInfo(
+                    name=name,
+                    samples=len(writer.rows),
+                    planned_samples=len(task),
+                    bytes=writer.bytes,
+                    sha256=writer.sha256,
+                    fingerprint=order.fingerprint.encoder,
+                )
+            )
         receipt = Receipt(
-            plan_hash=order.plan_hash,
-            fingerprint=order.fingerprint,
-            split=task.split,
-            shard=task.shard,
-            planned_samples=len(task),
             bytes_in=self.bytes_in,
-            outputs=written,
+            formats=order.fingerprint.formats,
+            shards=shards,
             rows=[Rows.of(writer.rows) for writer in self._writers],
             quarantined=self.quarantined,
             notes=dict(self.kernel.notes),

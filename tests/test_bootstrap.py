@@ -20,7 +20,7 @@ def test_the_headers_of_image_formats_are_installed_or_named(
     bootstrap: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bootstrap, "INCLUDE", (str(tmp_path / "all"), str(tmp_path / "machine")))
-    monkeypatch.setattr(bootstrap, "java_major", lambda: 17)
+    monkeypatch.setattr(bootstrap, "java_trouble", lambda: "")
     asked: list[str] = []
 
     def installs_nothing(groups: list[str]) -> list[str]:

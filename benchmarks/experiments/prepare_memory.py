@@ -29,12 +29,14 @@ import psutil
 from feedline.benchmarks.experiments.harness import apart, end_with, options, say, write
 from feedline.benchmarks.experiments.prepare_speed import IMAGENET, imagenet_like, spark_job
 from feedline.pipeline.base.process import read_text, usable_cores
+from feedline.pipeline.format.manifest import ShardInfo
 from feedline.preprocess import prepare, spark
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.index_source import gather
-from feedline.preprocess.receipts import ROW, Receipt, Rows, Written, receipt_name
+from feedline.preprocess.plan import ShardTask
+from feedline.preprocess.receipts import ROW, Receipt, Rows, receipt_name
 from feedline.preprocess.store import WORK, open_store
-from feedline.preprocess.write_shard import Order, Outcome, ShardTask
+from feedline.preprocess.write_shard import Order, Outcome
 
 SHARES = (0.2, 1.0)
 WANTED_BYTES = {"executor": 500_000_000, "driver": 1_500_000_000}
@@ -101,13 +103,9 @@ def fabricated(order: Order, group: Sequence[ShardTask]) -> list[Outcome]:
             table_N[column] = value
         digest = hashlib.sha256(name.encode()).hexdigest()
         receipt = Receipt(
-            plan_hash=order.plan_hash,
-            fingerprint=order.fingerprint,
-            split=task.split,
-            shard=task.shard,
-            planned_samples=count,
             bytes_in=int(task.lengths_N.sum()),
-            outputs=[Written(name=name, bytes=size, sha256=digest, samples=count)],
+            formats=order.fingerprint.formats,
+            shards=[ShardInfo(name=name, bytes=size, sha256=digest, samples=count, planned_samples=count)],
             rows=[Rows(task.keys, table_N)],
         )
         store.write(f"{WORK}/{receipt_name(order.plan_hash, task.split, task.shard)}", receipt.to_bytes())

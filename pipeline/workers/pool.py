@@ -24,15 +24,12 @@ from typing import Any
 
 from feedline.pipeline.base.errors import WorkerError
 from feedline.pipeline.base.memory import SharedMemory
+from feedline.pipeline.base.process import ONE_THREAD
 from feedline.pipeline.workers.entry import Worker
 from feedline.pipeline.workers.messages import MAX_BYTES, STOP, Reply, Task
 
 GRACE_S = 2.0
 """How long a worker may take to end by itself before it is killed; a batch takes milliseconds."""
-ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
-)
-"""A worker per core: a numeric library that starts a thread per core in each of them only makes them queue."""
 HINTS: dict[int, str] = {
     signal.SIGKILL: ", perhaps for want of memory,",
     signal.SIGBUS: ", perhaps because a shard became shorter while it was read,",

@@ -104,8 +104,7 @@ class _Here:
         from feedline.preprocess.write_shard import write_shards
 
         for task in tasks:
-            for outcome in write_shards(order, [task]):
-                on_outcome(outcome)
+            write_shards(order, [task], on_outcome)
         return EngineRun(master="none")
 
 

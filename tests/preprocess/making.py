@@ -13,8 +13,9 @@ from PIL import Image
 
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.engine import EngineRun, OnOutcome
-from feedline.preprocess.write_shard import Order, ShardTask, write_shards
+from feedline.preprocess.engine import EngineRun
+from feedline.preprocess.plan import ShardTask
+from feedline.preprocess.write_shard import OnOutcome, Order, write_shards
 
 CLASSES = ("apple", "bear", "cup")
 PER_CLASS = 16
@@ -71,8 +72,7 @@ class Here:
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         tasks = tasks[: self._most]
         for first in range(0, len(tasks), 2):
-            for outcome in write_shards(order, tasks[first : first + 2]):
-                on_outcome(outcome)
+            write_shards(order, tasks[first : first + 2], on_outcome)
         if self._dies is not None:
             raise self._dies
         return EngineRun(master="none")

@@ -16,14 +16,14 @@ def test_a_death_between_the_manifests_is_mended(
 ) -> None:
     outputs = tuple(parse_output(text) for text in ("64:jpeg", "32:raw"))
     prepare(images, tmp_path / "calm", outputs=outputs)
-    whole = commit.publish_manifests
+    whole = commit.publish
 
-    def dies_after_one(store: Any, manifests: dict[str, Any]) -> None:
-        whole(store, dict(list(manifests.items())[:1]))
+    def dies_after_one(store: Any, splits: dict[str, Any]) -> None:
+        whole(store, dict(list(splits.items())[:1]))
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "publish_manifests", dies_after_one)
+        patch.setattr(commit, "publish", dies_after_one)
         with pytest.raises(Killed):
             prepare(images, tmp_path / "out", outputs=outputs)
     assert not verify(str(tmp_path / "out"))["ok"]

@@ -160,6 +160,14 @@ def test_the_old_dataset_stays_until_the_new_one_is_whole(images: Path, tmp_path
     assert digests(out) == digests(tmp_path / "fresh")
 
 
+def test_overwriting_several_outputs_resumes(images: Path, tmp_path: Path) -> None:
+    said: dict[str, Any] = {"outputs": tuple(parse_output(text) for text in ("64:jpeg", "32:raw"))}
+    prepare(images, tmp_path / "out", **said)
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "out", seed=1, overwrite=True, engine=dies_after(2), **said)
+    assert prepare(images, tmp_path / "out", seed=1, overwrite=True, **said)["resumed_samples"] == 27
+
+
 def test_an_overwriting_that_was_given_up_leaves_nothing(images: Path, tmp_path: Path) -> None:
     prepare(images, tmp_path / "out")
     before = digests(tmp_path / "out")
@@ -193,9 +201,9 @@ def test_a_death_while_an_unfinished_run_is_removed_is_mended(
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "delete", dies)
         with pytest.raises(Killed):
-            prepare(images, tmp_path / "out", seed=1, overwrite=True)
-    prepare(images, tmp_path / "out", seed=1, overwrite=True)
-    prepare(images, tmp_path / "fresh", seed=1)
+            prepare(images, tmp_path / "out", seed=1, shards=1, overwrite=True)
+    prepare(images, tmp_path / "out", seed=1, shards=1, overwrite=True)
+    prepare(images, tmp_path / "fresh", seed=1, shards=1)
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
 
 

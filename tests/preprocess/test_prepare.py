@@ -18,10 +18,11 @@ from feedline.pipeline.format.manifest import read_index, read_manifest
 from feedline.pipeline.loader import Loader
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
-from feedline.preprocess.engine import EngineRun, OnOutcome
+from feedline.preprocess.engine import EngineRun
 from feedline.preprocess.inspect import inspect
+from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.verify import verify
-from feedline.preprocess.write_shard import Order, ShardJob, ShardTask
+from feedline.preprocess.write_shard import OnOutcome, Order, Outcome, ShardJob
 from tests.preprocess.making import (
     CLASSES,
     PER_CLASS,
@@ -124,12 +125,12 @@ def test_a_death_while_writing_leaves_nothing_behind(
     whole = ShardJob.publish
     calls: list[int] = []
 
-    def dies_before_publishing(self: ShardJob) -> None:
+    def dies_before_publishing(self: ShardJob) -> Outcome:
         calls.append(1)
         if len(calls) == 3:
             (Path(self.order.address) / "train" / ".manifest.json.77.tmp").write_text("half")
             raise Killed
-        whole(self)
+        return whole(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(ShardJob, "publish", dies_before_publishing)

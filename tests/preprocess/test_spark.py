@@ -212,7 +212,7 @@ def lines_of(processes: Iterable[psutil.Process]) -> list[str]:
 
 MOMENTS: dict[str, tuple[signal.Signals, Callable[[Started, Path], Any]]] = {
     "scratch": (signal.SIGTERM, lambda _, scratch: list(scratch.iterdir())),
-    "script": (signal.SIGINT, lambda started, _: find_line(started, "bin/spark-submit")),
+    "script": (signal.SIGINT, lambda _, scratch: (scratch.parent / "held").exists()),
     "launcher": (signal.SIGTERM, lambda started, _: find_line(started, "spark.launcher.Main")),
     "jvm": (signal.SIGINT, lambda started, _: find_line(started, "deploy.SparkSubmit")),
     "context": (signal.SIGTERM, lambda _, scratch: list(scratch.glob("*/blockmgr-*"))),
@@ -225,9 +225,20 @@ def find_line(started: Started, text: str) -> list[str]:
     return [line for line in lines_of(started.family()) if text in line]
 
 
+def hold_spark_submit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its script, which else runs for milliseconds, says that it is there and stands still till it is ended."""
+    os.mkfifo(folder / "never")
+    (folder / "hold.sh").write_text(f"[[ $0 == */spark-submit ]] && : > {folder}/held && : < {folder}/never\n")
+    monkeypatch.setenv("BASH_ENV", str(folder / "hold.sh"))
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_signal_while_spark_starts_leaves_nothing(source: Path, tmp_path: Path, scratch: Path, moment: str) -> None:
+def test_a_signal_while_spark_starts_leaves_nothing(
+    source: Path, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
     number, has_come = MOMENTS[moment]
+    if moment == "script":
+        hold_spark_submit(tmp_path, monkeypatch)
     started = Started(source, tmp_path / "out", "--master", "local[2]")
     wait_for(lambda: has_come(started, scratch))
     started.process.send_signal(number)

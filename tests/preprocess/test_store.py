@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.errors import DatasetError, FeedlineError
 from feedline.pipeline.format.manifest import read_manifest
-from feedline.preprocess.store import WORK, LocalStore
+from feedline.pipeline.format.remote import Remote
+from feedline.pipeline.split import fetch_metadata
+from feedline.preprocess.store import WORK, LocalStore, ObjectStore
 from feedline.preprocess.verify import verify
 from tests.preprocess.making import (
     Killed,
     dies_after,
     digests,
+    photo,
     prepare,
+    saved,
 )
 
 
@@ -86,4 +90,40 @@ def test_an_object_store_keeps_the_old_dataset_until_the_manifest_changes(images
     assert prepare(images, out, seed=1, overwrite=True)["resumed_samples"] == 27
     prepare(images, fresh, seed=1)
     assert objects(out) == objects(fresh)
+    assert verify(out, full=True)["ok"]
+
+
+def test_a_new_index_beside_the_old_manifest_is_refused(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill between the two leaves in an object store, until the rerun."""
+    out = f"memory://{tmp_path.name}"
+    prepare(images, out)
+    whole = ObjectStore.write
+
+    def dies(self: ObjectStore, name: str, data: bytes) -> None:
+        if name.endswith("manifest.json"):
+            raise Killed
+        whole(self, name, data)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(ObjectStore, "write", dies)
+        prepare(images, out, seed=1, overwrite=True)
+    with pytest.raises(DatasetError, match=r"index\.parquet is not the index that .* names"):
+        fetch_metadata(Remote(f"{out}/train", {}), tmp_path / "cache")
+    assert "not the index that the manifest names" in str(verify(out)["problems"])
+    prepare(images, out, seed=1, overwrite=True)
+    assert verify(out, full=True)["ok"]
+
+
+def test_overwriting_in_an_object_store_takes_nothing_from_a_retry_that_died(images: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    out, memory = f"memory://{tmp_path.name}", fsspec.filesystem("memory")
+    assert prepare(images, out, shards=1)["quarantined"] == 2
+    for name in memory.glob(f"{out}/quarantine/*.bin"):
+        memory.pipe_file(name, saved(photo(3)))
+    with pytest.raises(Killed):
+        prepare(images, out, shards=1, retry_quarantine=True, engine=dies_after(1))
+    assert prepare(images, out, shards=1, overwrite=True)["quarantined"] == 2
     assert verify(out, full=True)["ok"]

@@ -3,6 +3,7 @@
 import errno
 import shutil
 import tempfile
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.scratch import PREFIX
+from feedline.preprocess.engine import EngineRun
 from feedline.preprocess.fingerprint import Fingerprint
+from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.store import LocalStore
-from feedline.preprocess.write_shard import ShardJob
+from feedline.preprocess.write_shard import OnOutcome, Order, Outcome, ShardJob, write_shards
 from tests.preprocess.making import (
     After,
+    Here,
     digests,
     photo,
     prepare,
@@ -47,9 +51,9 @@ def test_a_worker_killed_at_a_quarantined_file_leaves_no_part_of_it(
     prepare(images, tmp_path / "calm")
     whole = ShardJob.publish
 
-    def after_a_death(self: ShardJob) -> None:
+    def after_a_death(self: ShardJob) -> Outcome:
         (Path(self.order.address) / "quarantine" / ".train-000000-00001-cut.bin.0a.77.tmp").write_text("half")
-        whole(self)
+        return whole(self)
 
     monkeypatch.setattr(ShardJob, "publish", after_a_death)
     prepare(images, tmp_path / "out")
@@ -81,3 +85,40 @@ def test_what_was_unpacked_where_executors_do_not_see_it_is_said(
     with pytest.raises(FeedlineError, match=r"does not see what .*: give an OUT folder that all executors share"):
         prepare(tmp_path / "in", out, shards=1, engine=After(on_another_machine))
     assert prepare(tmp_path / "in", out, shards=1)["output_samples"] == 4
+
+
+class Streams(Here):
+    """One stream of tasks, taken as they are wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
+        def wanted() -> Generator[ShardTask]:
+            for task in tasks:
+                self.seen.append("taken")
+                yield task
+
+        def told(outcome: Outcome) -> None:
+            self.seen.append("told")
+            on_outcome(outcome)
+
+        write_shards(order, wanted(), told)
+        return EngineRun(master="none")
+
+
+def test_a_stream_of_tasks_is_told_of_shard_by_shard(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Streams()
+    prepare(images, tmp_path / "out", engine=engine, shards=3)
+    assert engine.seen == ["taken", "taken", "told", "taken", "told", "told"]
+    prepare(images, tmp_path / "calm", shards=3)
+    assert digests(tmp_path / "calm") == digests(tmp_path / "out")
+    engine = Streams()
+    other = Fingerprint(encoder="0" * 64, formats={})
+    monkeypatch.setattr("feedline.preprocess.write_shard.fingerprint", lambda outputs: other)
+    with pytest.raises(FeedlineError, match="encodes differently"):
+        prepare(images, tmp_path / "refused", engine=engine)
+    assert engine.seen == ["taken", "taken", "told"]

@@ -1,11 +1,11 @@
-"""How shards are put together for an engine."""
+"""How shards are put together for Spark's tasks."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.preprocess.engine import TASK_SAMPLES, TASK_SHARDS, grouped
-from feedline.preprocess.write_shard import ShardTask
+from feedline.preprocess.plan import ShardTask
+from feedline.preprocess.spark import TASK_SAMPLES, TASK_SHARDS, grouped
 
 
 def shard_of(number: int, samples: int) -> ShardTask:
