@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from feedline.cli.common import HtmlFile, Record, progress, show, stderr
-from feedline.cli.options import Settings, command, fields
+from feedline.cli.options import Settings, command, fields, source
 
 Opt = typer.Option
+CODECS = source("pipeline.codecs.table")["NAMES"]
 OPTIONS = fields(
     "benchmarks.compare.CompareConfig",
     *("rounds", "window_s"),
@@ -27,7 +28,7 @@ def compare(
     batch_size: Annotated[str, Opt(help="Samples per batch.")] = "64",
     image_size: Annotated[str, Opt(help="Side of the images handed over, px.")] = "224",
     pin_memory: Annotated[str | None, Opt(help="true,false")] = None,
-    codec: Annotated[str | None, Opt(help="Shards: jpeg,planes,raw,keep.")] = None,
+    codec: Annotated[str | None, Opt(help=f"Shards: {','.join(CODECS)}.")] = None,
     size: Annotated[str | None, Opt(help="Shards: short side in px.")] = None,
     quality: Annotated[str | None, Opt(help="Shards: JPEG quality.")] = None,
     shard_size: Annotated[str | None, Opt(help="Shards: size of one, as 16MiB,64MiB.")] = None,

@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feedline.cli.common import Record, console, progress, stderr
-from feedline.cli.options import Settings, command, fields
+from feedline.cli.options import Settings, command, fields, source
 from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.record import units
 
 if TYPE_CHECKING:
     from feedline.preprocess.picture import Output
 
-PICTURE = fields("preprocess.picture.Output", size_px={"flags": ("--size",)}, subsampling={"hint": str})
+PICTURE = fields(
+    "preprocess.picture.Output",
+    codec={"help": f"{', '.join(source('pipeline.codecs.table')['NAMES'])}."},
+    size_px={"flags": ("--size",)},
+    subsampling={"hint": str},
+)
 JOB = fields(
     "preprocess.config.PrepareConfig",
     outputs={"flags": ("--output",), "hint": list[str] | None, "default": None, "metavar": "SIZE:CODEC"},

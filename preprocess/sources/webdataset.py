@@ -17,6 +17,7 @@ import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.scratch import scratch_folder
+from feedline.pipeline.codecs.pillow import EXTENSIONS
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, read_index, read_manifest
 from feedline.pipeline.format.remote import Remote
@@ -34,7 +35,7 @@ from feedline.preprocess.sources.base import (
 )
 from feedline.preprocess.sources.imagenet import TRAIN, WNID_TAR
 from feedline.preprocess.sources.labels import class_entry, class_names, kind_of, number_in, odd_label
-from feedline.preprocess.sources.listing import IMAGE_EXTENSIONS, Listed, expand, is_pattern
+from feedline.preprocess.sources.listing import Listed, expand, is_pattern
 from feedline.preprocess.sources.tar_headers import Member, Read, reader, walk
 
 BASE_AND_EXTENSION = re.compile(r"((?:.*/|)[^./][^./]*)[.]([^/]*)")
@@ -62,7 +63,7 @@ class ShardWalk:
         imageless = 0
         with reader(self.path, self.options.storage_options, WINDOW_BYTES) as (read, size):
             for key, members in samples(walk(read, 0, size, self.path), self.path):
-                usual = [name for name in members if f".{name}" in IMAGE_EXTENSIONS]
+                usual = [name for name in members if f".{name}" in EXTENSIONS]
                 images = present(members, self.options.image_column, usual)
                 if len(images) > 1:
                     raise self._doubt(key, "image", f"{images[0]} and {images[1]}", images[0])
@@ -266,7 +267,7 @@ def recognise_prepared(path: str, folders: Sequence[str], options: SourceOptions
                         f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
                     )
                 index = read_index(here, manifest)
-                names = [f"{key}.jpg" for key in index.keys]
+                names = [f"{key}.{CODECS[manifest.codec].extension or 'jpg'}" for key in index.keys]
             except DatasetError as error:
                 what = str(error).replace(str(here), folder)
                 raise SourceError(f"{what}: run `feedline verify` on {folder}") from error
