@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.device import IMAGENET_MEAN, IMAGENET_STD
 from feedline.pipeline.draw.order import Policy
 from feedline.pipeline.draw.regions import Augment
 
@@ -23,6 +22,7 @@ MOST_EPOCH = 2**55 - 1
 """As many as the order's key has room for."""
 MOST_PX = 32_766
 """OpenCV's limit."""
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def _number(default: Any, least: int, most: int = MANY) -> Any:

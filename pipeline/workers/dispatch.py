@@ -57,7 +57,6 @@ class HostBatch(NamedTuple):
     images: Images
     """Flat bytes as the filler wrote them. Shows a slot, or is a copy of one."""
     labels_N: Numbers
-    number: int
     px: int
 
     @property
@@ -133,6 +132,7 @@ class Run(Iterator[HostBatch]):
         self._number = int(engine.rows[-1][0])
         self._batches = len(plan)
         self._sent = self._received = self._shown = 0
+        self.taken = 0  # batches that the user has; the device's side may have taken one more
         self._ready: dict[int, int] = {}
         self._failed: dict[int, SampleError | TransformError] = {}
         """By batch; raised when its turn comes, whichever worker was first."""
@@ -155,7 +155,7 @@ class Run(Iterator[HostBatch]):
             self._send_tasks()
         self.waits.wait_s += time.perf_counter() - started_s
         self._shown += 1
-        return self._show(self._shown - 1, self._ready.pop(self._shown - 1))
+        return self._show(self._ready.pop(self._shown - 1))
 
     def next_if_ready(self) -> HostBatch | None:
         """The next batch if that needs no waiting; None otherwise, and at the end."""
@@ -198,7 +198,7 @@ class Run(Iterator[HostBatch]):
             sample, _, reason = line.partition(" ")
             self.waits.bad.append((int(sample), reason))
 
-    def _show(self, number: int, slot_number: int) -> HostBatch:
+    def _show(self, slot_number: int) -> HostBatch:
         engine, waits = self._engine, self.waits
         slot = engine.layout.slot(engine.view, slot_number)
         filled, size_bytes = slot.filled.tolist()
@@ -212,7 +212,7 @@ class Run(Iterator[HostBatch]):
             waits.copied_batches += 1
         waits.batches += 1
         waits.samples += filled
-        return HostBatch(images, slot.labels_N[:filled].copy(), number, self._px)
+        return HostBatch(images, slot.labels_N[:filled].copy(), self._px)
 
     def close(self) -> None:
         """Gives up what is under way; the workers finish it and its slots come back with the next run's replies."""

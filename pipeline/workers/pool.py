@@ -33,10 +33,6 @@ ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
 )
 """A worker per core: a numeric library that starts a thread per core in each of them only makes them queue."""
-HINTS: dict[int, str] = {
-    signal.SIGKILL: ", perhaps for want of memory,",
-    signal.SIGBUS: ", perhaps because a shard became shorter while it was read,",
-}
 
 
 class InlineCrew:
@@ -144,7 +140,8 @@ class WorkerCrew:
                     end = f"ended with status {status}"
                     if status < 0:
                         name = signal.Signals(-status).name if -status in set(signal.Signals) else -status
-                        end = f"was killed by {name}{HINTS.get(-status, '')}"
+                        hint = ", perhaps for want of memory," if status == -signal.SIGKILL else ""
+                        end = f"was killed by {name}{hint}"
                     raise WorkerError(f"loader worker {number} (pid {worker.pid}) {end} {self._blame(number)}")
             select.select(list(self._watches), [], [], GRACE_S)
         raise WorkerError("a loader worker closed its connection and did not end")
