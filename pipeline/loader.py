@@ -189,7 +189,7 @@ class Loader:
     def stats(self) -> dict[str, Any]:
         """Where the time went since the loader was made, in plain JSON:
 
-        `trainer` {wait_s: blocked in next(), slot_wait_s: no slot was free for a worker, copy_s, copied_batches},
+        `trainer` {wait_s: blocked in next(), copy_s, copied_batches: more were held than there are slots to spare},
         `workers` [{pid, samples, batches, bytes_read, bad_samples, alive_s, seconds {read, decode, transform,
         collate, send, idle, other}}], `stages`: the same over all workers as fractions (sum 1), `bad` [{key,
         reason}], and epoch, samples and batches delivered, num_workers, rank, world_size.

@@ -18,14 +18,6 @@ OPEN_FILES = 512
 """Shards held open at once; the oldest gives way. Below every usual limit (1,024)."""
 
 
-def open_shard(path: Path) -> int:
-    """As `open_regular`, for DatasetError."""
-    try:
-        return open_regular(path)
-    except OSError as error:
-        raise DatasetError(f"shard {path} cannot be read: {error.strerror}") from error
-
-
 class LocalFiles:
     def __init__(self, folder: Path, names: list[str], most_open: int = OPEN_FILES) -> None:
         """`names` of the shards, by their number."""
@@ -65,5 +57,5 @@ class LocalFiles:
             return self._descriptors[shard]
         if len(self._descriptors) >= self._most_open:
             os.close(self._descriptors.pop(next(iter(self._descriptors))))
-        descriptor = self._descriptors[shard] = open_shard(self._paths[shard])
+        descriptor = self._descriptors[shard] = open_regular(self._paths[shard])
         return descriptor

@@ -33,8 +33,6 @@ class Waits:
 
     wait_s: float = 0.0
     """Blocked in `next()` until the batch was there."""
-    slot_wait_s: float = 0.0
-    """A worker could have had a task but no slot was free."""
     copy_s: float = 0.0
     """Copying batches: out of a slot that is needed, or to the device (host's time)."""
     batches: int = 0
@@ -136,7 +134,6 @@ class Run(Iterator[HostBatch]):
         self._ready: dict[int, int] = {}
         self._failed: dict[int, SampleError | TransformError] = {}
         """By batch; raised when its turn comes, whichever worker was first."""
-        self._lacked_slot_since: float | None = None
         self._send_tasks()
 
     def __next__(self) -> HostBatch:
@@ -169,11 +166,7 @@ class Run(Iterator[HostBatch]):
         while self._sent < self._batches and self._sent - self._received < engine.depth:
             number = engine.ledger.take()
             if number is None:
-                self._lacked_slot_since = self._lacked_slot_since or time.perf_counter()
                 return
-            if self._lacked_slot_since is not None:
-                self.waits.slot_wait_s += time.perf_counter() - self._lacked_slot_since
-                self._lacked_slot_since = None
             samples_N = self.plan.batch(self._sent)
             if self._trim:
                 samples_N = samples_N[samples_N != PADDING]

@@ -80,7 +80,8 @@ class Filler:
             self._files = RemoteFiles(Path(spec.folder), spec.shards, spec.address, spec.storage_options)
 
     def one_by_one(self, samples_N: Numbers, labels_N: Numbers, put: Callable[[int, int], None], bad: Bad) -> int:
-        """Has `put(sample, position)` fill one place after the other; returns how many are filled."""
+        """Has `put(sample, position)` fill one place after the other; returns how many are filled. A DatasetError of
+        `put` is what makes a sample a bad one."""
         position = 0
         for sample in samples_N.tolist():
             used = self._attempt(sample, position, put, bad)
@@ -96,29 +97,25 @@ class Filler:
         for _ in range(_REPLACEMENTS):
             try:
                 put(candidate, position)
-            except SampleError as error:
-                if self.spec.on_bad == "raise":
-                    raise
-                bad.append((candidate, error.reason))
-                self.clock.row[FIELD["bad_samples"]] += 1
-                if self.spec.on_bad == "skip":
-                    return None
-                candidate = (candidate + 1) % len(self._labels_N)
-            else:
                 return candidate
+            except DatasetError as error:
+                if self.spec.on_bad == "raise":
+                    raise SampleError(str(error), candidate) from error
+                bad.append((candidate, str(error)))
+            self.clock.row[FIELD["bad_samples"]] += 1
+            if self.spec.on_bad == "skip":
+                return None
+            candidate = (candidate + 1) % len(self._labels_N)
         raise SampleError(f"nor can any of the {_REPLACEMENTS - 1} after it be used in its place", sample)
 
     def read(self, sample: int) -> bytes:
-        """A sample's checked bytes. Raises SampleError."""
+        """A sample's checked bytes. Raises DatasetError."""
         self.clock.row[_SAMPLE] = sample
         shards, offsets, lengths, crcs = self._where
-        try:
-            data = self._files.read(shards[sample], offsets[sample], lengths[sample])
-        except DatasetError as error:
-            raise SampleError(str(error), sample) from error
+        data = self._files.read(shards[sample], offsets[sample], lengths[sample])
         if not self._checked[sample]:
             if self.spec.checksums and zlib.crc32(data) != crcs[sample]:
-                raise SampleError("its bytes are not those that were written (wrong CRC)", sample)
+                raise DatasetError("its bytes are not those that were written (wrong CRC)")
             self._checked[sample] = 1
         self.clock.row[_BYTES] += len(data)
         self.clock.mark(_READ)
@@ -159,10 +156,8 @@ class PixelFiller(Filler):
             data = self.read(sample)
             try:
                 self._kernel(data, out_HWC, sample, epoch, self.clock)
-            except DatasetError as error:
-                raise SampleError(str(error), sample) from error
             except (ValueError, RuntimeError, OSError) as error:
-                raise SampleError(f"it cannot be decoded: {first_line(error)}", sample) from error
+                raise DatasetError(f"it cannot be decoded: {first_line(error)}") from error
         if self._transform is not None:
             self._change(self._transform, sample, epoch, out_HWC)
 
@@ -170,10 +165,7 @@ class PixelFiller(Filler):
         """The pixels are the end of a raw member, whatever its header's length, once these were seen to be right."""
         self.clock.row[_SAMPLE] = sample
         shards, offsets, lengths, _ = self._where
-        try:
-            self._files.read_into(shards[sample], offsets[sample] + lengths[sample], out_HWC)
-        except DatasetError as error:
-            raise SampleError(str(error), sample) from error
+        self._files.read_into(shards[sample], offsets[sample] + lengths[sample], out_HWC)
         self.clock.row[_BYTES] += out_HWC.nbytes
         self.clock.mark(_READ)
 
