@@ -12,11 +12,11 @@ import torch
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.memory import SharedMemory
 from feedline.pipeline.loader_config import LoaderConfig
-from feedline.pipeline.workers.dispatch import HostBatch, Run
+from feedline.pipeline.workers.dispatch import EpochRun, HostBatch
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images, labels."""
-Deliver = Callable[[Run], Batch]
+Deliver = Callable[[EpochRun], Batch]
 """Takes the next batch out of a run. Raises what the run raises."""
 Upload = Callable[[HostBatch, torch.device], torch.Tensor]
 """What a filler wrote -> uint8 NHWC on the device."""
@@ -46,7 +46,7 @@ class Normaliser:
         return rows.view(count, height, width, channels).permute(0, 3, 1, 2)  # same bytes; already channels_last
 
 
-def show_on_host(run: Run) -> Batch:
+def show_on_host(run: EpochRun) -> Batch:
     """uint8 NHWC tensors that show the slot itself."""
     batch = next(run)
     return torch.from_numpy(batch.images_NHWC), torch.from_numpy(batch.labels_N)
@@ -63,10 +63,10 @@ class OnCuda:
     def __init__(self, device: torch.device, normalise: Normaliser, upload: Upload) -> None:
         self._device, self._normalise, self._upload = device, normalise, upload
         self.stream = torch.cuda.Stream(device)
-        self._ahead: tuple[Run, Batch, Any] | None = None
+        self._ahead: tuple[EpochRun, Batch, Any] | None = None
         """The run it is of, the batch, and the event behind its copy."""
 
-    def __call__(self, run: Run) -> Batch:
+    def __call__(self, run: EpochRun) -> Batch:
         ahead, self._ahead = self._ahead, None
         _, batch, event = ahead if ahead is not None and ahead[0] is run else self._send(run, next(run))
         with run.waits.copying():
@@ -79,7 +79,7 @@ class OnCuda:
                 tensor.record_stream(current)
             return batch
 
-    def _send(self, run: Run, batch: HostBatch) -> tuple[Run, Batch, Any]:
+    def _send(self, run: EpochRun, batch: HostBatch) -> tuple[EpochRun, Batch, Any]:
         """Starts copy and normalisation and returns at once."""
         with torch.cuda.stream(self.stream):
             images_NHWC = self._upload(batch, self._device)
@@ -99,7 +99,7 @@ def deliver_to(device: torch.device | None, config: LoaderConfig, upload: Upload
     if device.type == "cuda":
         return OnCuda(device, normalise, upload)
 
-    def on_cpu(run: Run) -> Batch:
+    def on_cpu(run: EpochRun) -> Batch:
         """Normalised by the trainer's own threads."""
         images_NHWC, labels_N = show_on_host(run)
         with run.waits.copying():

@@ -33,9 +33,9 @@ from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.remote import Prefetcher
 from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, STATE_VERSION, checked_state, whole
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
-from feedline.pipeline.split import Split
+from feedline.pipeline.split import PreparedSplit
 from feedline.pipeline.workers import counters, ship
-from feedline.pipeline.workers.dispatch import Engine, Run, Waits
+from feedline.pipeline.workers.dispatch import Engine, EpochRun, Waits
 from feedline.pipeline.workers.fill import FillSpec
 from feedline.pipeline.workers.fill_regions import SLOT_PX
 from feedline.pipeline.workers.slots import SlotLayout
@@ -61,7 +61,7 @@ class Loader:
         if unknown:
             raise UsageError(f"Loader has no option {unknown[0]!r}; see LoaderConfig")
         self.config = config = replace(config or LoaderConfig(), **options)
-        self.split = Split(split, config)
+        self.split = PreparedSplit(split, config)
         self.manifest = self.split.manifest
         self.rank, self.world_size = which_rank(config.rank, config.world_size)
         self.num_workers = default_workers() if config.num_workers is None else config.num_workers
@@ -76,7 +76,7 @@ class Loader:
         self._waits = Waits()
         self._epoch = self._delivered = 0
         self._begins: Begins = "at the start"
-        self._run: Run | None = None
+        self._run: EpochRun | None = None
         self._engines: list[Engine] = []  # none or one; a list, so that the finaliser can share it
         self._rows: counters.Rows | None = None
         self._delivery: device.Deliver | None = None
@@ -183,7 +183,7 @@ class Loader:
             self._prefetcher.close()
         self._prefetcher = self.split.prefetch(plan, self._window_shards or REMOTE_WINDOW_SHARDS)
         trim = config.short_last_batch
-        self._run = Run(self._engines[0], plan, self._image_size, self._waits, trim=trim)
+        self._run = EpochRun(self._engines[0], plan, self._image_size, self._waits, trim=trim)
         return _Batches(self, self._run, self._delivery)
 
     def stats(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class Loader:
             raise UsageError("decode='gpu' leaves no pixels in the workers for transforms, nor padding: drop or wrap")
         return True
 
-    def _next_batch(self, run: Run, deliver: device.Deliver) -> Batch:
+    def _next_batch(self, run: EpochRun, deliver: device.Deliver) -> Batch:
         """One batch to the user, counted; the epoch's end and a dead worker change what the next `iter()` does."""
         if self._run is not run:
             raise UsageError("this iterator has ended: its epoch failed, or the loader has begun another since")
@@ -323,7 +323,7 @@ class Loader:
 class _Batches(Iterator[Batch]):
     """The iterator of one epoch. Holds on to no batch it has handed over: slots must come back."""
 
-    def __init__(self, loader: Loader, run: Run, deliver: device.Deliver) -> None:
+    def __init__(self, loader: Loader, run: EpochRun, deliver: device.Deliver) -> None:
         self._loader, self._run, self._deliver = loader, run, deliver
 
     def __next__(self) -> Batch:

@@ -23,7 +23,7 @@ from feedline.pipeline.format.remote import Prefetcher, Remote, ShardCache, defa
 from feedline.pipeline.loader_config import LoaderConfig
 
 
-class Split:
+class PreparedSplit:
     def __init__(self, where: str | Path, config: LoaderConfig) -> None:
         """Raises DatasetError for what is no prepared split; of a remote one, fetches manifest and index."""
         self.address = str(where) if is_remote(str(where)) else ""

@@ -120,7 +120,7 @@ class Engine:
         self._counters.close_descriptor()
 
 
-class Run(Iterator[HostBatch]):
+class EpochRun(Iterator[HostBatch]):
     """The batches of a plan, in order. Iterate it once; a newer run of the same engine ends it."""
 
     def __init__(self, engine: Engine, plan: EpochPlan, px: int, waits: Waits, *, trim: bool = False) -> None:
