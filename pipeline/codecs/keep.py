@@ -8,7 +8,7 @@ from feedline.pipeline.codecs.pillow import open_rgb
 
 
 def pixels(data: bytes) -> Pixels:
-    return jpeg.decode(data) if data[:2] == jpeg.SOI else np.array(open_rgb(data))
+    return jpeg.decode(data) if data[:2] == jpeg.SOI else np.asarray(open_rgb(data))
 
 
 def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, fast_chroma: bool) -> None:
