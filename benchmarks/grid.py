@@ -37,7 +37,7 @@ AXES = {
     "batch_size": Axis(word="batch", help="Samples per batch.", default="64"),
     "image_size": Axis(word="px", form="{} px", help="Side of the images handed over, px.", default="224"),
     "pin_memory": Axis(word="pinned", kind=bool, help="true,false"),
-    "codec": Axis(word="codec", form="{}", help="Shards: jpeg,planes,raw,keep.", kind=str, of_shards=True),
+    "codec": Axis(word="codec", form="{}", help="Shards: {codecs}.", kind=str, of_shards=True),
     "size": Axis(word="shard px", help="Shards: short side in px.", of_shards=True),
     "quality": Axis(word="quality", help="Shards: JPEG quality.", of_shards=True),
     "shard_size": Axis(word="shard size", help="Shards: size of one, as 16MiB,64MiB.", kind=str, of_shards=True),

@@ -25,6 +25,7 @@ from PIL import Image
 
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import write_atomically
+from feedline.pipeline.codecs.pillow import EXTENSIONS
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
 from feedline.preprocess.fingerprint import fingerprint
@@ -38,7 +39,6 @@ FORMS = (
     Output(codec="planes", size_px=256),
     Output(codec="raw", size_px=64, resize="square"),
 )
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
 PSNR_SAMPLES = 24
 PASSES_S = 0.1
 """Loading is timed over whole passes, as many as fill this: one over small raw samples is too short for the clock."""
@@ -102,7 +102,7 @@ def trials(
 def samples_of(paths: Sequence[str | Path], most: int) -> Iterator[bytes]:
     """The bytes of up to `most` images, from image files and from tars, evenly over the paths."""
     files = [Path(path) for path in dict.fromkeys(map(str, paths))]
-    images = [path for path in files if path.suffix.lower() in IMAGES]
+    images = [path for path in files if path.suffix.lower() in EXTENSIONS]
     for path in images[:: max(1, len(images) // most)][:most]:
         with suppress(OSError):  # gone since the script ran
             yield path.read_bytes()
@@ -115,7 +115,7 @@ def members_of(path: Path, most: int) -> Iterator[bytes]:
     """The first images of a tar, as far as it can be read."""
     with suppress(OSError, tarfile.TarError), tarfile.open(path, "r|") as archive:
         for member in archive:
-            if member.isfile() and member.name.lower().endswith(IMAGES):
+            if member.isfile() and member.name.lower().endswith(EXTENSIONS):
                 file = archive.extractfile(member)
                 yield file.read() if file else b""
                 most -= 1

@@ -7,12 +7,19 @@ import typer
 
 from feedline.benchmarks.grid import AXES, Grid, flag
 from feedline.cli.common import HtmlFile, Record, progress, show, stderr
-from feedline.cli.options import Option, Options, Settings, command, fields
+from feedline.cli.options import Option, Options, Settings, command, fields, source
 
+CODECS = ",".join(source("pipeline.codecs.table")["NAMES"])
 AXIS_OPTIONS = Options(
-    Option(field=name, flags=(flag(name),), hint=str | None, default=axis.default, more={"help": axis.help})
+    Option(
+        field=name,
+        flags=(flag(name),),
+        hint=str | None,
+        default=axis.default,
+        more={"help": axis.help.format(codecs=CODECS)},
+    )
     for name, axis in AXES.items()
-)
+)  # fmt: skip
 OPTIONS = fields("benchmarks.compare.CompareConfig", "rounds", "window_s", window_s={"flags": ("--window",)})
 WorkFolder = Annotated[Path, typer.Option(help="Results and shard variants are kept here; a rerun continues.")]
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from feedline.cli.common import Record, console
@@ -75,9 +74,9 @@ def formats() -> Fact:
 
     from feedline.pipeline.codecs.pillow import OPTIONAL
 
-    value = {name: bool(PIL.features.check(name)) for name in OPTIONAL}
-    text = ", ".join(words for name, (words, _, _) in OPTIONAL.items() if value[name]) or "none"
-    lacking = [package for name, (_, package, _) in OPTIONAL.items() if not value[name]]
+    value = {part.feature: bool(PIL.features.check(part.feature)) for part in OPTIONAL}
+    text = ", ".join(part.reads for part in OPTIONAL if value[part.feature]) or "none"
+    lacking = [part.package for part in OPTIONAL if not value[part.feature]]
     remedy = f"apt-get install {' '.join(lacking)}, then make -B setup" if lacking else ""
     return Fact("formats", "more formats", value, text, remedy)
 

@@ -11,7 +11,12 @@ from feedline.profiling.record import units
 if TYPE_CHECKING:
     from feedline.preprocess.picture import Output
 
-PICTURE = fields("preprocess.picture.Output", size_px={"flags": ("--size",)}, subsampling={"hint": str})
+PICTURE = fields(
+    "preprocess.picture.Output",
+    codec={"help": f"{', '.join(source('pipeline.codecs.table')['NAMES'])}."},
+    size_px={"flags": ("--size",)},
+    subsampling={"hint": str},
+)
 JOB = fields(
     "preprocess.config.PrepareConfig",
     outputs={"flags": ("--output",), "hint": list[str] | None, "default": None, "metavar": "SIZE:CODEC"},

@@ -11,12 +11,12 @@ import torch
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.memory import SharedMemory
-from feedline.pipeline.workers.dispatch import HostBatch, Run
+from feedline.pipeline.loader_config import LoaderConfig
+from feedline.pipeline.workers.dispatch import EpochRun, HostBatch
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-Numbered = tuple[int, torch.Tensor, torch.Tensor]
-"""A batch's number, images, labels."""
-Deliver = Callable[[Run], Numbered]
+"""Images, labels."""
+Deliver = Callable[[EpochRun], Batch]
 """Takes the next batch out of a run. Raises what the run raises."""
 Upload = Callable[[HostBatch, torch.device], torch.Tensor]
 """What a filler wrote -> uint8 NHWC on the device."""
@@ -29,10 +29,10 @@ class Normaliser:
     alone runs unvectorised on a CPU (8 times the time, the same bits).
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, mean: tuple[float, ...], std: tuple[float, ...]):
-        self.dtype = dtype
-        self._mean_C = torch.tensor(mean, device=device) * 255
-        self._scale_C = 1 / (torch.tensor(std, device=device) * 255)
+    def __init__(self, device: torch.device, config: LoaderConfig) -> None:
+        self.dtype = config.dtype
+        self._mean_C = torch.tensor(config.mean, device=device) * 255
+        self._scale_C = 1 / (torch.tensor(config.std, device=device) * 255)
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, images_NHWC: torch.Tensor) -> torch.Tensor:
@@ -46,10 +46,10 @@ class Normaliser:
         return rows.view(count, height, width, channels).permute(0, 3, 1, 2)  # same bytes; already channels_last
 
 
-def show_on_host(run: Run) -> Numbered:
+def show_on_host(run: EpochRun) -> Batch:
     """uint8 NHWC tensors that show the slot itself."""
     batch = next(run)
-    return batch.number, torch.from_numpy(batch.images_NHWC), torch.from_numpy(batch.labels_N)
+    return torch.from_numpy(batch.images_NHWC), torch.from_numpy(batch.labels_N)
 
 
 def copy_pixels(batch: HostBatch, device: torch.device) -> torch.Tensor:
@@ -63,10 +63,10 @@ class OnCuda:
     def __init__(self, device: torch.device, normalise: Normaliser, upload: Upload) -> None:
         self._device, self._normalise, self._upload = device, normalise, upload
         self.stream = torch.cuda.Stream(device)
-        self._ahead: tuple[Run, Numbered, Any] | None = None
+        self._ahead: tuple[EpochRun, Batch, Any] | None = None
         """The run it is of, the batch, and the event behind its copy."""
 
-    def __call__(self, run: Run) -> Numbered:
+    def __call__(self, run: EpochRun) -> Batch:
         ahead, self._ahead = self._ahead, None
         _, batch, event = ahead if ahead is not None and ahead[0] is run else self._send(run, next(run))
         with run.waits.copying():
@@ -75,21 +75,19 @@ class OnCuda:
             # the current stream (not the host) waits for the copy, and the memory's life is tied to that stream
             current = torch.cuda.current_stream(self._device)
             current.wait_event(event)
-            for tensor in batch[1:]:
+            for tensor in batch:
                 tensor.record_stream(current)
             return batch
 
-    def _send(self, run: Run, batch: HostBatch) -> tuple[Run, Numbered, Any]:
+    def _send(self, run: EpochRun, batch: HostBatch) -> tuple[EpochRun, Batch, Any]:
         """Starts copy and normalisation and returns at once."""
         with torch.cuda.stream(self.stream):
             images_NHWC = self._upload(batch, self._device)
             labels_N = torch.from_numpy(batch.labels_N).to(self._device, non_blocking=True)
-            sent = (batch.number, self._normalise(images_NHWC), labels_N)
-            return run, sent, self.stream.record_event()
+            return run, (self._normalise(images_NHWC), labels_N), self.stream.record_event()
 
 
-def deliver_to(device: torch.device | None, dtype: torch.dtype, mean: tuple[float, ...], std: tuple[float, ...],
-               upload: Upload) -> Deliver:  # fmt: skip
+def deliver_to(device: torch.device | None, config: LoaderConfig, upload: Upload) -> Deliver:
     """Raises UsageError for a device that is not there."""
     if device is None:
         return show_on_host
@@ -97,15 +95,15 @@ def deliver_to(device: torch.device | None, dtype: torch.dtype, mean: tuple[floa
         raise UsageError(f"device={str(device)!r}: torch sees no CUDA device here; use device='cpu' or None")
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device={str(device)!r}: the loader delivers to cpu and cuda; move the batch yourself")
-    normalise = Normaliser(device, dtype, mean, std)
+    normalise = Normaliser(device, config)
     if device.type == "cuda":
         return OnCuda(device, normalise, upload)
 
-    def on_cpu(run: Run) -> Numbered:
+    def on_cpu(run: EpochRun) -> Batch:
         """Normalised by the trainer's own threads."""
-        number, images_NHWC, labels_N = show_on_host(run)
+        images_NHWC, labels_N = show_on_host(run)
         with run.waits.copying():
-            return number, normalise(images_NHWC), labels_N
+            return normalise(images_NHWC), labels_N
 
     return on_cpu
 

@@ -23,7 +23,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from feedline.pipeline import device, gpu_decode
-from feedline.pipeline.base.errors import DatasetError, FeedlineError, SampleError, TransformError, UsageError
+from feedline.pipeline.base.errors import SampleError, TransformError, UsageError
 from feedline.pipeline.base.errors import WorkerError as WorkerError
 from feedline.pipeline.base.process import from_environment, keep_freed_memory, usable_cores
 from feedline.pipeline.codecs.table import CODECS
@@ -33,9 +33,9 @@ from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.remote import Prefetcher
 from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, STATE_VERSION, checked_state, whole
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
-from feedline.pipeline.split import Split
+from feedline.pipeline.split import PreparedSplit
 from feedline.pipeline.workers import counters, ship
-from feedline.pipeline.workers.dispatch import Engine, Run, Waits
+from feedline.pipeline.workers.dispatch import Engine, EpochRun, Waits
 from feedline.pipeline.workers.fill import FillSpec
 from feedline.pipeline.workers.fill_regions import SLOT_PX
 from feedline.pipeline.workers.slots import SlotLayout
@@ -61,7 +61,7 @@ class Loader:
         if unknown:
             raise UsageError(f"Loader has no option {unknown[0]!r}; see LoaderConfig")
         self.config = config = replace(config or LoaderConfig(), **options)
-        self.split = Split(split, config.storage_options, config.cache_dir, config.cache_bytes)
+        self.split = PreparedSplit(split, config)
         self.manifest = self.split.manifest
         self.rank, self.world_size = which_rank(config.rank, config.world_size)
         self.num_workers = default_workers() if config.num_workers is None else config.num_workers
@@ -76,7 +76,7 @@ class Loader:
         self._waits = Waits()
         self._epoch = self._delivered = 0
         self._begins: Begins = "at the start"
-        self._run: Run | None = None
+        self._run: EpochRun | None = None
         self._engines: list[Engine] = []  # none or one; a list, so that the finaliser can share it
         self._rows: counters.Rows | None = None
         self._delivery: device.Deliver | None = None
@@ -173,7 +173,7 @@ class Loader:
             self._delivered = 0
         if self._delivery is None:  # made with the first engine, when CUDA is surely up
             upload = gpu_decode.decode if self._gpu_decodes else device.copy_pixels
-            self._delivery = device.deliver_to(self.device, config.dtype, config.mean, config.std, upload)
+            self._delivery = device.deliver_to(self.device, config, upload)
         if self._engines and self._engines[0].layout.px < self._image_size:
             _close(self._engines)  # the images have outgrown the slots
         if not self._engines:
@@ -183,13 +183,13 @@ class Loader:
             self._prefetcher.close()
         self._prefetcher = self.split.prefetch(plan, self._window_shards or REMOTE_WINDOW_SHARDS)
         trim = config.short_last_batch
-        self._run = Run(self._engines[0], plan, self._image_size, self._waits, trim=trim)
+        self._run = EpochRun(self._engines[0], plan, self._image_size, self._waits, trim=trim)
         return _Batches(self, self._run, self._delivery)
 
     def stats(self) -> dict[str, Any]:
         """Where the time went since the loader was made, in plain JSON:
 
-        `trainer` {wait_s: blocked in next(), slot_wait_s: no slot was free for a worker, copy_s, copied_batches},
+        `trainer` {wait_s: blocked in next(), copy_s, copied_batches: more were held than there are slots to spare},
         `workers` [{pid, samples, batches, bytes_read, bad_samples, alive_s, seconds {read, decode, transform,
         collate, send, idle, other}}], `stages`: the same over all workers as fractions (sum 1), `bad` [{key,
         reason}], and epoch, samples and batches delivered, num_workers, rank, world_size.
@@ -265,10 +265,7 @@ class Loader:
 
     def _fill_spec(self) -> FillSpec:
         config, drawing = self.config, self.config.drawing
-        # raw images are wanted exactly as they are stored, so batches are copied whole; not in the trainer's own
-        # process: a mapped shard that becomes shorter would end it
-        stored = not drawing.train and drawing.crop_fraction == 1 and config.transform is None
-        stored = stored and not self.split.address and self.num_workers > 0
+        stored = drawing.shows_as_stored and not self.split.address
         return FillSpec(
             folder=str(self.split.folder.absolute()),
             shards=self.manifest.shard_names,
@@ -277,7 +274,7 @@ class Loader:
             augment=asdict(drawing),
             on_bad=config.on_bad,
             decode="gpu" if self._gpu_decodes else "cpu",
-            gather_px=self.split.stored_px if stored else 0,
+            stored_px=self.split.stored_px if stored else 0,
             address=self.split.address,
             storage_options=config.storage_options,
             checksums=config.checksums,
@@ -286,21 +283,21 @@ class Loader:
         )
 
     def _can_cut(self) -> bool:
-        if not CODECS[self.manifest.codec].image_file:
+        if not CODECS[self.manifest.codec].cuttable:
             raise UsageError(f"decode='gpu' needs JPEG shards; {self.split.folder} has codec {self.manifest.codec}")
         pads = self._policy == "pad" and not self.config.short_last_batch
         if self.config.transform or self.config.batch_transform or pads:
             raise UsageError("decode='gpu' leaves no pixels in the workers for transforms, nor padding: drop or wrap")
         return True
 
-    def _next_batch(self, run: Run, deliver: device.Deliver) -> Batch:
+    def _next_batch(self, run: EpochRun, deliver: device.Deliver) -> Batch:
         """One batch to the user, counted; the epoch's end and a dead worker change what the next `iter()` does."""
         if self._run is not run:
             raise UsageError("this iterator has ended: its epoch failed, or the loader has begun another since")
         if self._engines[0].process != os.getpid():
             raise UsageError("this iterator is that of the process that forked this one: begin a new one here")
         try:
-            number, images, labels_N = deliver(run)
+            batch = deliver(run)
         except StopIteration:
             self._run = None
             self._epoch, self._delivered, self._begins = self._epoch + 1, 0, "at the start"
@@ -315,18 +312,18 @@ class Loader:
             run.close()
             self._run = None
             where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
-            kind = DatasetError if isinstance(error, SampleError) else FeedlineError
-            raise kind(f"{where}{error.reason}") from error
-        self._delivered = run.plan.delivered(number + 1)
+            raise type(error)(f"{where}{error.reason}", error.sample) from error
+        run.taken += 1
+        self._delivered = run.plan.delivered(run.taken)
         if self._prefetcher is not None:
             self._prefetcher.reached(self._delivered)
-        return images, labels_N
+        return batch
 
 
 class _Batches(Iterator[Batch]):
     """The iterator of one epoch. Holds on to no batch it has handed over: slots must come back."""
 
-    def __init__(self, loader: Loader, run: Run, deliver: device.Deliver) -> None:
+    def __init__(self, loader: Loader, run: EpochRun, deliver: device.Deliver) -> None:
         self._loader, self._run, self._deliver = loader, run, deliver
 
     def __next__(self) -> Batch:

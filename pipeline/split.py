@@ -2,7 +2,6 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,20 +20,21 @@ from feedline.pipeline.format.manifest import (
     read_manifest,
 )
 from feedline.pipeline.format.remote import Prefetcher, Remote, ShardCache, default_cache, is_remote
+from feedline.pipeline.loader_config import LoaderConfig
 
 
-class Split:
-    def __init__(self, where: str | Path, storage_options: dict[str, Any], cache_dir: str | Path | None,
-                 cache_bytes: int) -> None:  # fmt: skip
+class PreparedSplit:
+    def __init__(self, where: str | Path, config: LoaderConfig) -> None:
         """Raises DatasetError for what is no prepared split; of a remote one, fetches manifest and index."""
         self.address = str(where) if is_remote(str(where)) else ""
         """Empty for local splits."""
         self.folder = Path(str(where).removeprefix("file://"))
         self._cache: ShardCache | None = None
         if self.address:
-            remote = Remote(self.address, storage_options)
-            self.folder = fetch_metadata(remote, Path(cache_dir or default_cache()))
-            self._cache = ShardCache(self.folder, cache_bytes, remote.download) if cache_bytes else None
+            remote = Remote(self.address, config.storage_options)
+            self.folder = fetch_metadata(remote, Path(config.cache_dir or default_cache()))
+            if config.cache_bytes:
+                self._cache = ShardCache(self.folder, config.cache_bytes, remote.download)
         self.manifest = read_manifest(self.folder)
         self.identity = manifest_hash(self.folder)
         index = read_index(self.folder, self.manifest)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from feedline.pipeline.codecs.pillow import OPTIONAL
 from feedline.pipeline.codecs.raw import rgb_array
 from feedline.preprocess.picture import BadImage, Kernel, Output, encoded, resized
 
@@ -107,25 +108,6 @@ def battery(size_px: int) -> Generator[bytes]:
         yield file.getvalue()
 
 
-def optional_files() -> Generator[tuple[str, bytes]]:
-    """Small noisy files of formats that Pillow may have been built without: not every build could write them."""
-    yield (
-        "WebP",
-        base64.b85decode(
-            b"Qb|TefB*mhS4BclR!}$~bN~PVPyzs*0V)Xq2LJ+qLM5;QbTCIrLqvyuZXKWi-QnMQgx#vykzy=@9`b<py_Ts(Dn*m4-=&w~3Y8VTG#;0"
-            b"`Ck0lZQN1h_T(zXlFB`f4vy(rAc@sr?Yu+DAXTOB*6iaik|H_M4+n?QkCw~U~U;qFB"
-        ),
-    )
-    yield (
-        "compressed TIFF",
-        base64.b85decode(  # LZW
-            b"Nl7XI-~a#sfCCkTP;iBwjDCPoM)d+w5RN6F!N7v*nFccrF2JYq3Sc&XZkt<WriwjO%rym8L<PGDHidDi%<0i;MD*ZLs6+ziTh(S!7mb}"
-            b"t^q}poO;VANiEz6xGFf6Ti;fl;>9+V19!cPq675<WO{)**6vG(!f^f8nt|tftkeN@G1S7Rs00v8Eo!U$%nGlS~XS>8IfU&rM$wZxpZjx"
-            b"XvaDxJ<glplFbVkDw1H!?w!_*K_FRNLl;6vEHz&))+ELQ8elC?*WUxAZh6s{UgG#@LYKu!Vx3IG5B0{{U4000R9000320{{U4000L700"
-            b"0630{{a6003SA000940{{U4000F5000I70{{U400062000pI1ONd5000O8000#M0{{U400093000&N0{{U4000L7000*O1ONd5007qj0"
-            b"00~T0{{U40003100000000O82mlBG"
-        ),
-    )
-    file = io.BytesIO()
-    Image.frombytes("LAB", (9, 7), hashlib.shake_128(b"feedline").digest(9 * 7 * 3)).save(file, "TIFF")
-    yield "LAB colours", file.getvalue()
+def optional_files() -> list[tuple[str, bytes]]:
+    """What needs a part that Pillow may have been built without, and a small file of it."""
+    return [(part.reads, base64.b85decode(part.example)) for part in OPTIONAL]

@@ -18,7 +18,7 @@ from PIL import Image
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.files import sweep, try_place, write_atomically, write_error
 from feedline.pipeline.base.process import usable_cores
-from feedline.pipeline.codecs.pillow import FORMATS
+from feedline.pipeline.codecs.pillow import NAMES
 from feedline.pipeline.format.manifest import (
     INDEX,
     MANIFEST,
@@ -154,7 +154,7 @@ def picture_size(data: bytes) -> tuple[int, int] | None:
     """(width, height) from the header; None when it is no image."""
     Image.init()
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=NAMES) as image:
             return image.size
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None

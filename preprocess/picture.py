@@ -24,7 +24,7 @@ from PIL import Image
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.codecs.base import Codec, Subsampling
-from feedline.pipeline.codecs.pillow import FORMATS, lacking, to_rgb
+from feedline.pipeline.codecs.pillow import NAMES, lacking, to_rgb
 from feedline.pipeline.codecs.table import CODECS
 
 Resize = Literal["shortest", "square", "crop", "stretch", "none"]
@@ -51,7 +51,7 @@ class Output:
     """One prepared form of the images. Everything here changes the bytes, so it is part of the plan's identity."""
 
     codec: str = "jpeg"
-    """jpeg, planes, raw or keep."""
+    """A name of CODECS."""
     size_px: int = 256
     """Pixels of the short side, or of the square; not used where nothing is resized."""
     resize: Resize = "shortest"
@@ -185,7 +185,7 @@ class Kernel:
             warnings.simplefilter("always")  # broken EXIF, sizes we check ourselves; formats this Pillow lacks
             Image.init()
             try:
-                image = Image.open(io.BytesIO(data), formats=FORMATS)
+                image = Image.open(io.BytesIO(data), formats=NAMES)
                 self._check_size(*image.size)
                 kind = image.format or "unknown"
                 image.load()
@@ -239,7 +239,7 @@ def turned(image: Image.Image, data: bytes) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            orientation = Image.open(io.BytesIO(data), formats=FORMATS).getexif().get(0x0112, 1)
+            orientation = Image.open(io.BytesIO(data), formats=NAMES).getexif().get(0x0112, 1)
         except (OSError, SyntaxError, ValueError, struct.error, TypeError, KeyError):
             return image
     method = ORIENTATIONS.get(orientation)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from feedline.pipeline.draw.regions import Region
+from feedline.pipeline.draw.resample import resize_into
 
 Pixels = npt.NDArray[np.uint8]
 Subsampling = Literal["420", "444"]
@@ -35,6 +36,8 @@ class Codec:
     """Of its members; "" where the source's own stays."""
     image_file: bool
     """Its members are files that any image program reads."""
+    cuttable: bool = False
+    """Its members are JPEGs (in `keep`: those that were), which `crop_jpeg` cuts and a device decodes."""
     lossy: bool
     has_quality: bool
     """`quality` and `subsampling` apply."""
@@ -60,6 +63,18 @@ class Codec:
     def sized(self) -> bool:
         """Whether a size, and how to resize, apply."""
         return self.encode is not None
+
+
+def fill_with(pixels: Callable[[bytes], Pixels]) -> Callable[[bytes, Pixels, Choose, Clock, bool], None]:
+    """A `Codec.fill` that takes the region out of all `pixels`."""
+
+    def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, _fast_chroma: bool) -> None:
+        pixels_HWC = pixels(data)
+        clock.decoded()
+        resize_into(pixels_HWC, choose(pixels_HWC.shape[1], pixels_HWC.shape[0]), out_HWC)
+        clock.transformed()
+
+    return fill
 
 
 def size_trouble(pixels_HWC: Pixels, width: int, height: int) -> str:

@@ -151,6 +151,7 @@ JPEG = Codec(
     name="jpeg",
     extension="jpg",
     image_file=True,
+    cuttable=True,
     lossy=True,
     has_quality=True,
     estimate_bytes=lambda pixels, quality, source_bytes: pixels * 0.31 * (quality / 90) ** 3,

@@ -4,26 +4,84 @@ Pillow opens far more when it is not told what: EPS starts another program, and 
 """
 
 import io
+import re
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError
 
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
-OPTIONAL = {
-    "webp": ("WebP", "libwebp-dev", "WEBP support not installed"),
-    "libtiff": ("compressed TIFF", "libtiff-dev", "decoder libtiff not available"),
-    "littlecms2": ("LAB colours", "liblcms2-dev", "_imagingcms"),
-}
-"""By Pillow's name for a part that it may be built without: what it reads, the Debian package to build it with, and
-what Pillow says where it lacks it."""
+
+class Format(NamedTuple):
+    """A kind of picture file: a row of FORMATS is all that reading it takes."""
+
+    name: str
+    """Pillow's."""
+    extensions: str
+    start: bytes
+    """What its files begin with, as a regular expression."""
+
+
+FORMATS = (
+    Format("JPEG", ".jpg .jpeg .jpe .jfif", rb"\xff\xd8\xff"),
+    Format("PNG", ".png", rb"\x89PNG"),
+    Format("GIF", ".gif", rb"GIF8[79]a"),
+    Format("BMP", ".bmp", rb"BM.{4}\0{4}"),
+    Format("WEBP", ".webp", rb"RIFF.{4}WEBP"),
+    Format("TIFF", ".tif .tiff", rb"II\*\0|MM\0\*"),
+    Format("PPM", ".ppm .pgm", rb"P[1-6]\s"),
+)
+_UNREAD = (Format("JPEG2000", ".jp2", rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51"),)
+"""Photographs that are not opened: they are counted, not passed over."""
+NAMES = tuple(kind.name for kind in FORMATS)
+EXTENSIONS = tuple(" ".join(kind.extensions for kind in (*FORMATS, *_UNREAD)).split())
+"""Which files are taken for images; what they really are is found from their bytes."""
+START = re.compile(b"|".join(kind.start for kind in (*FORMATS, *_UNREAD)), re.DOTALL)
+
+
+class Part(NamedTuple):
+    """Something that Pillow may be built without."""
+
+    feature: str
+    """Pillow's name."""
+    reads: str
+    package: str
+    """Debian's, to build it with."""
+    complaint: str
+    """What Pillow says where it lacks it."""
+    example: bytes
+    """A small noisy file that needs it, in base 85: not every build could write one."""
+
+
+OPTIONAL = (
+    Part(
+        "webp", "WebP", "libwebp-dev", "WEBP support not installed",
+        b"Qb|TefB*mhS4BclR!}$~bN~PVPyzs*0V)Xq2LJ+qLM5;QbTCIrLqvyuZXKWi-QnMQgx#vykzy=@9`b<py_Ts(Dn*m4-=&w~3Y8VTG#;0`C"
+        b"k0lZQN1h_T(zXlFB`f4vy(rAc@sr?Yu+DAXTOB*6iaik|H_M4+n?QkCw~U~U;qFB",
+    ),
+    Part(
+        "libtiff", "compressed TIFF", "libtiff-dev", "decoder libtiff not available",
+        b"Nl7XI-~a#sfCCkTP;iBwjDCPoM)d+w5RN6F!N7v*nFccrF2JYq3Sc&XZkt<WriwjO%rym8L<PGDHidDi%<0i;MD*ZLs6+ziTh(S!7mb}t^"
+        b"q}poO;VANiEz6xGFf6Ti;fl;>9+V19!cPq675<WO{)**6vG(!f^f8nt|tftkeN@G1S7Rs00v8Eo!U$%nGlS~XS>8IfU&rM$wZxpZjxXvaD"
+        b"xJ<glplFbVkDw1H!?w!_*K_FRNLl;6vEHz&))+ELQ8elC?*WUxAZh6s{UgG#@LYKu!Vx3IG5B0{{U4000R9000320{{U4000L7000630{{"
+        b"a6003SA000940{{U4000F5000I70{{U400062000pI1ONd5000O8000#M0{{U400093000&N0{{U4000L7000*O1ONd5007qj000~T0{{U"
+        b"40003100000000O82mlBG",
+    ),
+    Part(
+        "littlecms2", "LAB colours", "liblcms2-dev", "_imagingcms",
+        b"Nl7XI2mk;83IG5B1ONd5000R9000321ONd5000L7000630{{a6004#n000940{{U400031000I70{{U4000O8000pI1ONd5004{t000#M0"
+        b"{{U400093000&N1ONd5000L7000*O1ONd5006xJ000~T0{{U40003100000000O82mlBG46H>CA<vBc0g7*+l!%T?gANE?rh_vYy9Iwim>"
+        b"YoIZQEMWkE+aS6|z9L!W)I-r)Qllk$T{vp&%~n^|MhgHtMgGJJ(I6Mue9a%o$n4zFgtMI@|apc~1$#yR93WtbcKs#(aX|(oN#w0Z5sjSRp"
+        b"&BKm$w9chbW1L`KNZ?;)rbZa~S2c01`z3%G*?q9eXCog>2{4;C9(^$1a4t<7Et_FuqzwJF8j?#Z=}LHrqPMOPY{(D}M(69",
+    ),
+)  # fmt: skip
 
 
 def lacking(words: str) -> str:
     """The package that these words of Pillow's miss; "" where they are about anything else."""
-    return next((package for _, package, known in OPTIONAL.values() if known in words), "")
+    return next((part.package for part in OPTIONAL if part.complaint in words), "")
 
 
 def open_rgb(data: bytes) -> Image.Image:
@@ -32,7 +90,7 @@ def open_rgb(data: bytes) -> Image.Image:
         warnings.simplefilter("always")  # broken EXIF, sizes from half that limit on; formats this Pillow lacks
         Image.init()
         try:
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            image = Image.open(io.BytesIO(data), formats=NAMES)
             image.load()
             return to_rgb(image)
         except Exception as error:  # Pillow's parsers raise whatever damaged bytes lead them to

@@ -12,8 +12,7 @@ import numpy as np
 from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError, first_line
-from feedline.pipeline.codecs.base import Choose, Clock, Codec, Pixels, size_trouble
-from feedline.pipeline.draw.resample import resize_into
+from feedline.pipeline.codecs.base import Codec, Pixels, fill_with, size_trouble
 
 MAGIC = b"\x93NUMPY\x01\x00"
 
@@ -61,14 +60,6 @@ def pixels(data: bytes) -> Pixels:
     return pixels_HWC
 
 
-def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, _fast_chroma: bool) -> None:
-    """Nothing is parsed but the shape, nothing is decoded."""
-    pixels_HWC = pixels(data)
-    clock.decoded()
-    resize_into(pixels_HWC, choose(pixels_HWC.shape[1], pixels_HWC.shape[0]), out_HWC)
-    clock.transformed()
-
-
 RAW = Codec(
     name="raw",
     extension="npy",
@@ -77,7 +68,7 @@ RAW = Codec(
     has_quality=False,
     estimate_bytes=lambda pixels, quality, source_bytes: pixels * 3,
     encode=lambda image, quality, subsampling: npy_bytes(rgb_array(image)),
-    fill=fill,
+    fill=fill_with(pixels),
     pixels=pixels,
     check=lambda data, width, height, settings: size_trouble(pixels(data), width, height),
 )

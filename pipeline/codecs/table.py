@@ -17,7 +17,9 @@ from feedline.pipeline.codecs.raw import RAW
 from feedline.pipeline.draw import regions
 from feedline.pipeline.draw.regions import Augment, Region
 
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (JPEG, PLANES, RAW, KEEP)}
+NAMES = ("jpeg", "planes", "raw", "keep")
+"""Apart from the codecs for the command line, which reads it here and imports nothing of theirs."""
+CODECS: dict[str, Codec] = dict(zip(NAMES, (JPEG, PLANES, RAW, KEEP), strict=True))
 
 Kernel = Callable[[bytes, Pixels, int, int, Clock], None]
 """(data, out_HWC, sample, epoch, clock): fills `out_HWC`. Raises DatasetError for bytes that cannot be used."""

@@ -44,6 +44,11 @@ class Augment:
         if not shares:
             raise UsageError(f"flip {self.flip} and crop fraction {self.crop_fraction} must lie between 0 and 1")
 
+    @property
+    def shows_as_stored(self) -> bool:
+        """Whether an image of the wanted size comes out as it went in: every pixel, none of them changed."""
+        return not self.train and self.crop_fraction == 1
+
 
 class Region(NamedTuple):
     """The pixels that are needed."""

@@ -114,9 +114,8 @@ class RemoteFiles(LocalFiles):
         self._remote = Remote(address, options)
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
-        if shard in self._descriptors or self._paths[shard].exists():
-            with suppress(DatasetError):  # evicted since: it is still where it came from
-                return super().read(shard, offset, length)
+        with suppress(DatasetError):  # not there yet, or evicted since
+            return super().read(shard, offset, length)
         return self._remote.read(self._paths[shard].name, offset, offset + length)
 
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 STAGES = ("read", "decode", "transform", "collate", "send", "idle")
 """The stages a worker clocks; `other` is what is left of its lifetime."""
 COUNTS = ("pid", "samples", "batches", "bytes_read", "bad_samples")
-FIELD = {name: n for n, name in enumerate((*STAGES, *COUNTS, "started_ns", "now_ns", "batch", "sample"))}
+FIELD = {name: n for n, name in enumerate((*STAGES, *COUNTS, "started_ns", "now_ns", "sample"))}
 ROW_BYTES = 192  # three cache lines: two workers never write to the same line
 NOTHING = -1
-"""In `batch` and `sample`: the worker is not working on one."""
+"""In `sample`: the worker is not working on one."""
 Rows = npt.NDArray[np.int64]
 
 
@@ -34,7 +34,7 @@ class Clock:
         self._last_ns = time.perf_counter_ns()
         row[FIELD["started_ns"]] += self._last_ns - row[FIELD["now_ns"]]
         row[FIELD["now_ns"]] = self._last_ns
-        row[FIELD["batch"]] = row[FIELD["sample"]] = NOTHING
+        row[FIELD["sample"]] = NOTHING
 
     def mark(self, stage: int) -> None:
         """`stage` is FIELD[name] of one of STAGES."""

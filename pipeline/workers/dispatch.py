@@ -33,8 +33,6 @@ class Waits:
 
     wait_s: float = 0.0
     """Blocked in `next()` until the batch was there."""
-    slot_wait_s: float = 0.0
-    """A worker could have had a task but no slot was free."""
     copy_s: float = 0.0
     """Copying batches: out of a slot that is needed, or to the device (host's time)."""
     batches: int = 0
@@ -57,7 +55,6 @@ class HostBatch(NamedTuple):
     images: Images
     """Flat bytes as the filler wrote them. Shows a slot, or is a copy of one."""
     labels_N: Numbers
-    number: int
     px: int
 
     @property
@@ -123,7 +120,7 @@ class Engine:
         self._counters.close_descriptor()
 
 
-class Run(Iterator[HostBatch]):
+class EpochRun(Iterator[HostBatch]):
     """The batches of a plan, in order. Iterate it once; a newer run of the same engine ends it."""
 
     def __init__(self, engine: Engine, plan: EpochPlan, px: int, waits: Waits, *, trim: bool = False) -> None:
@@ -133,10 +130,10 @@ class Run(Iterator[HostBatch]):
         self._number = int(engine.rows[-1][0])
         self._batches = len(plan)
         self._sent = self._received = self._shown = 0
+        self.taken = 0  # batches that the user has; the device's side may have taken one more
         self._ready: dict[int, int] = {}
         self._failed: dict[int, SampleError | TransformError] = {}
         """By batch; raised when its turn comes, whichever worker was first."""
-        self._lacked_slot_since: float | None = None
         self._send_tasks()
 
     def __next__(self) -> HostBatch:
@@ -155,7 +152,7 @@ class Run(Iterator[HostBatch]):
             self._send_tasks()
         self.waits.wait_s += time.perf_counter() - started_s
         self._shown += 1
-        return self._show(self._shown - 1, self._ready.pop(self._shown - 1))
+        return self._show(self._ready.pop(self._shown - 1))
 
     def next_if_ready(self) -> HostBatch | None:
         """The next batch if that needs no waiting; None otherwise, and at the end."""
@@ -169,11 +166,7 @@ class Run(Iterator[HostBatch]):
         while self._sent < self._batches and self._sent - self._received < engine.depth:
             number = engine.ledger.take()
             if number is None:
-                self._lacked_slot_since = self._lacked_slot_since or time.perf_counter()
                 return
-            if self._lacked_slot_since is not None:
-                self.waits.slot_wait_s += time.perf_counter() - self._lacked_slot_since
-                self._lacked_slot_since = None
             samples_N = self.plan.batch(self._sent)
             if self._trim:
                 samples_N = samples_N[samples_N != PADDING]
@@ -198,7 +191,7 @@ class Run(Iterator[HostBatch]):
             sample, _, reason = line.partition(" ")
             self.waits.bad.append((int(sample), reason))
 
-    def _show(self, number: int, slot_number: int) -> HostBatch:
+    def _show(self, slot_number: int) -> HostBatch:
         engine, waits = self._engine, self.waits
         slot = engine.layout.slot(engine.view, slot_number)
         filled, size_bytes = slot.filled.tolist()
@@ -212,7 +205,7 @@ class Run(Iterator[HostBatch]):
             waits.copied_batches += 1
         waits.batches += 1
         waits.samples += filled
-        return HostBatch(images, slot.labels_N[:filled].copy(), number, self._px)
+        return HostBatch(images, slot.labels_N[:filled].copy(), self._px)
 
     def close(self) -> None:
         """Gives up what is under way; the workers finish it and its slots come back with the next run's replies."""

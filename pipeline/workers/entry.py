@@ -31,7 +31,7 @@ class Worker:
 
     def __init__(self, number: int, orders: dict[str, Any], slots: memoryview, index: memoryview,
                  counters: memoryview) -> None:  # fmt: skip
-        self._number, self._slots = number, slots
+        self._slots = slots
         self._layout = SlotLayout(**orders["slot_layout"])
         rows = rows_of(counters, orders["rows"])
         self._current_run = rows[-1].data
@@ -42,12 +42,11 @@ class Worker:
 
     def perform(self, task: Task) -> Reply:
         """Fills the task's slot. What went wrong is in the reply: a worker outlives a bad sample or transform."""
-        about = (self._number, task.slot, task.run, task.batch)
+        about = (task.slot, task.run, task.batch)
         if task.run < self._current_run[0]:
             return Reply(GIVEN_UP, *about)
         slot, clock = self._layout.slot(self._slots, task.slot), self.clock
         samples_N, labels_N = slot.samples_N[: task.samples], slot.labels_N[: task.samples]
-        clock.row[FIELD["batch"]] = task.batch
         try:
             filled, size_bytes, bad = self._filler.fill(samples_N, task.epoch, task.px, slot.images, labels_N)
         except SampleError as error:
@@ -55,7 +54,6 @@ class Worker:
         except TransformError as error:
             return Reply(BAD_TRANSFORM, *about, error.sample, error.reason)
         finally:
-            clock.row[FIELD["batch"]] = NOTHING
             clock.row[FIELD["sample"]] = NOTHING
         slot.filled[:] = filled, size_bytes
         clock.row[FIELD["samples"]] += filled
@@ -85,7 +83,7 @@ def main(arguments: list[str]) -> None:
         pass  # the trainer is gone
     except Exception as error:
         what = str(error) if isinstance(error, FeedlineError) else where_raised(error)
-        connection.send(Reply(BROKEN, number, -1, -1, -1, text=f"loader worker {number} cannot work: {what}").pack())
+        connection.send(Reply(BROKEN, -1, -1, -1, text=f"loader worker {number} cannot work: {what}").pack())
 
 
 def serve(worker: Worker, connection: socket.socket, parent: int) -> None:

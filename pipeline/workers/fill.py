@@ -18,7 +18,7 @@ from feedline.pipeline.base.errors import DatasetError, SampleError, TransformEr
 from feedline.pipeline.codecs.table import make_kernel
 from feedline.pipeline.draw.order import PADDING
 from feedline.pipeline.draw.regions import Augment
-from feedline.pipeline.format.local import LocalFiles, RawBatches
+from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.workers import ship
 from feedline.pipeline.workers.counters import FIELD, Clock
 from feedline.pipeline.workers.slots import CHANNELS, Images, Numbers
@@ -50,8 +50,8 @@ class FillSpec:
     """`ship.pack` of the user's functions."""
     decode: str = "cpu"
     """cpu: `PixelFiller`; gpu: `RegionFiller`, whose slots hold JPEG regions that the device decodes."""
-    gather_px: int = 0
-    """Images are stored raw in this size and wanted as they are: whole batches are copied. 0: they are not."""
+    stored_px: int = 0
+    """Images are stored raw in this size and wanted as they are: nothing is parsed. 0: they are not."""
     address: str = ""
     """Where the shards come from when they are not in `folder`."""
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -80,7 +80,8 @@ class Filler:
             self._files = RemoteFiles(Path(spec.folder), spec.shards, spec.address, spec.storage_options)
 
     def one_by_one(self, samples_N: Numbers, labels_N: Numbers, put: Callable[[int, int], None], bad: Bad) -> int:
-        """Has `put(sample, position)` fill one place after the other; returns how many are filled."""
+        """Has `put(sample, position)` fill one place after the other; returns how many are filled. A DatasetError of
+        `put` is what makes a sample a bad one."""
         position = 0
         for sample in samples_N.tolist():
             used = self._attempt(sample, position, put, bad)
@@ -96,29 +97,25 @@ class Filler:
         for _ in range(_REPLACEMENTS):
             try:
                 put(candidate, position)
-            except SampleError as error:
-                if self.spec.on_bad == "raise":
-                    raise
-                bad.append((candidate, error.reason))
-                self.clock.row[FIELD["bad_samples"]] += 1
-                if self.spec.on_bad == "skip":
-                    return None
-                candidate = (candidate + 1) % len(self._labels_N)
-            else:
                 return candidate
+            except DatasetError as error:
+                if self.spec.on_bad == "raise":
+                    raise SampleError(str(error), candidate) from error
+                bad.append((candidate, str(error)))
+            self.clock.row[FIELD["bad_samples"]] += 1
+            if self.spec.on_bad == "skip":
+                return None
+            candidate = (candidate + 1) % len(self._labels_N)
         raise SampleError(f"nor can any of the {_REPLACEMENTS - 1} after it be used in its place", sample)
 
     def read(self, sample: int) -> bytes:
-        """A sample's checked bytes. Raises SampleError."""
+        """A sample's checked bytes. Raises DatasetError."""
         self.clock.row[_SAMPLE] = sample
         shards, offsets, lengths, crcs = self._where
-        try:
-            data = self._files.read(shards[sample], offsets[sample], lengths[sample])
-        except DatasetError as error:
-            raise SampleError(str(error), sample) from error
+        data = self._files.read(shards[sample], offsets[sample], lengths[sample])
         if not self._checked[sample]:
             if self.spec.checksums and zlib.crc32(data) != crcs[sample]:
-                raise SampleError("its bytes are not those that were written (wrong CRC)", sample)
+                raise DatasetError("its bytes are not those that were written (wrong CRC)")
             self._checked[sample] = 1
         self.clock.row[_BYTES] += len(data)
         self.clock.mark(_READ)
@@ -134,28 +131,17 @@ class PixelFiller(Filler):
         self._transform = ship.unpack(spec.transform) if spec.transform else None
         self._wants_rng = self._transform is not None and ship.takes_rng(self._transform)
         self._batch_transform = ship.unpack(spec.batch_transform) if spec.batch_transform else None
-        self._raw = RawBatches(Path(spec.folder), spec.shards, columns, spec.gather_px) if spec.gather_px else None
 
     def fill(self, samples_N: Numbers, epoch: int, px: int, images: Images,
              labels_N: Numbers) -> tuple[int, int, Bad]:  # fmt: skip
         size_bytes = px * px * CHANNELS
         images_NHWC = images[: len(samples_N) * size_bytes].reshape(-1, px, px, CHANNELS)
         bad: Bad = []
-        if self._raw is not None and self._raw.takes(samples_N, px):
-            try:
-                self._raw.into(images_NHWC, samples_N)
-            except DatasetError as error:
-                raise SampleError(str(error), int(samples_N[0])) from error
-            self.clock.row[_BYTES] += images_NHWC.nbytes
-            self.clock.mark(_READ)
-            filled, labels_N[:] = len(samples_N), self._labels_N[samples_N]
-            self.clock.mark(_COLLATE)
-        else:
 
-            def put(sample: int, position: int) -> None:
-                self._decode(sample, epoch, images_NHWC[position])
+        def put(sample: int, position: int) -> None:
+            self._decode(sample, epoch, images_NHWC[position])
 
-            filled = self.one_by_one(samples_N, labels_N, put, bad)
+        filled = self.one_by_one(samples_N, labels_N, put, bad)
         if self._batch_transform is not None:
             self._change_batch(self._batch_transform, images_NHWC[:filled], labels_N[:filled])
         return filled, filled * size_bytes, bad
@@ -164,15 +150,24 @@ class PixelFiller(Filler):
         if sample == PADDING:
             out_HWC[:] = 0
             return
-        data = self.read(sample)
-        try:
-            self._kernel(data, out_HWC, sample, epoch, self.clock)
-        except DatasetError as error:
-            raise SampleError(str(error), sample) from error
-        except (ValueError, RuntimeError, OSError) as error:
-            raise SampleError(f"it cannot be decoded: {first_line(error)}", sample) from error
+        if len(out_HWC) == self.spec.stored_px and self._checked[sample]:
+            self._copy(sample, out_HWC)
+        else:
+            data = self.read(sample)
+            try:
+                self._kernel(data, out_HWC, sample, epoch, self.clock)
+            except (ValueError, RuntimeError, OSError) as error:
+                raise DatasetError(f"it cannot be decoded: {first_line(error)}") from error
         if self._transform is not None:
             self._change(self._transform, sample, epoch, out_HWC)
+
+    def _copy(self, sample: int, out_HWC: Images) -> None:
+        """The pixels are the end of a raw member, whatever its header's length, once these were seen to be right."""
+        self.clock.row[_SAMPLE] = sample
+        shards, offsets, lengths, _ = self._where
+        self._files.read_into(shards[sample], offsets[sample] + lengths[sample], out_HWC)
+        self.clock.row[_BYTES] += out_HWC.nbytes
+        self.clock.mark(_READ)
 
     def _change(self, transform: Callable[..., Any], sample: int, epoch: int, out_HWC: Images) -> None:
         """The user's function on one image, with a generator keyed by (seed, epoch, sample) if it wants one."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.pipeline.base.errors import DatasetError, SampleError
+from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs import crop_jpeg
 from feedline.pipeline.draw import regions
 from feedline.pipeline.workers.fill import Bad, Filler
@@ -22,7 +22,7 @@ _BORDER_PX = 2  # chroma is smoothed across the region's edge
 
 
 class RegionFiller(Filler):
-    """Raises SampleError for what is no JPEG, and when the slot is full. No padding."""
+    """What is no JPEG is a bad sample, and what does not fit into the slot. No padding."""
 
     def fill(self, samples_N: Numbers, epoch: int, px: int, images: Images,
              labels_N: Numbers) -> tuple[int, int, Bad]:  # fmt: skip
@@ -31,16 +31,11 @@ class RegionFiller(Filler):
 
         def put(sample: int, position: int) -> None:
             nonlocal end
-            data = self.read(sample)
-            try:
-                cut, box = self._cut(data, epoch, sample, px)
-            except DatasetError as error:
-                raise SampleError(str(error), sample) from error
+            cut, box = self._cut(self.read(sample), epoch, sample, px)
             begin, end = end, end + len(cut)
             if end > len(images):
                 end = begin
-                what = f"the batch's JPEGs do not fit into {len(images):,} bytes: use decode='cpu'"
-                raise SampleError(what, sample)
+                raise DatasetError(f"the batch's JPEGs do not fit into {len(images):,} bytes: use decode='cpu'")
             images[begin:end] = np.frombuffer(cut, np.uint8)
             records[position] = (begin, len(cut), *box, 0)
             self.clock.transformed()

@@ -8,7 +8,7 @@ import struct
 from typing import NamedTuple
 
 _TASK = struct.Struct("<qqiiii")
-_REPLY = struct.Struct("<BxHiqqq")
+_REPLY = struct.Struct("<B3xiqqq")
 MAX_BYTES = 65536
 DONE, BAD_SAMPLE, BAD_TRANSFORM, BROKEN, GIVEN_UP = range(1, 6)
 """What became of a task: filled; a sample that cannot be used; the user's function raised; the worker cannot work;
@@ -39,7 +39,6 @@ STOP = Task(0, 0, -1, 0, 0, 0)
 
 class Reply(NamedTuple):
     kind: int
-    worker: int
     slot: int
     run: int
     batch: int

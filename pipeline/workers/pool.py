@@ -30,10 +30,6 @@ from feedline.pipeline.workers.messages import MAX_BYTES, STOP, Reply, Task
 
 GRACE_S = 2.0
 """How long a worker may take to end by itself before it is killed; a batch takes milliseconds."""
-HINTS: dict[int, str] = {
-    signal.SIGKILL: ", perhaps for want of memory,",
-    signal.SIGBUS: ", perhaps because a shard became shorter while it was read,",
-}
 
 
 class InlineCrew:
@@ -141,7 +137,8 @@ class WorkerCrew:
                     end = f"ended with status {status}"
                     if status < 0:
                         name = signal.Signals(-status).name if -status in set(signal.Signals) else -status
-                        end = f"was killed by {name}{HINTS.get(-status, '')}"
+                        hint = ", perhaps for want of memory," if status == -signal.SIGKILL else ""
+                        end = f"was killed by {name}{hint}"
                     raise WorkerError(f"loader worker {number} (pid {worker.pid}) {end} {self._blame(number)}")
             select.select(list(self._watches), [], [], GRACE_S)
         raise WorkerError("a loader worker closed its connection and did not end")

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.codecs.pillow import EXTENSIONS, START
 from feedline.preprocess.sources.reading import what_happened
 
 SPLIT_NAMES = {
@@ -26,15 +27,6 @@ SPLIT_NAMES = {
 FOLDER_DEPTH = 3
 RANGE_OR_CHOICE = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*)\}")
 EXPANDED_MAX = 1_000_000
-IMAGE_EXTENSIONS = frozenset(
-    {".jpeg", ".jpg", ".jpe", ".jfif", ".jp2", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-)
-"""Which files are taken for images; what they really are is found from their bytes."""
-IMAGE_START = re.compile(
-    rb"\xff\xd8\xff|\x89PNG|GIF8[79]a|BM.{4}\0{4}|RIFF.{4}WEBP|II\*\0|MM\0\*|P[1-6]\s"
-    rb"|\0\0\0\x0cjP  |\xff\x4f\xff\x51",  # JPEG 2000
-    re.DOTALL,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +114,7 @@ def braces(path: str) -> Iterator[str]:
 def is_image(name: str) -> bool:
     """By its extension."""
     stem, _, extension = name.rpartition("/")[2].rpartition(".")
-    return f".{extension.lower()}" in IMAGE_EXTENSIONS and not stem.startswith(".") and stem != ""
+    return f".{extension.lower()}" in EXTENSIONS and not stem.startswith(".") and stem != ""
 
 
 def is_image_file(path: str) -> bool:
@@ -131,6 +123,6 @@ def is_image_file(path: str) -> bool:
         return True
     try:
         with Path(path).open("rb") as file:
-            return IMAGE_START.match(file.read(16)) is not None
+            return START.match(file.read(16)) is not None
     except OSError:
         return False

@@ -16,6 +16,7 @@ from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError, SourceError, UsageError
 from feedline.pipeline.base.scratch import scratch_folder
+from feedline.pipeline.codecs.pillow import EXTENSIONS
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, read_index, read_manifest
 from feedline.pipeline.format.remote import Remote
@@ -29,7 +30,7 @@ from feedline.preprocess.sources.labels import (
     number_in,
     odd_label,
 )
-from feedline.preprocess.sources.listing import IMAGE_EXTENSIONS, Listed, expand, is_pattern
+from feedline.preprocess.sources.listing import Listed, expand, is_pattern
 from feedline.preprocess.sources.tar_headers import Member, Read, reader, walk
 
 BASE_AND_EXTENSION = re.compile(r"((?:.*/|)[^./][^./]*)[.]([^/]*)")
@@ -57,7 +58,7 @@ def walk_shard(split: str, path: str, options: SourceOptions) -> Part:
 
     with reader(path, options.storage_options, WINDOW_BYTES) as (read, size):
         for key, members in samples(walk(read, 0, size, path), path):
-            usual = [name for name in members if f".{name}" in IMAGE_EXTENSIONS]
+            usual = [name for name in members if f".{name}" in EXTENSIONS]
             images = present(members, options.image_column, usual)
             if len(images) > 1:
                 raise in_doubt(key, "image", f"{images[0]} and {images[1]}", images[0])
@@ -251,14 +252,14 @@ def read_prepared(folder: str, storage_options: dict[str, Any]) -> tuple[Classes
                     f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
                 )
             index = read_index(here, manifest)
-            keys = index.keys
+            names = [f"{key}.{CODECS[manifest.codec].extension or 'jpg'}" for key in index.keys]
         except DatasetError as error:
             what = str(error).replace(str(here), folder)
             raise SourceError(f"{what}: run `feedline verify` on {folder}") from error
     written = [str(label) for label in range(len(manifest.classes))]
     return manifest.classes, Part(
         split=manifest.split,
-        names=[f"{key}.jpg" for key in keys],
+        names=names,
         labels=[written[label] for label in index.labels_N.tolist()],
         paths=[f"{folder}/{shard.name}" for shard in manifest.shards],
         path_N=index.shards_N,

@@ -378,6 +378,16 @@ def test_raw_images_in_their_stored_size_are_copied_as_they_are(make_split: Make
         labels(Loader(folder, **options))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_raw_shard_that_becomes_shorter_costs_its_own_samples_only(make_split: MakeSplit, workers: int) -> None:
+    folder, augment = make_split(codec="raw"), Augment(train=False, crop_fraction=1.0)
+    options = SMALL | {"image_size": 40, "augment": augment, "num_workers": workers, "policy": "pad"}
+    loader = Loader(folder, **options | {"on_bad": "skip"})
+    assert len(labels(loader)) == 64, "60 and padding: every sample is checked"
+    os.truncate(folder / "train-000000.tar", 512)
+    assert {label for label in labels(loader) if label >= 0} == set(range(20, 60))
+
+
 def test_without_checksums_whole_raw_batches_are_copied_too(make_split: MakeSplit) -> None:
     augment = Augment(train=False, crop_fraction=1.0)
     loader = Loader(

@@ -8,14 +8,15 @@ import pytest
 from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.codecs.pillow import FORMATS, open_rgb
+from feedline.pipeline.codecs.pillow import NAMES, START, open_rgb
 
 
 def test_the_usual_formats_become_rgb() -> None:
     Image.init()
-    for kind in [kind for kind in FORMATS if kind in Image.SAVE]:  # Pillow may be built without WebP
+    for kind in [kind for kind in NAMES if kind in Image.SAVE]:  # Pillow may be built without WebP
         file = io.BytesIO()
         Image.new("RGB", (5, 4), (200, 10, 30)).save(file, kind)
+        assert START.match(file.getvalue()[:16])
         assert open_rgb(file.getvalue()).size == (5, 4)
         assert open_rgb(file.getvalue()).mode == "RGB"
 

@@ -51,7 +51,7 @@ def distance(one: Pixels, other: Pixels) -> float:
 
 def test_its_name_is_a_word_and_its_key(codec: Codec) -> None:
     assert codec.name.isalpha() and codec.name.islower()
-    assert CODECS[codec.name] is codec
+    assert CODECS[codec.name] is codec, "`NAMES` and the codecs are in one order"
 
 
 def test_pixels_are_the_picture(codec: Codec) -> None:
