@@ -8,9 +8,11 @@ the step at which every rank leaves, `windows`, the steps of a leg's window, and
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
+
+from feedline.profiling.record.measurements import LegName
 
 T = TypeVar("T")
 
@@ -19,35 +21,40 @@ ENVIRONMENT = "FEEDLINE_PROFILE"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the parent asks of the processes it profiles."""
+class StudyConfig:
+    """What a profile is asked for; the processes that are profiled read it too."""
 
+    argv: Sequence[str] = ()
+    """The script and its own arguments."""
+    module: bool = False
+    """SCRIPT is a module's name."""
     steps: int | None = None
-    """Stop the script after this many training steps."""
+    """Stop the script (or the verdict) after so many steps."""
     seconds: float | None = None
-    """Stop the script after this long in training."""
-    steady: bool = True
-    """Without either: stop watching once the rate is known, and let the script run on (a diagnostic run: into its
-    other windows)."""
-    parent: int = 0
-    """The process that started the script; it shall not outlive that one. 0: it may."""
-    legs: tuple[str, ...] = ()
-    """Legs to measure in windows that follow the verdict's steps."""
+    """Stop it after so long in training."""
+    legs: tuple[LegName, ...] = ()
+    """Measure the ceiling (cached batches), the loader alone, a cold page cache."""
     window_s: float = 1.2
-    """Length of one window of a leg."""
+    """Length of one leg's window."""
     rounds: int = 5
-    """Windows of each leg."""
+    """How often every leg is measured."""
     limit_s: float = 120.0
     """After this long in legs only those that were not measured yet."""
     lines: bool = False
-    """Time lines in a last window."""
+    """Time lines, in the trainer and in every worker."""
     functions: tuple[str, ...] = ()
-    """lines: what to profile beside the script's own, as `function`, `Class.method` or `module:function`."""
+    """--lines of name, Class.name, module:name too."""
     line_steps: int = 30
+    """Steps whose lines are timed."""
+    steady: bool = True
+    """Without steps and seconds: stop watching once the rate is known, and let the script run on (into its windows
+    where there are some)."""
+    parent: int = 0
+    """The process that started the script; it shall not outlive that one. 0: it may."""
 
     @property
     def diagnostic(self) -> bool:
-        """Whether windows follow the verdict's; the script is ended after them."""
+        """Whether windows follow the verdict's steps; the script is ended after them."""
         return bool(self.legs or self.lines)
 
 
@@ -121,13 +128,10 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def options(self) -> Options:
-        data = self.read("options") or {}
-        options: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in data.items()}
-        return Options(**options)
-
-    def set_options(self, options: Options) -> None:
-        self.write("options", asdict(options))
+    def config(self) -> StudyConfig:
+        data = self.read("config") or {}
+        values: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in data.items()}
+        return StudyConfig(**values)
 
     def write(self, name: str, data: dict[str, Any]) -> None:
         part = self.folder / f".{name}.{os.getpid()}.part"

@@ -236,12 +236,12 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """What profiling itself cost: events × measured cost of one, plus the samplers' own CPU time."""
+    """What profiling itself cost, in CPU time."""
 
     seconds: float = 0.0
     """Observed time."""
-    events: dict[str, int] = field(default_factory=dict)
-    event_cost_s: dict[str, float] = field(default_factory=dict)
+    hooks_s: float = 0.0
+    """In the script's own threads: the trainers'."""
     sampler_cpu_s: dict[str, float] = field(default_factory=dict)
     """By sampler: trainer, workers, resources."""
     fraction: float | None = None

@@ -125,7 +125,7 @@ class WorkerWatch:
 
     def _say(self, *, left: bool = False, ended: bool = False) -> None:
         self._said = time.perf_counter()
-        seen = {"sampler_cpu_s": self._sampler.cpu_s, "puts": self.sums.batches, "hook_s": self.hook_s}
+        seen = {"sampler_cpu_s": self._sampler.cpu_s, "hook_s": self.hook_s}
         seen |= {"ended": ended, "left": left, "paths": opened}
         self._journal.write(self._name, self._about | seen)
 

@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from feedline.profiling.profile_run import StudyConfig, chosen_legs, study
+from feedline.profiling.profile_run import chosen_legs, study
+from feedline.profiling.record.journal import StudyConfig
 from feedline.profiling.record.recording import Line, Recording
 from feedline.profiling.watch.legs.ways import worker_counts
 

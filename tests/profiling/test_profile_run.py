@@ -15,10 +15,8 @@ pytest.importorskip("torch")
 
 from feedline.cli.profile import with_trials
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.profile_run import (
-    StudyConfig,
-    study,
-)
+from feedline.profiling.profile_run import study
+from feedline.profiling.record.journal import StudyConfig
 from feedline.profiling.record.recording import LoaderSeen, Recording, Script
 from feedline.profiling.record.stages import STAGES
 

@@ -45,7 +45,7 @@ class Director:
         """`lines`: windows in which lines are timed."""
         self.directing = False
         self._capture = feeds.capture
-        self._options = feeds.capture.options
+        self._config = feeds.capture.config
         self._saves = Saves(feeds.patches)
         self._lines = lines
         self._batches: Batches | None = None
@@ -98,18 +98,18 @@ class Director:
 
     def _windows(self, batches: Batches) -> Generator[Any]:
         """What the loop is handed. Raises Finished behind the last window."""
-        options, adapter = self._options, batches.feed.adapter
-        deadline = time.perf_counter() + options.limit_s
+        config, adapter = self._config, batches.feed.adapter
+        deadline = time.perf_counter() + config.limit_s
         steps = self._agreed_steps() if self._capture.facts.world_size > 1 else None
-        legs, counts = chosen(options.legs, adapter.kind), worker_counts(adapter.workers(batches.feed.loader))
-        for way in plan(legs, counts, options.rounds, self._lines):
+        legs, counts = chosen(config.legs, adapter.kind), worker_counts(adapter.workers(batches.feed.loader))
+        for way in plan(legs, counts, config.rounds, self._lines):
             if steps is None and time.perf_counter() > deadline and way.leg in {row.leg for row in self._rows}:
                 continue
             self._way = way
             self._write()
             if isinstance(way, LoaderOnly):
                 with self._capture.unwatched():
-                    row = way.measure(batches, options.window_s)
+                    row = way.measure(batches, config.window_s)
             else:
                 row = yield from self._window(way, batches, way.steps or steps)
             self._rows += [row] if row is not None else []
@@ -118,7 +118,7 @@ class Director:
 
     def _window(self, way: Way, batches: Batches, wanted: int | None) -> Generator[Any, None, LegRow | None]:
         """One way, once. `wanted`: it has so many steps, however long they take (ranks turn together)."""
-        window_s = self._options.window_s
+        window_s = self._config.window_s
         for starts in range(MOST_STARTS):
             self._disturbed = False
             skip = way.begin(batches)
@@ -156,7 +156,7 @@ class Director:
         loop = self._capture.loop
         if self._capture.rank == 0:
             step_s = (time.perf_counter() - (loop.first_got or 0.0)) / max(1, loop.train_steps)
-            journal.write("windows", {"steps": max(LEAST_STEPS, round(self._options.window_s / step_s))})
+            journal.write("windows", {"steps": max(LEAST_STEPS, round(self._config.window_s / step_s))})
         while (agreed := journal.read("windows")) is None:
             if time.monotonic() > until:
                 self._leave("rank 0 did not get to its windows")

@@ -42,11 +42,11 @@ class LinesWindow(Way):
     leg = "lines"
 
     def __init__(self, feeds: Feeds) -> None:
-        options, journal = feeds.capture.options, feeds.capture.journal
-        self.steps = options.line_steps
+        config, journal = feeds.capture.config, feeds.capture.journal
+        self.steps = config.line_steps
         self._feeds = feeds
-        self._watch = LineWatch(journal, options.functions, where="trainer")
-        self._workers = WorkerLines(str(journal.folder), options.functions)
+        self._watch = LineWatch(journal, config.functions, where="trainer")
+        self._workers = WorkerLines(str(journal.folder), config.functions)
         self._fresh: tuple[Feed, Any] | None = None
         """The loader's iterator, where it has workers of ours."""
         feeds.patches.others = self._watch.pad_own_module

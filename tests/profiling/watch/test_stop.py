@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.profiling.record.journal import Journal, Options
+from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.watch.stop import HELD_S, LONGEST_S, Steadiness, StopRule
 
 
@@ -42,12 +42,12 @@ def test_pauses_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "why"), [(Options(seconds=3.0), "seconds"), (Options(legs=("normal",)), "running")]
+    ("config", "why"), [(StudyConfig(seconds=3.0), "seconds"), (StudyConfig(legs=("normal",)), "running")]
 )
-def test_ranks_leave_at_the_same_step_whoever_is_ahead(tmp_path: Path, options: Options, why: str) -> None:
+def test_ranks_leave_at_the_same_step_whoever_is_ahead(tmp_path: Path, config: StudyConfig, why: str) -> None:
     """A hundred steps a second; the second rank began half a second later."""
     journal = Journal(tmp_path)
-    rules = [StopRule(options, journal) for _ in range(2)]
+    rules = [StopRule(config, journal) for _ in range(2)]
     left: dict[int, int] = {}
     for step in range(20_000):
         for rank, rule in enumerate(rules):
@@ -63,7 +63,7 @@ def test_ranks_leave_at_the_same_step_whoever_is_ahead(tmp_path: Path, options: 
 
 
 def test_a_diagnostic_run_ends_with_a_pass_but_not_too_soon() -> None:
-    rule = StopRule(Options(legs=("normal",)), Journal(Path()))
+    rule = StopRule(StudyConfig(legs=("normal",)), Journal(Path()))
     seen = [rule.reached(now, steps=5, started=0.0, ranks=1, rank=0, held=held)
             for now, held in [(HELD_S - 1, True), (HELD_S + 1, False), (HELD_S + 1, True)]]  # fmt: skip
     assert seen == [None, None, "running"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.profiling.record.journal import Journal, Options
+from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.record.merge import merge
 from feedline.profiling.watch.capture import Capture
 
@@ -65,7 +65,7 @@ WORK = {
 
 @pytest.mark.parametrize("doing", WORK)
 def test_waiting_for_the_pinning_thread_has_its_own_name(doing: str, tmp_path: Path) -> None:
-    capture = Capture(Journal(tmp_path), Options(steady=False))
+    capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
     loader = Loader()
     origin = time.perf_counter()
     with pinning(WORK[doing]) as used_s:
