@@ -26,7 +26,6 @@ from feedline.profiling.watch.hooks import Hooks
 
 if TYPE_CHECKING:
     from feedline.profiling.record.recording import Recording
-    from feedline.profiling.watch.legs.ways import Way
 
 HEAR_S = 3.0  # the longest wait for the last words of workers that live on; they speak within a tenth of a second
 _active: Capture | None = None
@@ -59,12 +58,7 @@ def _start(journal: Journal, config: StudyConfig) -> tuple[Capture, Hooks]:
     if config.diagnostic:  # windows follow the verdict
         from feedline.profiling.watch.legs.director import Director
 
-        lines: list[Way] = []
-        if config.lines:
-            from feedline.profiling.watch.legs.lines import LinesWindow
-
-            lines.append(LinesWindow(hooks.feeds))
-        hooks.feeds.director = Director(hooks.feeds, lines)
+        hooks.feeds.director = Director(hooks.feeds)
     hooks.install()
     atexit.register(_at_exit, capture, os.getpid())
     _remember_errors(capture)

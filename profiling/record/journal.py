@@ -8,6 +8,7 @@ the step at which every rank leaves, `windows`, the steps of a leg's window, and
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -87,7 +88,7 @@ class TimeRow(NamedTuple):
     stages: dict[str, float]
     stages_cpu: dict[str, float]
     transforms: dict[str, float]
-    """Seconds by name of a transform; of main-PID, those in which the pinning thread worked."""
+    """Seconds by name."""
     functions: dict[str, float]
     batches: int
     samples: int
@@ -135,26 +136,18 @@ class Journal:
 
     def write(self, name: str, data: dict[str, Any]) -> None:
         part = self.folder / f".{name}.{os.getpid()}.part"
-        try:
+        with suppress(OSError):
             part.write_text(json.dumps(data))
             part.replace(self.folder / f"{name}.json")
-        except OSError:
-            pass
 
     def append(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Rows of one of the types above."""
-        self._append(f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        with suppress(OSError), (self.folder / f"{name}.jsonl").open("a") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
 
     def complain(self, line: str) -> None:
         """What could not be watched: a note of the recording."""
-        self._append(f"complaints-{os.getpid()}.txt", line + "\n")
-
-    def _append(self, name: str, text: str) -> None:
-        try:
-            with (self.folder / name).open("a") as file:
-                file.write(text)
-        except OSError:
-            pass
+        self.append(f"complaints-{os.getpid()}", [[line]])
 
     def interrupt(self) -> None:
         """A signal has come, and the script has had it: no more windows of ours in it."""
@@ -179,13 +172,11 @@ class Journal:
     def rows(self, name: str, kind: Callable[..., T]) -> list[T]:
         """As `append` was given them; `kind` is their type."""
         rows: list[T] = []
-        try:
+        with suppress(OSError, ValueError):  # there is none, or its last line is torn
             for line in (self.folder / f"{name}.jsonl").read_text().splitlines():
                 rows += [kind(*json.loads(line))]
-        except (OSError, ValueError):  # there is none, or its last line is torn
-            pass
         return rows
 
     def complaints(self) -> list[str]:
-        paths = sorted(self.folder.glob("complaints-*.txt"))
-        return [line for path in paths for line in path.read_text().splitlines()]
+        names = sorted(path.stem for path in self.folder.glob("complaints-*.jsonl"))
+        return [line for name in names for line in self.rows(name, str)]

@@ -1,7 +1,7 @@
 """The state of a profiled trainer process: what its loop does, what was seen of it, and when that is enough.
 
 Hooks (`profiling.watch.hooks`) tell it what happens; it keeps one row a batch (`passes`), samples the thread that
-trains (`trainer`), and writes all of it to the journal every half second.
+trains (`trainer`), and writes all of it to the journal every second.
 """
 
 import os
@@ -39,9 +39,6 @@ SAY_S = 2.0  # how often the facts are written again; rows are written as they c
 class Finished(SystemExit):
     """Raised in the script's loop when enough was seen. Not an Exception, so that `except Exception` lets it pass."""
 
-    def __init__(self) -> None:
-        super().__init__(0)
-
 
 class Device(Protocol):
     """`profiling.watch.cuda.Device`."""
@@ -78,7 +75,7 @@ class Capture:
         self.hook_s = 0.0
         """CPU time of what hooks do (`costing`): what watching costs the script's own thread."""
         self.watch: TrainerWatch | None = None
-        self._draw = random.Random(0).random  # not the global one: it is the script's
+        self._draw = random.Random(1).random  # not the global one: it is the script's
         self._flushing = threading.Lock()
         self._said = float("-inf")
         self._metered = self.loop.totals
@@ -154,7 +151,7 @@ class Capture:
         self.stop.steadiness.add(row.start_s + row.duration_s, row.samples, row.pause_s)
         counted = row.trained and self._usage is not None and not row.pause_s
         if counted and self.loop.train_steps > WARM_STEPS:
-            self.facts.see_usage(self._usage, facts.usage())
+            self.facts.see_usage(self._usage)
 
     def backward(self, seconds: float) -> None:
         if (row := self.loop.current) is not None:
@@ -204,9 +201,8 @@ class Capture:
 
     def end_watch(self, reason: Reason) -> None:
         """Nothing more is to be seen, and no window follows: raises Finished, unless the script shall run on."""
-        on = reason == "running" and not self.config.diagnostic
-        self.leave("running" if on else "seconds" if reason == "running" else reason)
-        if not on:
+        self.leave(reason)
+        if reason != "running":
             raise Finished
 
     def leave(self, ended_by: str | None) -> None:

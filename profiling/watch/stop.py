@@ -19,6 +19,7 @@ LONGEST_S = 120.0
 HELD_S = 10.0
 POLL_S = 0.25
 Reason = Literal["steps", "seconds", "running"]
+"""What ended the verdict's steps; running: the script runs on, unwatched."""
 
 
 class Steadiness:
@@ -67,7 +68,7 @@ class StopRule:
         """Why the watch ends now, None while it goes on. `started` is the first step; `held`: the loop is in a pass
         that the script did not ask for."""
         config = self._config
-        reason: Reason = "steps" if config.steps else "seconds" if config.seconds else "running"
+        reason: Reason = "steps" if config.steps else "seconds" if config.seconds or config.diagnostic else "running"
         if self._stop_at is not None:
             return reason if steps >= self._stop_at else None
         if started is None:
@@ -77,7 +78,7 @@ class StopRule:
             over = seconds > config.seconds
         else:
             over = config.steady and (self.steadiness.reached(now) or (held and seconds > HELD_S))
-        if ranks == 1 or (reason == "running" and not config.diagnostic):
+        if ranks == 1 or reason == "running":
             return reason if over else None
         # Ranks must leave at the same step, or the others hang in their all-reduce: rank 0 names a later one, far
         # enough ahead that all others read it before they get there.

@@ -24,11 +24,6 @@ SCRIPTS = Path(__file__).with_name("scripts")
 BATCH = 8
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def toy(run: Path, *, workers: int = 1, method: str = "fork", samples: int = 96, **options: object) -> StudyConfig:
     argv = [str(SCRIPTS / "toy.py"), str(workers), method, str(samples), str(run)]
     return StudyConfig(argv=argv, **options)  # type: ignore[arg-type]

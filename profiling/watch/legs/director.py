@@ -9,7 +9,7 @@ window starts anew in the next one. At the end `Finished` is raised in the loop.
 
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any, NoReturn
 
 from feedline.profiling.record.journal import LegRow
@@ -24,7 +24,6 @@ from feedline.profiling.watch.legs.ways import (
     LoaderOnly,
     NoMore,
     Way,
-    chosen,
     plan,
     worker_counts,
 )
@@ -41,13 +40,17 @@ MOST_STARTS = 3
 class Director:
     """Decides what the training loader's `next` gives. Other loaders run as they are."""
 
-    def __init__(self, feeds: Feeds, lines: Sequence[Way] = ()) -> None:
-        """`lines`: windows in which lines are timed."""
+    def __init__(self, feeds: Feeds) -> None:
         self.directing = False
         self._capture = feeds.capture
         self._config = feeds.capture.config
         self._saves = Saves(feeds.patches)
-        self._lines = lines
+        self._lines: list[Way] = []
+        """Windows in which lines are timed."""
+        if self._config.lines:
+            from feedline.profiling.watch.legs.lines import LinesWindow  # line_profiler: only where it is asked for
+
+            self._lines.append(LinesWindow(feeds))
         self._batches: Batches | None = None
         self._handed_out: Generator[Any] | None = None
         self._way: Way | None = None
@@ -61,7 +64,7 @@ class Director:
     def take_over(self, feed: Feed, why: str) -> None:
         self._capture.leave(None)
         self.directing = feed.directed = True
-        self._ended_by = "seconds" if why == "running" else why
+        self._ended_by = why
         self._batches = Batches(feed, self._capture.journal)
         self._saves.hold(self._refused)
         self._write()
@@ -101,8 +104,8 @@ class Director:
         config, adapter = self._config, batches.feed.adapter
         deadline = time.perf_counter() + config.limit_s
         steps = self._agreed_steps() if self._capture.facts.world_size > 1 else None
-        legs, counts = chosen(config.legs, adapter.kind), worker_counts(adapter.workers(batches.feed.loader))
-        for way in plan(legs, counts, config.rounds, self._lines):
+        counts = worker_counts(adapter.workers(batches.feed.loader))
+        for way in plan(config.legs, adapter.kind, counts, config.rounds, self._lines):
             if steps is None and time.perf_counter() > deadline and way.leg in {row.leg for row in self._rows}:
                 continue
             self._way = way
