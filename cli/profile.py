@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedline.cli.common import FailIf, HtmlFile, Record, TraceFile, say
-from feedline.cli.options import Settings, command, fields
+from feedline.cli.options import REQUIRED, Settings, command, fields
 from feedline.cli.report import show_recording
 from feedline.pipeline.base.errors import UsageError
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from feedline.profiling.record.recording import Recording
 
 OPTIONS = fields(
-    "profiling.profile_run.StudyConfig",
+    "profiling.record.journal.StudyConfig",
     *("argv", "module", "steps", "seconds", "legs", "lines", "functions"),
-    argv={"hint": list[str], "metavar": "SCRIPT [ARGS…]"},
+    argv={"hint": list[str], "default": REQUIRED, "metavar": "SCRIPT [ARGS…]"},
     module={"flags": ("-m",)},
     legs={"hint": bool, "default": False},
     functions={"flags": ("--lines-of",), "metavar": "FUNC"},
@@ -49,7 +49,8 @@ def profile(
     from feedline.profiling.explain.fail_if import check, parse
     from feedline.profiling.explain.verdict import diagnose, record_keys
     from feedline.profiling.interrupts import hearing
-    from feedline.profiling.profile_run import INTERRUPTED, StudyConfig, chosen_legs, study
+    from feedline.profiling.profile_run import INTERRUPTED, chosen_legs, study
+    from feedline.profiling.record.journal import StudyConfig
 
     if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("LOCAL_RANK"):  # one profiler watches all ranks
         raise UsageError("started by torchrun: turn it around, feedline profile torchrun [options] SCRIPT")

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -26,7 +26,7 @@ from feedline.pipeline.base.scratch import scratch_folder
 from feedline.profiling.interrupts import PASSED_ON, hearing
 from feedline.profiling.machine.resources import ResourceSampler
 from feedline.profiling.record.diagnostic import progress
-from feedline.profiling.record.journal import ENVIRONMENT, Journal, Options
+from feedline.profiling.record.journal import ENVIRONMENT, Journal, StudyConfig
 from feedline.profiling.record.merge import is_trainer, merge, roles
 from feedline.profiling.record.recording import EndedBy, Recording, Script
 
@@ -65,21 +65,15 @@ class Run:
 
 
 @contextmanager
-def launched(
-    argv: Sequence[str],
-    *,
-    module: bool = False,
-    options: Options | None = None,
-    report: Report = lambda _: None,
-) -> Generator[Run]:
+def launched(config: StudyConfig, report: Report = lambda _: None) -> Generator[Run]:
     """Run the script (or module) and its arguments to the end; the journal's folder exists inside the block."""
-    options, command = options or Options(), command_line(argv, module=module)
+    command = command_line(config.argv, module=config.module)
     with hearing() as interrupts, scratch_folder("profile") as folder:
         (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
         journal = Journal(folder)
         # The script ends with this process; with another thread than the main one Linux would end it too early.
         in_main = threading.current_thread() is threading.main_thread()
-        journal.set_options(replace(options, parent=os.getpid() if in_main else 0))
+        journal.write("config", asdict(replace(config, parent=os.getpid() if in_main else 0)))
         origin = time.perf_counter()
         child = subprocess.Popen(command, env=environment(folder))
         sampler = ResourceSampler(child.pid, origin=origin, roles=lambda: roles(journal))
@@ -95,10 +89,10 @@ def launched(
             code, stopped = 0, True
         by, error = _how_it_ended(journal, code, stopped=stopped)
         if diagnosed and by == "itself":  # in a window of ours
-            by = "steps" if options.steps else "seconds"
-        script = Script(argv=list(argv), module=module, cwd=str(Path.cwd()), python=sys.executable,
+            by = "steps" if config.steps else "seconds"
+        script = Script(argv=list(config.argv), module=config.module, cwd=str(Path.cwd()), python=sys.executable,
                         exit_status=_status_of(code), ended_by=by, error=error)  # fmt: skip
-        recording = merge(journal, origin=origin, argv=argv, sampler=sampler, script=script)
+        recording = merge(journal, origin=origin, argv=config.argv, sampler=sampler, script=script)
         yield Run(recording, journal, interrupts.status or _status_of(code), own_status)
 
 

@@ -20,13 +20,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from feedline.pipeline.base.process import die_with_parent
-from feedline.profiling.record.journal import ENVIRONMENT, Journal, Options
+from feedline.profiling.record.journal import ENVIRONMENT, Journal, StudyConfig
 from feedline.profiling.watch.capture import Capture
-from feedline.profiling.watch.hooks import Hooks, event_cost_s
+from feedline.profiling.watch.hooks import Hooks
 
 if TYPE_CHECKING:
     from feedline.profiling.record.recording import Recording
-    from feedline.profiling.watch.legs.ways import Way
 
 HEAR_S = 3.0  # the longest wait for the last words of workers that live on; they speak within a tenth of a second
 _active: Capture | None = None
@@ -44,27 +43,22 @@ def start_from_environment() -> None:
             return function
 
         builtins.profile = as_it_is  # type: ignore[attr-defined]  as kernprof does: @profile may be left in a script
-    options = journal.options()
-    if options.parent and os.getppid() == options.parent:  # only the script itself ends with it, not what it starts
+    config = journal.config()
+    if config.parent and os.getppid() == config.parent:  # only the script itself ends with it, not what it starts
         die_with_parent(signal.SIGTERM)
-        if os.getppid() != options.parent:  # it died meanwhile
+        if os.getppid() != config.parent:  # it died meanwhile
             os.kill(os.getpid(), signal.SIGTERM)
-    _start(journal, options)
+    _start(journal, config)
 
 
-def _start(journal: Journal, options: Options) -> tuple[Capture, Hooks]:
+def _start(journal: Journal, config: StudyConfig) -> tuple[Capture, Hooks]:
     global _active
-    capture = Capture(journal, options, price=event_cost_s)
+    capture = Capture(journal, config)
     hooks = Hooks(capture)
-    if options.diagnostic:  # windows follow the verdict
+    if config.diagnostic:  # windows follow the verdict
         from feedline.profiling.watch.legs.director import Director
 
-        lines: list[Way] = []
-        if options.lines:
-            from feedline.profiling.watch.legs.lines import LinesWindow
-
-            lines.append(LinesWindow(hooks.feeds))
-        hooks.feeds.director = Director(hooks.feeds, lines)
+        hooks.feeds.director = Director(hooks.feeds)
     hooks.install()
     atexit.register(_at_exit, capture, os.getpid())
     _remember_errors(capture)
@@ -124,7 +118,7 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
     with scratch_folder("watch") as folder:
         journal = Journal(folder)
         origin = time.perf_counter()
-        capture, hooks = _start(journal, Options(steady=False))
+        capture, hooks = _start(journal, StudyConfig(steady=False))
         seen = Seen(capture)
         sampler = ResourceSampler(os.getpid(), origin=origin, roles=lambda: roles(journal)) if resources else None
         if sampler:

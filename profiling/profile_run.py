@@ -4,14 +4,12 @@ A run with legs or lines is a diagnostic run: their windows follow the verdict's
 script is ended behind them. Nothing runs twice.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
-from feedline.pipeline.base.settings import limited
 from feedline.profiling.interrupts import hearing
 from feedline.profiling.launch import Report, Run, launched
 from feedline.profiling.record.diagnostic import progress
-from feedline.profiling.record.journal import Options
+from feedline.profiling.record.journal import StudyConfig
 from feedline.profiling.record.recording import LegName, Recording
 from feedline.profiling.watch.rules import is_library
 
@@ -23,38 +21,9 @@ def chosen_legs(legs: bool, cold: bool = True) -> tuple[LegName, ...]:
     return (*LEGS, "cold") if legs and cold else LEGS if legs else ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyConfig:
-    argv: Sequence[str]
-    """The script and its own arguments."""
-    module: bool = False
-    """SCRIPT is a module's name."""
-    steps: int | None = limited(None, 1)
-    """Stop the script (or the verdict) after so many steps."""
-    seconds: float | None = limited(None, 0)
-    """Stop it after so long in training."""
-    legs: tuple[LegName, ...] = ()
-    """Measure the ceiling (cached batches), the loader alone, a cold page cache."""
-    window_s: float = 1.2
-    """Length of one leg's window."""
-    rounds: int = 5
-    """How often every leg is measured."""
-    lines: bool = False
-    """Time lines, in the trainer and in every worker."""
-    functions: tuple[str, ...] = ()
-    """--lines of name, Class.name, module:name too."""
-    line_steps: int = 30
-    """Steps whose lines are timed."""
-
-
 def study(config: StudyConfig, report: Report = lambda _: None) -> Run:
     """Its journal's folder is gone."""
-    names = {field.name for field in fields(config)} - {"argv", "module"}
-    options = Options(**{name: getattr(config, name) for name in names})
-    with (
-        hearing() as interrupts,
-        launched(config.argv, module=config.module, options=options, report=report) as run,
-    ):
+    with hearing() as interrupts, launched(config, report) as run:
         missing = _what_is_missing(config, run, interrupted=bool(interrupts.number))
         return replace(run, recording=noted(run.recording, missing)) if missing else run
 

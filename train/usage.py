@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from feedline.pipeline.base.process import children_cpu_seconds, cpu_seconds
-from feedline.profiling.machine.resources import ResourceSampler, SeriesSet
+from feedline.profiling.machine.resources import ResourceSampler
 
 PERIOD_S = 1.0
 OURS = {"cpu_cores": "cpu_cores", "rss_bytes": "memory_bytes"}
@@ -28,7 +28,7 @@ class Resources(ResourceSampler):
 
     def drain(self) -> list[dict[str, Any]]:
         """The rows since the last call: at_s, cpu_cores, memory_bytes, and gpu_… as the mean over the GPUs."""
-        recorded, self.series = self.recorded, SeriesSet(self.series.origin)
+        recorded, self._series = self.recorded, {}
         rows: dict[float, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for series in recorded:
             name = f"gpu_{series.name}" if series.scope.startswith("gpu:") else OURS.get(series.name)

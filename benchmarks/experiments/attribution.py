@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, write
-from feedline.profiling.profile_run import StudyConfig, study
+from feedline.profiling.profile_run import study
+from feedline.profiling.record.journal import StudyConfig
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tests" / "profiling" / "scripts" / "planted.py"
 STAGES = ("decode", "read", "transform", "collate")

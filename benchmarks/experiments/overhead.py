@@ -22,6 +22,7 @@ from feedline.benchmarks.experiments.harness import column, end_with, in_rounds,
 from feedline.benchmarks.measure.intervals import estimate
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.profiling.launch import launched
+from feedline.profiling.record.journal import StudyConfig
 
 WARM_UP = 20  # batches; as the script has it
 
@@ -41,7 +42,7 @@ def main() -> None:
             return float(took.read_text())
 
         def verdict() -> float:
-            with launched(argv) as done:
+            with launched(StudyConfig(argv=argv)) as done:
                 if done.status:
                     raise FeedlineError(f"the script ended with {done.status} while it was watched")
                 accounted.append(done.recording.overhead.fraction or 0.0)

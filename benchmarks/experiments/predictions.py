@@ -34,7 +34,8 @@ from feedline.preprocess.synth.inventory import SynthConfig
 from feedline.preprocess.synth.write import synth
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
-from feedline.profiling.profile_run import LEGS, StudyConfig, study
+from feedline.profiling.profile_run import LEGS, study
+from feedline.profiling.record.journal import StudyConfig
 from feedline.profiling.record.recording import Recording
 
 HERE = Path(__file__).parent

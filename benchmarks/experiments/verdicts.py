@@ -23,7 +23,8 @@ from typing import Any
 from feedline.benchmarks.experiments.attribution import SCRIPT, make_pictures
 from feedline.benchmarks.experiments.harness import beside, end_with, in_rounds, options, write
 from feedline.profiling.explain.verdict import Diagnosis, diagnose
-from feedline.profiling.profile_run import StudyConfig, study
+from feedline.profiling.profile_run import study
+from feedline.profiling.record.journal import StudyConfig
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,13 @@ the step at which every rank leaves, `windows`, the steps of a leg's window, and
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
+
+from feedline.pipeline.base.settings import limited
+from feedline.profiling.record.measurements import LegName
 
 T = TypeVar("T")
 
@@ -19,35 +23,40 @@ ENVIRONMENT = "FEEDLINE_PROFILE"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the parent asks of the processes it profiles."""
+class StudyConfig:
+    """What a profile is asked for; the processes that are profiled read it too."""
 
-    steps: int | None = None
-    """Stop the script after this many training steps."""
-    seconds: float | None = None
-    """Stop the script after this long in training."""
-    steady: bool = True
-    """Without either: stop watching once the rate is known, and let the script run on (a diagnostic run: into its
-    other windows)."""
-    parent: int = 0
-    """The process that started the script; it shall not outlive that one. 0: it may."""
-    legs: tuple[str, ...] = ()
-    """Legs to measure in windows that follow the verdict's steps."""
+    argv: Sequence[str] = ()
+    """The script and its own arguments."""
+    module: bool = False
+    """SCRIPT is a module's name."""
+    steps: int | None = limited(None, 1)
+    """Stop the script (or the verdict) after so many steps."""
+    seconds: float | None = limited(None, 0)
+    """Stop it after so long in training."""
+    legs: tuple[LegName, ...] = ()
+    """Measure the ceiling (cached batches), the loader alone, a cold page cache."""
     window_s: float = 1.2
-    """Length of one window of a leg."""
+    """Length of one leg's window."""
     rounds: int = 5
-    """Windows of each leg."""
+    """How often every leg is measured."""
     limit_s: float = 120.0
     """After this long in legs only those that were not measured yet."""
     lines: bool = False
-    """Time lines in a last window."""
+    """Time lines, in the trainer and in every worker."""
     functions: tuple[str, ...] = ()
-    """lines: what to profile beside the script's own, as `function`, `Class.method` or `module:function`."""
+    """--lines of name, Class.name, module:name too."""
     line_steps: int = 30
+    """Steps whose lines are timed."""
+    steady: bool = True
+    """Without steps and seconds: stop watching once the rate is known, and let the script run on (into its windows
+    where there are some)."""
+    parent: int = 0
+    """The process that started the script; it shall not outlive that one. 0: it may."""
 
     @property
     def diagnostic(self) -> bool:
-        """Whether windows follow the verdict's; the script is ended after them."""
+        """Whether windows follow the verdict's steps; the script is ended after them."""
         return bool(self.legs or self.lines)
 
 
@@ -80,7 +89,7 @@ class TimeRow(NamedTuple):
     stages: dict[str, float]
     stages_cpu: dict[str, float]
     transforms: dict[str, float]
-    """Seconds by name of a transform; of main-PID, those in which the pinning thread worked."""
+    """Seconds by name."""
     functions: dict[str, float]
     batches: int
     samples: int
@@ -121,36 +130,25 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def options(self) -> Options:
-        data = self.read("options") or {}
-        options: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in data.items()}
-        return Options(**options)
-
-    def set_options(self, options: Options) -> None:
-        self.write("options", asdict(options))
+    def config(self) -> StudyConfig:
+        data = self.read("config") or {}
+        values: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in data.items()}
+        return StudyConfig(**values)
 
     def write(self, name: str, data: dict[str, Any]) -> None:
         part = self.folder / f".{name}.{os.getpid()}.part"
-        try:
+        with suppress(OSError):
             part.write_text(json.dumps(data))
             part.replace(self.folder / f"{name}.json")
-        except OSError:
-            pass
 
     def append(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Rows of one of the types above."""
-        self._append(f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        with suppress(OSError), (self.folder / f"{name}.jsonl").open("a") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
 
     def complain(self, line: str) -> None:
         """What could not be watched: a note of the recording."""
-        self._append(f"complaints-{os.getpid()}.txt", line + "\n")
-
-    def _append(self, name: str, text: str) -> None:
-        try:
-            with (self.folder / name).open("a") as file:
-                file.write(text)
-        except OSError:
-            pass
+        self.append(f"complaints-{os.getpid()}", [[line]])
 
     def interrupt(self) -> None:
         """A signal has come, and the script has had it: no more windows of ours in it."""
@@ -175,13 +173,11 @@ class Journal:
     def rows(self, name: str, kind: Callable[..., T]) -> list[T]:
         """As `append` was given them; `kind` is their type."""
         rows: list[T] = []
-        try:
+        with suppress(OSError, ValueError):  # there is none, or its last line is torn
             for line in (self.folder / f"{name}.jsonl").read_text().splitlines():
                 rows += [kind(*json.loads(line))]
-        except (OSError, ValueError):  # there is none, or its last line is torn
-            pass
         return rows
 
     def complaints(self) -> list[str]:
-        paths = sorted(self.folder.glob("complaints-*.txt"))
-        return [line for path in paths for line in path.read_text().splitlines()]
+        names = sorted(path.stem for path in self.folder.glob("complaints-*.jsonl"))
+        return [line for name in names for line in self.rows(name, str)]

@@ -71,17 +71,14 @@ def read_lprof(path: Path | str) -> list[Line]:
         stats = _Reader(io.BytesIO(read_bounded(path, MOST_BYTES))).load()
         if not isinstance(stats, _Stats):
             raise ValueError("it holds no line_profiler results")
+        unit_s, sources = float(stats.unit), dict[str, list[str]]()
+        functions = [_lines(key, body, unit_s, sources, path.parent) for key, body in stats.timings.items()]
     except OSError as error:
         raise RecordingError(f"cannot read {path}: {error.strerror}") from error
     except Exception as error:  # whatever the standard library meets in damaged bytes; KeyError: no INSTRUCTIONS
         why = "it has instructions that a line profile never has" if isinstance(error, KeyError) else _short(error)
         what = f"{path} is not a line profile of kernprof ({why}): nothing in it was run"
         raise RecordingError(what) from error
-    try:
-        unit_s, sources = float(stats.unit), dict[str, list[str]]()
-        functions = [_lines(key, body, unit_s, sources, path.parent) for key, body in stats.timings.items()]
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise RecordingError(f"{path} does not hold line_profiler's results: {_short(error)}") from error
     functions.sort(key=lambda lines: -sum(line.seconds for line in lines))
     return [line for lines in functions for line in lines]
 

@@ -1,6 +1,6 @@
 """The journal of a run -> a Recording: ranks merged, warm-up marked, workers and trainers summed over training time.
 
-Workers and trainers tell what they did in rows of half a second. A row counts by the share of its time that lies
+Workers and trainers tell what they did in rows of up to a second. A row counts by the share of its time that lies
 inside measured training steps, so that start-up, evaluation and checkpoints are not charged to training.
 """
 
@@ -191,7 +191,6 @@ def _worker_times(
 
 def _trainer_time(journal: Journal, trainer: About, windows: Windows, origin: float) -> TrainerTime:
     total = RowSum(journal.rows(f"main-{trainer['pid']}", TimeRow), windows, origin)
-    pins = any(one["pin_memory"] and one["num_workers"] for one in trainer["loaders"])
     return TrainerTime(
         rank=trainer["rank"],
         pid=trainer["pid"],
@@ -200,8 +199,6 @@ def _trainer_time(journal: Journal, trainer: About, windows: Windows, origin: fl
         parts_cpu_s=dict(total.stages_cpu),
         functions=total.top_functions,
         cpu_s=total.cpu_s,
-        main_cpu_s=sum(total.stages_cpu.values()),
-        pin_thread_s=total.transforms["pin thread"] if pins else None,
         ticks=round(total.ticks),
     )
 
@@ -228,6 +225,6 @@ def _notes(
     if any(one["ended_by"] == "running" for one in trainers):
         notes.append("the rate was known well enough before the script ended: it ran on unwatched")
     if killed := sum(not worker["ended"] for worker in journal.all("worker-")):
-        notes.append(f"{killed} worker(s) ended without saying so (killed?): counted up to their last half second")
+        notes.append(f"{killed} worker(s) ended without saying so (killed?): counted up to their last second")
     notes += journal.complaints()
     return list(dict.fromkeys(notes))

@@ -61,7 +61,6 @@ class LoaderSeen:
     prefetch_factor: int | None = None
     pin_memory: bool | None = None
     persistent_workers: bool | None = None
-    start_method: str | None = None
     drop_last: bool | None = None
     dataset: str | None = None
     dataset_samples: int | None = None
@@ -210,9 +209,6 @@ class TrainerTime:
     """Seconds of the busiest places of the script's own Python, `file:function:line`."""
     cpu_s: float | None = None
     """CPU seconds of the process, all threads."""
-    main_cpu_s: float | None = None
-    pin_thread_s: float | None = None
-    """Busy time of DataLoader's pinning thread (it unpickles too), beside the main thread."""
     ticks: int = 0
 
 
@@ -236,12 +232,12 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """What profiling itself cost: events × measured cost of one, plus the samplers' own CPU time."""
+    """What profiling itself cost, in CPU time."""
 
     seconds: float = 0.0
     """Observed time."""
-    events: dict[str, int] = field(default_factory=dict)
-    event_cost_s: dict[str, float] = field(default_factory=dict)
+    hooks_s: float = 0.0
+    """In the script's own threads: the trainers'."""
     sampler_cpu_s: dict[str, float] = field(default_factory=dict)
     """By sampler: trainer, workers, resources."""
     fraction: float | None = None

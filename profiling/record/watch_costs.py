@@ -1,6 +1,5 @@
 """Costs per training sample, and what watching itself cost. Pure arithmetic on what was merged."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,36 +54,19 @@ def _rate_per_sample(
 def overhead(journal: Journal, trainers: list[dict[str, Any]], sampler: Sampled | None, seconds: float) -> Overhead:
     """The trainers' share (hooks, stack sampler, and resource sampling of all), or the workers' if that is larger."""
     workers = list(journal.all("worker-"))
-    events: Counter[str] = Counter()
-    for trainer in trainers:
-        events.update(trainer["events"])
-    # Of one event: as it was priced in the trainers, and what timed itself beside that.
-    cost_s = {name: _sum(trainers, "event_cost_s", name) / len(trainers) for name, count in events.items() if count}
-    for name, key in (("batch", "hook_s"), ("copy", "mark_s")):
-        if events[name]:
-            cost_s[name] += _sum(trainers, key) / events[name]
-    stacks_s, workers_s, resources_s = (
-        _sum(trainers, "sampler_cpu_s"), _sum(workers, "sampler_cpu_s"), sampler.cpu_s if sampler else 0.0
-    )  # fmt: skip
-    hooks_s = sum(events[name] * one_s for name, one_s in cost_s.items())
+    # Loaders' own workers do not write all.
+    hooks_s, stacks_s = (sum(one[key] for one in trainers) for key in ("hook_s", "sampler_cpu_s"))
+    workers_s = sum(one.get("sampler_cpu_s", 0.0) + one.get("hook_s", 0.0) for one in workers)
+    resources_s = sampler.cpu_s if sampler else 0.0
     watched_s, worker_s = _watched_s(journal, "main", trainers), _watched_s(journal, "worker", workers)
     shares = [(hooks_s + stacks_s) / watched_s + resources_s / seconds] if watched_s and seconds else []
-    shares += [(workers_s + _sum(workers, "hook_s")) / worker_s] if worker_s else []
-    if puts := int(_sum(workers, "puts")):
-        events["put"], cost_s["put"] = puts, _sum(workers, "hook_s") / puts
+    shares += [workers_s / worker_s] if worker_s else []
     return Overhead(
         seconds=watched_s / max(1, len(trainers)),
-        events={name: count for name, count in events.items() if count},
-        event_cost_s=cost_s,
+        hooks_s=hooks_s,
         sampler_cpu_s={"trainer": stacks_s, "workers": workers_s, "resources": resources_s},
-        fraction=max(shares) if shares else None,
+        fraction=max(shares, default=None),
     )
-
-
-def _sum(processes: Sequence[dict[str, Any]], key: str, name: str = "") -> float:
-    """Of a number that processes wrote down; loaders' own workers do not write all."""
-    values = [one.get(key, 0.0) for one in processes]
-    return sum(value.get(name, 0.0) if name else value for value in values)
 
 
 def _watched_s(journal: Journal, kind: str, processes: Sequence[dict[str, Any]]) -> float:

@@ -1,28 +1,34 @@
 """The state of a profiled trainer process: what its loop does, what was seen of it, and when that is enough.
 
 Hooks (`profiling.watch.hooks`) tell it what happens; it keeps one row a batch (`passes`), samples the thread that
-trains (`trainer`), and writes all of it to the journal every half second.
+trains (`trainer`), and writes all of it to the journal every second.
 """
 
 import os
+import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any, Protocol, TypeVar
 
-from feedline.profiling.record.journal import Journal, Options, StepRow
+from feedline.profiling.record.journal import Journal, StepRow, StudyConfig
 from feedline.profiling.watch import facts
 from feedline.profiling.watch.batches import describe, sizes
 from feedline.profiling.watch.data_files import collect_paths, opened
 from feedline.profiling.watch.passes import Loop, Pass
+from feedline.profiling.watch.rules import own_place
 from feedline.profiling.watch.stop import Reason, StopRule
 from feedline.profiling.watch.trainer import TrainerWatch
 
-TIMED, COUNTED = 5, 4
-"""Every so manyth batch is timed, and has its page faults counted: asking the kernel costs more than the rest. There
-is no common divisor, so that the timed ones stand for all."""
+T = TypeVar("T")
+
+TIMED = 5
+"""One call in so many, drawn by lot, is timed and stands for all: asking the clock costs more than most of them."""
+COUNTED = 4
+"""Every so manyth batch has its page faults counted."""
 WARM_STEPS = 5
 """Training steps whose page faults do not count: the allocator is still growing."""
 MOST_PLACES = 32
@@ -32,9 +38,6 @@ SAY_S = 2.0  # how often the facts are written again; rows are written as they c
 
 class Finished(SystemExit):
     """Raised in the script's loop when enough was seen. Not an Exception, so that `except Exception` lets it pass."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
 
 
 class Device(Protocol):
@@ -48,12 +51,9 @@ class Device(Protocol):
 class Capture:
     """One per profiled process. Every public method is called from the script's own thread and must be cheap."""
 
-    def __init__(
-        self, journal: Journal, options: Options, price: Callable[[], dict[str, float]] | None = None
-    ) -> None:
-        """`price` measures what one event of each kind costs: `hooks.event_cost_s`."""
+    def __init__(self, journal: Journal, config: StudyConfig) -> None:
         self.journal = journal
-        self.options = options
+        self.config = config
         self.rank = 0
         """Asked again at every pass: the script initialises torch.distributed after us."""
         self.pid = os.getpid()
@@ -70,17 +70,12 @@ class Capture:
         self.loop = Loop()
         self.loaders = facts.Loaders()
         self.facts = facts.Facts()
-        self.stop = StopRule(options, journal)
+        self.stop = StopRule(config, journal)
         self.device: Device | None = None
-        self.events: Counter[str] = Counter()
         self.hook_s = 0.0
-        """CPU time spent in `ask` and `got`: what watching a batch costs the loop, beside the hook's own call."""
-        self.mark_s = 0.0
-        """The same for the marks around copies on CUDA."""
-        self.event_cost_s: dict[str, float] = {}
-        """Of the other hooks, measured as the watch begins."""
+        """CPU time of what hooks do (`costing`): what watching costs the script's own thread."""
         self.watch: TrainerWatch | None = None
-        self._price = price
+        self._draw = random.Random(1).random  # not the global one: it is the script's
         self._flushing = threading.Lock()
         self._said = float("-inf")
         self._metered = self.loop.totals
@@ -97,6 +92,16 @@ class Capture:
         finally:
             self.ours -= 1
 
+    def costing(self, work: Callable[..., T], *args: Any) -> T:
+        """What `work` gives; its CPU time is ours."""
+        if self._draw() * TIMED > 1.0:
+            return work(*args)
+        began_s = time.thread_time()
+        try:
+            return work(*args)
+        finally:
+            self.hook_s += TIMED * (time.thread_time() - began_s)
+
     def begin_pass(self, loader: Any, kind: str, *, in_trainer: bool | None = None) -> Pass:
         """A loader's iterator was asked for."""
         self._see_rank()
@@ -112,28 +117,27 @@ class Capture:
     def ask(self, by: Pass) -> None:
         """The loop asks for the next batch."""
         by.asked = time.perf_counter()
-        began_s = None if self.loop.rows % TIMED else time.thread_time()
+        self.costing(self._ask, by)
+
+    def _ask(self, by: Pass) -> None:
         self._closed(self.loop.close(by, by.asked))
         if self.device is not None:
             self.device.step_ended()
         self.asking = by
-        if began_s is not None:
-            self.hook_s += TIMED * (time.thread_time() - began_s)
 
     def got(self, by: Pass, batch: Any) -> None:
         now = time.perf_counter()
         if "batch_bytes" not in (about := self.loaders.about[by.loader]):
             about.update(describe(batch))
-        began_s = None if self.loop.rows % TIMED else time.thread_time()
+        self.costing(self._got, by, batch, now)
+
+    def _got(self, by: Pass, batch: Any, now: float) -> None:
         self.asking = None
         samples, size = sizes(batch)
         row = self.loop.got(by, now, samples or 0, size)
         if self.device is not None:
             self.device.step_begins(row)
-        self.events["batch"] += 1
         self._usage = None if self.loop.rows % COUNTED else facts.usage()
-        if began_s is not None:
-            self.hook_s += TIMED * (time.thread_time() - began_s)
 
     def end_pass(self, ending: Pass, *, exhausted: bool = False) -> None:
         """The iterator is exhausted, was dropped, or failed."""
@@ -147,19 +151,17 @@ class Capture:
         self.stop.steadiness.add(row.start_s + row.duration_s, row.samples, row.pause_s)
         counted = row.trained and self._usage is not None and not row.pause_s
         if counted and self.loop.train_steps > WARM_STEPS:
-            self.facts.see_usage(self._usage, facts.usage())
+            self.facts.see_usage(self._usage)
 
     def backward(self, seconds: float) -> None:
         if (row := self.loop.current) is not None:
             row.backward_s += seconds
             row.trained = True
-        self.events["backward"] += 1
 
     def optimizer_step(self, seconds: float) -> None:
         """Raises Finished when enough was seen of a loop whose batches come from no loader we know: an optimiser step
         is the training step then."""
         self.optimizer_steps += 1
-        self.events["optimizer"] += 1
         if (row := self.loop.current) is not None:
             row.optimizer_s += seconds
             row.trained = True
@@ -174,15 +176,13 @@ class Capture:
         """A checkpoint."""
         if (row := self.loop.current) is not None:
             row.pause_s += seconds
-        self.events["checkpoint"] += 1
 
-    def synchronised(self, seconds: float, place: str) -> None:
-        """`place`: file:line of the script's own code."""
+    def synchronised(self, seconds: float, frame: FrameType) -> None:
+        """`frame`: of the call."""
         if (row := self.loop.current) is not None:
             row.sync_s += seconds
             row.syncs += 1
-            self._sync_places[row.loader, place] += 1
-        self.events["sync"] += 1
+            self._sync_places[row.loader, own_place(frame)] += 1
 
     def enough(self, now: float, *, held: bool = False) -> Reason | None:
         """Whether the verdict's steps are over, and why. `held`: the loop is in a pass that the script did not ask
@@ -201,9 +201,8 @@ class Capture:
 
     def end_watch(self, reason: Reason) -> None:
         """Nothing more is to be seen, and no window follows: raises Finished, unless the script shall run on."""
-        on = reason == "running" and not self.options.diagnostic
-        self.leave("running" if on else "seconds" if reason == "running" else reason)
-        if not on:
+        self.leave(reason)
+        if reason != "running":
             raise Finished
 
     def leave(self, ended_by: str | None) -> None:
@@ -230,8 +229,6 @@ class Capture:
         if self.watch is not None:
             return
         self._see_rank()
-        if self._price is not None:
-            self.event_cost_s = self._price()
         collect_paths()
         self.facts.look()
         self.watch = TrainerWatch(self.journal, lambda: self.asking, self.flush)
@@ -274,11 +271,8 @@ class Capture:
             "ended_by": self.ended_by,
             "error": self.error,
             "passes": self.loop.passes(),
-            "events": dict(self.events),
             "sync_places": [[*key, count] for key, count in self._sync_places.most_common(MOST_PLACES)],
             "hook_s": self.hook_s,
-            "mark_s": self.mark_s,
-            "event_cost_s": self.event_cost_s,
             "sampler_cpu_s": self.watch.sampler.cpu_s if self.watch is not None else 0.0,
             "paths": opened,
         }

@@ -14,7 +14,6 @@ from typing import Any
 from feedline.profiling.record.journal import StepRow
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.patches import Patches
-from feedline.profiling.watch.rules import own_place
 
 SYNCHRONISING = ("item", "tolist", "cpu", "numpy")
 LIMIT = 8192  # marks that are waited for
@@ -45,7 +44,7 @@ class Device:
         for name in ("to", "cuda"):
             patches.replace(self._torch.Tensor, name, self._copying)
         for name in SYNCHRONISING:
-            patches.replace(self._torch.Tensor, name, self.synchronising)
+            patches.replace(self._torch.Tensor, name, self._synchronising)
 
     def _markable(self) -> bool:
         """Whether the script itself has made a CUDA context (we never do), and captures no graph."""
@@ -73,20 +72,15 @@ class Device:
             row = capture.loop.current if capture.active else None
             if row is None or tensor.is_cuda or not self._markable():
                 return original(tensor, *args, **kwargs)
-            began_s = time.thread_time()
-            before = self._mark()
-            marked_s = time.thread_time()
+            before = capture.costing(self._mark)
             result = original(tensor, *args, **kwargs)
             if result.is_cuda:
-                again_s = time.thread_time()
-                self._marks.append((row, "copy_s", before, self._mark()))
-                capture.events["copy"] += 1
-                capture.mark_s += time.thread_time() - again_s + marked_s - began_s
+                self._marks.append((row, "copy_s", before, capture.costing(self._mark)))
             return result
 
         return copy
 
-    def synchronising(self, original: Any) -> Any:
+    def _synchronising(self, original: Any) -> Any:
         capture = self._capture
 
         @functools.wraps(original)
@@ -95,7 +89,7 @@ class Device:
                 return original(tensor, *args, **kwargs)
             started = time.perf_counter()
             result = original(tensor, *args, **kwargs)
-            capture.synchronised(time.perf_counter() - started, own_place(sys._getframe(1)))
+            capture.costing(capture.synchronised, time.perf_counter() - started, sys._getframe(1))
             return result
 
         return synchronise

@@ -35,20 +35,12 @@ def settings(one: Any) -> dict[str, Any]:
         "prefetch_factor": _int(told("prefetch_factor")),
         "pin_memory": _bool(told("pin_memory")),
         "persistent_workers": _bool(told("persistent_workers")),
-        "start_method": _start_method(one),
         "drop_last": _bool(told("drop_last")),
         "dataset": type(innermost(dataset)).__name__ if dataset is not None else None,
         "dataset_samples": _length(dataset),
         "batches_per_epoch": None if getattr(one, "_dataset_kind", 0) else _length(one),
         "transforms": _transforms(dataset),
     }
-
-
-def _start_method(one: Any) -> str | None:
-    context = getattr(one, "multiprocessing_context", None) or sys.modules.get("multiprocessing")
-    if not getattr(one, "num_workers", 0) or context is None:
-        return None
-    return quietly(context.get_start_method)
 
 
 def innermost(dataset: Any) -> Any:
@@ -130,8 +122,9 @@ class Facts:
     page_faults: int = 0
     faulty_steps: int = 0
 
-    def see_usage(self, before: Any, after: Any) -> None:
-        """`resource.getrusage` as a training step began and ended."""
+    def see_usage(self, before: Any) -> None:
+        """A training step has ended; `before` is what `usage` said as it began."""
+        after = usage()
         self.user_cpu_s += after.ru_utime - before.ru_utime
         self.kernel_cpu_s += after.ru_stime - before.ru_stime
         self.page_faults += after.ru_minflt - before.ru_minflt

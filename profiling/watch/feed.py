@@ -178,7 +178,7 @@ class Feeds:
         self.director: Director | None = None
         """In a diagnostic run."""
         self.worker_lines: Any = None
-        """Picklable, while worker processes that start shall have their lines timed (`lines.WorkerLines`)."""
+        """Picklable, while worker processes that start shall have their lines timed (`lines.time_lines`)."""
 
     def open(self, adapter: WatchedLoader, loader: Any, iterate: Callable[[Any], Any]) -> Feed | None:
         """None where the loader is not to be watched: no loop of the script's own asks it."""
@@ -199,8 +199,8 @@ class Feeds:
         if not capture.active and self.worker_lines is None:  # of a leg only rates count
             return None
         return WorkerEntry(
-            loop, folder=str(capture.journal.folder), loader=capture.loaders.known(loader) or 0, rank=capture.rank,
-            lines=self.worker_lines,
+            original=loop, module=loop.__module__, folder=str(capture.journal.folder), rank=capture.rank,
+            loader=capture.loaders.known(loader) or 0, lines=self.worker_lines,
         )  # fmt: skip
 
 

@@ -9,18 +9,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from feedline.profiling.record.journal import Journal, Options, StepRow
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.cuda import Device
 from feedline.profiling.watch.feed import Feeds
 from feedline.profiling.watch.loaders import LOADERS
 from feedline.profiling.watch.patches import Patches
-
-CALLS, TURNS = 40, 3
 
 
 class Hooks:
@@ -71,7 +66,7 @@ class Hooks:
             try:
                 return original(*args, **kwargs)
             finally:
-                tell(clock() - started)
+                capture.costing(tell, clock() - started)
 
         return timed
 
@@ -90,7 +85,7 @@ class Hooks:
             seconds = clock() - started
             if capture.active:
                 capture.start()
-                capture.optimizer_step(seconds)
+                capture.costing(capture.optimizer_step, seconds)
 
         self.patches.on_remove(optimizers.register_optimizer_step_pre_hook(before).remove)
         self.patches.on_remove(optimizers.register_optimizer_step_post_hook(after).remove)
@@ -110,30 +105,3 @@ def has_cuda(torch: Any) -> bool:
     """Built for CUDA (or ROCm) on a machine that has a device; asks nothing that would create a context."""
     built = getattr(torch.version, "cuda", None) or getattr(torch.version, "hip", None)
     return bool(built) and any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))  # noqa: PTH110
-
-
-def event_cost_s() -> dict[str, float]:
-    """What watching one event costs the script, by the names of `Capture.events`: hooks called around nothing, many
-    times. Of a batch, whose `ask` and `got` time themselves, it is the rest: about two hooks. Marks around copies on
-    CUDA and the queue of a worker time themselves too. Takes about a millisecond."""
-    capture = Capture(Journal(Path()), Options(steady=False))
-    capture.loop.current = StepRow(0.0, 0.0, 0, 0, 0, 0)
-    hook = Hooks(capture).timed(lambda: None, capture.backward)
-    synchronise = Device(None, capture).synchronising(lambda _: None)
-    tensor = SimpleNamespace(is_cuda=True)
-
-    def call_s(call: Callable[[], Any]) -> float:
-        """The least of a few turns: the others were disturbed."""
-        turns: list[float] = []
-        for _ in range(TURNS):
-            started = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            turns.append((time.perf_counter() - started) / CALLS)
-        return min(turns)
-
-    hook_s = call_s(hook)
-    return {
-        "backward": hook_s, "checkpoint": hook_s, "optimizer": hook_s, "batch": 2 * hook_s,
-        "sync": call_s(lambda: synchronise(tensor)),
-    }  # fmt: skip

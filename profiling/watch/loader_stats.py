@@ -10,6 +10,7 @@ from typing import Any
 
 from feedline.pipeline.base.process import cpu_seconds
 from feedline.profiling.record.journal import Journal, TimeRow
+from feedline.profiling.watch.sampler import WORKER_HZ
 
 NOTHING: dict[str, Any] = {"seconds": {}, "batches": 0, "samples": 0, "cpu_s": 0.0}
 
@@ -40,11 +41,11 @@ class LoaderStats:
             journal.append(name, [self._row(pid, counted, then)])
 
     def _row(self, pid: int, counted: dict[str, Any], then: float) -> TimeRow:
-        """Every second counts as a hundred looks, for its error is the clock's."""
+        """Every second counts as so many looks as a sampler has, though its error is only the clock's."""
         now: dict[str, Any] = {**counted, "cpu_s": cpu_seconds(pid)}
         before = self._before.get(pid, NOTHING)
         self._before[pid] = now
         stages = {name: value - before["seconds"].get(name, 0.0) for name, value in now["seconds"].items()}
         batches, samples = now["batches"] - before["batches"], now["samples"] - before["samples"]
-        used_s, looks = max(0.0, now["cpu_s"] - before["cpu_s"]), round(100 * sum(stages.values()))
+        used_s, looks = max(0.0, now["cpu_s"] - before["cpu_s"]), round(WORKER_HZ * sum(stages.values()))
         return TimeRow(then, self._asked, stages, {}, {}, {}, batches, samples, used_s, looks)

@@ -4,6 +4,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -66,32 +67,23 @@ class Patches(importlib.abc.MetaPathFinder):
                 if patches is None and self.others is not None and (other := self.others(spec.origin or "")):
                     patches = [other]
                 if patches and spec.loader is not None:
-                    spec.loader = _Patching(spec.loader, patches, self._complain)  # type: ignore[assignment]
+                    self._patch_behind(spec.loader, fullname, patches)
                 return spec
         return None
 
+    def _patch_behind(self, loader: Any, name: str, patches: Sequence[Patch]) -> None:
+        """Once the loader has run the module's code. A patch that fails leaves the script alone."""
 
-class _Patching:
-    """A module loader that runs the original and then the patches. A patch that fails leaves the script alone."""
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            loader.exec_module(module)
+            if module.__name__ != name:  # a zip file's loader is one for all its modules
+                return
+            try:
+                for patch in patches:
+                    patch(module)
+            except Exception as error:
+                self._complain(f"{name} could not be watched: {type(error).__name__}: {error}")
 
-    def __init__(self, original: Any, patches: Sequence[Patch], complain: Callable[[str], None]) -> None:
-        self._original = original
-        self._patches = patches
-        self._complain = complain
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._original.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._original
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._original
-        self._original.exec_module(module)
-        try:
-            for patch in self._patches:
-                patch(module)
-        except Exception as error:
-            self._complain(f"{module.__name__} could not be watched: {type(error).__name__}: {error}")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
+        with suppress(AttributeError):
+            loader.exec_module = exec_module

@@ -69,7 +69,7 @@ class Rules:
         """(code, line number) -> the name of one frame by itself; None when no rule knows it."""
 
     def _stage_of(self, code: CodeType, line_number: int | None) -> str | None:
-        file, function = code.co_filename.replace("\\", "/"), code.co_name
+        file, function = slashed(code.co_filename), code.co_name
         text = source_line(code.co_filename, line_number)
         if is_library(file):
             return next((rule.stage for rule in self._library if rule.fits(file, function, text)), None)
@@ -161,19 +161,18 @@ TRAINER = Rules(
     functions=(("forward", r"^forward$"),),
     otherwise="python",
 )
-COMPOSERS = (
-    ("/torchvision/transforms/transforms.py", "__call__"),
-    ("/torchvision/transforms/v2/_container.py", "forward"),
-    ("/albumentations/core/composition.py", "__call__"),
+COMPOSERS = re.compile(
+    r"/torchvision/transforms/(transforms|v2/_container)\.py:Compose\.(__call__|forward)"
+    r"|/albumentations/core/composition\.py:\w+\.__call__"
 )
-"""Frames that call one transform after the other: the frame they called is the transform."""
+"""Frames (file:qualified name) that call one transform after the other: the frame they called is the transform."""
 FETCH = "/torch/utils/data/_utils/fetch.py"
 """What calls the dataset for every sample. Code of the user's own under it that no rule knows prepares a sample."""
 PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
 
 
-def part(frame: FrameType | None) -> tuple[str, str]:
-    """(`recording.TrainerPart`, place) of the training thread's stack, given its innermost frame; the place is
+def part(frame: FrameType | None) -> Place:
+    """What the training thread does (`recording.TrainerPart`), given its innermost frame; where is
     `file:function:line` of the user's own. A frame of the user's own always decides."""
     found = None
     for one in frames(frame):
@@ -181,8 +180,8 @@ def part(frame: FrameType | None) -> tuple[str, str]:
         if not is_ours(file):
             found = found or TRAINER.stage_of(one.f_code, one.f_lineno)
             if not is_library(file):
-                return found or "other", f"{place_name(one.f_code)}:{one.f_lineno}"
-    return found or "other", "nowhere"
+                return Place(found or "other", f"{place_name(one.f_code)}:{one.f_lineno}")
+    return Place(found or "other", "nowhere")
 
 
 def classify(frame: FrameType | None) -> Place:
@@ -195,11 +194,11 @@ def classify(frame: FrameType | None) -> Place:
         stage = WORKER.stage_of(code, one.f_lineno)
         if stage is not None:
             return Place(stage, place_name(code), transform_name(one, inner) if stage == "transform" else None)
-        if own is not None and FETCH in code.co_filename.replace("\\", "/"):
+        if own is not None and FETCH in slashed(code.co_filename):
             if "sleep(" in source_line(own.f_code.co_filename, own.f_lineno):  # it stands in for a slow source
                 return Place("read", place_name(own.f_code))
             return Place("transform", place_name(own.f_code), display_name(own))
-        if not _is_plumbing(code.co_filename):
+        if not slashed(code.co_filename).endswith(PLUMBING):
             inner = one
         if own is None and not is_library(code.co_filename):
             own = one
@@ -216,7 +215,7 @@ def transform_name(frame: FrameType, called: FrameType | None) -> str:
     for one in frames(frame):
         if _composes(one.f_code):
             return display_name(inner or one)
-        if _is_plumbing(one.f_code.co_filename):
+        if slashed(one.f_code.co_filename).endswith(PLUMBING):
             continue
         if WORKER.stage_of(one.f_code, one.f_lineno) == "transform" and is_library(one.f_code.co_filename):
             named = one
@@ -225,17 +224,13 @@ def transform_name(frame: FrameType, called: FrameType | None) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _is_plumbing(file: str) -> bool:
-    return any(part in file for part in PLUMBING)
+def _composes(code: CodeType) -> bool:
+    return COMPOSERS.search(f"{slashed(code.co_filename)}:{code.co_qualname}") is not None
 
 
 @lru_cache(maxsize=4096)
-def _composes(code: CodeType) -> bool:
-    file = code.co_filename.replace("\\", "/")
-    qualified = getattr(code, "co_qualname", code.co_name)
-    return any(file.endswith(end) and code.co_name == function for end, function in COMPOSERS) and (
-        "Compose" in qualified or "Sequential" in qualified or "albumentations" in file
-    )
+def slashed(file: str) -> str:
+    return file.replace("\\", "/")
 
 
 def display_name(frame: FrameType) -> str:
@@ -285,7 +280,7 @@ def is_ours(file: str) -> bool:
 
 
 def place_name(code: CodeType) -> str:
-    return f"{code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{code.co_name}"
+    return f"{slashed(code.co_filename).rpartition('/')[2]}:{code.co_name}"
 
 
 def own_place(frame: FrameType) -> str:
@@ -293,5 +288,5 @@ def own_place(frame: FrameType) -> str:
     for one in frames(frame):
         file = one.f_code.co_filename
         if not is_library(file) and not is_ours(file):
-            return f"{file.replace(chr(92), '/').rpartition('/')[2]}:{one.f_lineno}"
+            return f"{slashed(file).rpartition('/')[2]}:{one.f_lineno}"
     return "a library"

@@ -23,14 +23,18 @@ from types import FrameType
 from feedline.profiling.record.journal import Journal, TimeRow
 from feedline.profiling.watch.rules import Place
 
+WORKER_HZ, TRAINER_HZ = 100.0, 50.0
+"""Looks a second, at most."""
+BUDGET = 0.003
+"""The share of the time that looks may take, lately."""
 SWITCH_INTERVAL_S = 2e-4
 LOOKING_INTERVAL_S = 5e-3
 LONGEST_S = 0.15
 SOON_LONGEST_S, SOON_LOOKS = 0.05, 60
 """A short run must be seen often enough, whatever a look costs."""
-FIRST_ROW_S, ROW_S, LONG_ROW_S, SHORT_ROWS = 0.1, 0.5, 1.0, 10
-"""A row of sums is written soon, so that workers that live on after a short run have spoken; each takes about a
-millisecond, and after so many the picture is fine enough without more."""
+FIRST_ROW_S, ROW_S = 0.1, 1.0
+"""The first row of sums is written soon, so that workers that live on after a short run have spoken, each further one
+a little later than the one before, up to this: a row takes about a millisecond."""
 
 SUMS = ("stages", "stages_cpu", "transforms", "functions")
 
@@ -43,8 +47,7 @@ class StackSampler(threading.Thread):
         look: Callable[[dict[int, FrameType], float], None],
         journal: Journal,
         *,
-        rate_hz: float = 100.0,
-        budget: float = 0.003,
+        rate_hz: float,
     ) -> None:
         super().__init__(name="feedline-sampler", daemon=True)
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
@@ -53,7 +56,6 @@ class StackSampler(threading.Thread):
         self._look = look
         self._journal = journal
         self._shortest_s = 1.0 / rate_hz
-        self._budget = budget
         self._failed = False
         self._running = True
 
@@ -72,7 +74,7 @@ class StackSampler(threading.Thread):
         cost_s = 0.0
         while self._running:
             longest_s = SOON_LONGEST_S if self.looks < SOON_LOOKS else LONGEST_S
-            time.sleep(min(max(self._shortest_s, cost_s / self._budget), longest_s) * draw(0.5, 1.5))
+            time.sleep(min(max(self._shortest_s, cost_s / BUDGET), longest_s) * draw(0.5, 1.5))
             now, interval_s = time.perf_counter(), sys.getswitchinterval()
             sys.setswitchinterval(max(interval_s, LOOKING_INTERVAL_S))
             try:
@@ -156,8 +158,7 @@ class TimeSums:
 
     @property
     def due(self) -> bool:
-        row_s = FIRST_ROW_S if self._rows == 0 else ROW_S if self._rows < SHORT_ROWS else LONG_ROW_S
-        return time.perf_counter() - self._started > row_s
+        return time.perf_counter() - self._started > min(ROW_S, FIRST_ROW_S * (self._rows + 1))
 
     def take(self) -> TimeRow:
         """The row since the last one."""

@@ -10,7 +10,7 @@ import math
 import statistics
 from typing import Literal
 
-from feedline.profiling.record.journal import Journal, Options
+from feedline.profiling.record.journal import Journal, StudyConfig
 
 STRETCH_S = 5.0
 LEAST = 6
@@ -19,6 +19,7 @@ LONGEST_S = 120.0
 HELD_S = 10.0
 POLL_S = 0.25
 Reason = Literal["steps", "seconds", "running"]
+"""What ended the verdict's steps; running: the script runs on, unwatched."""
 
 
 class Steadiness:
@@ -54,11 +55,11 @@ class Steadiness:
 
 
 class StopRule:
-    def __init__(self, options: Options, journal: Journal) -> None:
+    def __init__(self, config: StudyConfig, journal: Journal) -> None:
         self.steadiness = Steadiness()
-        self._options = options
+        self._config = config
         self._journal = journal
-        self._stop_at = options.steps
+        self._stop_at = config.steps
         self._polled = 0.0
 
     def reached(
@@ -66,18 +67,18 @@ class StopRule:
     ) -> Reason | None:
         """Why the watch ends now, None while it goes on. `started` is the first step; `held`: the loop is in a pass
         that the script did not ask for."""
-        options = self._options
-        reason: Reason = "steps" if options.steps else "seconds" if options.seconds else "running"
+        config = self._config
+        reason: Reason = "steps" if config.steps else "seconds" if config.seconds or config.diagnostic else "running"
         if self._stop_at is not None:
             return reason if steps >= self._stop_at else None
         if started is None:
             return None
         seconds = now - started
-        if options.seconds is not None:
-            over = seconds > options.seconds
+        if config.seconds is not None:
+            over = seconds > config.seconds
         else:
-            over = options.steady and (self.steadiness.reached(now) or (held and seconds > HELD_S))
-        if ranks == 1 or (reason == "running" and not options.diagnostic):
+            over = config.steady and (self.steadiness.reached(now) or (held and seconds > HELD_S))
+        if ranks == 1 or reason == "running":
             return reason if over else None
         # Ranks must leave at the same step, or the others hang in their all-reduce: rank 0 names a later one, far
         # enough ahead that all others read it before they get there.

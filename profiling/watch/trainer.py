@@ -1,6 +1,6 @@
 """What the thread that trains does, sampled and written down; beside it the thread that pins, and loading itself.
 
-The counterpart of `worker`: one sampler, sums by who did it, rows every half second. DataLoader's pinning thread
+The counterpart of `worker`: one sampler, sums by who did it, a row a second. DataLoader's pinning thread
 (pin_memory=True) unpickles and pins batches before the training thread gets them: while that waits and this thread
 works, the loop waits for unpickling or pinning, not for its workers.
 """
@@ -15,9 +15,8 @@ from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.loader_stats import LoaderStats
 from feedline.profiling.watch.passes import Pass
 from feedline.profiling.watch.rules import TRAINER, Place, classify, frames, part
-from feedline.profiling.watch.sampler import HelperThread, StackSampler, ThreadClock, TimeSums
+from feedline.profiling.watch.sampler import TRAINER_HZ, HelperThread, StackSampler, ThreadClock, TimeSums
 
-RATE_HZ = 50.0
 PIN_LOOP, PIN = "_pin_memory_loop", "pin_memory"
 """torch's functions: the pinning thread's loop, and what pins a batch in it."""
 
@@ -38,7 +37,7 @@ class TrainerWatch:
         """By loader: what a loader without workers did in this thread."""
         self._pin_thread: HelperThread | None = None
         self._stats: dict[int, LoaderStats] = {}
-        self.sampler = StackSampler(self._look, journal, rate_hz=RATE_HZ)
+        self.sampler = StackSampler(self._look, journal, rate_hz=TRAINER_HZ)
 
     def see_loader(self, loader: Any, number: int, rank: int, *, pins: bool) -> None:
         """A pass begins; `pins`: in a thread of its own."""
@@ -57,16 +56,14 @@ class TrainerWatch:
                 self._loading.setdefault(asking.loader, TimeSums()).add(classify(frame), seconds, cpu_s)
             self._main.add(Place("load", "loader"), seconds, cpu_s)
         else:
-            name, place = part(frame)
-            pinning, pin_cpu_s = None, None
-            if self._pin_thread is not None:
-                pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
-                pinning = pin_work(pin_frame)
-            if asking is not None and name not in ("unpickle", "pin"):
-                name = pinning or "wait"
-            if asking is not None and name == pinning:
+            place = part(frame)
+            pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread) if self._pin_thread else (None, None)
+            pinning = pin_work(pin_frame)
+            if asking is not None and place.stage not in ("unpickle", "pin"):
+                place = Place(pinning or "wait", place.where)
+            if asking is not None and place.stage == pinning:
                 cpu_s = (cpu_s or 0.0) + (pin_cpu_s or 0.0)
-            self._main.add(Place(name, place, "pin thread" if pinning else None), seconds, cpu_s)
+            self._main.add(place, seconds, cpu_s)
         if self._main.due:
             self._flush()
 

@@ -1,7 +1,7 @@
 """Inside a DataLoader worker process: what its main thread does, sampled and written down.
 
 `WorkerEntry` takes the place of torch's worker loop as the process's target. It starts a sampler thread, counts the
-batches handed over, runs the original loop and leaves one row every half second, so that a worker that is killed
+batches handed over, runs the original loop and leaves one row a second, so that a worker that is killed
 loses no more than that. It is pickled to the worker under spawn and forkserver, and inherited under fork.
 """
 
@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import FrameType
@@ -19,25 +20,26 @@ from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.batches import sizes
 from feedline.profiling.watch.data_files import collect_paths, opened
 from feedline.profiling.watch.rules import Place, classify, frames
-from feedline.profiling.watch.sampler import HelperThread, StackSampler, ThreadClock, TimeSums
+from feedline.profiling.watch.sampler import WORKER_HZ, HelperThread, StackSampler, ThreadClock, TimeSums
 
 SAY_S = 3.0
 DATASET, QUEUE, COLLATE, WORKER_ID = 1, 3, 6, 10
 """Positions among the arguments of torch's _worker_loop, since 1.2."""
 
 
+@dataclass(kw_only=True)
 class WorkerEntry:
     """Callable with the arguments of the worker loop it stands for."""
 
-    def __init__(self, original: Any, *, folder: str, loader: int, rank: int, lines: Any) -> None:
-        """`lines`: where `--lines` is asked for, an object whose `in_worker(dataset, collate)` gives what is told
-        of each item of the data queue."""
-        self.original = original
-        self.module = original.__module__
-        self.folder = folder
-        self.loader = loader
-        self.rank = rank
-        self.lines = lines
+    original: Any
+    module: str
+    """Of the original."""
+    folder: str
+    loader: int
+    rank: int
+    lines: Any
+    """Where `--lines` is asked for, what is called with the dataset and the collate function, and gives what is told
+    of each item of the data queue."""
 
     def __getstate__(self) -> dict[str, Any]:
         # The original cannot be pickled by name while we stand in its place; the other side looks it up.
@@ -49,7 +51,7 @@ class WorkerEntry:
             loop = loop.original
         try:
             if self.lines is not None:
-                tell = self.lines.in_worker(args[DATASET], args[COLLATE])
+                tell = self.lines(args[DATASET], args[COLLATE])
             else:
                 worker = kwargs.get("worker_id", args[WORKER_ID] if len(args) > WORKER_ID else 0)
                 journal = Journal(Path(self.folder))
@@ -78,7 +80,7 @@ class WorkerWatch:
             "pid": os.getpid(), "worker": worker, "loader": loader, "rank": rank, "created": time.time(),
         }  # fmt: skip
         collect_paths()
-        self._sampler = StackSampler(self._look, journal)
+        self._sampler = StackSampler(self._look, journal, rate_hz=WORKER_HZ)
         self._say()
         Finalize(None, self._leave, exitpriority=100)
         self._sampler.start()
@@ -125,7 +127,7 @@ class WorkerWatch:
 
     def _say(self, *, left: bool = False, ended: bool = False) -> None:
         self._said = time.perf_counter()
-        seen = {"sampler_cpu_s": self._sampler.cpu_s, "puts": self.sums.batches, "hook_s": self.hook_s}
+        seen = {"sampler_cpu_s": self._sampler.cpu_s, "hook_s": self.hook_s}
         seen |= {"ended": ended, "left": left, "paths": opened}
         self._journal.write(self._name, self._about | seen)
 

@@ -20,7 +20,7 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
 from feedline.preprocess.synth.inventory import SynthConfig
-from feedline.profiling.profile_run import StudyConfig
+from feedline.profiling.record.journal import StudyConfig
 from feedline.train.config import TrainConfig
 from feedline.train.slurm import SlurmConfig
 

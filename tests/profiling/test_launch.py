@@ -13,6 +13,7 @@ import pytest
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.launch import Run, command_line, launched
+from feedline.profiling.record.journal import StudyConfig
 
 FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()", "profile", "--no-trials"]
 
@@ -28,7 +29,7 @@ def feedline(*words: str | Path, cwd: Path, data: bytes = b"") -> "subprocess.Co
 
 
 def profile(argv: list[str]) -> Run:
-    with launched(argv) as run:
+    with launched(StudyConfig(argv=argv)) as run:
         return run
 
 

@@ -15,20 +15,13 @@ pytest.importorskip("torch")
 
 from feedline.cli.profile import with_trials
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.profile_run import (
-    StudyConfig,
-    study,
-)
+from feedline.profiling.profile_run import study
+from feedline.profiling.record.journal import StudyConfig
 from feedline.profiling.record.recording import LoaderSeen, Recording, Script
 from feedline.profiling.record.stages import STAGES
 
 SCRIPTS = Path(__file__).with_name("scripts")
 BATCH = 8
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def toy(run: Path, *, workers: int = 1, method: str = "fork", samples: int = 96, **options: object) -> StudyConfig:

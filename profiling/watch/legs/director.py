@@ -9,7 +9,7 @@ window starts anew in the next one. At the end `Finished` is raised in the loop.
 
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any, NoReturn
 
 from feedline.profiling.record.journal import LegRow
@@ -24,7 +24,6 @@ from feedline.profiling.watch.legs.ways import (
     LoaderOnly,
     NoMore,
     Way,
-    chosen,
     plan,
     worker_counts,
 )
@@ -41,13 +40,17 @@ MOST_STARTS = 3
 class Director:
     """Decides what the training loader's `next` gives. Other loaders run as they are."""
 
-    def __init__(self, feeds: Feeds, lines: Sequence[Way] = ()) -> None:
-        """`lines`: windows in which lines are timed."""
+    def __init__(self, feeds: Feeds) -> None:
         self.directing = False
         self._capture = feeds.capture
-        self._options = feeds.capture.options
+        self._config = feeds.capture.config
         self._saves = Saves(feeds.patches)
-        self._lines = lines
+        self._lines: list[Way] = []
+        """Windows in which lines are timed."""
+        if self._config.lines:
+            from feedline.profiling.watch.legs.lines import LinesWindow  # line_profiler: only where it is asked for
+
+            self._lines.append(LinesWindow(feeds))
         self._batches: Batches | None = None
         self._handed_out: Generator[Any] | None = None
         self._way: Way | None = None
@@ -61,7 +64,7 @@ class Director:
     def take_over(self, feed: Feed, why: str) -> None:
         self._capture.leave(None)
         self.directing = feed.directed = True
-        self._ended_by = "seconds" if why == "running" else why
+        self._ended_by = why
         self._batches = Batches(feed, self._capture.journal)
         self._saves.hold(self._refused)
         self._write()
@@ -98,18 +101,18 @@ class Director:
 
     def _windows(self, batches: Batches) -> Generator[Any]:
         """What the loop is handed. Raises Finished behind the last window."""
-        options, adapter = self._options, batches.feed.adapter
-        deadline = time.perf_counter() + options.limit_s
+        config, adapter = self._config, batches.feed.adapter
+        deadline = time.perf_counter() + config.limit_s
         steps = self._agreed_steps() if self._capture.facts.world_size > 1 else None
-        legs, counts = chosen(options.legs, adapter.kind), worker_counts(adapter.workers(batches.feed.loader))
-        for way in plan(legs, counts, options.rounds, self._lines):
+        counts = worker_counts(adapter.workers(batches.feed.loader))
+        for way in plan(config.legs, adapter.kind, counts, config.rounds, self._lines):
             if steps is None and time.perf_counter() > deadline and way.leg in {row.leg for row in self._rows}:
                 continue
             self._way = way
             self._write()
             if isinstance(way, LoaderOnly):
                 with self._capture.unwatched():
-                    row = way.measure(batches, options.window_s)
+                    row = way.measure(batches, config.window_s)
             else:
                 row = yield from self._window(way, batches, way.steps or steps)
             self._rows += [row] if row is not None else []
@@ -118,7 +121,7 @@ class Director:
 
     def _window(self, way: Way, batches: Batches, wanted: int | None) -> Generator[Any, None, LegRow | None]:
         """One way, once. `wanted`: it has so many steps, however long they take (ranks turn together)."""
-        window_s = self._options.window_s
+        window_s = self._config.window_s
         for starts in range(MOST_STARTS):
             self._disturbed = False
             skip = way.begin(batches)
@@ -156,7 +159,7 @@ class Director:
         loop = self._capture.loop
         if self._capture.rank == 0:
             step_s = (time.perf_counter() - (loop.first_got or 0.0)) / max(1, loop.train_steps)
-            journal.write("windows", {"steps": max(LEAST_STEPS, round(self._options.window_s / step_s))})
+            journal.write("windows", {"steps": max(LEAST_STEPS, round(self._config.window_s / step_s))})
         while (agreed := journal.read("windows")) is None:
             if time.monotonic() > until:
                 self._leave("rank 0 did not get to its windows")

@@ -10,13 +10,12 @@ Every process writes its own counts, at its end and every half second, so that a
 parent merges them per function (`record.diagnostic`). Workers' times are seconds summed over all of them.
 """
 
-import dis
+import functools
 import importlib
 import inspect
 import os
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -32,7 +31,6 @@ from feedline.profiling.watch.legs.ways import Batches, Way, end_workers
 from feedline.profiling.watch.rules import is_library
 
 DUMP_S = 0.5
-NOP = bytes((dis.opmap["NOP"], 0))
 
 
 class LinesWindow(Way):
@@ -42,16 +40,16 @@ class LinesWindow(Way):
     leg = "lines"
 
     def __init__(self, feeds: Feeds) -> None:
-        options, journal = feeds.capture.options, feeds.capture.journal
-        self.steps = options.line_steps
+        config, journal = feeds.capture.config, feeds.capture.journal
+        self.steps = config.line_steps
         self._feeds = feeds
-        self._watch = LineWatch(journal, options.functions, where="trainer")
-        self._workers = WorkerLines(str(journal.folder), options.functions)
+        self._watch = LineWatch(journal, config.functions, where="trainer")
+        self._in_worker = functools.partial(time_lines, str(journal.folder), config.functions)
         self._fresh: tuple[Feed, Any] | None = None
         """The loader's iterator, where it has workers of ours."""
         feeds.patches.others = self._watch.pad_own_module
         os.register_at_fork(after_in_child=self._watch.forget)
-        run_main_padded(self._watch.add_code)
+        run_main_padded(self._watch.profiler.add_function)
 
     def begin(self, batches: Batches) -> int | None:
         loader = batches.feed.loader
@@ -65,7 +63,7 @@ class LinesWindow(Way):
         """The loader from its beginning, with fresh workers where it has any."""
         workers = feed.adapter.workers(feed.loader)
         again = feed.adapter.again(feed.loader, workers) if workers else None
-        self._feeds.worker_lines = self._workers
+        self._feeds.worker_lines = self._in_worker
         try:
             iterator = feed.begin_again(again)
         finally:
@@ -85,31 +83,23 @@ class LinesWindow(Way):
         self._fresh = None
 
 
-class WorkerLines:
-    """Picklable: what `profiling.watch.worker.WorkerEntry` calls inside a worker."""
-
-    def __init__(self, folder: str, functions: tuple[str, ...]) -> None:
-        self.folder = folder
-        self.functions = functions
-
-    def in_worker(self, dataset: Any, collate: Any) -> Callable[[Any], None]:
-        """Start profiling this worker, until it ends; what comes back is called as its batches leave."""
-        watch = LineWatch(Journal(Path(self.folder)), self.functions, where="workers")
-        watch.add_dataset(dataset[0] if isinstance(dataset, list) and len(dataset) == 1 else dataset, collate)
-        Finalize(None, watch.stop, exitpriority=100)
-        watch.start()
-        return watch.dump_sometimes
+def time_lines(folder: str, functions: tuple[str, ...], dataset: Any, collate: Any) -> Callable[[Any], None]:
+    """In a worker, until it ends; what comes back is called as its batches leave."""
+    watch = LineWatch(Journal(Path(folder)), functions, where="workers")
+    watch.add_dataset(dataset[0] if isinstance(dataset, list) and len(dataset) == 1 else dataset, collate)
+    Finalize(None, watch.stop, exitpriority=100)
+    watch.start()
+    return watch.dump_sometimes
 
 
 class LineWatch:
     """The line profiler of one process, and its file in the journal."""
 
     def __init__(self, journal: Journal, functions: tuple[str, ...], *, where: str) -> None:
-        self._profiler: Any = LineProfiler()
+        self.profiler: Any = LineProfiler()
         self._where = where
         self._journal = journal
         self._functions = functions
-        self._known: set[int] = set()
         self._named: set[tuple[str, int]] = set()
         """Where the functions begin that the user named."""
         self._dumped = 0.0
@@ -127,7 +117,7 @@ class LineWatch:
             if code is not None:
                 self._named.add((code.co_filename, code.co_firstlineno))
         self._on = True
-        self._profiler.enable()
+        self.profiler.enable()
 
     def stop(self) -> None:
         self.forget()
@@ -137,7 +127,7 @@ class LineWatch:
         """In a forked child: what the parent counted is the parent's."""
         if self._on:
             self._on = False
-            self._profiler.disable()
+            self.profiler.disable()
 
     def dump_sometimes(self, _: Any = None) -> None:
         if time.perf_counter() - self._dumped > DUMP_S:
@@ -145,7 +135,7 @@ class LineWatch:
 
     def _dump(self) -> None:
         self._dumped = time.perf_counter()
-        stats = self._profiler.get_stats()
+        stats = self.profiler.get_stats()
         rows = [
             LineRow(file, line, function, [[number, hits, ticks * stats.unit] for number, hits, ticks in timings])
             for (file, line, function), timings in stats.timings.items()
@@ -158,15 +148,10 @@ class LineWatch:
     # --- what to profile ----------------------------------------------------------------------------------
 
     def _add(self, function: Any) -> None:
-        """A function or method, once; anything else is passed over."""
+        """A function or method; anything else is passed over."""
         inner = _plain(function)
-        if isinstance(inner, FunctionType) and id(inner) not in self._known:
-            self._known.add(id(inner))
-            self._profiler.add_function(inner)
-
-    def add_code(self, code: CodeType) -> None:
-        """A padded code object that has no function yet."""
-        self._profiler.add_function(FunctionType(code, {}, closure=tuple(CellType() for _ in code.co_freevars)))
+        if isinstance(inner, FunctionType):
+            self.profiler.add_function(inner)
 
     def pad_own_module(self, file: str) -> Callable[[ModuleType], None] | None:
         """What is done with a module once it has been imported: a function that runs already as its lines shall be
@@ -229,10 +214,10 @@ def find(name: str) -> Iterator[Any]:
 # --- the main file ------------------------------------------------------------------------------------
 
 
-def run_main_padded(tell: Callable[[CodeType], None]) -> None:
-    """The main file's functions padded as line_profiler would, before they are defined; `tell` is given the code of
-    each. The interpreter announces the main module's code through an audit event just before it runs it. A padded
-    copy is run in its place, and then it leaves as the original would have; `__main__` stays the very module."""
+def run_main_padded(pad: Callable[[FunctionType], None]) -> None:
+    """The main file's functions padded before they are defined. The interpreter announces the main module's code
+    through an audit event just before it runs it. A padded copy is run in its place, and then it leaves as the
+    original would have; `__main__` stays the very module."""
     taken = False
 
     def hear(event: str, args: tuple[Any, ...]) -> None:
@@ -246,27 +231,21 @@ def run_main_padded(tell: Callable[[CodeType], None]) -> None:
         namespace = sys.modules["__main__"].__dict__ if caller is None else caller.f_locals.get("run_globals")
         if namespace is not None and namespace.get("__name__") == "__main__":
             taken = True
-            exec(padded_copy(args[0], tell), namespace)
+            exec(padded(args[0], pad), namespace)
             raise SystemExit(0)
 
     hear.__cantrace__ = True  # type: ignore[attr-defined]  the interpreter keeps tracing off in other hooks
     sys.addaudithook(hear)
 
 
-def padded_copy(code: CodeType, tell: Callable[[CodeType], None]) -> CodeType:
-    """The same code with every function in it padded as line_profiler would; tells each padded function."""
-    seen: defaultdict[bytes, int] = defaultdict(int)
-
-    def pad(inner: CodeType) -> CodeType:
-        constants = tuple(pad(one) if isinstance(one, CodeType) else one for one in inner.co_consts)
-        inner = inner.replace(co_consts=constants)
-        # Class bodies are code too; functions run with fast locals.
-        is_function = inner.co_flags & inspect.CO_NEWLOCALS and inner.co_flags & inspect.CO_OPTIMIZED
-        if inner.co_name.startswith("<") or not is_function:
-            return inner
-        seen[inner.co_code] += 1  # twins need padding of different length
-        inner = inner.replace(co_code=inner.co_code + NOP * seen[inner.co_code])
-        tell(inner)
-        return inner
-
-    return pad(code)
+def padded(code: CodeType, pad: Callable[[FunctionType], None]) -> CodeType:
+    """The same code with every function in it as `pad` leaves it."""
+    constants = tuple(padded(one, pad) if isinstance(one, CodeType) else one for one in code.co_consts)
+    code = code.replace(co_consts=constants)
+    # Class bodies are code too; functions run with fast locals.
+    is_function = code.co_flags & inspect.CO_NEWLOCALS and code.co_flags & inspect.CO_OPTIMIZED
+    if code.co_name.startswith("<") or not is_function:
+        return code
+    function = FunctionType(code, {}, closure=tuple(CellType() for _ in code.co_freevars))
+    pad(function)
+    return function.__code__

@@ -26,30 +26,24 @@ FINISHED_S, FINISH_MOST_S = 0.1, 5.0
 """Workers that were idle for so long have no batch to make; nobody waits longer than that for it."""
 
 
-def plan(legs: Sequence[str], worker_counts: Sequence[int], rounds: int, lines: Iterable["Way"] = ()) -> list["Way"]:
+def plan(
+    legs: Sequence[str], kind: str, worker_counts: Sequence[int], rounds: int, lines: Iterable["Way"] = ()
+) -> list["Way"]:
     """Every leg once a round, the order turned by one each time so that drift cancels; then, once, the cold one:
-    whatever ran after it would read files from storage that it had in memory before. `lines` follow. Last come the
-    legs that a script may not survive or that cannot be undone, on batches that are at hand: kept memory, and, behind
-    half of its windows in turn with it, the other layout, which is what may end the script."""
+    whatever ran after it would read files from storage that it had in memory before. `lines` follow. Last comes what
+    belongs to the ceiling of a loader of another `kind`: batches as feedline's has them, which a script may not
+    survive, behind half the windows, and in turn with the others, in which only memory is kept."""
     once: list[Way] = []
     once += [Way()] if "normal" in legs else []
     once += [Cached()] if "cached" in legs else []
     once += [LoaderOnly(), *map(LoaderOnly, worker_counts)] if "loader_only" in legs else []
-    turned = [once[(position + turn) % len(once)] for turn in range(rounds) for position in range(len(once))]
-    cold = [Cold()] if "cold" in legs else []
-    kept: list[Way] = [Kept()] * rounds if "kept" in legs else []
-    laid_out: list[Way] = [LaidOut()] * rounds if "laid_out" in legs else []
-    ahead = len(kept) // 2 if laid_out else len(kept)
-    last, kept = kept[:ahead], kept[ahead:]
-    for way in laid_out:
-        last += [way, *kept[:1]]
-        kept = kept[1:]
-    return [*turned, *cold, *lines, *last, *kept]
-
-
-def chosen(legs: Sequence[str], kind: str) -> list[str]:
-    """With what belongs to the ceiling: batches as feedline's loader has them."""
-    return [*legs, *(("kept", "laid_out") if "cached" in legs and kind != "feedline" else ())]
+    planned = [once[(position + turn) % len(once)] for turn in range(rounds) for position in range(len(once))]
+    planned += [Cold()] if "cold" in legs else []
+    planned += lines
+    if "cached" in legs and kind != "feedline":
+        ahead, kept, laid_out = rounds // 2, Cached("kept"), Cached("laid_out")
+        planned += [kept] * ahead + [laid_out, kept] * (rounds - ahead) + [laid_out] * ahead
+    return planned
 
 
 def worker_counts(current: int | None) -> list[int]:
@@ -127,13 +121,20 @@ class Way:
 
 
 class Cached(Way):
-    """Batches handed out again and again: data is free."""
+    """Batches handed out again and again: data is free. kept: with freed memory kept, where the model computes on the
+    CPU (that cannot be undone); laid_out: in the layout of feedline's loader too, which a script may not take."""
 
-    leg = "cached"
+    def __init__(self, leg: str = "cached") -> None:
+        self.leg = leg
 
     def begin(self, batches: Batches) -> int | None:
         """Waits until workers have filled the queue, and so compute no more beside the loop."""
-        batches.first()
+        cache = batches.first()
+        self._cache = cache if self.leg != "laid_out" else cache.laid_out()
+        if self._cache is None:
+            return None
+        if self.leg != "cached" and cuda.in_use() is None:
+            keep_freed_memory()
         batches.restarted = False
         until = time.perf_counter() + FINISH_MOST_S
         before = children_cpu_seconds()
@@ -144,30 +145,6 @@ class Cached(Way):
                 break
             before = now
         return SETTLE_STEPS
-
-    def batch(self, batches: Batches) -> Any:
-        return batches.cache.next()
-
-
-class Kept(Cached):
-    """With freed memory kept, where the model computes on the CPU. That cannot be undone."""
-
-    leg = "kept"
-
-    def begin(self, batches: Batches) -> int | None:
-        if cuda.in_use() is None:
-            keep_freed_memory()
-        return super().begin(batches)
-
-
-class LaidOut(Kept):
-    """The same, in the layout of feedline's loader. A script may not be able to take it."""
-
-    leg = "laid_out"
-
-    def begin(self, batches: Batches) -> int | None:
-        self._cache = batches.first().laid_out()
-        return None if self._cache is None else super().begin(batches)
 
     def batch(self, batches: Batches) -> Any:
         assert self._cache is not None

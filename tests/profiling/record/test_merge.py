@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.record.journal import Journal, Options
+from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.record.measurements import scope_of
 from feedline.profiling.record.merge import merge
 from feedline.profiling.record.recording import Compute, Gpu, Recording, Series, Step
@@ -17,7 +17,7 @@ from feedline.profiling.record.watch_costs import costs
 from feedline.profiling.record.windows import over_steps
 from feedline.profiling.watch.capture import Capture, Finished
 from feedline.profiling.watch.cuda import Device
-from feedline.profiling.watch.hooks import Hooks, event_cost_s
+from feedline.profiling.watch.hooks import Hooks
 from tests.profiling.recordings import made
 
 BATCH = [[1, 2, 3, 4]]
@@ -45,7 +45,7 @@ class OnDevice:
 def trained(folder: Path, sampler: Any = None) -> Recording:
     """A loop that asks a device for a number in every step."""
     origin = time.perf_counter()
-    capture = Capture(Journal(folder), Options(steady=False), price=event_cost_s)
+    capture = Capture(Journal(folder), StudyConfig(steady=False))
     hooks = Hooks(capture)
     Device(SimpleNamespace(Tensor=OnDevice), capture).install(hooks.patches)
     loader = Loader()
@@ -73,14 +73,10 @@ def test_hidden_synchronisations_are_summed_over_measured_steps_and_placed(tmp_p
     assert line in remedy.why and "will not help" not in remedy.why
 
 
-def test_the_watch_prices_every_hook_and_counts_it(tmp_path: Path) -> None:
+def test_the_cost_of_the_watch_is_the_time_of_its_hooks_and_samplers(tmp_path: Path) -> None:
     found = trained(tmp_path).overhead
-    assert found.events == {"batch": 12, "sync": 12, "backward": 12}
-    assert set(found.event_cost_s) == {"batch", "sync", "backward"}
-    assert all(0 < cost_s < 1e-3 for cost_s in found.event_cost_s.values())
-    whole_s = sum(count * found.event_cost_s[name] for name, count in found.events.items())
-    assert found.fraction is not None
-    assert found.fraction == pytest.approx((whole_s + found.sampler_cpu_s["trainer"]) / found.seconds)
+    assert 0 < found.hooks_s < 12e-3
+    assert found.fraction == pytest.approx((found.hooks_s + found.sampler_cpu_s["trainer"]) / found.seconds)
 
 
 class Event:
@@ -108,10 +104,10 @@ class OnHost(OnDevice):
     cuda = to
 
 
-def test_copies_are_timed_by_marks_and_these_time_themselves(tmp_path: Path) -> None:
+def test_copies_are_timed_by_marks(tmp_path: Path) -> None:
     cuda = SimpleNamespace(Event=Event, is_initialized=lambda: True, is_current_stream_capturing=lambda: False)
     origin = time.perf_counter()
-    capture = Capture(Journal(tmp_path), Options(steady=False))
+    capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
     hooks = Hooks(capture)
     capture.device = device = Device(SimpleNamespace(Tensor=OnHost, cuda=cuda), capture)
     device.install(hooks.patches)
@@ -125,19 +121,11 @@ def test_copies_are_timed_by_marks_and_these_time_themselves(tmp_path: Path) -> 
     hooks.remove()
     seen = merge(capture.journal, origin=origin, argv=["x.py"])
     assert [step.copy_s for step in seen.steps] == [0.001] * 12
-    assert seen.overhead.events["copy"] == 12
-    assert 0 < seen.overhead.event_cost_s["copy"] < 1e-3
-
-
-def test_pricing_is_cheap() -> None:
-    event_cost_s()
-    started = time.process_time()
-    event_cost_s()
-    assert time.process_time() - started < 0.1
+    assert 0 < seen.overhead.hooks_s < 12e-3
 
 
 def test_optimiser_steps_without_a_loader_are_counted_and_stop_the_script(tmp_path: Path) -> None:
-    capture = Capture(Journal(tmp_path), Options(steps=5))
+    capture = Capture(Journal(tmp_path), StudyConfig(steps=5))
     capture.start()
     origin, steps = time.perf_counter(), 0
     with pytest.raises(Finished):

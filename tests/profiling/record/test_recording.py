@@ -38,7 +38,7 @@ FULL = Recording(
     gpus=[Gpu(uuid="GPU-1", source="gpm", sm_active=0.5, sources={"sm_active": "nvml gpm 2"})],
     legs=[Leg(name="cached", samples_per_s=[100.0, 101.5])],
     lines=[Line(file="a.py", function="f", line=3, hits=10, seconds=1.0, fraction=0.5)],
-    overhead=Overhead(seconds=10.0, events={"step": 5}, fraction=0.004),
+    overhead=Overhead(seconds=10.0, hooks_s=0.01, fraction=0.004),
     notes=["n"],
 )
 

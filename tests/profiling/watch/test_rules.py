@@ -184,7 +184,7 @@ def told(call: Callable[[Callable[[], Any]], Any]) -> str:
 
     def look() -> None:
         frame: FrameType | None = sys._getframe(1)
-        found.append(part(frame)[0])
+        found.append(part(frame).stage)
 
     call(look)
     return found[0]

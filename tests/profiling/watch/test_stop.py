@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from feedline.profiling.record.journal import Journal, Options
+from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.watch.stop import HELD_S, LONGEST_S, Steadiness, StopRule
 
 
@@ -41,13 +41,11 @@ def test_pauses_do_not_count() -> None:
     assert (watched_s([0.1] * 1000, pause_s=0.1) or 0) < LONGEST_S
 
 
-@pytest.mark.parametrize(
-    ("options", "why"), [(Options(seconds=3.0), "seconds"), (Options(legs=("normal",)), "running")]
-)
-def test_ranks_leave_at_the_same_step_whoever_is_ahead(tmp_path: Path, options: Options, why: str) -> None:
+@pytest.mark.parametrize("config", [StudyConfig(seconds=3.0), StudyConfig(legs=("normal",))])
+def test_ranks_leave_at_the_same_step_whoever_is_ahead(tmp_path: Path, config: StudyConfig) -> None:
     """A hundred steps a second; the second rank began half a second later."""
     journal = Journal(tmp_path)
-    rules = [StopRule(options, journal) for _ in range(2)]
+    rules = [StopRule(config, journal) for _ in range(2)]
     left: dict[int, int] = {}
     for step in range(20_000):
         for rank, rule in enumerate(rules):
@@ -56,14 +54,14 @@ def test_ranks_leave_at_the_same_step_whoever_is_ahead(tmp_path: Path, options: 
             reason = rule.reached(now, steps=step, started=rank / 2, ranks=2, rank=rank, held=False)
             if reason and rank not in left:
                 left[rank] = step
-                assert reason == why
+                assert reason == "seconds"
         if len(left) == 2:
             break
     assert left[0] == left[1] > 300
 
 
 def test_a_diagnostic_run_ends_with_a_pass_but_not_too_soon() -> None:
-    rule = StopRule(Options(legs=("normal",)), Journal(Path()))
+    rule = StopRule(StudyConfig(legs=("normal",)), Journal(Path()))
     seen = [rule.reached(now, steps=5, started=0.0, ranks=1, rank=0, held=held)
             for now, held in [(HELD_S - 1, True), (HELD_S + 1, False), (HELD_S + 1, True)]]  # fmt: skip
-    assert seen == [None, None, "running"]
+    assert seen == [None, None, "seconds"]

@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 
 from feedline.profiling.profile_run import chosen_legs
 from feedline.profiling.watch.legs.cached import Cache
-from feedline.profiling.watch.legs.ways import Way, chosen, plan
+from feedline.profiling.watch.legs.ways import Way, plan
 
 
 @given(st.lists(st.integers(1, 8), unique=True, max_size=3), st.integers(1, 4))
 def test_every_leg_once_a_round_then_the_cold_one_and_last_what_may_end_the_script(
     counts: list[int], rounds: int
 ) -> None:
-    legs = (*chosen_legs(True), "kept", "laid_out")
     lines = Way()
-    planned = plan(legs, counts, rounds, [lines])
+    planned = plan(chosen_legs(True), "torch", counts, rounds, [lines])
     order = [(way.leg, way.count) for way in planned]
     warm = [("normal", None), ("cached", None), ("loader_only", None), *(("loader_only", one) for one in counts)]
     first, behind = order[: rounds * len(warm)], order[rounds * len(warm) :]
@@ -36,9 +35,9 @@ def test_every_leg_once_a_round_then_the_cold_one_and_last_what_may_end_the_scri
 
 @pytest.mark.parametrize(("kind", "more"), [("torch", {"kept", "laid_out"}), ("feedline", set[str]())])
 def test_what_belongs_to_the_ceiling_is_measured_with_it(kind: str, more: set[str]) -> None:
-    assert set(chosen(("normal", "cached"), kind)) == {"normal", "cached", *more}
-    assert chosen(("normal",), kind) == ["normal"]
-    assert chosen((), kind) == []
+    assert {way.leg for way in plan(("normal", "cached"), kind, [], 1)} == {"normal", "cached", *more}
+    assert [way.leg for way in plan(("normal",), kind, [], 1)] == ["normal"]
+    assert plan((), kind, [], 1) == []
 
 
 def test_the_page_cache_is_left_alone_when_told() -> None:

@@ -1,0 +1,85 @@
+"""Windows of loops over every kind of loader that is watched."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from feedline.profiling.profile_run import chosen_legs
+from tests.profiling.diagnostic_runs import hits, rates, script, seen
+
+LOADERS = {
+    "no workers": "DataLoader(data, batch_size=8)",
+    "persistent workers": "DataLoader(data, batch_size=8, num_workers=2, persistent_workers=True)",
+    "iterable": "DataLoader(Stream(), batch_size=8, num_workers=1)",
+    "stateful": "StatefulDataLoader(data, batch_size=8, num_workers=1)",
+    "nodes": "nodes.Loader(nodes.Mapper(nodes.Batcher(nodes.IterableWrapper(data), batch_size=8), default_collate))",
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_loaders_of_all_kinds(work: Path, name: str) -> None:
+    if name in ("stateful", "nodes"):
+        pytest.importorskip("torchdata")
+    argv = script(
+        work,
+        f"""
+        class Stream(IterableDataset):
+            def __iter__(self):
+                yield from data
+        if {name in ("stateful", "nodes")}:
+            from torch.utils.data import default_collate
+            from torchdata import nodes
+            from torchdata.stateful_dataloader import StatefulDataLoader
+        loader = {LOADERS[name]}
+        def train():
+            for batch in loader:
+                step(batch)
+        train()
+        """,
+    )
+    found = seen(argv, legs=chosen_legs(True), lines=True, rounds=1)
+    assert set(rates(found)) >= {"normal", "cached", "loader_only", "kept", "cold"}
+    assert hits(found.lines, "trainer")["optimizer.step()"] == 30
+    assert not [note for note in found.notes if "legs" in note or "lines" in note]
+
+
+def test_webdataset(work: Path) -> None:
+    wds, image = pytest.importorskip("webdataset"), pytest.importorskip("PIL.Image")
+    with wds.TarWriter(str(work / "shard.tar")) as sink:
+        for number in range(40):
+            picture = image.new("RGB", (90, 90), (number, 9, 9))
+            sink.write({"__key__": f"{number:03d}", "jpg": picture.crop((0, 0, 4, 9)), "cls": number % 3})
+    argv = script(
+        work,
+        """
+        import webdataset as wds
+        shards = wds.WebDataset("shard.tar", shardshuffle=False).decode("torchrgb").to_tuple("jpg", "cls").batched(8)
+        for images, labels in shards:
+            step((images.mean(dim=(1, 2)), torch.tensor(labels) % 3))
+        """,
+    )
+    found = seen(argv, legs=("normal", "cached", "loader_only"), steps=12)
+    assert set(rates(found)) >= {"normal", "cached", "loader_only"}
+    assert found.loaders[0].kind == "webdataset"
+    assert not [note for note in found.notes if "legs" in note]
+
+
+def test_feedlines_own_loader(work: Path) -> None:
+    pytest.importorskip("simplejpeg")
+    from tests.lab import tiny_split
+
+    tiny_split.write(work / "train", 120, 3, classes=3)
+    argv = script(
+        work,
+        """
+        from feedline.pipeline.loader import Loader
+        for images, labels in Loader("train", batch_size=8, image_size=32, train=True, num_workers=1):
+            step((images.float().mean(dim=(1, 2)).repeat(1, 2)[:, :4], labels))
+        """,
+    )
+    found = seen(argv, legs=chosen_legs(True), rounds=1, steps=12)
+    assert set(rates(found)) == {"normal", "cached", "loader_only", "cold"}
+    assert found.loaders[0].kind == "feedline"
+    assert not [note for note in found.notes if "legs" in note]
