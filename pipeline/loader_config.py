@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD, PREFETCH
+from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD, PREFETCH, limited
 from feedline.pipeline.draw.order import Policy
 from feedline.pipeline.draw.regions import Augment
 
@@ -25,29 +25,25 @@ MOST_PX = 32_766
 """OpenCV's limit."""
 
 
-def _number(default: Any, least: int, most: int = MANY) -> Any:
-    return field(default=default, metadata={"limits": (least, most)})
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
     """What `Loader(split, ...)` takes; names mean what they mean in torch's DataLoader."""
 
-    batch_size: int = _number(64, 1, 2**31 - 1)
+    batch_size: int = limited(64, 1, 2**31 - 1)
     """Per rank."""
-    image_size: int = _number(224, 1, MOST_PX)
+    image_size: int = limited(224, 1, MOST_PX)
     """Side of the square output, px; `set_image_size` changes it from the next epoch on."""
     train: bool = True
     """Random resized crop and flip, shuffled; else resize, centre crop, in index order."""
-    num_workers: int | None = _number(None, 0, 4096)
+    num_workers: int | None = limited(None, 0, 4096)
     """0: in the trainer itself. None: one per usable core (affinity, cgroup quota), at most MOST_WORKERS."""
-    prefetch_factor: int = _number(PREFETCH, 1, 65_536)
+    prefetch_factor: int = limited(PREFETCH, 1, 65_536)
     """Batches under way per worker."""
     persistent_workers: bool = True
     """Keep the workers between epochs."""
     pin_memory: bool | None = None
     """Page-lock the slots. None: where `device` is a CUDA device or CUDA is in use already."""
-    seed: int = _number(0, 0, 2**64 - 1)
+    seed: int = limited(0, 0, 2**64 - 1)
     device: str | int | torch.device | None = None
     """None: uint8 NHWC on the CPU. Else normalised, channels_last NCHW in `dtype`, there."""
     dtype: torch.dtype = torch.float32
@@ -59,20 +55,20 @@ class LoaderConfig:
     """What becomes of an uneven end. None: drop in training, pad (label −1) in evaluation."""
     short_last_batch: bool = False
     """With `pad`: the padding is cut off again, as a DataLoader without drop_last has it; it may be empty."""
-    rank: int | None = _number(None, 0, 2**31 - 1)
-    world_size: int | None = _number(None, 1, 2**31 - 1)
+    rank: int | None = limited(None, 0, 2**31 - 1)
+    world_size: int | None = limited(None, 1, 2**31 - 1)
     """None: from the process group, else from RANK and WORLD_SIZE, else 0 of 1."""
-    subset: int | None = _number(None, 1)
+    subset: int | None = limited(None, 1, MANY)
     """Only this many of the samples, the same in every epoch; chosen by the seed."""
     class_balanced: bool = False
     """Every class as often as the largest: small ones repeat."""
-    window_shards: int | None = _number(None, 0)
+    window_shards: int | None = limited(None, 0, MANY)
     """0: full random order. n: shards in random order, mixed within n of them. None: 0 on disk, else 8."""
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
     """For remote splits: what fsspec takes (plain JSON)."""
     cache_dir: str | Path | None = None
     """Where remote shards are kept; shared by everyone on the host. None: $FEEDLINE_CACHE or ~/.cache/feedline."""
-    cache_bytes: int = _number(64 << 30, 0)
+    cache_bytes: int = limited(64 << 30, 0, MANY)
     """The cache's size at most; 0: none, every sample is a range request."""
     on_bad: Literal["raise", "skip", "replace"] = "raise"
     """A sample that cannot be read, is not what was written, or cannot be decoded."""
