@@ -20,6 +20,7 @@ from feedline.pipeline.format.shard_tar import balanced_sizes, safe_key
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
 from feedline.preprocess.sources.base import Classes, Columns
+from feedline.preprocess.sources.labels import class_id, label_by_name
 from feedline.preprocess.sources.reading import Stat, Where
 
 MIN_SHARDS = 64
@@ -244,8 +245,7 @@ def with_safe_names(classes: Classes) -> Classes:
 
 def in_class_order(columns: Columns, classes: Classes, order: Sequence[str]) -> tuple[Columns, Classes]:
     """Labels renumbered as the user lists the class names. Raises UsageError for unknown or missing names."""
-    by_name = {str(entry["name"]): label for label, entry in enumerate(classes)}
-    by_name |= {str(entry["wnid"]): label for label, entry in enumerate(classes) if "wnid" in entry}
+    by_name = label_by_name(classes)
     unknown = [name for name in order if name not in by_name]
     if unknown:
         raise UsageError(f"class order names {unknown[0]!r}, which the source does not have")
@@ -261,7 +261,7 @@ def seeded_subset(columns: Columns, classes: Classes, count: int, seed: int) -> 
     """`count` classes chosen by the seed; their labels keep the order they had. Other samples are left out."""
     if count > len(classes):
         raise UsageError(f"{count} classes asked for, the source has {len(classes)}")
-    ranks = keyed_ranks([str(entry.get("wnid", entry["name"])) for entry in classes], seed, "classes")
+    ranks = keyed_ranks([class_id(entry) for entry in classes], seed, "classes")
     chosen = sorted(np.argsort(ranks, kind="stable")[:count].tolist())
     kept = np.flatnonzero(np.isin(columns.labels_N, chosen))
     return relabelled(rows_of(columns, kept), classes, chosen)
