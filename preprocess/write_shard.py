@@ -86,23 +86,26 @@ def settle() -> None:
 def write_shards(order: Order, tasks: Iterable[ShardTask], on_outcome: OnOutcome) -> None:
     """Writes the shards and their receipts; each is synced and published while the next one's images are worked on.
 
-    `on_outcome` hears of each in this thread, once the next has been made; after one with trouble that no retry would
-    mend (`fatal`) no further task is taken.
+    `on_outcome` hears of each, on another thread, when it is published; after one with trouble that no retry would
+    mend (`fatal`) no further shard is.
     """
     with ThreadPoolExecutor(1, "feedline-publish") as publisher:
+
+        def publish(job: ShardJob) -> Outcome:
+            on_outcome(outcome := job.publish())
+            return outcome
+
         publishing: Future[Outcome] | None = None
         for task in tasks:
             with ExitStack() as if_not_published:
                 job = if_not_published.enter_context(closing(ShardJob(order, task)))
                 job.make()
-                if publishing is not None:
-                    on_outcome(outcome := publishing.result())
-                    if outcome.fatal:
-                        return
-                publishing = publisher.submit(job.publish)
+                if publishing is not None and publishing.result().fatal:
+                    return
+                publishing = publisher.submit(publish, job)
                 if_not_published.pop_all()
         if publishing is not None:
-            on_outcome(publishing.result())
+            publishing.result()
 
 
 class ShardJob:

@@ -8,11 +8,13 @@ a quarter of the small CNN's step, and more than half of MobileNetV2's at 224 px
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
 
@@ -76,6 +78,30 @@ def signals_held() -> Generator[None]:
             signal.signal(kind, signal.SIG_DFL if handler is None else handler)
         for number in arrived[:1]:
             signal.raise_signal(number)
+
+
+def start_python(
+    module: str, arguments: Sequence[str], descriptors: Sequence[int], **streams: Any
+) -> subprocess.Popen[bytes]:
+    """A fresh interpreter that runs a module of ours, with these descriptors; it imports what we can import, and its
+    numeric libraries have one thread. A Ctrl-C meanwhile comes to us afterwards: the child has the signal blocked
+    until it says what it makes of it. `streams` as for Popen; stdin is empty."""
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command, env=environment, pass_fds=descriptors, stdin=subprocess.DEVNULL, **streams)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def how_it_ended(status: int) -> str:
+    """A process's `returncode` in words."""
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else -status
+    return f"was killed by {name}{', perhaps for want of memory,' if status == -signal.SIGKILL else ''}"
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:

@@ -10,21 +10,18 @@ A crew takes tasks and gives replies in any order; `receive` waits, unless `read
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import WorkerError
 from feedline.pipeline.base.memory import SharedMemory
-from feedline.pipeline.base.process import ONE_THREAD
+from feedline.pipeline.base.process import how_it_ended, start_python
 from feedline.pipeline.workers.entry import Worker
 from feedline.pipeline.workers.messages import MAX_BYTES, STOP, Reply, Task
 
@@ -92,16 +89,7 @@ class WorkerCrew:
     def _start(self, number: int, handed: list[int]) -> None:
         in_main = threading.current_thread() is threading.main_thread()
         numbers = (number, os.getpid(), int(in_main), *handed)
-        command = [sys.executable, "-P", "-m", "feedline.pipeline.workers.entry", *map(str, numbers)]
-        # the trainer's environment, with its import path: what it can import its workers can, whatever changed since
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
-        # a Ctrl-C now is delivered to us afterwards; the child inherits the mask until it ignores the signal
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            worker = subprocess.Popen(command, env=environment, pass_fds=handed, stdin=subprocess.DEVNULL)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        worker = start_python("feedline.pipeline.workers.entry", [*map(str, numbers)], handed)
         self._workers.append(worker)
         watch = os.pidfd_open(worker.pid)
         self._watches[watch] = number
@@ -134,12 +122,8 @@ class WorkerCrew:
         while time.monotonic() < deadline_s:
             for number, worker in enumerate(self._workers):
                 if (status := worker.poll()) is not None:
-                    end = f"ended with status {status}"
-                    if status < 0:
-                        name = signal.Signals(-status).name if -status in set(signal.Signals) else -status
-                        hint = ", perhaps for want of memory," if status == -signal.SIGKILL else ""
-                        end = f"was killed by {name}{hint}"
-                    raise WorkerError(f"loader worker {number} (pid {worker.pid}) {end} {self._blame(number)}")
+                    how = how_it_ended(status)
+                    raise WorkerError(f"loader worker {number} (pid {worker.pid}) {how} {self._blame(number)}")
             select.select(list(self._watches), [], [], GRACE_S)
         raise WorkerError("a loader worker closed its connection and did not end")
 

@@ -1,0 +1,188 @@
+"""Processes of this machine as an engine of `prepare`: no Java, no Spark.
+
+Each worker is a fresh interpreter (`python -m feedline.preprocess.processes`) at the other end of a pipe. It asks for
+a shard when it has made the one before, whose publication goes on meanwhile, and tells of each that is published.
+A worker that dies is replaced, and its shards are made again, each alone in its worker then, so that a shard over
+which a second worker dies is known. Workers end when their pipe closes, and with the process that started them.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import IO
+
+from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.process import die_with_parent, how_it_ended, start_python, usable_cores
+from feedline.preprocess.engine import EngineRun
+from feedline.preprocess.plan import ShardTask
+from feedline.preprocess.write_shard import OnOutcome, Order, Outcome, settle, write_shards
+
+GRACE_S = 2.0
+"""How long a worker may take to discard what it has begun before it is killed."""
+ERROR_BYTES = 4096
+MOST_DEATHS = 2
+"""Of workers over one shard, or before they asked for any, until the job ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessEngine:
+    """Tasks in processes of this machine."""
+
+    processes: int | None = None
+    """None: one for each core that may be used."""
+
+    def check(self) -> None:
+        """It runs wherever Python does."""
+
+    def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
+        started = time.monotonic()
+        processes = min(self.processes or usable_cores(), len(tasks))
+        with tempfile.TemporaryFile() as errors:
+            pool = Pool(order, tasks, errors)
+            try:
+                for outcome in pool.outcomes(processes):
+                    on_outcome(outcome)
+                ended = time.monotonic()
+            finally:
+                pool.close()
+        return EngineRun(run_s=ended - started, stop_s=time.monotonic() - ended, parallelism=processes,
+                         master=f"{processes} processes")  # fmt: skip
+
+
+@dataclass(eq=False)
+class PoolWorker:
+    process: subprocess.Popen[bytes]
+    pipe: Connection
+    started: bool = False
+    asks: bool = False
+    tasks: list[ShardTask] = field(default_factory=list[ShardTask])
+    """Handed to it and not published yet: at most one being published and one being made."""
+
+
+class Pool:
+    """The workers, and the shards that are left."""
+
+    def __init__(self, order: Order, tasks: Sequence[ShardTask], errors: IO[bytes]) -> None:
+        self.order, self.waiting, self.errors = order, deque(tasks), errors
+        self.workers: dict[Connection, PoolWorker] = {}
+        self.deaths: Counter[tuple[str, int]] = Counter()
+        self.failed_starts = 0
+
+    def outcomes(self, processes: int) -> Generator[Outcome]:
+        """Of every shard, once it is published. Raises FeedlineError where a worker died a second time over one."""
+        for _ in range(processes):
+            self.start()
+        while self.waiting or any(worker.tasks for worker in self.workers.values()):
+            for pipe in wait(list(self.workers)):
+                worker = self.workers[pipe]
+                try:
+                    message = pipe.recv()
+                except (EOFError, OSError):
+                    self.replace(worker)
+                    continue
+                if message is None:
+                    worker.started = worker.asks = True
+                else:
+                    worker.tasks.pop(0)
+                    yield message
+            self.hand_out()
+
+    def start(self) -> None:
+        ours, theirs = Pipe()
+        with theirs:
+            arguments = (str(theirs.fileno()), str(os.getpid()))
+            process = start_python("feedline.preprocess.processes", arguments, [theirs.fileno()], stderr=self.errors)
+        self.workers[ours] = PoolWorker(process, ours)
+        ours.send(self.order)
+
+    def hand_out(self) -> None:
+        """A shard to every worker that asks. One that a worker died over is in no worker beside another."""
+        for worker in self.workers.values():
+            if worker.asks and self.waiting:
+                both = [*worker.tasks, self.waiting[0]]
+                if len(both) == 1 or not any(self.deaths[task.split, task.shard] for task in both):
+                    with suppress(OSError):  # it has died: its pipe's end is the next thing we hear of it
+                        worker.pipe.send(self.waiting[0])
+                    worker.tasks.append(self.waiting.popleft())
+                    worker.asks = False
+
+    def replace(self, worker: PoolWorker) -> None:
+        """Its shards are the next to be made again."""
+        del self.workers[worker.pipe]
+        end(worker)
+        how = f"{how_it_ended(worker.process.returncode)}{self.last_error()}"
+        if not worker.started:
+            self.failed_starts += 1
+            if self.failed_starts == MOST_DEATHS:
+                raise FeedlineError(f"a process of prepare {how} before it began: run again to resume")
+        for task in worker.tasks:
+            self.deaths[task.split, task.shard] += 1
+            if self.deaths[task.split, task.shard] == MOST_DEATHS:
+                raise FeedlineError(f"two processes died over shard {task.shard} of {task.split}; the last {how}: "
+                                    "run the same command again to resume")  # fmt: skip
+        self.waiting.extendleft(reversed(worker.tasks))
+        self.start()
+
+    def last_error(self) -> str:
+        """The last line that a worker wrote to its stderr, in brackets; "" when there is none."""
+        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - ERROR_BYTES))
+        lines = self.errors.read().decode(errors="replace").split("\n")
+        return next((f" ({line.strip()[:300]})" for line in reversed(lines) if line.strip()), "")
+
+    def close(self) -> None:
+        """Ends all workers; what they have not published they discard, or the next run does."""
+        for worker in self.workers.values():
+            worker.pipe.close()
+            worker.process.terminate()
+        for worker in self.workers.values():
+            end(worker)
+        self.workers.clear()
+
+
+def end(worker: PoolWorker) -> None:
+    """Waits for its end, which a closed pipe or a signal has brought about; kills it where that takes long."""
+    worker.pipe.close()
+    try:
+        worker.process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        worker.process.kill()
+        worker.process.wait()
+
+
+# --- in a worker --------------------------------------------------------------------------------------
+
+
+def main(descriptor: int, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C ends
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # attempts are discarded on the way out
+    die_with_parent()
+    if os.getppid() != parent:
+        return
+    settle()
+    one_at_a_time = threading.Lock()
+    with Connection(descriptor) as pipe:
+
+        def tell(message: Outcome | None) -> None:
+            with one_at_a_time:
+                pipe.send(message)
+
+        def asked_for() -> Generator[ShardTask]:
+            with suppress(EOFError, OSError):  # the parent has closed its end
+                while True:
+                    tell(None)
+                    yield pipe.recv()
+
+        write_shards(pipe.recv(), asked_for(), tell)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
