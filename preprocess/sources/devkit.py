@@ -5,7 +5,6 @@ which is the rank of the wnid among the sorted wnids of the leaf synsets. The gr
 *alphabetical* file name, whatever the order in the tar.
 """
 
-import io
 import itertools
 import tarfile
 import zlib
@@ -14,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from feedline.pipeline.base.errors import SourceError, UsageError, first_line
 from feedline.preprocess.sources.base import Classes, without_extension
 from feedline.preprocess.sources.labels import class_entry, class_id, label_by_name
+from feedline.preprocess.sources.matfile import read_mat
 from feedline.preprocess.sources.reading import open_remote
 
 META = "meta.mat"
@@ -72,16 +70,15 @@ def read_devkit(where: str, options: Mapping[str, Any]) -> Devkit:
 
 def leaf_synsets(meta: bytes, where: str) -> list[tuple[int, str, str]]:
     """(ID, wnid, words) of the synsets without children."""
-    from scipy.io import loadmat
-
     try:
-        synsets = np.atleast_1d(loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"])
-        leaves = [synset for synset in synsets if int(synset["num_children"]) == 0]
-        rows = [(int(leaf["ILSVRC2012_ID"]), str(leaf["WNID"]), str(leaf["words"])) for leaf in leaves]
-    except Exception as error:  # scipy raises anything at all on a damaged file
-        raise SourceError(
-            f"{where}: {META} cannot be read ({type(error).__name__}): download the devkit again"
-        ) from error
+        synsets = read_mat(meta)["synsets"]
+        rows = [
+            (int(synset["ILSVRC2012_ID"][0]), str(synset["WNID"]), str(synset["words"]))
+            for synset in synsets
+            if not any(synset["num_children"])
+        ]
+    except (ValueError, LookupError, TypeError) as error:
+        raise SourceError(f"{where}: {META} cannot be read ({error}): download the devkit again") from error
     if not rows:
         raise SourceError(f"{where}: {META} lists no synset without children: download the devkit again")
     return rows

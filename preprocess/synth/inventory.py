@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.preprocess.sources.matfile import write_mat
 from feedline.preprocess.sources.staging import add
 from feedline.preprocess.synth.pictures import CLASSES_MAX, ODDITIES, TYPICAL_LONG_SIDE_PX, Picture
 
@@ -37,7 +38,6 @@ THINGS = (
 )
 LEAVES_PER_PARENT = 4
 SYNSET_FIELDS = "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images"
-MAT_TEXT_BYTES = 116
 DEVKIT_FOLDER = "ILSVRC2012_devkit_t12"
 
 
@@ -165,25 +165,20 @@ class SynthPlan:
         return gzip.compress(packed.getvalue(), mtime=0)
 
     def _meta_mat(self) -> bytes:
-        from scipy.io import savemat
-
         leaves = sorted(zip(self.synsets, self.train_sizes, strict=True), key=lambda pair: pair[0].ident)
-        rows: list[tuple[Any, ...]] = [
-            (s.ident, s.wnid, s.words, f"a synthetic {s.words.partition(',')[0]}", 0, np.empty(0), 0, size)
+        rows: list[tuple[int | str | list[int], ...]] = [
+            (s.ident, s.wnid, s.words, f"a synthetic {s.words.partition(',')[0]}", 0, [], 0, size)
             for s, size in leaves
         ]
         for number, start in enumerate(range(0, len(leaves), LEAVES_PER_PARENT)):
-            children = np.array([synset.ident for synset, _ in leaves[start : start + LEAVES_PER_PARENT]])
+            children = [synset.ident for synset, _ in leaves[start : start + LEAVES_PER_PARENT]]
             # A wnid below and between those of the leaves: whoever forgets `num_children` gets other labels.
             wnid = f"n{int(self.synsets[number % len(self.synsets)].wnid[1:]) - 1 - number:08d}"
             ident, kind = len(leaves) + 1 + number, f"kind {number + 1}"
             rows.append((ident, wnid, kind, "a synset above others", len(children), children, 1, 0))
-        table = np.array(rows, dtype=[(name, object) for name in SYNSET_FIELDS.split()])
-        buffer = io.BytesIO()
-        savemat(buffer, {"synsets": table.reshape(-1, 1)})
-        # MATLAB's header says when it was written: that would be another file each time.
+        fields = SYNSET_FIELDS.split()
         text = b"MATLAB 5.0 MAT-file, Platform: feedline synth, Created on: Thu Jan  1 00:00:00 1970"
-        return text.ljust(MAT_TEXT_BYTES) + buffer.getvalue()[MAT_TEXT_BYTES:]
+        return write_mat(text, "synsets", [dict(zip(fields, row, strict=True)) for row in rows])
 
 
 def draw_synsets(rng: np.random.Generator, classes: int) -> list[Synset]:
