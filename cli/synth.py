@@ -12,7 +12,7 @@ OPTIONS = fields("preprocess.synth.inventory.SynthConfig", long_side_px={"flags"
 
 @command
 def synth(config: Annotated[Settings, OPTIONS], record: Record) -> None:
-    """Make a synthetic ImageNet from photographs that ship inside scikit-image and scikit-learn.
+    """Make a synthetic ImageNet from eight photographs.
 
     Example: feedline synth /data/synthetic --images 10000 --classes 100 --oddities
     """

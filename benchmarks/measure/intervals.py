@@ -9,7 +9,10 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
+
+import numpy as np
 
 CONFIDENCE = 0.95
 MARGIN = 0.04
@@ -110,8 +113,11 @@ def _outcome(ratio: Estimate) -> Outcome:
     return "same" if ratio.low > 1 / (1 + MARGIN) and ratio.high < 1 + MARGIN else "open"
 
 
+@cache
 def student_t(freedom: int, confidence: float) -> float:
-    """The two-sided quantile, e.g. 12.7 for one degree and 95 %."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 0.5 + confidence / 2))
+    """The two-sided quantile, e.g. 12.7 for one degree and 95 %: with t = √ν·tan θ the density is cosᵛ⁻¹ θ, whose
+    integral is a sum over fine steps (error below 1e-4 up to thousands of degrees)."""
+    angle = np.linspace(0, math.pi / 2, 100_001)
+    density = np.cos(angle[:-1] + angle[1] / 2) ** (freedom - 1)
+    below = np.concatenate([[0.0], np.cumsum(density)]) / density.sum()
+    return float(math.sqrt(freedom) * np.tan(np.interp(confidence, below, angle)))

@@ -22,7 +22,7 @@ from feedline.preprocess.sources.staging import add
 from feedline.preprocess.synth.pictures import CLASSES_MAX, ODDITIES, TYPICAL_LONG_SIDE_PX, Picture
 
 Layout = Literal["ilsvrc", "folder"]
-VERSION = 1
+VERSION = 2
 """Of the pictures and their arrangement: another one makes another set from the same seed."""
 MOST_IMAGES = 10**9
 SAMPLES_PER_ODDITY = 10_000

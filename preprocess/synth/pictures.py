@@ -1,13 +1,12 @@
 """One synthetic picture: a real photograph, cropped, warped, re-coloured, with grain, and a textured shape on it.
 
-The photographs ship inside scikit-image and scikit-learn. Which one is used says nothing of the class. The class is a
+The photographs are in `photos/` (public domain or CC0). Which one is used says nothing of the class. The class is a
 texture (stripes, checks, rings …) in a shape, at a pitch that survives scaling to 64 px, multiplied in with mean
 zero, random sign and phase, so that neither a channel's mean nor a pixel template gives it away. All of a picture
 follows from (seed, split, class, number); about 5 ms on one core at 500×375. Some are the odd files that ImageNet
 really has, or that every copy of it gets sooner or later.
 """
 
-import importlib.util
 import io
 import math
 from dataclasses import dataclass
@@ -21,14 +20,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image as PillowImage
 
-from feedline.pipeline.base.errors import FeedlineError
-
-PHOTOS = {
-    "skimage": "astronaut.png chelsea.png coffee.png motorcycle_left.png motorcycle_right.png rocket.jpg "
-    "hubble_deep_field.jpg ihc.png brick.png grass.png gravel.png camera.png coins.png",
-    "sklearn": "china.jpg flower.jpg",
-}
-PHOTO_FOLDERS = {"skimage": "data", "sklearn": "datasets/images"}
+PHOTOS = Path(__file__).with_name("photos")
 SIZES = {
     (500, 375): 0.58,
     (375, 500): 0.16,
@@ -149,21 +141,8 @@ def draw(picture: Picture, long_side_px: int) -> tuple[Image, int]:
 
 @lru_cache(maxsize=1)
 def photographs() -> list[Image]:
-    """HWC RGB. Raises FeedlineError when a package with photographs is missing."""
-    images: list[Image] = []
-    for package, names in PHOTOS.items():
-        spec = importlib.util.find_spec(package)
-        folders = list(spec.submodule_search_locations or []) if spec else []
-        for name in names.split():
-            path = Path(folders[0] if folders else "", PHOTO_FOLDERS[package], name)
-            image = cv2.imread(str(path), cv2.IMREAD_COLOR_RGB)
-            if image is None:
-                distribution = {"skimage": "scikit-image", "sklearn": "scikit-learn"}[package]
-                raise FeedlineError(
-                    f"the photographs of {distribution} are not there: pip install 'feedline[prepare]'"
-                )
-            images.append(np.asarray(image, np.uint8))
-    return images
+    """HWC RGB."""
+    return [np.asarray(simplejpeg.decode_jpeg(path.read_bytes()), np.uint8) for path in sorted(PHOTOS.glob("*.jpg"))]
 
 
 def photograph(rng: np.random.Generator, width: int, height: int) -> Field:
