@@ -1,7 +1,9 @@
 """`feedline doctor`: what is active on this machine, and how to mend what is not."""
 
 import ctypes.util
+import importlib.metadata
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,14 +31,14 @@ class Fact:
 
 @command
 def doctor(record: Record) -> None:
-    """Print what feedline found on this machine: image libraries, torch, GPU, Java, Spark, cores, limits.
+    """Print what feedline found on this machine: image libraries, torch, GPU, Java, Spark, cores, verbs.
 
     Example: feedline doctor --json doctor.json
     """
     from feedline.profiling.record.host import describe_host
 
     host = describe_host()
-    facts = [*images(host["versions"]), *torch(host), java(), spark(host["versions"]), *resources(host)]
+    facts = [*images(host["versions"]), *torch(host), java(), spark(host["versions"]), *resources(host), *verbs()]
     for fact in facts:
         console.print(f"{fact.name:<16} {fact.text}")
         if fact.remedy:
@@ -109,6 +111,42 @@ def java() -> Fact:
 def spark(versions: dict[str, str]) -> Fact:
     value = versions.get("pyspark")
     return Fact("spark", "Spark", value, value or "none", "" if value else "pip install pyspark")
+
+
+def verbs() -> Iterator[Fact]:
+    """What each extra of feedline's own metadata needs, and so which verbs work here."""
+    from feedline.cli.main import VERBS
+
+    missing = {extra: lacking(extra) for extra in sorted({*VERBS.values()})}
+    works = [verb for verb, extra in VERBS.items() if not missing[extra]]
+    yield Fact("verbs", "verbs", works, ", ".join(works))
+    for extra in (extra for extra, packages in missing.items() if packages):
+        names = ", ".join(verb for verb in VERBS if VERBS[verb] == extra)
+        yield Fact(f"without_{extra}", "", missing[extra], f"{names}: not without {', '.join(missing[extra])}",
+                   f"pip install 'feedline[{extra}]'")  # fmt: skip
+
+
+def lacking(extra: str) -> list[str]:
+    """Packages of an extra that are not installed, those of the extras in it included."""
+    names: list[str] = []
+    for line in importlib.metadata.requires("feedline") or []:
+        requirement = re.fullmatch(r"([\w.-]+)(?:\[(.*?)\])?[^;]*?(?:;.*extra == [\"'](\w+)[\"'].*)?", line.strip())
+        if requirement is None or (requirement[3] or "") != extra:
+            continue
+        if requirement[1] == "feedline":
+            names += [name for inner in requirement[2].split(",") for name in lacking(inner)]
+            continue
+        alike = ("pillow", "pillow-simd") if requirement[1] == "pillow" else (requirement[1],)
+        if not any(map(installed, alike)):
+            names.append(requirement[1])
+    return names
+
+
+def installed(distribution: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(distribution))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def resources(host: dict[str, Any]) -> Iterator[Fact]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 VERBS = {
-    "doctor": "", "synth": "prepare", "prepare": "prepare", "verify": "shards", "index": "shards",
-    "inspect": "shards", "train": "train", "slurm": "", "profile": "", "report": "", "demo": "all",
-    "compare": "train", "tune": "train", "plan": "train", "ladder": "all",
+    "doctor": "", "synth": "shards", "prepare": "shards", "verify": "shards", "index": "shards",
+    "inspect": "shards", "train": "train", "slurm": "", "profile": "", "report": "", "demo": "train",
+    "compare": "train", "tune": "train", "plan": "train", "ladder": "train",
 }  # fmt: skip
 """Each a function in the module of its name, and the extra that brings what it imports; none: the base is enough."""
 OPTIONS_END_AT_THE_SCRIPT = {"allow_interspersed_args": False}
@@ -43,7 +43,6 @@ app = typer.Typer(
     name="feedline",
     help="Find out why the GPU is waiting, fix it, and prove it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

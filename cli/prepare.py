@@ -1,4 +1,4 @@
-"""`feedline prepare SOURCE OUT`: raw images to shards, on Spark."""
+"""`feedline prepare SOURCE OUT`: raw images to shards, on Spark or in processes of this machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

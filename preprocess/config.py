@@ -10,6 +10,7 @@ from feedline.pipeline.base.settings import check_limits, limited
 from feedline.preprocess.picture import MAX_PIXELS, RESIZES, Output, check
 
 DEFAULT_SHARD_BYTES = 64 << 20
+ENGINES = ("spark", "processes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,8 @@ class PrepareConfig:
     """Replace what is in OUT; a finished dataset stays till then: room for both."""
     retry_quarantine: bool = False
     """Try the (mended) files in OUT/quarantine again, in their places."""
+    engine: str | None = None
+    """spark, or processes of this machine; not given: Spark where there is Java for it."""
     master: str | None = None
     """local[*] (default), local[N], spark://host:7077, yarn, k8s://…"""
     spark: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -59,6 +62,11 @@ class PrepareConfig:
         names = [output.name for output in self.outputs]
         twice = sorted({name for name in names if names.count(name) > 1})
         check(not twice, f"two outputs named {', '.join(twice)}: outputs must differ in size or codec")
+        check(self.engine in (None, *ENGINES), f"engine {self.engine!r} is none of {', '.join(ENGINES)}")
+        check(
+            self.engine != "processes" or not (self.master or self.spark),
+            "--master and --conf are for Spark: leave them out with --engine processes",
+        )
         check(
             self.val_fraction is None or 0 < self.val_fraction < 1,
             f"val fraction {self.val_fraction} is not between 0 and 1",

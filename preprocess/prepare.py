@@ -19,6 +19,7 @@ import numpy as np
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import write_error
+from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.scratch import clear_abandoned, scratch_folder
 from feedline.preprocess import commit, output, quarantine
 from feedline.preprocess.config import PrepareConfig
@@ -26,6 +27,7 @@ from feedline.preprocess.engine import Engine, EngineRun
 from feedline.preprocess.fingerprint import fingerprint, versions
 from feedline.preprocess.index_source import OnNote, gather, open_configured
 from feedline.preprocess.plan import ShardTask, SplitPlan, estimated_bytes, make_plan
+from feedline.preprocess.processes import ProcessEngine
 from feedline.preprocess.receipts import Receipt
 from feedline.preprocess.spark import SparkEngine
 from feedline.preprocess.store import WORK, LocalStore, Store, open_store
@@ -50,13 +52,29 @@ def prepare(
     """Runs the job, or what is left of it; returns the report (as in OUT/report.json).
 
     Raises FeedlineError (one line, with `exit_status`) for whatever keeps it from finishing; what is done stays and a
-    rerun resumes. `on_note` gets lines that a user may want to read. `engine` runs the tasks; None is Spark.
+    rerun resumes. `on_note` gets lines that a user may want to read. `engine` runs the tasks; None: as configured.
     """
-    engine = engine or SparkEngine(master=config.master, conf=config.spark)
+    on_note = on_note or (lambda _: None)
+    engine = engine or chosen_engine(config, on_note)
     engine.check()
     check_apart(config)
     clear_abandoned()  # what a killed run left, even if nothing is left to do
-    return Preparation(config, on_progress or (lambda *_: None), on_note or (lambda _: None), engine).run()
+    return Preparation(config, on_progress or (lambda *_: None), on_note, engine).run()
+
+
+def chosen_engine(config: PrepareConfig, on_note: OnNote) -> Engine:
+    """As asked; unasked Spark where it can run, else, with a note, processes of this machine."""
+    if config.engine == "processes":
+        return ProcessEngine()
+    spark = SparkEngine(master=config.master, conf=config.spark)
+    if config.engine is None and not (config.master or config.spark):
+        try:
+            spark.check()
+        except FeedlineError as error:
+            why = str(error).partition(": ")[0]
+            on_note(f"{why}: preparing in {usable_cores()} processes of this machine (--engine processes)")
+            return ProcessEngine()
+    return spark
 
 
 @dataclass

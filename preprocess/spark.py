@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,10 @@ class SparkEngine:
     """More Spark settings, as for `spark-submit --conf`."""
 
     def check(self) -> None:
-        """Raises FeedlineError where there is no Java; under spark-submit, or with a context, there is one."""
+        """Raises FeedlineError without pyspark or Java; under spark-submit, or with a context, there are both."""
         if not under_submit() and callers_context() is None:
+            if find_spec("pyspark") is None:
+                raise FeedlineError("pyspark is not installed: pip install 'feedline[prepare]'")
             _, trouble = java()
             if trouble:
                 raise FeedlineError(trouble)

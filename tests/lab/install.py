@@ -1,0 +1,151 @@
+"""Every extra in a clean environment, and its verbs there.
+
+    python -m tests.lab.install [--python 3.11 --python 3.13] [--only base --only shards] --work DIR
+
+Builds wheel and sdist from the tracked files, checks both with twine, and installs the wheel with `uv` from the
+registry that the environment names: stock Pillow, and torch only where the extra or the case brings it. Java is used
+by `prepare` alone. Prints a table; the exit status is 1 when a step did something else than it should.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+for _ in DataLoader(TensorDataset(torch.zeros(4000, 8)), batch_size=8):
+    pass
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    line: str
+    """The command's words; DATA, SHARDS, OUT and SCRIPT are places."""
+    status: int = 0
+    says: str = ""
+    """Stands in what it prints."""
+
+
+@dataclass(frozen=True)
+class Case:
+    extra: str
+    packages: tuple[str, ...]
+    """Beside the wheel."""
+    without: tuple[str, ...]
+    """What must not have come along."""
+    steps: tuple[Step, ...]
+
+
+NO_SPARK = ("pyspark", "pandas", "scipy", "py4j")
+ASKS = "pip install 'feedline["
+SYNTH = Step("synth DATA --images 200 --classes 4 --oddities", says="images")
+PREPARE = Step("prepare DATA SHARDS --output 64:jpeg --output 32:raw:square --max-bad 0.2", says="samples/s")
+WITHOUT_JAVA = Step(PREPARE.line, says="processes of this machine")
+COMPARE = "compare SHARDS/32-raw --num-workers 0,1 --image-size 32 --rounds 3 --window 0.3 --work OUT/compare"
+TRAIN = "train SHARDS/32-raw --model small_cnn --image-size 32 --epochs 1 --run OUT/run"
+CASES = {
+    "base": Case("", (), ("torch", "pillow", "pyarrow", *NO_SPARK), (
+        Step("--help"), Step("doctor", says="profile"), Step("train SHARDS", 2, ASKS),
+        Step("prepare DATA SHARDS", 2, ASKS), Step("verify SHARDS", 2, ASKS), Step("synth DATA", 2, ASKS))),
+    "base with torch": Case("", ("torch", "torchvision"), ("pyarrow", *NO_SPARK), (
+        Step("profile --json OUT/profile.json SCRIPT", says="samples/s"), Step("report OUT/profile.json"))),
+    "shards": Case("shards", (), ("torch", *NO_SPARK), (
+        SYNTH, WITHOUT_JAVA, Step("verify SHARDS"), Step("inspect SHARDS"), Step(TRAIN, 2, ASKS),
+        Step("prepare DATA OUT/again --engine spark", 1, f"{ASKS}prepare]"), Step("doctor", says="prepare"))),
+    "prepare": Case("prepare", (), ("torch", "pandas", "scipy"), (SYNTH, PREPARE, Step("verify SHARDS"))),
+    "train": Case("train", (), NO_SPARK, (
+        SYNTH, WITHOUT_JAVA, Step(TRAIN), Step(COMPARE), Step("plan SHARDS/32-raw --gpu-rate 1000 --image-size 32"),
+        Step("demo --quick --out OUT/demo"))),
+    "all": Case("all", (), (), (Step("doctor", says="Spark"), Step("--version"), Step("--show-completion"))),
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--python", action="append", help="version or path (this one's)")
+    parser.add_argument("--only", action="append", choices=CASES)
+    parser.add_argument("--work", type=Path, required=True)
+    args = parser.parse_args()
+    wheel = build(args.work / "dist")
+    failed = 0
+    for python in args.python or [sys.executable]:
+        for name in args.only or CASES:
+            failed += not try_case(name, CASES[name], python, wheel, args.work / "case")
+    return int(failed > 0)
+
+
+def build(out: Path) -> Path:
+    """The wheel, of a copy of the tracked files."""
+    shutil.rmtree(out, ignore_errors=True)
+    source = out / "source"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, source / name)
+    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "-o", out / "made", source], check=True,
+                   stdout=subprocess.DEVNULL)  # fmt: skip
+    made = sorted((out / "made").iterdir())
+    subprocess.run(["uv", "tool", "run", "-q", "twine", "check", "--strict", *made], check=True)
+    return next(path for path in made if path.suffix == ".whl")
+
+
+def try_case(name: str, case: Case, python: str, wheel: Path, work: Path) -> bool:
+    shutil.rmtree(work, ignore_errors=True)
+    places = {word: str(work / word.lower()) for word in ("DATA", "SHARDS", "OUT")}
+    (work / "out").mkdir(parents=True)
+    (work / "script.py").write_text(SCRIPT)
+    places["SCRIPT"] = str(work / "script.py")
+    started = time.monotonic()
+    subprocess.run(["uv", "venv", "-q", "--python", python, work / "venv"], check=True)
+    target = f"{wheel}[{case.extra}]" if case.extra else str(wheel)
+    inside = work / "venv" / "bin"
+    subprocess.run(["uv", "pip", "install", "-q", "--python", inside / "python", target, *case.packages], check=True)
+    listed = subprocess.run(
+        ["uv", "pip", "list", "-q", "--python", inside / "python"], capture_output=True, text=True
+    )
+    here = {line.split()[0].lower() for line in listed.stdout.splitlines()[2:]}
+    wrong = [f"{package} came along" for package in case.without if package in here]
+    took_s = time.monotonic() - started
+    print(f"{name}, Python {python}: {len(here)} packages in {took_s:.0f} s", flush=True)
+    programs = os.environ["PATH"] if case.extra == "prepare" else path_without_java(work)
+    environment = {"HOME": str(work), "PATH": f"{inside}:{programs}"}
+    for step in case.steps:
+        words = step.line.split()
+        for place, path in places.items():
+            words = [word.replace(place, path) for word in words]
+        began = time.monotonic()
+        command = [inside / "feedline", *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=work, env=environment)
+        output = done.stdout + done.stderr
+        lines = done.stderr.strip().splitlines()
+        good = done.returncode == step.status and step.says in output and "Traceback" not in output
+        good = good and (step.status != 2 or len(lines) == 1)
+        if not good:
+            wrong.append(f"{step.line}: status {done.returncode}: {output.strip()[-400:]}")
+        print(f"  {'ok' if good else 'WRONG':<6} {time.monotonic() - began:6.1f} s  feedline {step.line}", flush=True)
+    for words in wrong:
+        print(f"  -> {words}", flush=True)
+    return not wrong
+
+
+def path_without_java(work: Path) -> str:
+    """A folder of links to the system's programs, but for Java's."""
+    folder = work / "bin"
+    folder.mkdir(exist_ok=True)
+    for where in ("/usr/bin", "/bin"):
+        for program in Path(where).iterdir():
+            if program.name not in ("java", "javac") and not (folder / program.name).exists():
+                (folder / program.name).symlink_to(program)
+    return str(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
