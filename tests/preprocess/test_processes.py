@@ -1,4 +1,7 @@
-"""Prepare in processes of this machine: the same bytes after any death, and nothing left behind."""
+"""Prepare in processes of this machine: the same bytes after any death, and nothing left behind.
+
+`test_spark.py` holds that Spark writes the same.
+"""
 
 import os
 import signal
@@ -16,13 +19,14 @@ from feedline.preprocess.engine import EngineRun
 from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.processes import ProcessEngine
 from feedline.preprocess.write_shard import OnOutcome, Order, Outcome
+from tests.preprocess.jobs import Started, all_gone, run, wait_for
 from tests.preprocess.making import digests, prepare
 
 
 @pytest.fixture(scope="module")
-def calm(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What an undisturbed run in one process writes."""
-    out = tmp_path_factory.mktemp("calm") / "out"
+def expected(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What an undisturbed run in this process writes."""
+    out = tmp_path_factory.mktemp("expected") / "out"
     prepare(images, out, shards=8)
     return digests(out)
 
@@ -76,27 +80,27 @@ class Poisoned(ProcessEngine):
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_any_number_of_processes_writes_the_same_bytes(
-    images: Path, tmp_path: Path, calm: dict[str, str], processes: int
+    images: Path, tmp_path: Path, expected: dict[str, str], processes: int
 ) -> None:
     report = prepare(images, tmp_path / "out", shards=8, engine=ProcessEngine(processes=processes))
-    assert digests(tmp_path / "out") == calm
+    assert digests(tmp_path / "out") == expected
     assert report["parallelism"] == processes
     assert workers() == []
 
 
 def test_a_process_that_dies_is_replaced_and_its_shards_are_made_again(
-    images: Path, tmp_path: Path, calm: dict[str, str]
+    images: Path, tmp_path: Path, expected: dict[str, str]
 ) -> None:
     def kill() -> None:
         workers()[0].kill()
 
     prepare(images, tmp_path / "out", shards=8, engine=Disturbed(processes=2, action=kill))
-    assert digests(tmp_path / "out") == calm
+    assert digests(tmp_path / "out") == expected
 
 
 @pytest.mark.parametrize("position", [0, 3])
 def test_a_shard_over_which_two_processes_die_is_named(
-    images: Path, tmp_path: Path, calm: dict[str, str], position: int
+    images: Path, tmp_path: Path, expected: dict[str, str], position: int
 ) -> None:
     """Also where another shard of the same process was not published yet."""
     words = f"two processes died over shard {position} of train.*ended with status 3"
@@ -104,7 +108,7 @@ def test_a_shard_over_which_two_processes_die_is_named(
         prepare(images, tmp_path / "out", shards=8, engine=Poisoned(processes=1, position=position))
     assert workers() == []
     prepare(images, tmp_path / "out", shards=8, engine=ProcessEngine())
-    assert digests(tmp_path / "out") == calm
+    assert digests(tmp_path / "out") == expected
 
 
 def test_a_process_that_cannot_begin_says_why(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +129,7 @@ def test_trouble_in_a_task_ends_the_job_in_one_line_and_leaves_no_attempt(images
 
 
 def test_a_stopped_process_does_not_keep_the_job_from_ending(
-    images: Path, tmp_path: Path, calm: dict[str, str]
+    images: Path, tmp_path: Path, expected: dict[str, str]
 ) -> None:
     def stop_and_end() -> None:
         os.kill(workers()[0].pid, signal.SIGSTOP)
@@ -135,4 +139,72 @@ def test_a_stopped_process_does_not_keep_the_job_from_ending(
         prepare(images, tmp_path / "out", shards=8, engine=Disturbed(processes=2, action=stop_and_end))
     assert workers() == []
     prepare(images, tmp_path / "out", shards=8, engine=ProcessEngine())
+    assert digests(tmp_path / "out") == expected
+
+
+# --- as a command -------------------------------------------------------------------------------------
+
+PROCESSES = ("--engine", "processes")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_killing_the_driver_leaves_no_process_and_a_rerun_finishes(
+    source: Path, calm: dict[str, str], tmp_path: Path, scratch: Path, stopped: bool
+) -> None:
+    """Also where a process had been stopped."""
+    started = Started(source, tmp_path / "out", *PROCESSES)
+    started.until_receipts()
+    family = started.family()
+    if stopped:
+        family[-1].suspend()
+    started.process.kill()
+    wait_for(lambda: all_gone(family), 30)
+    started.end()
+    assert not list((tmp_path / "out").rglob("manifest.json"))
+    assert run(source, tmp_path / "out", *PROCESSES).returncode == 0
     assert digests(tmp_path / "out") == calm
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["quarantine", "report.json", "train"]
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing_running_and_nothing_final(
+    source: Path, tmp_path: Path, scratch: Path, number: signal.Signals
+) -> None:
+    started = Started(source, tmp_path / "out", *PROCESSES)
+    started.until_receipts()
+    family = started.family()
+    started.process.send_signal(number)
+    status, errors = started.end()
+    assert status == 128 + number
+    assert errors.splitlines()[-1].endswith("ed: the same command resumes")
+    assert "Traceback" not in errors
+    assert all_gone(family)
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.name.endswith((".tmp", "manifest.json"))]
+    assert not list(scratch.iterdir())
+
+
+def test_without_java_it_is_chosen_and_said(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    done = run(images, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "processes of this machine (--engine processes)" in line]
+    assert len(told) == 1
+    assert told[0].startswith("no java in JAVA_HOME")
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--engine", "processes", "--master", "local[2]"), "--master and --conf are for Spark"),
+        (("--engine", "processes", "--conf", "a=b"), "--master and --conf are for Spark"),
+        (("--engine", "dask"), "engine 'dask' is none of spark, processes"),
+    ],
+)
+def test_what_no_engine_can_mean_is_one_line(
+    images: Path, tmp_path: Path, options: tuple[str, ...], what: str
+) -> None:
+    done = run(images, tmp_path / "out", *options)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert what in done.stderr
+    assert not (tmp_path / "out").exists()

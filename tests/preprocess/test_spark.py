@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,107 +19,12 @@ from py4j.protocol import Py4JNetworkError
 
 from feedline.cli import main as feedline_main
 from feedline.preprocess import spark
-from tests.preprocess.making import digests, photo, saved
+from tests.preprocess.jobs import Started, all_gone, command, run, wait_for
+from tests.preprocess.making import digests
 
-FEEDLINE = [str(Path(sys.executable).with_name("feedline"))]
-SHARDS = 12
-OPTIONS = ["--shards", str(SHARDS), "--max-bad", "0.2", "--size", "64"]
 SPARK_HOME = Path(pyspark.__file__).parent
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Few pictures under many names, each large enough that a job can be met in its middle."""
-    folder = tmp_path_factory.mktemp("spark") / "images"
-    large = [saved(photo(seed, 2400, 1800)) for seed in range(3)]
-    for number in range(60):
-        (folder / f"class{number % 3}").mkdir(parents=True, exist_ok=True)
-        (folder / f"class{number % 3}" / f"image{number}.JPEG").write_bytes(large[number % 3])
-    (folder / "class0" / "cut.JPEG").write_bytes(large[0][:5000])
-    return folder
-
-
-@pytest.fixture(scope="module")
-def calm(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What an undisturbed run on one core writes."""
-    out = tmp_path_factory.mktemp("calm") / "out"
-    assert run(source, out, "--master", "local[1]").returncode == 0
-    return digests(out)
-
-
-@pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary folder of the job's own, so that what is left there can be seen."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    return folder
-
-
-def command(source: Path, out: Path, *options: str) -> list[str]:
-    return [*FEEDLINE, "prepare", str(source), str(out), *OPTIONS, *options]
-
-
-def run(source: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command(source, out, *options), capture_output=True, text=True, timeout=240, check=False)
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 120) -> Any:
-    """The first true answer; polls, because files and processes send no signal."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError("it never came")
-
-
-class Started:
-    """A prepare in the background, and the processes that belong to it."""
-
-    def __init__(self, source: Path, out: Path, *options: str) -> None:
-        self.out = out
-        self.process = subprocess.Popen(
-            command(source, out, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def until_receipts(self, count: int = 2) -> None:
-        """Waits until some shards are done and others are not."""
-        folder = self.out / ".feedline"
-        wait_for(lambda: self.process.poll() is not None or len(list(folder.glob("receipts-*/*.receipt"))) >= count)
-        assert self.process.poll() is None, self.process.communicate()
-
-    def family(self) -> list[psutil.Process]:
-        try:
-            return psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-
-    def jvm(self) -> psutil.Process:
-        return next(one for one in self.family() if one.name() == "java")
-
-    def python_worker(self) -> psutil.Process | None:
-        """A forked child of pyspark's daemon."""
-        for one in self.family():
-            with contextlib.suppress(psutil.Error):
-                parent = one.parent()
-                if parent is not None and "pyspark.daemon" in parent.cmdline() and "pyspark.daemon" in one.cmdline():
-                    return one
-        return None
-
-    def end(self) -> tuple[int, str]:
-        _, errors = self.process.communicate(timeout=240)
-        return self.process.returncode, errors
-
-
-def all_gone(processes: list[psutil.Process]) -> bool:
-    """Zombies count as gone: whoever adopts them reaps them in its own time."""
-    return not [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_the_number_of_cores_changes_no_byte(
@@ -134,6 +38,15 @@ def test_the_number_of_cores_changes_no_byte(
     assert record["peak_rss_bytes"] < 500e6
     assert not list(scratch.iterdir())
     assert len(done.stderr.splitlines()) <= 2  # Spark's own chatter is not shown
+
+
+def test_processes_write_what_spark_writes(odd_ilsvrc: Path, tmp_path: Path) -> None:
+    outputs = [word for form in ("48:jpeg", "32:raw:square", "40:planes", "keep") for word in ("--output", form)]
+    for engine in ("spark", "processes"):
+        done = run(odd_ilsvrc, tmp_path / engine, "--engine", engine, "--max-bad", "0.5", *outputs, usual=[])
+        assert done.returncode == 0, done.stderr
+    assert digests(tmp_path / "spark") == digests(tmp_path / "processes")
+    assert len(list((tmp_path / "spark").glob("*/*/manifest.json"))) == 8
 
 
 def test_killing_the_driver_leaves_no_process_and_a_rerun_finishes(
@@ -274,13 +187,13 @@ def test_a_full_temporary_folder_is_named() -> None:
 
 def test_no_java_and_an_old_java_are_one_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    done = run(source, tmp_path / "out")
+    done = run(source, tmp_path / "out", "--engine", "spark")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "no java" in done.stderr
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     (tmp_path / "bin" / "java").chmod(0o755)
-    done = run(source, tmp_path / "out")
+    done = run(source, tmp_path / "out", "--engine", "spark")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "version 11" in done.stderr
     assert not (tmp_path / "out").exists()
