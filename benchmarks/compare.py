@@ -21,7 +21,7 @@ from feedline.benchmarks.measure.intervals import Comparison, Estimate, compare,
 from feedline.benchmarks.measure.rounds import Measure, MeasureError, busyness, quietest, shuffled, usual_cores
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.settings import check_limits, limited
+from feedline.pipeline.base.settings import PREFETCH, check_limits, limited
 from feedline.pipeline.format.manifest import MANIFEST, manifest_hash
 
 LOOKS = (3, 4, 6, 9, 14, 20)
@@ -68,7 +68,7 @@ class CompareConfig:
 
     def subject(self, cell: Cell) -> Subject:
         settings = {**self.common, **cell.settings, "split": str(self.splits[cell.key])}
-        prefetched = int(settings.get("num_workers") or 0) * int(settings.get("prefetch_factor") or 2)
+        prefetched = int(settings.get("num_workers") or 0) * int(settings.get("prefetch_factor") or PREFETCH)
         return Subject(kind="loader", settings=settings, window_s=self.window_s, warm_up_s=self.warm_up_s,
                        warm_up_batches=prefetched + 4)  # fmt: skip
 

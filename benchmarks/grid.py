@@ -39,7 +39,7 @@ AXES = {
     "pin_memory": Axis(word="pinned", kind=bool, help="true,false"),
     "codec": Axis(word="codec", form="{}", help="Shards: {codecs}.", kind=str, of_shards=True),
     "size": Axis(word="shard px", help="Shards: short side in px.", of_shards=True),
-    "quality": Axis(word="quality", help="Shards: JPEG quality.", of_shards=True),
+    "quality": Axis(word="quality", help="Shards: quality of a lossy codec.", of_shards=True),
     "shard_size": Axis(word="shard size", help="Shards: size of one, as 16MiB,64MiB.", kind=str, of_shards=True),
     "shards": Axis(word="shards", noun="shard", help="Shards: how many per split.", of_shards=True),
     "model": Axis(word="model", form="{}", kind=str,

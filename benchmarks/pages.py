@@ -118,7 +118,7 @@ def tune_page(record: Row) -> Page:
     rows = [(phrases(row), *figures(row)) for row in tried]
     table = Table(headers=("setting", "samples/s", "interval", "windows"), rows=rows, numeric=range(1, 4))
     return Page(
-        title="Workers, prefetch and batch size for this machine",
+        title="The settings that train fastest here",
         verdict=Verdict(words=record["statement"], evidence=[method]),
         sections=[section("Over workers", chart), section("Every setting tried", table)],
         kicker="feedline tune",

@@ -71,12 +71,10 @@ def images(versions: dict[str, str]) -> Iterator[Fact]:
 
 
 def formats() -> Fact:
-    """What this build of Pillow reads beside JPEG, PNG, GIF, BMP, PPM and plain TIFF."""
-    import PIL.features
-
+    """What not every Pillow reads, and whether this one does."""
     from feedline.pipeline.codecs.pillow import OPTIONAL
 
-    value = {part.feature: bool(PIL.features.check(part.feature)) for part in OPTIONAL}
+    value = {part.feature: part.is_there for part in OPTIONAL}
     text = ", ".join(part.reads for part in OPTIONAL if value[part.feature]) or "none"
     lacking = [part.package for part in OPTIONAL if not value[part.feature]]
     remedy = f"apt-get install {' '.join(lacking)}, then make -B setup" if lacking else ""

@@ -1,4 +1,4 @@
-"""`feedline tune`: workers, prefetch and batch size for this machine, model and dataset."""
+"""`feedline tune`: the settings that train fastest on this machine."""
 
 from itertools import count
 from pathlib import Path

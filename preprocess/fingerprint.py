@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from feedline.pipeline.codecs.pillow import OPTIONAL
+from feedline.pipeline.codecs.pillow import LIBRARIES, OPTIONAL
 from feedline.pipeline.codecs.raw import rgb_array
 from feedline.preprocess.picture import BadImage, Kernel, Output, encoded, resized
 
-PACKAGES = ("feedline", "numpy", "pillow", "pillow-simd", "simplejpeg", "pyarrow", "pyspark")
+PACKAGES = ("feedline", "numpy", *LIBRARIES, "simplejpeg", "pyarrow", "pyspark")
 PICTURES = 24
 LARGEST_PX = 512
 """Larger outputs are compared at this size: resamplers that differ do so at every size, and it must not take long."""

@@ -57,7 +57,7 @@ class Output:
     resize: Resize = "shortest"
     """shortest, square, crop, stretch or none."""
     quality: int = limited(90, 1, 100)
-    """JPEG quality."""
+    """Of a lossy codec, as of JPEG."""
     subsampling: Subsampling = "420"
     """JPEG chroma: 420 or 444."""
     enlarge: bool = False

@@ -18,7 +18,7 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import IO
+from typing import IO, Any
 
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import die_with_parent, how_it_ended, start_python, usable_cores
@@ -61,7 +61,7 @@ class ProcessEngine:
 @dataclass(eq=False)
 class PoolWorker:
     process: subprocess.Popen[bytes]
-    pipe: Connection
+    pipe: "Connection[Any, Any]"
     started: bool = False
     asks: bool = False
     tasks: list[ShardTask] = field(default_factory=list[ShardTask])
@@ -73,7 +73,7 @@ class Pool:
 
     def __init__(self, order: Order, tasks: Sequence[ShardTask], errors: IO[bytes]) -> None:
         self.order, self.waiting, self.errors = order, deque(tasks), errors
-        self.workers: dict[Connection, PoolWorker] = {}
+        self.workers: list[PoolWorker] = []
         self.deaths: Counter[tuple[str, int]] = Counter()
         self.failed_starts = 0
 
@@ -81,11 +81,11 @@ class Pool:
         """Of every shard, once it is published. Raises FeedlineError where a worker died a second time over one."""
         for _ in range(processes):
             self.start()
-        while self.waiting or any(worker.tasks for worker in self.workers.values()):
-            for pipe in wait(list(self.workers)):
-                worker = self.workers[pipe]
+        while self.waiting or any(worker.tasks for worker in self.workers):
+            ready = wait([worker.pipe for worker in self.workers])
+            for worker in [worker for worker in self.workers if worker.pipe in ready]:
                 try:
-                    message = pipe.recv()
+                    message = worker.pipe.recv()
                 except (EOFError, OSError):
                     self.replace(worker)
                     continue
@@ -101,23 +101,24 @@ class Pool:
         with theirs:
             arguments = (str(theirs.fileno()), str(os.getpid()))
             process = start_python("feedline.preprocess.processes", arguments, [theirs.fileno()], stderr=self.errors)
-        self.workers[ours] = PoolWorker(process, ours)
-        ours.send(self.order)
+        self.workers.append(PoolWorker(process, ours))
+        with suppress(OSError):  # it has died: its pipe's end is the next thing we hear of it
+            ours.send(self.order)
 
     def hand_out(self) -> None:
         """A shard to every worker that asks. One that a worker died over is in no worker beside another."""
-        for worker in self.workers.values():
+        for worker in self.workers:
             if worker.asks and self.waiting:
                 both = [*worker.tasks, self.waiting[0]]
                 if len(both) == 1 or not any(self.deaths[task.split, task.shard] for task in both):
-                    with suppress(OSError):  # it has died: its pipe's end is the next thing we hear of it
+                    with suppress(OSError):
                         worker.pipe.send(self.waiting[0])
                     worker.tasks.append(self.waiting.popleft())
                     worker.asks = False
 
     def replace(self, worker: PoolWorker) -> None:
         """Its shards are the next to be made again."""
-        del self.workers[worker.pipe]
+        self.workers.remove(worker)
         end(worker)
         how = f"{how_it_ended(worker.process.returncode)}{self.last_error()}"
         if not worker.started:
@@ -140,10 +141,10 @@ class Pool:
 
     def close(self) -> None:
         """Ends all workers; what they have not published they discard, or the next run does."""
-        for worker in self.workers.values():
+        for worker in self.workers:
             worker.pipe.close()
             worker.process.terminate()
-        for worker in self.workers.values():
+        for worker in self.workers:
             end(worker)
         self.workers.clear()
 

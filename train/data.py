@@ -1,6 +1,6 @@
 """The prepared dataset as training sees it: two loaders, what they hold, and all that can be wrong with them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from feedline.pipeline.format.manifest import (
     read_manifest,
 )
 from feedline.pipeline.loader import Augment, Loader
+from feedline.pipeline.loader_config import LoaderConfig
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import World
 
@@ -119,15 +120,15 @@ def batch_sizes(config: TrainConfig, world_size: int, samples: int) -> BatchSize
 
 
 def _loader(config: TrainConfig, world: World, split: str, dtype: torch.dtype, **options: Any) -> Loader:
+    """Settings of the training that the loader has too mean the same there; `options` go before them."""
     workers = config.num_workers
     if workers is None:  # on a GPU one per core; where the model computes on the cores too, half of them
         cores = usable_cores() // world.local_world_size
         workers = max(1, min(MOST_WORKERS, cores if world.device.type == "cuda" else cores // 2))
-    return Loader(
-        config.dataset / split, image_size=config.image_size, num_workers=workers, device=world.device, dtype=dtype,
-        mean=config.mean, std=config.std, prefetch_factor=config.prefetch_factor, seed=config.seed, rank=world.rank,
-        world_size=world.world_size, **options,
-    )  # fmt: skip
+    names = {option.name for option in fields(LoaderConfig)} & {option.name for option in fields(config)}
+    ours: dict[str, Any] = {"num_workers": workers, "device": world.device, "dtype": dtype, "rank": world.rank,
+            "world_size": world.world_size}  # fmt: skip
+    return Loader(config.dataset / split, **{**{name: getattr(config, name) for name in names}, **ours, **options})
 
 
 def train_loader(config: TrainConfig, world: World, batch_size: int, dtype: torch.dtype) -> Loader:
@@ -140,7 +141,6 @@ def train_loader(config: TrainConfig, world: World, batch_size: int, dtype: torc
     )
     return _loader(
         config, world, "train", dtype, batch_size=batch_size, train=config.augment, shuffle=True, augment=augment,
-        policy=config.policy, on_bad=config.on_bad,
     )  # fmt: skip
 
 
@@ -148,7 +148,8 @@ def val_loader(config: TrainConfig, world: World, batch_size: int, dtype: torch.
     """Every val sample once over all ranks; padding carries label −1."""
     return _loader(
         config, world, "val", dtype, batch_size=config.eval_batch_size or batch_size, train=False,
-        augment=Augment(train=False, crop_fraction=config.eval_ratio), policy="pad", persistent_workers=False,
+        augment=Augment(train=False, crop_fraction=config.eval_ratio), policy="pad", on_bad="raise",
+        persistent_workers=False,
     )  # fmt: skip
 
 

@@ -87,7 +87,8 @@ def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, 
     """
     with enough_memory(), joined(config) as world:
         folder = world.from_main(config.run or Path("runs") / f"{config.model}-{datetime.now():%Y%m%d-%H%M%S}")
-        resume = world.on_main(lambda: checkpoint.Checkpoints(folder).to_resume(config.resume))
+        checkpoints = checkpoint.Checkpoints(folder)
+        resume = world.on_main(lambda: checkpoints.to_resume(config.resume))
         with Journal(folder, tensorboard=config.tensorboard) as journal:
             everyone = [journal, *listeners]
 
@@ -95,7 +96,7 @@ def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, 
                 for listener in everyone:
                     listener(event)
 
-            run = Run(config, world, folder, tell)
+            run = Run(config, world, checkpoints, tell)
             try:
                 notes = run.restore(resume) if resume else []
                 with Reporter(run) as report:

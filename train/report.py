@@ -64,7 +64,7 @@ class Reporter:
         run.tell(
             "start",
             config=plain(run.config),
-            run=str(run.folder),
+            run=str(run.checkpoints.run),
             device=str(run.world.device),
             world_size=run.world.world_size,
             global_batch=run.sizes.optimiser,
@@ -151,7 +151,7 @@ class Reporter:
             "best_top1": progress.best_top1,
             "time_to_target_s": progress.time_to_target_s,
             "world_size": world.world_size,
-            "run": str(run.folder),
+            "run": str(run.checkpoints.run),
             "steps": progress.step,
             "train_s": progress.elapsed_s,
             "checkpoint_s": progress.checkpoint_s,

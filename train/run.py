@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -27,9 +26,8 @@ from feedline.train.progress import Laps, LossSum, Progress
 class Run:
     """`loop.fit` moves it forward. Every rank has one; what differs between ranks is the random state only."""
 
-    def __init__(self, config: TrainConfig, world: World, folder: Path, listener: Listener) -> None:
-        self.config, self.world, self.folder, self._listener = config, world, folder, listener
-        self.checkpoints = Checkpoints(folder)
+    def __init__(self, config: TrainConfig, world: World, checkpoints: Checkpoints, listener: Listener) -> None:
+        self.config, self.world, self.checkpoints, self._listener = config, world, checkpoints, listener
         self.dataset = data.open_dataset(config)
         self.sizes = data.batch_sizes(config, world.world_size, self.dataset.train.samples)
         self.schedule = build_schedule(config, self.sizes.optimiser)

@@ -22,6 +22,7 @@ import torch
 from feedline.benchmarks.experiments.harness import RESULTS, end_with, options, write
 from feedline.benchmarks.experiments.train_overhead import cached_batches, window_ours
 from feedline.pipeline.base.errors import UsageError
+from feedline.train.checkpoint import Checkpoints
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import joined
 from feedline.train.loop import fit
@@ -56,7 +57,7 @@ def one_round(given: Namespace, cores: list[int]) -> dict[str, float]:
         torch.set_num_threads(1)
         os.sched_setaffinity(0, cores[:1])
         try:
-            run = Run(config, world, Path(tempfile.mkdtemp()), lambda _: None)
+            run = Run(config, world, Checkpoints(Path(tempfile.mkdtemp())), lambda _: None)
             loader = run.loader
             alone_s = loader_alone_s(run, given.steps, cores[1])
             batches = cached_batches(run)

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, write
 from feedline.pipeline.base.process import usable_cores
+from feedline.train.checkpoint import Checkpoints
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import joined
 from feedline.train.loop import fit, train
@@ -72,7 +73,7 @@ def main() -> None:
 def own_work(config: TrainConfig, rounds: int, steps: int) -> dict[str, Any]:
     """`own_fraction` from the laps; `ratio`: time of our loop by that of the bare one, per pair of windows."""
     with joined(config) as world:
-        run = Run(config, world, Path(tempfile.mkdtemp()), lambda _: None)
+        run = Run(config, world, Checkpoints(Path(tempfile.mkdtemp())), lambda _: None)
         batches = cached_batches(run)
         cells: dict[str, Callable[[], tuple[float, float]]] = {
             "ours": lambda: window_ours(run, batches, steps),

@@ -23,6 +23,7 @@ from feedline.benchmarks.measure.rounds import Bench, Measure
 from feedline.benchmarks.tune import Setting, TuneConfig, tune
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.process import usable_cores
+from feedline.pipeline.base.settings import PREFETCH
 from feedline.profiling.record.host import describe_host
 
 RUNS = 3
@@ -57,7 +58,7 @@ def case(config: TuneConfig, measure: Measure, count: int) -> dict[str, Any]:
         Setting(workers, prefetch, batch)
         for workers in range(config.most_workers + 1)
         for batch in config.batch_sizes
-        for prefetch in ((2, 4) if workers else (2,))
+        for prefetch in ((PREFETCH, 2 * PREFETCH) if workers else (PREFETCH,))
     ]
     grid = rates_of(config, measure, settings, count)
     grid_s = time.monotonic() - started_s

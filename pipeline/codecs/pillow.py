@@ -9,9 +9,12 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, features
 
 from feedline.pipeline.base.errors import DatasetError
+
+LIBRARIES = ("pillow", "pillow-simd")
+"""Distributions that decide what a picture file's pixels are."""
 
 
 class Format(NamedTuple):
@@ -53,6 +56,10 @@ class Part(NamedTuple):
     """What Pillow says where it lacks it."""
     example: bytes
     """A small noisy file that needs it, in base 85: not every build could write one."""
+
+    @property
+    def is_there(self) -> bool:
+        return bool(features.check(self.feature))
 
 
 OPTIONAL = (

@@ -2,7 +2,7 @@
 
 The rule, in order (shares as in `measure.main_thread`; one below its threshold is no candidate, the largest wins):
 
-    data      the loop is blocked on batches a tenth of the time (`DATA_BOUND`) or more; or the ceiling leg
+    data      the loop is blocked on batches the share `DATA_BOUND` of the time or more; or the ceiling leg
               is 1.5 times as fast although it hardly waits: workers and model fight for the same cores
     copy      15 % or more in host-to-device copies
     trainer   25 % or more in the main thread's own Python, logging, synchronising
