@@ -2,6 +2,7 @@
 
     python -m feedline.benchmarks.experiments.prepare_speed kernel  the pure kernel against its parts, one core
     python -m feedline.benchmarks.experiments.prepare_speed job SOURCE  the Spark job against a bare two-process pool
+    python -m feedline.benchmarks.experiments.prepare_speed engines SOURCE  Spark, processes, a bare pool: whole jobs
     python -m feedline.benchmarks.experiments.prepare_speed plan  1,281,167 descriptors: seconds and memory
 
 `--rounds 9`; `--classes N` takes only so many classes of SOURCE (raw images, as for feedline prepare). Everything
@@ -12,13 +13,15 @@ median over rounds of the ratio within a round. Results go to benchmarks/results
 import io
 import json
 import multiprocessing
+import os
 import resource
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +31,12 @@ from PIL import Image
 
 from feedline.benchmarks.experiments.harness import apart, column, end_with, in_rounds, options, spread, write
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.files import sync_folder
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.format.shard_tar import ShardWriter
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.picture import Kernel, Output, geometry
+from feedline.preprocess.picture import BadImage, Kernel, Output, geometry
 from feedline.preprocess.plan import make_plan
 from feedline.preprocess.sources.base import Columns
 from feedline.preprocess.sources.reading import Where, read_all
@@ -44,17 +49,18 @@ IMAGENET = 1_281_167
 def main() -> None:
     given = options(__doc__, "", "what", "source?", classes=int, rounds=9)
     what = str(given.what)
-    if what == "job" and given.source is None:
-        raise UsageError("job needs a SOURCE: feedline synth makes one")
+    if what in ("job", "engines") and given.source is None:
+        raise UsageError(f"{what} needs a SOURCE: feedline synth makes one")
     cells: dict[str, Callable[[], dict[str, Any]]] = {
         "kernel": lambda: kernel(given.rounds),
         "job": lambda: job(str(given.source), given.classes, given.rounds),
+        "engines": lambda: engines(str(given.source), given.classes, given.rounds),
         "plan": plan,
     }
     if what not in cells:
         raise UsageError(f"{what!r} is none of {', '.join(cells)}")
     figures = cells[what]()
-    name = f"prepare-job-{figures['n']}.json" if what == "job" else f"prepare-{what}.json"
+    name = f"prepare-{what}-{figures['n']}.json" if given.source else f"prepare-{what}.json"
     write(given.out / name, figures)
     print(json.dumps({key: value for key, value in figures.items() if key != "by_round"}, indent=1))
 
@@ -161,12 +167,16 @@ def job(source: str, classes: int | None, count: int) -> dict[str, Any]:
 
 def where_samples_are(config: PrepareConfig) -> list[Where]:
     """The same bytes in the same order as the job reads them."""
+    return [place for places in samples_by_shard(config) for place in places]
+
+
+def samples_by_shard(config: PrepareConfig) -> list[list[Where]]:
     from feedline.preprocess.index_source import gather
 
     columns, classes, _ = gather(config, Path(config.out) / "staging", lambda note: None)
     planned = make_plan(columns, config, classes, "")
     tasks = [planned.task(split, shard) for split in planned.splits for shard in range(split.shards)]
-    return [place for task in tasks for place in task.where()]
+    return [task.where() for task in tasks]
 
 
 def bare_pool(places: Sequence[Where], cores: int, out: Path) -> dict[str, Any]:
@@ -216,10 +226,81 @@ def spark_job(source: str, classes: int | None, cores: int, out: Path) -> dict[s
 def prepared(source: str, out: str, cores: int, classes: int | None) -> dict[str, Any]:
     from feedline.preprocess.prepare import prepare
 
-    import_module("scipy.io")  # of the ILSVRC devkit; an import
     started_s = time.perf_counter()
     config = PrepareConfig(source=source, out=out, master=f"local[{cores}]", classes=classes, max_bad=1.0)
     return {**prepare(config), "wall_s": time.perf_counter() - started_s}
+
+
+# --- the engines --------------------------------------------------------------------------------------
+
+
+def engines(source: str, classes: int | None, count: int) -> dict[str, Any]:
+    """Seconds of the whole job in a fresh process, imports and starts included: with each engine, and of a bare
+    spawned pool that is told where every sample lies and writes the same tars, hashed, synced and renamed."""
+    with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
+        shards = samples_by_shard(PrepareConfig(source=source, out=folder, classes=classes))
+        for places in shards:  # so that no cell is the one to meet a cold disk
+            for _ in read_all(places, {}, {}):
+                pass
+        told = Path(folder) / "places.json"
+        told.write_bytes(json.dumps([[astuple(place) for place in places] for places in shards]).encode())
+        out = Path(folder) / "out"
+
+        def seconds(work: Callable[..., Any], *arguments: Any) -> float:
+            started_s = time.perf_counter()
+            apart(work, *arguments)
+            taken_s = time.perf_counter() - started_s
+            shutil.rmtree(out)
+            return taken_s
+
+        cells = {
+            "pool": lambda: seconds(writing_pool, told, usable_cores(), out),
+            "processes": lambda: seconds(with_engine, source, out, "processes", classes),
+            "spark": lambda: seconds(with_engine, source, out, "spark", classes),
+        }
+        by_round = in_rounds(cells, count, "{:.1f} s".format)
+    taken = {name: column(by_round, name) for name in cells}
+    samples = sum(map(len, shards))
+    return {
+        "what": f"{samples} images from {Path(source).name}: short side 256, q90; {usable_cores()} cores, whole jobs",
+        "n": samples,
+        "rounds": count,
+        "warm_up_rounds": 0,
+        "seconds": {name: round(spread(taken[name])["median"], 2) for name in cells},
+        "processes_over_pool": spread([a / b for a, b in zip(taken["pool"], taken["processes"], strict=True)], 4),
+        "processes_over_spark": spread([a / b for a, b in zip(taken["spark"], taken["processes"], strict=True)], 4),
+        "by_round": by_round,
+    }
+
+
+def with_engine(source: str, out: str, engine: str, classes: int | None) -> None:
+    from feedline.preprocess.prepare import prepare
+
+    prepare(PrepareConfig(source=source, out=out, engine=engine, classes=classes, max_bad=1.0))
+
+
+def writing_pool(told: str, cores: int, out: str) -> None:
+    Path(out).mkdir()
+    shards = [[Where(*place) for place in places] for places in json.loads(Path(told).read_bytes())]
+    with multiprocessing.get_context("spawn").Pool(cores) as pool:
+        pool.map(write_tar, [(places, f"{out}/{number}.tar") for number, places in enumerate(shards)], 1)
+
+
+def write_tar(shard: tuple[Sequence[Where], str]) -> None:
+    places, name = shard
+    kernel = Kernel((Output(),))
+    with Path(f"{name}.tmp").open("wb", buffering=1 << 20) as file:
+        with ShardWriter(file, 0) as writer:
+            for number, data in enumerate(read_all(places, {}, {})):
+                with suppress(BadImage):
+                    member = kernel(data)[0]
+                    writer.add(f"{number:08d}", member.data, member.extension, label=0, width=member.width,
+                               height=member.height)  # fmt: skip
+        file.flush()
+        os.fsync(file.fileno())
+    assert writer.sha256
+    Path(f"{name}.tmp").replace(name)
+    sync_folder(Path(name).parent)
 
 
 # --- the plan -----------------------------------------------------------------------------------------
