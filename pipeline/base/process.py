@@ -14,7 +14,7 @@ import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from feedline.pipeline.base.errors import UsageError
 
@@ -81,17 +81,19 @@ def signals_held() -> Generator[None]:
 
 
 def start_python(
-    module: str, arguments: Sequence[str], descriptors: Sequence[int], **streams: Any
+    module: str, arguments: Sequence[str], descriptors: Sequence[int], stderr: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
     """A fresh interpreter that runs a module of ours, with these descriptors; it imports what we can import, and its
     numeric libraries have one thread. A Ctrl-C meanwhile comes to us afterwards: the child has the signal blocked
-    until it says what it makes of it. `streams` as for Popen; stdin is empty."""
+    until it says what it makes of it. Its stdin is empty."""
     command = [sys.executable, "-P", "-m", module, *arguments]
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return subprocess.Popen(command, env=environment, pass_fds=descriptors, stdin=subprocess.DEVNULL, **streams)
+        return subprocess.Popen(
+            command, env=environment, pass_fds=descriptors, stdin=subprocess.DEVNULL, stderr=stderr
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
