@@ -3,11 +3,13 @@
     python -m feedline.benchmarks.experiments.versions --before CHECKOUT [--rounds 11 --images 10000]
 
 Every measurement is a fresh process of that checkout's own Python, on shards that this checkout prepared from the
-same pictures; the order within a round is random. Ratios above 1 mean that this checkout is faster. Writes
-results/versions.json.
+same pictures. In every round each cell is measured once with either, one right after the other in random order, since
+shared machines drift within minutes. Ratios above 1: this checkout is faster. Writes results/versions.json.
 """
 
 import os
+import random
+import shutil
 import subprocess
 import tempfile
 import time
@@ -68,7 +70,8 @@ class Version:
 
     def prepare(self, out: Path, *outputs: str) -> float:
         wanted = [word for output in outputs for word in ("--output", output)]
-        return self.run(self.bin / "feedline", "prepare", self.pictures, out, *wanted, "--overwrite")[0]
+        shutil.rmtree(out, ignore_errors=True)
+        return self.run(self.bin / "feedline", "prepare", self.pictures, out, *wanted)[0]
 
     def loading(self, codec: str, workers: int = 2, seconds: float = 4.0) -> float:
         [train] = [path.parent for path in (self.work / "shards").rglob("manifest.json")
@@ -110,11 +113,14 @@ def main() -> None:
             "before": Version(given.before.resolve(), folder / "before", folder / "pictures"),
             "after": Version(HERE, folder / "after", folder / "pictures"),
         }
-        cells = {
-            (cell, name): partial(CELLS[cell], version) for cell in given.only for name, version in versions.items()
-        }
-        by_round = in_rounds({" ".join(key): run for key, run in cells.items()}, given.rounds, "{:.3g} s".format)
-    seconds = {cell: {name: column(by_round, f"{cell} {name}") for name in versions} for cell in given.only}
+
+        def both(cell: str) -> dict[str, float]:
+            """One right after the other."""
+            return {name: CELLS[cell](versions[name]) for name in random.sample([*versions], 2)}
+
+        by_round = in_rounds({cell: partial(both, cell) for cell in given.only}, given.rounds)
+    seconds = {cell: {name: [took[name] for took in column(by_round, cell)] for name in versions}
+               for cell in given.only}  # fmt: skip
     ratios = {
         cell: estimate([b / a for b, a in zip(took["before"], took["after"], strict=True)])
         for cell, took in seconds.items()

@@ -6,6 +6,7 @@ settings give the same bytes for any number of processes.
 """
 
 import json
+import os
 import shutil
 import signal
 import tarfile
@@ -14,7 +15,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager, suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,11 @@ def pictures(plan: SynthPlan) -> Generator[bytes]:
 
 def start_worker() -> None:
     """It ends with its parent, however that ends; and the parent decides what Ctrl-C ends."""
-    import cv2
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
+    parent = parent_process()
+    if parent is None or os.getppid() != parent.pid:  # it had ended before the kernel was asked to say so
+        os._exit(1)
+    import cv2
+
     cv2.setNumThreads(1)

@@ -167,8 +167,8 @@ def test_doctor_names_what_pillow_was_built_without(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("words", "extra"),
     [
-        (("synth", "new"), "prepare"),
-        (("prepare", "OUT", "new"), "prepare"),
+        (("synth", "new"), "shards"),
+        (("prepare", "OUT", "new"), "shards"),
         (("verify", "OUT"), "shards"),
         (("index", "OUT"), "shards"),
         (("inspect", "OUT"), "shards"),
@@ -176,8 +176,8 @@ def test_doctor_names_what_pillow_was_built_without(monkeypatch: pytest.MonkeyPa
         (("tune", "OUT"), "train"),
         (("plan", "OUT", "--gpu-rate", "5"), "train"),
         (("compare", "OUT", "--num-workers", "0,1"), "train"),
-        (("ladder", "OUT"), "all"),
-        (("demo",), "all"),
+        (("ladder", "OUT"), "train"),
+        (("demo",), "train"),
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )

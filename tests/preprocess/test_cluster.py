@@ -11,10 +11,8 @@ import psutil
 import pytest
 
 from tests.lab.spark_cluster import SPECULATION, WORKERS, Cluster
+from tests.preprocess.jobs import run
 from tests.preprocess.making import digests
-from tests.preprocess.test_spark import calm, run, source
-
-__all__ = ["calm", "source"]  # fixtures
 
 pytestmark = pytest.mark.spark
 
