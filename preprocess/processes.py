@@ -120,7 +120,8 @@ class Pool:
         """Its shards are the next to be made again."""
         self.workers.remove(worker)
         end(worker)
-        how = f"{how_it_ended(worker.process.returncode)}{self.last_error()}"
+        status = worker.process.returncode
+        how = f"{how_it_ended(status)}{self.last_error() if status > 0 else ''}"
         if not worker.started:
             self.failed_starts += 1
             if self.failed_starts == MOST_DEATHS:
@@ -135,8 +136,9 @@ class Pool:
 
     def last_error(self) -> str:
         """The last line that a worker wrote to its stderr, in brackets; "" when there is none."""
-        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - ERROR_BYTES))
-        lines = self.errors.read().decode(errors="replace").split("\n")
+        file = self.errors.fileno()  # whose place in the file is the workers' too: it is not moved
+        text = os.pread(file, ERROR_BYTES, max(0, os.fstat(file).st_size - ERROR_BYTES))
+        lines = text.decode(errors="replace").split("\n")
         return next((f" ({line.strip()[:300]})" for line in reversed(lines) if line.strip()), "")
 
     def close(self) -> None:
