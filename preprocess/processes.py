@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import IO, Any
 
 from feedline.pipeline.base.errors import FeedlineError
-from feedline.pipeline.base.process import die_with_parent, how_it_ended, start_python, usable_cores
+from feedline.pipeline.base.process import die_with, how_it_ended, start_python, usable_cores
 from feedline.preprocess.engine import EngineRun
 from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.write_shard import OnOutcome, Order, Outcome, settle, write_shards
@@ -167,9 +167,7 @@ def end(worker: PoolWorker) -> None:
 def main(descriptor: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C ends
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # attempts are discarded on the way out
-    die_with_parent()
-    if os.getppid() != parent:
-        return
+    die_with(parent)
     settle()
     one_at_a_time = threading.Lock()
     with Connection(descriptor) as pipe:

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from feedline.pipeline.base.process import die_with_parent
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, StudyConfig
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.hooks import Hooks
@@ -45,9 +44,9 @@ def start_from_environment() -> None:
         builtins.profile = as_it_is  # type: ignore[attr-defined]  as kernprof does: @profile may be left in a script
     config = journal.config()
     if config.parent and os.getppid() == config.parent:  # only the script itself ends with it, not what it starts
-        die_with_parent(signal.SIGTERM)
-        if os.getppid() != config.parent:  # it died meanwhile
-            os.kill(os.getpid(), signal.SIGTERM)
+        from feedline.pipeline.base.process import die_with  # here: no other interpreter of the run needs it
+
+        die_with(config.parent, signal.SIGTERM)
     _start(journal, config)
 
 

@@ -41,7 +41,8 @@ def test_every_module_and_data_file_is_in_the_wheel(wheel: Path) -> None:
         for path in (ROOT / room).rglob("*")
         if path.suffix in kinds and path.parent.name not in ("results", *OUTSIDE)
     ]
-    missing = [str(path) for path in ours if f"feedline/{path}" not in packed]
+    typed = [f"{room}/py.typed" for room in rooms]  # a namespace has no marker of its own (PEP 561)
+    missing = [str(path) for path in (*ours, *typed) if f"feedline/{path}" not in packed]
     assert not missing
     outside = ("feedline/tests", "tests", *(f"feedline/benchmarks/{name}" for name in OUTSIDE))
     assert not [name for name in packed if name.startswith(outside)]

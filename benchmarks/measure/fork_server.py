@@ -18,15 +18,15 @@ from typing import Any, NoReturn
 
 from feedline.benchmarks.measure.window import Meter, Subject
 from feedline.pipeline.base.errors import FeedlineError
-from feedline.pipeline.base.process import die_with_parent
+from feedline.pipeline.base.process import die_with
 
 PRELOAD = ("numpy", "psutil", "torch", "torchvision", "torch.utils.data")
 """Imports only: nothing here may start a thread or touch a GPU, or forks would inherit the halves of both."""
 
 
-def serve() -> None:
+def serve(parent: int) -> None:
     """One answer per line of input, until the input ends."""
-    die_with_parent()
+    die_with(parent)
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -42,10 +42,10 @@ def answer(request: dict[str, Any]) -> str:
     """Run the subject in a fork and wait for its line; {"error": …} when it says nothing."""
     log = request.pop("log")
     reading, writing = os.pipe()
-    pid = os.fork()
+    parent, pid = os.getpid(), os.fork()
     if pid == 0:
         os.close(reading)
-        run_fork(Subject(**request), writing, log)
+        run_fork(Subject(**request), writing, log, parent)
     os.close(writing)
     text = read_line(reading, pid)
     _, status = os.waitpid(pid, 0)
@@ -63,11 +63,11 @@ def read_line(descriptor: int, pid: int) -> str:
         return answer.readline()
 
 
-def run_fork(subject: Subject, writing: int, log: str) -> NoReturn:
+def run_fork(subject: Subject, writing: int, log: str, parent: int) -> NoReturn:
     """Never returns, and lets nothing reach the caller's frames."""
     try:
         os.setpgid(0, 0)
-        die_with_parent()
+        die_with(parent)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         redirect(log)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -111,4 +111,4 @@ def end_group(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(int(sys.argv[1]))

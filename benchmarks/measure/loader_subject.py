@@ -7,6 +7,7 @@ costs no second one, so nothing may have started a thread or touched a GPU befor
 """
 
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any
 
 from feedline.benchmarks.measure.window import Meter, WindowDone, endless
 from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.base.process import die_with_parent, usable_cores
+from feedline.pipeline.base.process import die_with, usable_cores
 
 NO_BATCH = DatasetError("an epoch gave no batch: the split is smaller than one, take a smaller --batch-size")
 
@@ -32,10 +33,11 @@ def run_loader(meter: Meter, settings: dict[str, Any]) -> None:
         drive(meter, settings, device, devices, 0)
         return
     with tempfile.TemporaryDirectory(prefix="feedline-ranks-") as folder:
+        parent = os.getpid()
 
         def train(rank: int) -> None:
             if rank:
-                die_with_parent()
+                die_with(parent)
             join(rank, devices, device, Path(folder) / "store")
             drive(meter, settings, device, devices, rank)
 

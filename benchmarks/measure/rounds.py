@@ -125,7 +125,7 @@ class Bench:
 
     def _start(self) -> subprocess.Popen[str]:
         self._process = server = subprocess.Popen(
-            [sys.executable, "-m", "feedline.benchmarks.measure.fork_server"],
+            [sys.executable, "-m", "feedline.benchmarks.measure.fork_server", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -16,7 +16,7 @@ from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, SampleError, TransformError
 from feedline.pipeline.base.memory import attach, shared_columns
-from feedline.pipeline.base.process import die_with_parent, keep_freed_memory
+from feedline.pipeline.base.process import die_with, keep_freed_memory
 from feedline.pipeline.workers.counters import FIELD, NOTHING, Clock, rows_of
 from feedline.pipeline.workers.fill import FillSpec, PixelFiller, where_raised
 from feedline.pipeline.workers.fill_regions import RegionFiller
@@ -67,9 +67,7 @@ def main(arguments: list[str]) -> None:
     # The kernel would kill us with the *thread* that started us, too: a trainer that starts us from another thread
     # than its first is watched through the socket and getppid alone.
     if in_main:
-        die_with_parent()
-    if os.getppid() != parent:
-        return
+        die_with(parent)
     keep_freed_memory()  # a sample's buffers are the next one's: no page faults for them
     connection = socket.socket(fileno=link)
     connection.settimeout(_ORPHAN_CHECK_S)

@@ -6,7 +6,6 @@ settings give the same bytes for any number of processes.
 """
 
 import json
-import os
 import shutil
 import signal
 import tarfile
@@ -21,7 +20,7 @@ from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import sole_use
-from feedline.pipeline.base.process import die_with_parent, usable_cores
+from feedline.pipeline.base.process import die_with, usable_cores
 from feedline.preprocess.sources.imagenet import DEVKIT, TRAIN, VAL
 from feedline.preprocess.sources.staging import add, inner_tar
 from feedline.preprocess.synth.inventory import SynthConfig, SynthPlan
@@ -168,10 +167,8 @@ def pictures(plan: SynthPlan) -> Generator[bytes]:
 def start_worker() -> None:
     """It ends with its parent, however that ends; and the parent decides what Ctrl-C ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
     parent = parent_process()
-    if parent is None or os.getppid() != parent.pid:  # it had ended before the kernel was asked to say so
-        os._exit(1)
+    die_with(parent.pid if parent else 0)
     import cv2
 
     cv2.setNumThreads(1)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.util import Finalize
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -82,6 +81,8 @@ class WorkerWatch:
         collect_paths()
         self._sampler = StackSampler(self._look, journal, rate_hz=WORKER_HZ)
         self._say()
+        from multiprocessing.util import Finalize  # here: the trainer imports this file too, and sooner without
+
         Finalize(None, self._leave, exitpriority=100)
         self._sampler.start()
 

@@ -1,13 +1,15 @@
 """Kills a running prepare at random moments and checks that a rerun gives the very bytes of an undisturbed one.
 
     python -m tests.lab.chaos_prepare SOURCE --kills 10
-    python -m tests.lab.chaos_prepare SOURCE --kills 3 --cluster --more
+    python -m tests.lab.chaos_prepare SOURCE --kills 10 --place processes --more
+    python -m tests.lab.chaos_prepare SOURCE --kills 3 --place cluster --more
 
-The driver, an executor's JVM and a Python worker are each killed (SIGKILL), and a Python worker stopped for some
-seconds (SIGSTOP), that many times, at a moment drawn between their first appearance and the job's end; then the same
-command runs again, at once. Every file but report.json must have the same SHA-256, no file may be left over in the
-output or the temporary folder, and no process may be left. `--cluster`: on a standalone cluster of two workers with
-speculation on, instead of `local[2]`. `--more` adds what is missing to the results that are there.
+The driver, an executor's JVM (where there is one) and a Python worker are each killed (SIGKILL), and a Python worker
+stopped for some seconds (SIGSTOP), that many times, at a moment drawn between their first appearance and the job's
+end; then the same command runs again, at once. Every file but report.json must have the same SHA-256, no file may be
+left over in the output or the temporary folder, and no process may be left. `--place`: on Spark's `local[2]`, on a
+standalone cluster of two workers with speculation on, or by the processes engine. `--more` adds what is missing to the
+results there are.
 """
 
 import argparse
@@ -45,8 +47,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.lab.chaos_prepare", description=__doc__)
     parser.add_argument("source", help="raw images, as for feedline prepare")
     parser.add_argument("--kills", type=int, default=10, help="of each victim in this place")
-    parser.add_argument("--victims", nargs="*", choices=VICTIMS, default=VICTIMS)
-    parser.add_argument("--cluster", action="store_true", help="on a standalone cluster with speculation")
+    parser.add_argument("--victims", nargs="*", choices=VICTIMS, help="all that the place has")
+    parser.add_argument("--place", choices=("local", "cluster", "processes"), default="local")
     parser.add_argument("--more", action="store_true", help="add to the results that are there")
     parser.add_argument("--shards", type=int, default=48)
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -55,11 +57,11 @@ def main() -> None:
     before = json.loads(said.out.read_text())["kills"] if said.more and said.out.exists() else []
     with (
         tempfile.TemporaryDirectory(prefix="feedline-chaos-") as name,
-        spark(said.cluster, Path(name)) as where,
+        place(said.place, Path(name)) as where,
         contextlib.closing(Chaos(Path(name), said.source, said.shards, where)) as chaos,
     ):
         chaos.undisturbed()
-        for victim in missing(before, where.name, said.victims, said.kills):
+        for victim in missing(before, where.name, said.victims or where.victims, said.kills):
             kill = chaos.kill(victim, random.Random(f"{where.name} {victim} {len(before)}"))
             before.append(asdict(kill))
             write(said.out, before, chaos)
@@ -77,22 +79,26 @@ def missing(kills: Sequence[Mapping[str, Any]], where: str, victims: Sequence[st
 
 @dataclass(frozen=True)
 class Where:
-    """The Spark a prepare runs on."""
+    """What a prepare runs on."""
 
     name: str
     options: tuple[str, ...]
     cluster: Cluster | None = None
+    victims: tuple[str, ...] = VICTIMS
 
     def executors(self, driver: int) -> list[psutil.Process]:
-        """The processes that do the work: JVMs and their Python processes."""
+        """The processes that do the work: JVMs, and Python processes."""
         if self.cluster is None:
             return family_of(driver)
         return [one for host in WORKERS for one in self.cluster.family(host)]
 
 
 @contextlib.contextmanager
-def spark(on_cluster: bool, folder: Path) -> Generator[Where]:
-    if not on_cluster:
+def place(name: str, folder: Path) -> Generator[Where]:
+    if name == "processes":
+        yield Where(name, ("--engine", name), victims=tuple(victim for victim in VICTIMS if victim != "jvm"))
+        return
+    if name == "local":
         yield Where("local[2]", ("--master", "local[2]"))
         return
     (folder / "cluster").mkdir()
@@ -122,7 +128,7 @@ class Kill:
 
 
 class Chaos:
-    """One source, one Spark: the undisturbed result, and blows to runs that should end with the same."""
+    """One source, one place: the undisturbed result, and blows to runs that should end with the same."""
 
     def __init__(self, folder: Path, source: str, shards: int, where: Where) -> None:
         self.folder, self.source, self.shards, self.where = folder, source, shards, where
@@ -149,7 +155,7 @@ class Chaos:
                 self.born_s.setdefault(victim, self.gone_s[victim])
             time.sleep(LOOK_S)
         self.calm = digests(out)
-        if process.returncode or not self.born_s.keys() >= set(VICTIMS):
+        if process.returncode or not self.born_s.keys() >= set(self.where.victims):
             raise RuntimeError(f"an undisturbed prepare ended with {process.returncode}, seen: {self.born_s}")
 
     def kill(self, victim: str, rng: random.Random) -> Kill:
@@ -247,7 +253,9 @@ def is_executor(one: psutil.Process) -> bool:
 
 
 def is_worker(one: psutil.Process) -> bool:
-    """A forked child of pyspark's daemon."""
+    """A forked child of pyspark's daemon, or a process of ours."""
+    if "feedline.preprocess.processes" in one.cmdline():
+        return True
     parent = one.parent()
     return "pyspark.daemon" in one.cmdline() and parent is not None and "pyspark.daemon" in parent.cmdline()
 
@@ -270,7 +278,7 @@ def write(out: Path, kills: Sequence[Mapping[str, Any]], chaos: Chaos) -> None:
     names = sorted({(kill["where"], kill["victim"]) for kill in kills})
     fine = [kill for kill in kills if not kill["problems"]]
     figures = {
-        "command": "python -m tests.lab.chaos_prepare SOURCE --more, without and with --cluster",
+        "command": "python -m tests.lab.chaos_prepare SOURCE --more, with each --place",
         "host": describe_host(),
         "source": {"files_out": len(chaos.calm), "shards_per_split": chaos.shards},
         "n": len(kills),

@@ -1,10 +1,9 @@
-"""The loader as its users see it: what comes out, in which order, after which interruption."""
+"""The loader as its users see it: what comes out, in which order, and how it ends."""
 
 import copy
 import gc
 import os
 import pickle
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError, WorkerError
-from feedline.pipeline.base.memory import shared_columns
-from feedline.pipeline.draw.regions import Augment
-from feedline.pipeline.format import manifest as shards
-from feedline.pipeline.format import shard_tar
+from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.loader import Loader, which_rank
-from feedline.pipeline.shards_dataset import Shards
+from tests.pipeline.loading import SMALL, labels
 
 MakeSplit = Callable[..., Path]
-SMALL: dict[str, Any] = {"batch_size": 8, "image_size": 16, "num_workers": 2, "seed": 3, "rank": 0, "world_size": 1}
-
-
-def labels(loader: Loader) -> list[int]:
-    return [int(label) for _, labels_N in loader for label in labels_N]
 
 
 def gone(pid: int) -> bool:
@@ -116,108 +106,6 @@ def test_a_view_keeps_its_batch_and_letting_go_frees_the_slot(split: Path) -> No
     assert ledger.lent == 0
 
 
-def test_resuming_gives_the_same_rest_with_other_workers_ranks_and_batch_size(split: Path) -> None:
-    whole = [(images.clone(), labels_N) for images, labels_N in Loader(split, **SMALL | {"batch_size": 4})]
-    pictures = {
-        int(label): image for images, labels_N in whole for image, label in zip(images, labels_N, strict=True)
-    }
-    order = [int(label) for _, labels_N in whole for label in labels_N]
-    loader = Loader(split, **SMALL)
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    state = loader.state_dict()
-    del iterator
-    rest: dict[int, torch.Tensor] = {}
-    for rank in range(2):
-        resumed = Loader(split, **SMALL | {"batch_size": 3, "num_workers": rank, "rank": rank, "world_size": 2})
-        resumed.load_state_dict(state)
-        resumed.set_epoch(0)
-        for images_NHWC, labels_N in resumed:
-            rest |= zip(labels_N.tolist(), images_NHWC.clone(), strict=True)
-    assert sorted(rest) == sorted(order[24:])
-    assert all(torch.equal(rest[label], pictures[label]) for label in rest)
-
-
-def test_state_counts_delivered_batches_and_moves_on_at_the_epochs_end(split: Path) -> None:
-    loader = Loader(split, **SMALL)
-    assert loader.state_dict()["samples"] == 0
-    iterator = iter(loader)
-    next(iterator)
-    assert loader.state_dict()["samples"] == 8
-    for _ in iterator:
-        pass
-    assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
-
-
-def test_a_state_taken_behind_the_last_sample_goes_on_with_the_next_epoch(split: Path) -> None:
-    options = SMALL | {"num_workers": 0, "batch_size": 6}
-    loader = Loader(split, **options)
-    iterator = iter(loader)
-    for _ in range(len(loader)):
-        next(iterator)
-    state = loader.state_dict()
-    resumed = Loader(split, **options)
-    resumed.load_state_dict(state)
-    after = labels(resumed)
-    assert len(after) == 60
-    resumed.load_state_dict(state)
-    resumed.set_epoch(0)
-    assert labels(resumed) == [], "of the epoch that was asked for, nothing is left"
-    resumed.set_epoch(1)
-    assert labels(resumed) == after
-
-
-def test_looking_at_nothing_does_not_use_up_an_epoch(split: Path) -> None:
-    loader = Loader(split, **SMALL | {"num_workers": 0})
-    iter(loader)
-    assert labels(loader) == labels(Loader(split, **SMALL | {"num_workers": 0}))
-
-
-def test_another_epoch_drops_the_resumed_position(split: Path) -> None:
-    loader = Loader(split, **SMALL)
-    loader.load_state_dict(loader.state_dict() | {"samples": 24})
-    loader.set_epoch(1)
-    assert len(labels(loader)) == 56
-
-
-def test_an_epoch_named_while_another_is_under_way_begins_at_its_start(split: Path) -> None:
-    loader = Loader(split, **SMALL | {"num_workers": 0})
-    for _ in loader:
-        loader.set_epoch(3)
-        break
-    iterator = iter(loader)
-    loader.set_epoch(5)
-    next(iterator)
-    assert len(labels(loader)) == 56
-    assert loader.state_dict()["epoch"] == 6
-
-
-def test_the_state_of_a_changed_dataset_is_refused(split: Path, make_split: MakeSplit) -> None:
-    other = Loader(make_split(samples=61), **SMALL)
-    with pytest.raises(UsageError, match="another dataset"):
-        other.load_state_dict(Loader(split, **SMALL).state_dict())
-    with pytest.raises(UsageError, match="seed"):
-        Loader(split, **SMALL | {"seed": 9}).load_state_dict(Loader(split, **SMALL).state_dict())
-
-
-def test_leaving_an_epoch_early_and_starting_another(split: Path) -> None:
-    loader = Loader(split, **SMALL)
-    for _ in range(4):
-        for _ in loader:
-            break
-    loader.set_epoch(0)
-    assert labels(loader) == labels(Loader(split, **SMALL))
-
-
-def test_an_iterator_of_the_epoch_before_says_that_it_has_ended(split: Path) -> None:
-    loader = Loader(split, **SMALL)
-    old = iter(loader)
-    iter(loader)
-    with pytest.raises(UsageError, match="has ended"):
-        next(old)
-
-
 def test_images_may_grow_and_shrink_between_epochs(split: Path) -> None:
     loader = Loader(split, **SMALL)
     sizes: list[int] = []
@@ -239,39 +127,6 @@ def test_batches_on_a_device_are_normalised_channels_last_NCHW(split: Path) -> N
     assert next(iter(half))[0].dtype == torch.bfloat16
 
 
-def test_a_worker_that_is_killed_ends_the_epoch_with_its_signal(split: Path) -> None:
-    loader = Loader(split, **SMALL)
-    iterator = iter(loader)
-    next(iterator)
-    os.kill(loader.worker_pids[1], signal.SIGKILL)
-    os.waitid(os.P_PID, loader.worker_pids[1], os.WEXITED | os.WNOWAIT)
-    with pytest.raises(WorkerError, match=r"worker 1 .*SIGKILL"):
-        for _ in iterator:
-            pass
-        next(iter(loader))
-    assert len(labels(loader)) == 56, "new workers for the next epoch"
-
-
-def _explode(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    raise RuntimeError("no such colour")
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_transform_that_raises_names_the_sample_and_the_place(split: Path, workers: int) -> None:
-    loader = Loader(split, **SMALL | {"transform": _explode, "num_workers": workers})
-    with pytest.raises(FeedlineError, match=r"sample 's000\d\d': .* raised RuntimeError: no such colour \("):
-        labels(loader)
-
-
-def test_a_transform_that_kills_its_worker_is_named_with_the_sample(split: Path) -> None:
-    def fall(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        os.kill(os.getpid(), signal.SIGSEGV)
-        return image_HWC
-
-    with pytest.raises(WorkerError, match=r"SIGSEGV while it worked on .*sample 's000"):
-        labels(Loader(split, **SMALL | {"transform": fall}))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_own_transforms_see_each_image_and_each_batch(split: Path, workers: int) -> None:
     shade = 7
@@ -288,113 +143,6 @@ def test_own_transforms_see_each_image_and_each_batch(split: Path, workers: int)
     assert all(int(label) % 2 == 0 for _, labels_N in seen for label in labels_N)
     again = [images_NHWC.clone() for images_NHWC, _ in Loader(split, **options | {"num_workers": 1})]
     assert all(torch.equal(images, repeated) for (images, _), repeated in zip(seen, again, strict=True))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"transform": lambda image_HWC: image_HWC / 255},
-        {"transform": lambda image_HWC: image_HWC[0, 0, 0]},
-        {"batch_transform": lambda images_NHWC, labels_N: (images_NHWC, labels_N * 0.7)},
-        {"batch_transform": lambda images_NHWC, labels_N: (images_NHWC[0], labels_N)},
-        {"batch_transform": lambda images_NHWC, labels_N: 1},
-    ],
-)
-def test_what_a_transform_returns_is_not_cast_or_spread_in_silence(split: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(FeedlineError, match="transform returned"):
-        labels(Loader(split, **SMALL | options | {"num_workers": 0}))
-
-
-def test_an_epoch_without_a_batch_is_warned_of(split: Path) -> None:
-    with pytest.warns(UserWarning, match="no batch of 4000 in the 60 samples"):
-        assert len(Loader(split, **SMALL | {"batch_size": 4000, "train": True})) == 0
-
-
-def damage(folder: Path, sample: int) -> None:
-    index = shards.read_index(folder)
-    with (folder / shard_tar.shard_name("train", int(index.shards_N[sample]))).open("r+b") as file:
-        file.seek(int(index.offsets_N[sample]) + 200)
-        file.write(b"\0\0\0\0\0\0")
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_sample_raises_or_is_left_out_or_replaced(make_split: MakeSplit, workers: int) -> None:
-    folder = make_split()
-    damage(folder, 5)
-    options = SMALL | {"num_workers": workers, "policy": "pad", "train": False}
-    with pytest.raises(DatasetError, match=r"train-000000.tar: sample 's00005': .*wrong CRC"):
-        labels(Loader(folder, **options))
-    skipping = Loader(folder, **options | {"on_bad": "skip"})
-    sizes = [len(labels_N) for _, labels_N in skipping]
-    assert sizes == [7, *[8] * 7], "a shorter batch, never fewer"
-    assert skipping.stats()["bad"][0]["key"] == "s00005"
-    replacing = Loader(folder, **options | {"on_bad": "replace"})
-    assert labels(replacing)[:8] == [0, 1, 2, 3, 4, 6, 6, 7]
-    assert "CRC" in replacing.stats()["bad"][0]["reason"]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_after_a_failed_epoch_its_iterator_has_ended_and_the_loader_has_not(
-    make_split: MakeSplit, workers: int
-) -> None:
-    folder = make_split()
-    damage(folder, 20)
-    loader = Loader(folder, **SMALL | {"num_workers": workers, "train": False, "policy": "drop"})
-    iterator = iter(loader)
-    with pytest.raises(DatasetError):
-        for _ in iterator:
-            pass
-    with pytest.raises(UsageError, match="has ended"):
-        next(iterator)
-    assert next(iter(loader))[1].tolist() == list(range(8))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_missing_or_short_shard_is_named(make_split: MakeSplit, workers: int) -> None:
-    folder = make_split()
-    victim = folder / "train-000001.tar"
-    os.truncate(victim, 4096)
-    with pytest.raises(DatasetError, match=r"train-000001.tar.* cut short"):
-        labels(Loader(folder, **SMALL | {"num_workers": workers}))
-    victim.unlink()
-    with pytest.raises(DatasetError, match=r"train-000001.tar cannot be read: No such file"):
-        labels(Loader(folder, **SMALL | {"num_workers": workers}))
-    assert len(labels(Loader(folder, **SMALL | {"num_workers": workers, "on_bad": "skip", "policy": "pad"}))) == 44
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_raw_images_in_their_stored_size_are_copied_as_they_are(make_split: MakeSplit, workers: int) -> None:
-    folder = make_split(codec="raw")
-    options = SMALL | {"image_size": 40, "augment": Augment(train=False, crop_fraction=1.0), "num_workers": workers}
-    loader = Loader(folder, **options | {"shuffle": True, "policy": "pad"})
-    stored = Shards(folder, decode="array")
-    for _ in range(2):  # the first epoch checks every sample, the second copies whole batches
-        for images_NHWC, labels_N in loader:
-            for image_HWC, label in zip(images_NHWC, labels_N.tolist(), strict=True):
-                assert label < 0 or (image_HWC.numpy() == stored[label][0]).all()
-    assert loader.stats()["stages"]["read"] > 0
-    (folder / "train-000000.tar").write_bytes(b"")
-    with pytest.raises(DatasetError, match=r"train-000000.tar.* cut short"):
-        labels(Loader(folder, **options))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_raw_shard_that_becomes_shorter_costs_its_own_samples_only(make_split: MakeSplit, workers: int) -> None:
-    folder, augment = make_split(codec="raw"), Augment(train=False, crop_fraction=1.0)
-    options = SMALL | {"image_size": 40, "augment": augment, "num_workers": workers, "policy": "pad"}
-    loader = Loader(folder, **options | {"on_bad": "skip"})
-    assert len(labels(loader)) == 64, "60 and padding: every sample is checked"
-    os.truncate(folder / "train-000000.tar", 512)
-    assert {label for label in labels(loader) if label >= 0} == set(range(20, 60))
-
-
-def test_without_checksums_whole_raw_batches_are_copied_too(make_split: MakeSplit) -> None:
-    augment = Augment(train=False, crop_fraction=1.0)
-    loader = Loader(
-        make_split(codec="raw"), **SMALL | {"image_size": 40, "augment": augment, "checksums": False, "policy": "pad"}
-    )
-    labels(loader)
-    assert shared_columns(loader.split.memory.view, loader.split.layout)["checked"].all()
 
 
 def test_wrong_use_is_one_line_before_any_process_starts(split: Path, tmp_path: Path) -> None:

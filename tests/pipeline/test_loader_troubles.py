@@ -1,0 +1,161 @@
+"""What goes wrong in a loader's workers, shards and transforms is one line, and costs no more than it must."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError, WorkerError
+from feedline.pipeline.base.memory import shared_columns
+from feedline.pipeline.draw.regions import Augment
+from feedline.pipeline.format import manifest as shards
+from feedline.pipeline.format import shard_tar
+from feedline.pipeline.loader import Loader
+from feedline.pipeline.shards_dataset import Shards
+from tests.pipeline.loading import SMALL, labels
+
+MakeSplit = Callable[..., Path]
+
+
+def test_a_worker_that_is_killed_ends_the_epoch_with_its_signal(split: Path) -> None:
+    loader = Loader(split, **SMALL)
+    iterator = iter(loader)
+    next(iterator)
+    os.kill(loader.worker_pids[1], signal.SIGKILL)
+    os.waitid(os.P_PID, loader.worker_pids[1], os.WEXITED | os.WNOWAIT)
+    with pytest.raises(WorkerError, match=r"worker 1 .*SIGKILL"):
+        for _ in iterator:
+            pass
+        next(iter(loader))
+    assert len(labels(loader)) == 56, "new workers for the next epoch"
+
+
+def _explode(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    raise RuntimeError("no such colour")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_transform_that_raises_names_the_sample_and_the_place(split: Path, workers: int) -> None:
+    loader = Loader(split, **SMALL | {"transform": _explode, "num_workers": workers})
+    with pytest.raises(FeedlineError, match=r"sample 's000\d\d': .* raised RuntimeError: no such colour \("):
+        labels(loader)
+
+
+def test_a_transform_that_kills_its_worker_is_named_with_the_sample(split: Path) -> None:
+    def fall(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return image_HWC
+
+    with pytest.raises(WorkerError, match=r"SIGSEGV while it worked on .*sample 's000"):
+        labels(Loader(split, **SMALL | {"transform": fall}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transform": lambda image_HWC: image_HWC / 255},
+        {"transform": lambda image_HWC: image_HWC[0, 0, 0]},
+        {"batch_transform": lambda images_NHWC, labels_N: (images_NHWC, labels_N * 0.7)},
+        {"batch_transform": lambda images_NHWC, labels_N: (images_NHWC[0], labels_N)},
+        {"batch_transform": lambda images_NHWC, labels_N: 1},
+    ],
+)
+def test_what_a_transform_returns_is_not_cast_or_spread_in_silence(split: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(FeedlineError, match="transform returned"):
+        labels(Loader(split, **SMALL | options | {"num_workers": 0}))
+
+
+def test_an_epoch_without_a_batch_is_warned_of(split: Path) -> None:
+    with pytest.warns(UserWarning, match="no batch of 4000 in the 60 samples"):
+        assert len(Loader(split, **SMALL | {"batch_size": 4000, "train": True})) == 0
+
+
+def damage(folder: Path, sample: int) -> None:
+    index = shards.read_index(folder)
+    with (folder / shard_tar.shard_name("train", int(index.shards_N[sample]))).open("r+b") as file:
+        file.seek(int(index.offsets_N[sample]) + 200)
+        file.write(b"\0\0\0\0\0\0")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_sample_raises_or_is_left_out_or_replaced(make_split: MakeSplit, workers: int) -> None:
+    folder = make_split()
+    damage(folder, 5)
+    options = SMALL | {"num_workers": workers, "policy": "pad", "train": False}
+    with pytest.raises(DatasetError, match=r"train-000000.tar: sample 's00005': .*wrong CRC"):
+        labels(Loader(folder, **options))
+    skipping = Loader(folder, **options | {"on_bad": "skip"})
+    sizes = [len(labels_N) for _, labels_N in skipping]
+    assert sizes == [7, *[8] * 7], "a shorter batch, never fewer"
+    assert skipping.stats()["bad"][0]["key"] == "s00005"
+    replacing = Loader(folder, **options | {"on_bad": "replace"})
+    assert labels(replacing)[:8] == [0, 1, 2, 3, 4, 6, 6, 7]
+    assert "CRC" in replacing.stats()["bad"][0]["reason"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_a_failed_epoch_its_iterator_has_ended_and_the_loader_has_not(
+    make_split: MakeSplit, workers: int
+) -> None:
+    folder = make_split()
+    damage(folder, 20)
+    loader = Loader(folder, **SMALL | {"num_workers": workers, "train": False, "policy": "drop"})
+    iterator = iter(loader)
+    with pytest.raises(DatasetError):
+        for _ in iterator:
+            pass
+    with pytest.raises(UsageError, match="has ended"):
+        next(iterator)
+    assert next(iter(loader))[1].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_missing_or_short_shard_is_named(make_split: MakeSplit, workers: int) -> None:
+    folder = make_split()
+    victim = folder / "train-000001.tar"
+    os.truncate(victim, 4096)
+    with pytest.raises(DatasetError, match=r"train-000001.tar.* cut short"):
+        labels(Loader(folder, **SMALL | {"num_workers": workers}))
+    victim.unlink()
+    with pytest.raises(DatasetError, match=r"train-000001.tar cannot be read: No such file"):
+        labels(Loader(folder, **SMALL | {"num_workers": workers}))
+    assert len(labels(Loader(folder, **SMALL | {"num_workers": workers, "on_bad": "skip", "policy": "pad"}))) == 44
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_raw_images_in_their_stored_size_are_copied_as_they_are(make_split: MakeSplit, workers: int) -> None:
+    folder = make_split(codec="raw")
+    options = SMALL | {"image_size": 40, "augment": Augment(train=False, crop_fraction=1.0), "num_workers": workers}
+    loader = Loader(folder, **options | {"shuffle": True, "policy": "pad"})
+    stored = Shards(folder, decode="array")
+    for _ in range(2):  # the first epoch checks every sample, the second copies whole batches
+        for images_NHWC, labels_N in loader:
+            for image_HWC, label in zip(images_NHWC, labels_N.tolist(), strict=True):
+                assert label < 0 or (image_HWC.numpy() == stored[label][0]).all()
+    assert loader.stats()["stages"]["read"] > 0
+    (folder / "train-000000.tar").write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"train-000000.tar.* cut short"):
+        labels(Loader(folder, **options))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_raw_shard_that_becomes_shorter_costs_its_own_samples_only(make_split: MakeSplit, workers: int) -> None:
+    folder, augment = make_split(codec="raw"), Augment(train=False, crop_fraction=1.0)
+    options = SMALL | {"image_size": 40, "augment": augment, "num_workers": workers, "policy": "pad"}
+    loader = Loader(folder, **options | {"on_bad": "skip"})
+    assert len(labels(loader)) == 64, "60 and padding: every sample is checked"
+    os.truncate(folder / "train-000000.tar", 512)
+    assert {label for label in labels(loader) if label >= 0} == set(range(20, 60))
+
+
+def test_without_checksums_whole_raw_batches_are_copied_too(make_split: MakeSplit) -> None:
+    augment = Augment(train=False, crop_fraction=1.0)
+    loader = Loader(
+        make_split(codec="raw"), **SMALL | {"image_size": 40, "augment": augment, "checksums": False, "policy": "pad"}
+    )
+    labels(loader)
+    assert shared_columns(loader.split.memory.view, loader.split.layout)["checked"].all()
