@@ -23,6 +23,7 @@ from typing import IO, Any
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import die_with, how_it_ended, start_python, usable_cores
 from feedline.preprocess.engine import EngineRun
+from feedline.preprocess.fingerprint import inherit, loaded_code
 from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.write_shard import OnOutcome, Order, Outcome, settle, write_shards
 
@@ -73,6 +74,7 @@ class Pool:
 
     def __init__(self, order: Order, tasks: Sequence[ShardTask], errors: IO[bytes]) -> None:
         self.order, self.waiting, self.errors = order, deque(tasks), errors
+        self.code = loaded_code()  # now: a process that starts after an upgrade has another
         self.workers: list[PoolWorker] = []
         self.deaths: Counter[tuple[str, int]] = Counter()
         self.failed_starts = 0
@@ -103,7 +105,7 @@ class Pool:
             process = start_python("feedline.preprocess.processes", arguments, [theirs.fileno()], stderr=self.errors)
         self.workers.append(PoolWorker(process, ours))
         with suppress(OSError):  # it has died: its pipe's end is the next thing we hear of it
-            ours.send(self.order)
+            ours.send((self.order, self.code))
 
     def hand_out(self) -> None:
         """A shard to every worker that asks. One that a worker died over is in no worker beside another."""
@@ -182,7 +184,9 @@ def main(descriptor: int, parent: int) -> None:
                     tell(None)
                     yield pipe.recv()
 
-        write_shards(pipe.recv(), asked_for(), tell)
+        order, code = pipe.recv()
+        inherit(order.config.outputs, order.fingerprint, code)
+        write_shards(order, asked_for(), tell)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ import psutil
 import pytest
 
 from feedline.pipeline.base.errors import FeedlineError
+from feedline.preprocess import picture
 from feedline.preprocess.engine import EngineRun
+from feedline.preprocess.fingerprint import Fingerprint, loaded_code
 from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.processes import ProcessEngine
 from feedline.preprocess.write_shard import OnOutcome, Order, Outcome
@@ -116,6 +118,20 @@ def test_a_process_that_cannot_begin_says_why(images: Path, tmp_path: Path, monk
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(FeedlineError, match=r"before it began.*no luck today|no luck today.*before it began"):
         prepare(images, tmp_path / "out", engine=ProcessEngine())
+
+
+def test_a_process_measures_its_fingerprint_where_its_code_is_not_its_parents(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told a false one, it believes that only while every file of code is the same."""
+    false = Fingerprint(encoder="0" * 64, formats={})
+    monkeypatch.setattr("feedline.preprocess.prepare.fingerprint", lambda outputs: false)
+    prepare(images, tmp_path / "believed", engine=ProcessEngine())
+    inode = Path(picture.__file__).stat().st_ino
+    older = frozenset(state for state in loaded_code() if state[1] != inode)
+    monkeypatch.setattr("feedline.preprocess.processes.loaded_code", lambda: older)
+    with pytest.raises(FeedlineError, match="encodes differently"):
+        prepare(images, tmp_path / "measured", engine=ProcessEngine())
 
 
 def test_trouble_in_a_task_ends_the_job_in_one_line_and_leaves_no_attempt(images: Path, tmp_path: Path) -> None:
