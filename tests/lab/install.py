@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+UV = str(Path(sys.executable).with_name("uv"))
 SCRIPT = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -90,10 +91,10 @@ def build(out: Path) -> Path:
     for name in filter(None, listed.split("\0")):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, source / name)
-    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "-o", out / "made", source], check=True,
-                   stdout=subprocess.DEVNULL)  # fmt: skip
+    building = [sys.executable, "-m", "build", "--no-isolation", "-o", out / "made", source]
+    subprocess.run(building, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     made = sorted((out / "made").iterdir())
-    subprocess.run(["uv", "tool", "run", "-q", "twine", "check", "--strict", *made], check=True)
+    subprocess.run([UV, "tool", "run", "-q", "twine", "check", "--strict", *made], check=True)
     return next(path for path in made if path.suffix == ".whl")
 
 
@@ -104,12 +105,12 @@ def try_case(name: str, case: Case, python: str, wheel: Path, work: Path) -> boo
     (work / "script.py").write_text(SCRIPT)
     places["SCRIPT"] = str(work / "script.py")
     started = time.monotonic()
-    subprocess.run(["uv", "venv", "-q", "--python", python, work / "venv"], check=True)
+    subprocess.run([UV, "venv", "-q", "--python", python, work / "venv"], check=True)
     target = f"{wheel}[{case.extra}]" if case.extra else str(wheel)
     inside = work / "venv" / "bin"
-    subprocess.run(["uv", "pip", "install", "-q", "--python", inside / "python", target, *case.packages], check=True)
+    subprocess.run([UV, "pip", "install", "-q", "--python", inside / "python", target, *case.packages], check=True)
     listed = subprocess.run(
-        ["uv", "pip", "list", "-q", "--python", inside / "python"], capture_output=True, text=True
+        [UV, "pip", "list", "-q", "--python", inside / "python"], capture_output=True, text=True
     )
     here = {line.split()[0].lower() for line in listed.stdout.splitlines()[2:]}
     wrong = [f"{package} came along" for package in case.without if package in here]
