@@ -160,7 +160,7 @@ class Loader:
     def _begin(self) -> Iterator[Batch]:
         config = self.config
         if self._engines and self._engines[0].process != os.getpid():  # our parent's, who forked us
-            self._run = None
+            self._run = self._prefetcher = None  # whose lock may be held, by a thread that is not here
             _close(self._engines)
         if self._run is not None:
             self._run.close()

@@ -276,6 +276,26 @@ def test_the_prefetcher_stays_a_few_ahead(folder: Path) -> None:
     prefetcher.close()
 
 
+def test_nobody_waits_at_the_end_for_shards_that_were_to_be_fetched(folder: Path) -> None:
+    script = f"""
+import threading, time
+from pathlib import Path
+from feedline.pipeline.format.manifest import ShardInfo
+from feedline.pipeline.format.remote import Prefetcher, ShardCache
+begun = threading.Semaphore(0)
+def fetch(shard, path):
+    begun.release()
+    time.sleep(30)
+shards = [ShardInfo(name=f"train-{{n}}.tar", samples=1, planned_samples=1, bytes=1, sha256="") for n in range(8)]
+Prefetcher(ShardCache(Path({str(folder)!r}), 9999, fetch), shards, range(8), ahead=8).reached(0)
+begun.acquire()
+begun.acquire()
+raise ValueError("mine")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20)
+    assert "ValueError: mine" in done.stderr
+
+
 def test_a_shard_with_other_bytes_than_the_manifest_says_is_not_kept(split: Path, serve: Any, tmp_path: Path) -> None:
     remote = storage.Remote(f"{serve(split).address}", {})
     with pytest.raises(DatasetError, match=r"are not the 10 that were written"):
