@@ -137,8 +137,8 @@ class ShardCache:
         """`fetch(shard, to)` raises DatasetError."""
         self._folder, self._most_bytes, self._fetch = folder, most_bytes, fetch
 
-    def ensure(self, shard: "ShardInfo") -> bool:
-        """Fetches the shard unless it is there or somebody else is at it; False when it cannot be kept here.
+    def ensure(self, shard: "ShardInfo") -> None:
+        """Fetches the shard unless it is there, somebody else is at it, or there can be no room for it now.
 
         Raises DatasetError when it cannot be fetched.
         """
@@ -146,9 +146,7 @@ class ShardCache:
         if path.exists():
             with suppress(OSError):
                 os.utime(path)  # needed now: last to go
-            return True
-        if shard.bytes > self._most_bytes:
-            return False
+            return
         lock = self._folder / f".{shard.name}.lock"
         try:
             with locked(lock, wait=False) as mine:
@@ -156,12 +154,12 @@ class ShardCache:
                     self._into_place(shard, path, lock)
         except OSError as error:
             raise DatasetError(f"{path} cannot be cached: {error.strerror or error}") from error
-        return True
 
     def _into_place(self, shard: "ShardInfo", path: Path, lock: Path) -> None:
         part = lock.with_suffix(".part")
         part.unlink(missing_ok=True)  # of a holder that died
-        self._make_room(shard.bytes, lock)
+        if not self._make_room(shard.bytes, lock):
+            return
         try:
             self._fetch(shard, part)
             part.replace(path)
@@ -169,20 +167,25 @@ class ShardCache:
             part.unlink(missing_ok=True)
             lock.write_text("")
 
-    def _make_room(self, size_bytes: int, lock: Path) -> None:
-        """Removes what was used longest ago until `size_bytes` fit, and notes them as taken in the lock's file."""
+    def _make_room(self, size_bytes: int, lock: Path) -> bool:
+        """Removes what was used longest ago until `size_bytes` fit, and notes them as taken in the lock's file. False
+        where they would not fit beside what is being fetched: nothing is removed then."""
         with locked(self._folder.parent / ".lock"):
+            promised = self._being_fetched()
+            if promised + size_bytes > self._most_bytes:
+                return False
             shards: list[tuple[int, int, Path]] = []
             for path in self._folder.parent.glob("*/*.tar"):
                 with suppress(FileNotFoundError):
                     shards.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-            used = sum(size for _, size, _ in shards) + self._being_fetched()
+            used = promised + sum(size for _, size, _ in shards)
             for _, size, path in sorted(shards):
                 if used + size_bytes <= self._most_bytes:
                     break
                 path.unlink(missing_ok=True)
                 used -= size
             lock.write_text(str(size_bytes))
+        return True
 
     def _being_fetched(self) -> int:
         """Bytes promised to shards under way. A lock without a holder was a dead process's: its part is removed."""

@@ -207,12 +207,29 @@ def test_the_cache_never_outgrows_its_bound_and_drops_what_was_used_longest_ago(
 
     cache = ShardCache(folder, 3500, fetch)
     for number in (0, 1, 2):
-        assert cache.ensure(shard(number))
+        cache.ensure(shard(number))
+    assert names(folder) == [shard(n).name for n in (0, 1, 2)]
     cache.ensure(shard(0))
     cache.ensure(shard(3))
     assert names(folder) == [shard(n).name for n in (0, 2, 3)]
     assert max(most) <= 3500
-    assert not cache.ensure(shard(4, size=4000)), "larger than the whole cache"
+    cache.ensure(shard(4, size=4000))
+    assert names(folder) == [shard(n).name for n in (0, 2, 3)], "it is larger than the whole cache"
+
+
+def test_what_is_being_fetched_counts_too(folder: Path) -> None:
+    fetched: list[str] = []
+
+    def fetch(shard_: ShardInfo, path: Path) -> None:
+        write(shard_, path)
+        fetched.append(shard_.name)
+        if len(fetched) == 1:
+            cache.ensure(shard(1, size=1500))
+            cache.ensure(shard(2))
+
+    cache = ShardCache(folder, 2400, fetch)
+    cache.ensure(shard(0))
+    assert fetched == names(folder) == [shard(n).name for n in (0, 2)]
 
 
 def test_a_fetch_that_fails_leaves_nothing(folder: Path) -> None:
@@ -230,7 +247,7 @@ def test_one_process_fetches_and_the_others_go_on(folder: Path) -> None:
     fetched: list[str] = []
     cache = ShardCache(folder, 9999, lambda shard, _: fetched.append(shard.name))
     with locked(folder / f".{shard(0).name}.lock"):
-        assert cache.ensure(shard(0))
+        cache.ensure(shard(0))
     assert not fetched
 
 
@@ -254,9 +271,9 @@ ShardCache(folder, 2000, fetch).ensure(shard)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     cache = ShardCache(folder, 2000, write)
-    assert cache.ensure(shard(1))
-    assert cache.ensure(shard(2)), "what the dead one had reserved is free again"
-    assert names(folder) == [shard(1).name, shard(2).name]
+    cache.ensure(shard(1))
+    cache.ensure(shard(2))
+    assert names(folder) == [shard(1).name, shard(2).name], "what the dead one had reserved is free again"
     assert not list(folder.glob(".*.part"))
 
 
