@@ -48,7 +48,8 @@ class InlineCrew:
         if self._worker is None:
             raise WorkerError("the loader has been closed")
         self._worker.clock.skip()  # between batches the trainer's thread is not ours: that time is nobody's
-        reply = self._worker.perform(self._tasks.popleft())
+        reply = self._worker.perform(self._tasks[0])
+        self._tasks.popleft()  # only now: a Ctrl-C amid the task leaves it to be done
         self._worker.clock.tick()
         return reply
 

@@ -45,6 +45,25 @@ def test_a_transform_that_raises_names_the_sample_and_the_place(split: Path, wor
         labels(loader)
 
 
+def test_a_ctrl_c_amid_a_batch_loses_neither_the_batch_nor_its_slot(split: Path, tmp_path: Path) -> None:
+    pressed = tmp_path / "pressed"
+
+    def wait(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if pressed.exists():
+            pressed.unlink()
+            signal.raise_signal(signal.SIGINT)
+        return image_HWC
+
+    options = SMALL | {"num_workers": 0}
+    loader = Loader(split, **options | {"transform": wait})
+    for _ in range(9):
+        iterator = iter(loader)
+        pressed.touch()
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+    assert [int(label) for _, labels_N in iterator for label in labels_N] == labels(Loader(split, **options))
+
+
 def test_a_transform_that_kills_its_worker_is_named_with_the_sample(split: Path) -> None:
     def fall(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         os.kill(os.getpid(), signal.SIGSEGV)
