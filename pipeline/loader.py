@@ -293,6 +293,8 @@ class Loader:
     def _next_batch(self, run: EpochRun, deliver: device.Deliver) -> Batch:
         """One batch to the user, counted; the epoch's end and a dead worker change what the next `iter()` does."""
         if self._run is not run:
+            if run.taken == len(run.plan):
+                raise StopIteration  # as it was told before
             raise UsageError("this iterator has ended: its epoch failed, or the loader has begun another since")
         if self._engines[0].process != os.getpid():
             raise UsageError("this iterator is that of the process that forked this one: begin a new one here")

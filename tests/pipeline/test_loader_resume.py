@@ -65,6 +65,17 @@ def test_a_state_taken_behind_the_last_sample_goes_on_with_the_next_epoch(split:
     assert labels(resumed) == after
 
 
+@pytest.mark.parametrize("batch_size", [8, 61])
+@pytest.mark.filterwarnings("ignore:no batch of")
+def test_an_iterator_at_its_end_stays_there(split: Path, batch_size: int) -> None:
+    loader = Loader(split, **SMALL | {"num_workers": 0, "batch_size": batch_size})
+    iterator = iter(loader)
+    assert len(list(iterator)) == len(loader)
+    assert next(iterator, None) is None
+    iter(loader)
+    assert next(iterator, None) is None
+
+
 def test_looking_at_nothing_does_not_use_up_an_epoch(split: Path) -> None:
     loader = Loader(split, **SMALL | {"num_workers": 0})
     iter(loader)
