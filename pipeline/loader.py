@@ -164,13 +164,8 @@ class Loader:
             _close(self._engines)
         if self._run is not None:
             self._run.close()
-        begins, self._begins = self._begins, "at the next start"
-        if begins == "at the next start":
-            self._epoch += self._delivered > 0  # of which nothing was taken begins again
-        elif begins == "where anything is left" and 0 < self._plan(self._epoch, 0).size <= self._delivered:
-            self._epoch, begins = self._epoch + 1, "at the start"
-        if begins in ("at the start", "at the next start"):
-            self._delivered = 0
+            self._run = None
+        epoch, delivered = self._place()
         if self._delivery is None:  # made with the first engine, when CUDA is surely up
             upload = gpu_decode.decode if self._gpu_decodes else device.copy_pixels
             self._delivery = device.deliver_to(self.device, config, upload)
@@ -178,13 +173,28 @@ class Loader:
             _close(self._engines)  # the images have outgrown the slots
         if not self._engines:
             self._engines.append(self._new_engine(self._delivery))
-        plan = self._plan(self._epoch, self._delivered)
+        plan = self._plan(epoch, delivered)
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._prefetcher = self.split.prefetch(plan, self._window_shards or REMOTE_WINDOW_SHARDS)
         trim = config.short_last_batch
-        self._run = EpochRun(self._engines[0], plan, self._image_size, self._waits, trim=trim)
+        try:
+            self._run = EpochRun(self._engines[0], plan, self._image_size, self._waits, trim=trim)
+        except WorkerError:  # it ended between two epochs
+            _close(self._engines)
+            raise
+        self._epoch, self._delivered, self._begins = epoch, delivered, "at the next start"
         return _Batches(self, self._run, self._delivery)
+
+    def _place(self) -> tuple[int, int]:
+        """The epoch in which the next `iter()` begins, and how many of its samples were delivered before."""
+        if self._begins == "at the start":
+            return self._epoch, 0
+        if self._begins == "at the next start":
+            return self._epoch + (self._delivered > 0), 0  # of which nothing was taken begins again
+        if self._begins == "where anything is left" and 0 < self._plan(self._epoch, 0).size <= self._delivered:
+            return self._epoch + 1, 0
+        return self._epoch, self._delivered
 
     def stats(self) -> dict[str, Any]:
         """Where the time went since the loader was made, in plain JSON:

@@ -34,6 +34,17 @@ def test_a_worker_that_is_killed_ends_the_epoch_with_its_signal(split: Path) -> 
     assert len(labels(loader)) == 56, "new workers for the next epoch"
 
 
+def test_a_worker_that_is_killed_between_two_epochs_costs_one_attempt_and_no_batch(split: Path) -> None:
+    loader = Loader(split, **SMALL | {"num_workers": 1})
+    whole = labels(loader)
+    loader.load_state_dict(loader.state_dict() | {"epoch": 0, "samples": 24})
+    os.kill(loader.worker_pids[0], signal.SIGKILL)
+    os.waitid(os.P_PID, loader.worker_pids[0], os.WEXITED | os.WNOWAIT)
+    with pytest.raises(WorkerError, match="SIGKILL while it waited for work"):
+        iter(loader)
+    assert labels(loader) == whole[24:]
+
+
 def _explode(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     raise RuntimeError("no such colour")
 
