@@ -45,7 +45,7 @@ MOST_WORKERS = 16
 
 Begins = Literal["at the start", "at the next start", "where it was left", "where anything is left"]
 """Where the next `iter()` begins: the start of the epoch or of the one after it, or behind the samples that a state
-says were delivered (with "anything": in the next epoch where nothing is left of this one)."""
+says were delivered (with "anything": in the next epoch where no batch is left of this one)."""
 
 
 class Loader:
@@ -192,9 +192,10 @@ class Loader:
             return self._epoch, 0
         if self._begins == "at the next start":
             return self._epoch + (self._delivered > 0), 0  # of which nothing was taken begins again
-        if self._begins == "where anything is left" and 0 < self._plan(self._epoch, 0).size <= self._delivered:
-            return self._epoch + 1, 0
-        return self._epoch, self._delivered
+        epoch, delivered = self._epoch, self._delivered
+        if self._begins == "where it was left" or not delivered or len(self._plan(epoch, delivered)):
+            return epoch, delivered
+        return epoch + 1, 0
 
     def stats(self) -> dict[str, Any]:
         """Where the time went since the loader was made, in plain JSON:
