@@ -83,8 +83,9 @@ class Loader:
         self._prefetcher: Prefetcher | None = None
         self._turn = threading.Lock()
         weakref.finalize(self, _close, self._engines)
-        samples = -(-self.manifest.samples // self.world_size)
-        if self._policy == "drop" and samples < config.batch_size:
+        plan = self._plan(0, 0)
+        if self._policy == "drop" and not len(plan):
+            samples = plan.size // self.world_size
             warnings.warn(f"no batch of {config.batch_size} in the {samples} samples of rank {self.rank}: "
                           "take a smaller batch_size or policy='wrap'", stacklevel=2)  # fmt: skip
 

@@ -104,6 +104,8 @@ class LoaderConfig:
             raise UsageError(f"dtype must be a floating-point one, not {self.dtype}")
         if min(self.std) <= 0:
             raise UsageError(f"std must be above 0, not {self.std}")
+        if self.subset is not None and self.class_balanced:
+            raise UsageError("subset and class_balanced both say which samples to take: give one of them")
 
     @property
     def drawing(self) -> Augment:

@@ -29,6 +29,11 @@ def test_a_wrong_option_is_named(name: str) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_two_choices_of_samples_are_refused() -> None:
+    with pytest.raises(UsageError, match="subset and class_balanced"):
+        LoaderConfig(subset=8, class_balanced=True)
+
+
 def test_what_counts_as_a_number_is_one() -> None:
     config = LoaderConfig(batch_size=np.int64(8), seed=np.uint64(2**63), pin_memory=None, shuffle=np.bool(1), train=1)  # type: ignore[arg-type]
     assert type(config.batch_size) is int and config.seed == 2**63

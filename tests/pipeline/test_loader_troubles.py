@@ -104,6 +104,21 @@ def test_an_epoch_without_a_batch_is_warned_of(split: Path) -> None:
         assert len(Loader(split, **SMALL | {"batch_size": 4000, "train": True})) == 0
 
 
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 31, "rank": 1, "world_size": 2}, {"batch_size": 11, "subset": 10}]
+)
+def test_ranks_and_a_subset_make_fewer_samples_of_which_to_fill_a_batch(split: Path, options: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match=f"no batch of {options['batch_size']} in the"):
+        loader = Loader(split, **SMALL | options)
+    assert len(loader) == 0
+
+
+@pytest.mark.parametrize("policy", ["drop", "pad"])
+def test_a_subset_of_more_samples_than_there_are_is_refused_at_once(split: Path, policy: str) -> None:
+    with pytest.raises(UsageError, match="a subset of 61 samples cannot be taken from 60"):
+        Loader(split, **SMALL | {"subset": 61, "policy": policy})
+
+
 def damage(folder: Path, sample: int) -> None:
     index = shards.read_index(folder)
     with (folder / shard_tar.shard_name("train", int(index.shards_N[sample]))).open("r+b") as file:
