@@ -1,5 +1,6 @@
 """What a loader can be told: one frozen record, checked when it is made."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -104,6 +105,10 @@ class LoaderConfig:
             raise UsageError(f"dtype must be a floating-point one, not {self.dtype}")
         if min(self.std) <= 0:
             raise UsageError(f"std must be above 0, not {self.std}")
+        try:
+            json.dumps(self.storage_options)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"storage_options must be plain JSON, for the workers: {error}") from error
         if self.subset is not None and self.class_balanced:
             raise UsageError("subset and class_balanced both say which samples to take: give one of them")
 
