@@ -187,9 +187,7 @@ class EpochRun(Iterator[HostBatch]):
             self._failed[reply.batch] = error(reply.text, reply.sample)
             return
         self._ready[reply.batch] = reply.slot
-        for line in reply.text.splitlines():
-            sample, _, reason = line.partition(" ")
-            self.waits.bad.append((int(sample), reason))
+        self.waits.bad += reply.bad
 
     def _show(self, slot_number: int) -> HostBatch:
         engine, waits = self._engine, self.waits

@@ -20,7 +20,7 @@ from feedline.pipeline.base.process import die_with, keep_freed_memory
 from feedline.pipeline.workers.counters import FIELD, NOTHING, Clock, rows_of
 from feedline.pipeline.workers.fill import FillSpec, PixelFiller, where_raised
 from feedline.pipeline.workers.fill_regions import RegionFiller
-from feedline.pipeline.workers.messages import BAD_SAMPLE, BAD_TRANSFORM, BROKEN, DONE, GIVEN_UP, STOP, Reply, Task
+from feedline.pipeline.workers.messages import BAD_SAMPLE, BAD_TRANSFORM, BROKEN, GIVEN_UP, STOP, Reply, Task
 from feedline.pipeline.workers.slots import SlotLayout
 
 _ORPHAN_CHECK_S = 2.0
@@ -58,7 +58,7 @@ class Worker:
         slot.filled[:] = filled, size_bytes
         clock.row[FIELD["samples"]] += filled
         clock.row[FIELD["batches"]] += 1
-        return Reply(DONE, *about, text="\n".join(f"{sample} {reason}" for sample, reason in bad))
+        return Reply.done(*about, bad)
 
 
 def main(arguments: list[str]) -> None:
@@ -99,7 +99,14 @@ def serve(worker: Worker, connection: socket.socket, parent: int) -> None:
         if not data or (task := Task.unpack(data)) == STOP:
             return
         worker.clock.mark(idle)
-        connection.send(worker.perform(task).pack())
+        reply = worker.perform(task).pack()
+        while True:
+            try:
+                connection.send(reply)
+                break
+            except TimeoutError:  # what the trainer has not heard yet fills the buffer that all workers share
+                if os.getppid() != parent:
+                    return
         worker.clock.mark(send)
         worker.clock.tick()
 

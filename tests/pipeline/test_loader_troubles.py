@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,43 @@ def test_a_missing_or_short_shard_is_named(make_split: MakeSplit, workers: int) 
     with pytest.raises(DatasetError, match=r"train-000001.tar cannot be read: No such file"):
         labels(Loader(folder, **SMALL | {"num_workers": workers}))
     assert len(labels(Loader(folder, **SMALL | {"num_workers": workers, "on_bad": "skip", "policy": "pad"}))) == 44
+
+
+def gone(make_split: MakeSplit, samples: int, name: str) -> Path:
+    """A split without its only shard."""
+    folder = make_split(samples=samples, shard_count=1, px=16, name=name)
+    (folder / "train-000000.tar").unlink()
+    return folder
+
+
+SKIPPED = SMALL | {"train": False, "on_bad": "skip"}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_sample_is_told_in_one_line_of_its_own(make_split: MakeSplit, workers: int) -> None:
+    loader = Loader(gone(make_split, 16, "two\nlines"), **SKIPPED | {"num_workers": workers})
+    assert labels(loader) == []
+    bad = loader.stats()["bad"]
+    assert [row["key"] for row in bad] == [f"s{sample:05d}" for sample in range(16)]
+    assert all(row["reason"].endswith("/two") for row in bad)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_where_not_all_bad_samples_can_be_told_their_number_is(make_split: MakeSplit, workers: int) -> None:
+    loader = Loader(gone(make_split, 700, "x" * 200), **SKIPPED | {"num_workers": workers, "batch_size": 700})
+    assert labels(loader) == []
+    bad = loader.stats()["bad"]
+    assert [row["key"] for row in bad] == [f"s{sample:05d}" for sample in range(len(bad))]
+    assert bad[-1]["reason"].endswith(f"No such file or directory (and {700 - len(bad)} more of this batch)")
+
+
+def test_what_a_busy_trainer_has_not_heard_yet_may_fill_the_socket(make_split: MakeSplit) -> None:
+    """Evaluating, say; with the storage down."""
+    options = {"num_workers": 1, "prefetch_factor": 12, "batch_size": 120}
+    iterator = iter(Loader(gone(make_split, 1680, "x" * 200), **SKIPPED | options))
+    next(iterator)
+    time.sleep(3)  # a worker looks after its trainer every 2 s
+    assert len(list(iterator)) == 13
 
 
 @pytest.mark.parametrize("workers", [0, 2])
