@@ -113,9 +113,11 @@ class Engine:
         return "while it waited for work" if sample < 0 else f"while it worked on {self._where(sample)}"
 
     def close(self) -> None:
-        self.crew.close()
-        while self.on_close:
-            self.on_close.pop()()
+        """In a forked child of the trainer's, only what is the child's own: workers and CUDA are not."""
+        if os.getpid() == self.process:
+            self.crew.close()
+            while self.on_close:
+                self.on_close.pop()()
         self.memory.close_descriptor()
         self._counters.close_descriptor()
 

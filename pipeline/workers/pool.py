@@ -63,7 +63,6 @@ class WorkerCrew:
         """What `entry.Worker` takes: plain JSON, and the memories of slots, index and counters. `blame(worker)` says
         in words what the worker was doing when it died."""
         self._blame = blame
-        self._process = os.getpid()
         self._workers: list[subprocess.Popen[bytes]] = []
         self._watches: dict[int, int] = {}
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -130,14 +129,12 @@ class WorkerCrew:
 
     def close(self) -> None:
         """Ends every worker, by word, then by signal. Returns when all are gone; safe to call twice."""
-        if os.getpid() != self._process:
-            return  # a forked child of the trainer: the workers are not its own
-        self._ours.setblocking(False)
         try:
+            self._ours.setblocking(False)
             for _ in self._workers:
                 self._ours.send(STOP.pack())
         except OSError:
-            pass  # full or broken: closing says the same
+            pass  # full, broken or closed: closing says the same
         self._ours.close()
         deadline_s = time.monotonic() + GRACE_S
         for worker in self._workers:
