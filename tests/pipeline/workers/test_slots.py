@@ -96,7 +96,10 @@ def test_replies_travel_unchanged(kind: int, slot: int, run: int, batch: int, sa
     assert len(Reply(kind, slot, run, batch, sample, text * 9999).pack()) <= MAX_BYTES
 
 
-@given(st.lists(st.tuples(NUMBERS, st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=99)), max_size=20))
+LINES = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=99)
+
+
+@given(st.lists(st.tuples(NUMBERS, LINES), max_size=20))
 def test_bad_samples_travel_unchanged(bad: list[tuple[int, str]]) -> None:
     assert Reply.unpack(Reply.done(1, 2, 3, bad).pack()).bad == bad
 
