@@ -118,13 +118,16 @@ class WorkerCrew:
 
     def _raise_death(self) -> None:
         """Raises WorkerError that says which worker ended and how."""
+        deaths = select.poll()
+        for watch in self._watches:
+            deaths.register(watch, select.POLLIN)
         deadline_s = time.monotonic() + GRACE_S
         while time.monotonic() < deadline_s:
             for number, worker in enumerate(self._workers):
                 if (status := worker.poll()) is not None:
                     how = how_it_ended(status)
                     raise WorkerError(f"loader worker {number} (pid {worker.pid}) {how} {self._blame(number)}")
-            select.select(list(self._watches), [], [], GRACE_S)
+            deaths.poll(GRACE_S * 1000)
         raise WorkerError("a loader worker closed its connection and did not end")
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """What goes wrong in a loader's workers, shards and transforms is one line, and costs no more than it must."""
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
 from feedline.pipeline.loader import Loader
 from feedline.pipeline.shards_dataset import Shards
+from feedline.pipeline.workers import pool
 from tests.pipeline.loading import SMALL, labels
 
 MakeSplit = Callable[..., Path]
@@ -44,6 +46,29 @@ def test_a_worker_that_is_killed_between_two_epochs_costs_one_attempt_and_no_bat
     with pytest.raises(WorkerError, match="SIGKILL while it waited for work"):
         iter(loader)
     assert labels(loader) == whole[24:]
+
+
+def _let_go(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Closes the worker's socket, and stays."""
+    os.closerange(3, 4096)
+    time.sleep(60)
+    return image_HWC
+
+
+def test_a_worker_s_trouble_is_told_beside_a_thousand_open_files(
+    split: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "GRACE_S", 0.2)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(before[1], 4096)), before[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        with pytest.raises(WorkerError, match="closed its connection and did not end"):
+            labels(Loader(split, **SMALL | {"transform": _let_go, "num_workers": 1}))
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def _explode(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
