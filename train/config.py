@@ -103,7 +103,7 @@ class TrainConfig:
     """Evaluate every so many epochs, and after the last; 0: never."""
     eval_batch_size: int | None = limited(None, 1)
     """Samples per rank and evaluation batch; default: the training batch size."""
-    eval_ratio: float = limited(0.875, 0, 1)
+    eval_ratio: float = limited(0.875, TINY, 1)
     """Side of the evaluation's centre crop by the resized short side."""
     target_top1: float | None = limited(None, 0, 1)
     """Stop at this validation accuracy (0 to 1) and record the time it took."""
