@@ -327,7 +327,7 @@ class Loader:
             self._run = None
             where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
             raise type(error)(f"{where}{error.reason}", error.sample) from error
-        run.taken += 1
+        run.handed_over(len(batch[1]))
         self._delivered = run.plan.delivered(run.taken)
         if self._prefetcher is not None:
             self._prefetcher.reached(self._delivered)

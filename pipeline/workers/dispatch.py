@@ -132,7 +132,8 @@ class EpochRun(Iterator[HostBatch]):
         self._number = int(engine.rows[-1][0])
         self._batches = len(plan)
         self._sent = self._received = self._shown = 0
-        self.taken = 0  # batches that the user has; the device's side may have taken one more
+        self.taken = 0
+        """Batches that the user has; the device's side may have one more."""
         self._ready: dict[int, int] = {}
         self._failed: dict[int, SampleError | TransformError] = {}
         """By batch; raised when its turn comes, whichever worker was first."""
@@ -162,6 +163,12 @@ class EpochRun(Iterator[HostBatch]):
         while self._shown not in self._ready and engine.outstanding and engine.crew.ready():
             self._take_reply(engine.receive())
         return next(self) if self._shown in self._ready else None
+
+    def handed_over(self, samples: int) -> None:
+        """The user has one batch more, of so many samples."""
+        self.taken += 1
+        self.waits.batches += 1
+        self.waits.samples += samples
 
     def _send_tasks(self) -> None:
         engine = self._engine
@@ -203,8 +210,6 @@ class EpochRun(Iterator[HostBatch]):
                 images = images[:size_bytes].copy()
             engine.ledger.give_back(slot_number)
             waits.copied_batches += 1
-        waits.batches += 1
-        waits.samples += filled
         return HostBatch(images, slot.labels_N[:filled].copy(), self._px)
 
     def close(self) -> None:

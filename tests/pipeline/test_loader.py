@@ -173,6 +173,14 @@ def test_stats_say_where_the_time_went(split: Path) -> None:
     assert stats["trainer"]["wait_s"] > 0
 
 
+def test_stats_count_what_the_user_has_and_not_what_the_device_was_sent_ahead(split: Path) -> None:
+    loader = Loader(split, **SMALL)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator._run)  # type: ignore[attr-defined]
+    assert (loader.stats()["batches"], loader.stats()["samples"]) == (1, 8) == (1, loader.state_dict()["samples"])
+
+
 def test_the_end_of_the_loader_is_the_end_of_its_workers(split: Path) -> None:
     loader = Loader(split, **SMALL)
     iterator = iter(loader)
