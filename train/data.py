@@ -13,7 +13,6 @@ from feedline.pipeline.format.manifest import (
     Manifest,
     manifest_hash,
     prepared_splits,
-    read_index,
     read_manifest,
 )
 from feedline.pipeline.loader import Augment, Loader
@@ -61,14 +60,6 @@ def open_dataset(config: TrainConfig) -> Dataset:
             f"{folder}: train has {len(names)} classes and val {len(val.classes)}, or in another order: "
             "prepare both splits from one source"
         )
-    for split, manifest in (("train", train), ("val", val)):
-        if manifest is not None:
-            labels_N = read_index(folder / split, most_rows=manifest.samples).labels_N
-            wrong_N = labels_N[(labels_N < 0) | (labels_N >= len(names))]
-            if wrong_N.size:
-                raise DatasetError(
-                    f"{folder / split} has label {wrong_N.max()}, its manifest {len(names)} classes: prepare it again"
-                )
     return Dataset(folder=folder, train=train, val=val, class_names=names, identity=manifest_hash(folder / "train"))
 
 
