@@ -110,8 +110,13 @@ class Loader:
         raise UsageError(f"{what}: pass on the split's path and the LoaderConfig, and make a Loader in each process")
 
     def __len__(self) -> int:
-        """Batches per whole epoch on this rank; after a resume the rest of the first epoch is shorter."""
+        """Batches per whole epoch on this rank; after a resume the first may be shorter (`batches_left`)."""
         return len(self._plan(self._epoch, 0))
+
+    @property
+    def batches_left(self) -> int:
+        """Those that the next `iter()` gives on each rank."""
+        return len(self._plan(*self._place()))
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next `iter()` begins. Keeps the position if it is the one resumed within."""

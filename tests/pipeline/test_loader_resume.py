@@ -42,6 +42,9 @@ def test_state_counts_delivered_batches_and_moves_on_at_the_epochs_end(split: Pa
     iterator = iter(loader)
     next(iterator)
     assert loader.state_dict()["samples"] == 8
+    resumed = Loader(split, **SMALL)
+    resumed.load_state_dict(loader.state_dict())
+    assert (loader.batches_left, resumed.batches_left, len(resumed)) == (7, 6, 7)
     for _ in iterator:
         pass
     assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
