@@ -37,7 +37,8 @@ class Shards(Dataset[tuple[Any, int]]):
 
     @property
     def classes(self) -> list[str]:
-        return [str(entry.get("wnid") or entry.get("name")) for entry in self.manifest.classes]
+        """As ImageFolder has them: the folders' names, so ImageNet's are wnids."""
+        return [str(entry.get("wnid") or entry["name"]) for entry in self.manifest.classes]
 
     @property
     def targets(self) -> npt.NDArray[np.int32]:
