@@ -8,11 +8,11 @@ import numpy.typing as npt
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import sweep, write_atomically
-from feedline.pipeline.base.memory import share_columns, shared_columns
 from feedline.pipeline.draw.order import EpochPlan
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Index, Manifest, identified, read_index
 from feedline.pipeline.format.remote import Prefetcher, Remote, ShardCache, default_cache, is_remote
 from feedline.pipeline.loader_config import LoaderConfig
+from feedline.pipeline.workers.memory import share_columns, shared_columns
 
 
 class PreparedSplit:

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from feedline.pipeline.base.errors import SampleError, TransformError, WorkerError
-from feedline.pipeline.base.memory import Layout, SharedMemory
 from feedline.pipeline.draw.order import PADDING, EpochPlan
 from feedline.pipeline.workers import counters
 from feedline.pipeline.workers.counters import FIELD
 from feedline.pipeline.workers.entry import Worker
 from feedline.pipeline.workers.fill import FillSpec
+from feedline.pipeline.workers.memory import Layout, SharedMemory
 from feedline.pipeline.workers.messages import BAD_SAMPLE, BROKEN, DONE, Reply, Task
 from feedline.pipeline.workers.pool import InlineCrew, WorkerCrew
 from feedline.pipeline.workers.slots import CHANNELS, Fence, Images, Ledger, Numbers, SlotLayout

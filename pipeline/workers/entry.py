@@ -15,11 +15,11 @@ import sys
 from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, SampleError, TransformError
-from feedline.pipeline.base.memory import attach, shared_columns
 from feedline.pipeline.base.process import die_with, keep_freed_memory
 from feedline.pipeline.workers.counters import FIELD, NOTHING, Clock, rows_of
 from feedline.pipeline.workers.fill import FillSpec, PixelFiller, where_raised
 from feedline.pipeline.workers.fill_regions import RegionFiller
+from feedline.pipeline.workers.memory import attach, shared_columns
 from feedline.pipeline.workers.messages import BAD_SAMPLE, BAD_TRANSFORM, BROKEN, GIVEN_UP, STOP, Reply, Task
 from feedline.pipeline.workers.slots import SlotLayout
 

@@ -20,9 +20,9 @@ from contextlib import suppress
 from typing import Any
 
 from feedline.pipeline.base.errors import WorkerError
-from feedline.pipeline.base.memory import SharedMemory
 from feedline.pipeline.base.process import how_it_ended, start_python
 from feedline.pipeline.workers.entry import Worker
+from feedline.pipeline.workers.memory import SharedMemory
 from feedline.pipeline.workers.messages import MAX_BYTES, STOP, Reply, Task
 
 GRACE_S = 2.0

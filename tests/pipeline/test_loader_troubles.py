@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError, WorkerError
-from feedline.pipeline.base.memory import shared_columns
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
 from feedline.pipeline.loader import Loader
 from feedline.pipeline.shards_dataset import Shards
 from feedline.pipeline.workers import pool
+from feedline.pipeline.workers.memory import shared_columns
 from tests.pipeline.loading import SMALL, labels
 
 MakeSplit = Callable[..., Path]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.pipeline.base.memory import SharedMemory, share_columns, shared_columns
 from feedline.pipeline.workers import counters
+from feedline.pipeline.workers.memory import SharedMemory, share_columns, shared_columns
 from feedline.pipeline.workers.messages import MAX_BYTES, Reply, Task
 from feedline.pipeline.workers.slots import Ledger, SlotLayout
 
