@@ -26,9 +26,10 @@ from feedline.pipeline import device, gpu_decode
 from feedline.pipeline.base.errors import SampleError, TransformError, UsageError
 from feedline.pipeline.base.errors import WorkerError as WorkerError
 from feedline.pipeline.base.process import from_environment, keep_freed_memory, usable_cores
+from feedline.pipeline.base.settings import Policy
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.device import Batch as Batch
-from feedline.pipeline.draw.order import EpochPlan, Policy, class_balanced, subset
+from feedline.pipeline.draw.order import EpochPlan, class_balanced, subset
 from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.remote import Prefetcher
 from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, STATE_VERSION, checked_state, whole

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD, PREFETCH, limited
-from feedline.pipeline.draw.order import Policy
+from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD, PREFETCH, OnBad, Policy, limited
 from feedline.pipeline.draw.regions import Augment
 
 STATE_VERSION = 1
@@ -71,7 +70,7 @@ class LoaderConfig:
     """Where remote shards are kept; shared by everyone on the host. None: $FEEDLINE_CACHE or ~/.cache/feedline."""
     cache_bytes: int = limited(64 << 30, 0, MANY)
     """The cache's size at most; 0: none, every sample is a range request."""
-    on_bad: Literal["raise", "skip", "replace"] = "raise"
+    on_bad: OnBad = "raise"
     """A sample that cannot be read, is not what was written, or cannot be decoded."""
     checksums: bool = True
     """Check each sample's CRC the first time it is read."""
