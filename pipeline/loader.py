@@ -5,7 +5,7 @@
         loader.set_epoch(epoch)
         for images_NHWC, labels_N in loader: ...
 
-`order` says which samples make up which batch, `engine` has them filled by workers, `device` takes them to the
+`draw.order` says which samples make up which batch, `workers.dispatch` has them filled, `device` takes them to the
 GPU. This file ties them together and keeps the state.
 """
 
@@ -36,7 +36,7 @@ from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, STATE_VERSION, 
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
 from feedline.pipeline.split import PreparedSplit
 from feedline.pipeline.workers import counters, ship
-from feedline.pipeline.workers.dispatch import Engine, EpochRun, Waits
+from feedline.pipeline.workers.dispatch import EpochRun, Waits, Workshop
 from feedline.pipeline.workers.fill import FillSpec
 from feedline.pipeline.workers.fill_regions import SLOT_PX
 from feedline.pipeline.workers.slots import SlotLayout
@@ -78,12 +78,12 @@ class Loader:
         self._epoch = self._delivered = 0
         self._begins: Begins = "at the start"
         self._run: EpochRun | None = None
-        self._engines: list[Engine] = []  # none or one; a list, so that the finaliser can share it
+        self._workshops: list[Workshop] = []  # none or one; a list, so that the finaliser can share it
         self._rows: counters.Rows | None = None
         self._delivery: device.Deliver | None = None
         self._prefetcher: Prefetcher | None = None
         self._turn = threading.Lock()
-        weakref.finalize(self, _close, self._engines)
+        weakref.finalize(self, _close, self._workshops)
         plan = self._plan(0, 0)
         if self._policy == "drop" and not len(plan):
             samples = plan.size // self.world_size
@@ -166,29 +166,29 @@ class Loader:
 
     def _begin(self) -> Iterator[Batch]:
         config = self.config
-        if self._engines and self._engines[0].process != os.getpid():  # our parent's, who forked us
+        if self._workshops and self._workshops[0].process != os.getpid():  # our parent's, who forked us
             self._run = self._prefetcher = None  # whose lock may be held, by a thread that is not here
-            _close(self._engines)
+            _close(self._workshops)
         if self._run is not None:
             self._run.close()
             self._run = None
         epoch, delivered = self._place()
-        if self._delivery is None:  # made with the first engine, when CUDA is surely up
+        if self._delivery is None:  # made with the first workshop, when CUDA is surely up
             upload = gpu_decode.decode if self._gpu_decodes else device.copy_pixels
             self._delivery = device.deliver_to(self.device, config, upload)
-        if self._engines and self._engines[0].layout.px < self._image_size:
-            _close(self._engines)  # the images have outgrown the slots
-        if not self._engines:
-            self._engines.append(self._new_engine(self._delivery))
+        if self._workshops and self._workshops[0].layout.px < self._image_size:
+            _close(self._workshops)  # the images have outgrown the slots
+        if not self._workshops:
+            self._workshops.append(self._new_workshop(self._delivery))
         plan = self._plan(epoch, delivered)
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._prefetcher = self.split.prefetch(plan, self._window_shards or REMOTE_WINDOW_SHARDS)
         trim = config.short_last_batch
         try:
-            self._run = EpochRun(self._engines[0], plan, self._image_size, self._waits, trim=trim)
+            self._run = EpochRun(self._workshops[0], plan, self._image_size, self._waits, trim=trim)
         except WorkerError:  # it ended between two epochs
-            _close(self._engines)
+            _close(self._workshops)
             raise
         self._epoch, self._delivered, self._begins = epoch, delivered, "at the next start"
         return _Batches(self, self._run, self._delivery)
@@ -233,13 +233,13 @@ class Loader:
     def close(self) -> None:
         """Ends the workers; so do the loader's own end and the interpreter's. Iterating again starts new ones."""
         self._run = None
-        _close(self._engines)
+        _close(self._workshops)
         if self._prefetcher is not None:
             self._prefetcher.close()
 
     @property
     def worker_pids(self) -> list[int]:
-        return self._engines[0].crew.pids if self._engines else []
+        return self._workshops[0].crew.pids if self._workshops else []
 
     def _plan(self, epoch: int, delivered: int) -> EpochPlan:
         config, chosen = self.config, None
@@ -262,9 +262,9 @@ class Loader:
             window_shards=self._window_shards,
         )
 
-    def _new_engine(self, delivery: device.Deliver) -> Engine:
+    def _new_workshop(self, delivery: device.Deliver) -> Workshop:
         config = self.config
-        engine = Engine(
+        workshop = Workshop(
             self._fill_spec(),
             self.split.memory,
             self.split.layout,
@@ -275,11 +275,11 @@ class Loader:
             where=self.split.where,
             before=self._rows,
         )
-        self._rows = engine.rows
+        self._rows = workshop.rows
         on_gpu = isinstance(delivery, device.OnCuda) or torch.cuda.is_initialized()
         if on_gpu if config.pin_memory is None else config.pin_memory:
-            engine.on_close.append(device.page_lock(engine.memory))
-        return engine
+            workshop.on_close.append(device.page_lock(workshop.memory))
+        return workshop
 
     def _fill_spec(self) -> FillSpec:
         config, drawing = self.config, self.config.drawing
@@ -314,7 +314,7 @@ class Loader:
             if run.taken == len(run.plan):
                 raise StopIteration  # as it was told before
             raise UsageError("this iterator has ended: its epoch failed, or the loader has begun another since")
-        if self._engines[0].process != os.getpid():
+        if self._workshops[0].process != os.getpid():
             raise UsageError("this iterator is that of the process that forked this one: begin a new one here")
         try:
             batch = deliver(run)
@@ -322,11 +322,11 @@ class Loader:
             self._run = None
             self._epoch, self._delivered, self._begins = self._epoch + 1, 0, "at the start"
             if not self.config.persistent_workers:
-                _close(self._engines)
+                _close(self._workshops)
             raise
         except WorkerError:
             self._run = None
-            _close(self._engines)
+            _close(self._workshops)
             raise
         except (SampleError, TransformError) as error:  # this epoch cannot go on
             run.close()
@@ -372,6 +372,6 @@ def default_workers() -> int:
     return max(1, min(MOST_WORKERS, usable_cores() // ranks_here))
 
 
-def _close(engines: list[Engine]) -> None:
-    while engines:
-        engines.pop().close()
+def _close(workshops: list[Workshop]) -> None:
+    while workshops:
+        workshops.pop().close()

@@ -58,7 +58,7 @@ class InlineCrew:
 
 
 class WorkerCrew:
-    def __init__(self, workers: int, orders: dict[str, Any], memories: list[SharedMemory],
+    def __init__(self, workers: int, setup: dict[str, Any], memories: list[SharedMemory],
                  blame: Callable[[int], str]) -> None:  # fmt: skip
         """What `entry.Worker` takes: plain JSON, and the memories of slots, index and counters. `blame(worker)` says
         in words what the worker was doing when it died."""
@@ -68,11 +68,11 @@ class WorkerCrew:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._poll = select.poll()
         self._poll.register(self._ours, select.POLLIN)
-        text = json.dumps(orders).encode()
-        shared_orders = SharedMemory("orders", len(text))
-        shared_orders.view[: len(text)] = text
+        text = json.dumps(setup).encode()
+        shared_setup = SharedMemory("setup", len(text))
+        shared_setup.view[: len(text)] = text
         try:
-            handed = [theirs.fileno(), *(memory.descriptor for memory in (*memories, shared_orders))]
+            handed = [theirs.fileno(), *(memory.descriptor for memory in (*memories, shared_setup))]
             for number in range(workers):
                 self._start(number, handed)
         except BaseException:
@@ -80,7 +80,7 @@ class WorkerCrew:
             raise
         finally:
             theirs.close()
-            shared_orders.close_descriptor()
+            shared_setup.close_descriptor()
 
     @property
     def pids(self) -> list[int]:
@@ -110,7 +110,7 @@ class WorkerCrew:
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
             if ready.isdisjoint(self._watches):
-                # nothing comes, or a reset, when all have closed or one died with orders unread
+                # nothing comes, or a reset, when all have closed or one died with tasks unread
                 with suppress(ConnectionResetError):
                     if data := self._ours.recv(MAX_BYTES):
                         return Reply.unpack(data)

@@ -99,7 +99,7 @@ def test_a_view_keeps_its_batch_and_letting_go_frees_the_slot(split: Path) -> No
     assert len(list(map(len, iterator))) == 6  # `map` keeps none of them
     assert torch.equal(row, as_delivered)
     assert loader.stats()["trainer"]["copied_batches"] == 0
-    ledger = loader._engines[0].ledger
+    ledger = loader._workshops[0].ledger
     assert ledger.lent == 1
     del row, iterator
     gc.collect()

@@ -154,7 +154,7 @@ def test_a_forked_child_undoes_nothing_of_its_parent_s(start) -> None:  # type: 
     then = """
 import os
 closed = []
-loader._engines[0].on_close.append(lambda: closed.append(os.getpid()))
+loader._workshops[0].on_close.append(lambda: closed.append(os.getpid()))
 child = os.fork()
 if not child:
     next(iter(loader))
