@@ -180,6 +180,13 @@ def test_a_listener_hears_the_run(configure: Configure) -> None:
     assert kinds.count("step") == 6 and kinds.count("epoch") == 1
 
 
+def test_the_lines_that_the_readme_quotes_are_the_loop_s() -> None:
+    root = Path(__file__).parents[2]
+    table = (root / "README.md").read_text().partition("% Time  Line Contents\n")[2].partition("```")[0]
+    quoted = [line.split(maxsplit=4)[4] for line in table.splitlines()]
+    assert quoted and {*quoted} <= {line.strip() for line in (root / "train/loop.py").read_text().splitlines()}
+
+
 # --- what can be wrong ----------------------------------------------------------------------------------
 
 
