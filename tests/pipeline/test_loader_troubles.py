@@ -43,7 +43,7 @@ def test_a_worker_that_is_killed_between_two_epochs_costs_one_attempt_and_no_bat
     loader.load_state_dict(loader.state_dict() | {"epoch": 0, "samples": 24})
     os.kill(loader.worker_pids[0], signal.SIGKILL)
     os.waitid(os.P_PID, loader.worker_pids[0], os.WEXITED | os.WNOWAIT)
-    with pytest.raises(WorkerError, match="SIGKILL.* while it waited for work"):
+    with pytest.raises(WorkerError, match=r"SIGKILL.* while it waited for work"):
         iter(loader)
     assert labels(loader) == whole[24:]
 
