@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -59,6 +60,15 @@ stderr = PlainConsole(stderr=True)
 def say(line: str) -> None:
     """A remark beside the result."""
     stderr.print(f"feedline: {line}")
+
+
+def said_by_another_rank(what: str) -> bool:
+    """Whether another rank of this job has said the same: ten ranks with one fault are one line."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        return False
+    from feedline.train.distributed import is_first_to_say
+
+    return not is_first_to_say(what.partition(" (")[0])
 
 
 def show(page: "Page", html: Path | None = None) -> None:
@@ -139,7 +149,7 @@ class Record:
         self._started, self._clock = datetime.now(UTC), time.monotonic()
 
     def write(self, keys: dict[str, Any]) -> None:
-        """Nothing when no file was asked for. Raises UsageError when it cannot be written."""
+        """Nothing when no file was asked for. Raises FeedlineError when it cannot be written."""
         if self.path is None:
             return
         from feedline.profiling.record.host import describe_host

@@ -29,8 +29,7 @@ PASSED_ON = {
 try:
     import typer
 
-    from feedline.cli.common import console, stderr
-    from feedline.cli.train import said_by_another_rank
+    from feedline.cli.common import console, said_by_another_rank, stderr
     from feedline.pipeline.base.errors import UsageError
     from feedline.pipeline.base.text import printable
 

@@ -85,15 +85,6 @@ def train(config: Annotated[Settings, OPTIONS], record: Record, config_file: Con
     console.print(f"\ncurves                {path}")
 
 
-def said_by_another_rank(what: str) -> bool:
-    """Whether another rank of this job has said the same: ten ranks with one fault are one line."""
-    if os.environ.get("WORLD_SIZE", "1") == "1" or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        return False
-    from feedline.train.distributed import is_first_to_say
-
-    return not is_first_to_say(what.partition(" (")[0])
-
-
 # --- on the terminal ----------------------------------------------------------------------------------
 
 

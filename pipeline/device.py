@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.memory import SharedMemory
 from feedline.pipeline.loader_config import LoaderConfig
 from feedline.pipeline.workers.dispatch import EpochRun, HostBatch
+from feedline.pipeline.workers.memory import SharedMemory
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images, labels."""

@@ -33,11 +33,13 @@ def decode(batch: HostBatch, device: torch.device) -> torch.Tensor:
     from torchvision.io import ImageReadMode, decode_jpeg
 
     count, px = len(batch.labels_N), batch.px
+    out_NCHW = torch.empty((count, 3, px, px), dtype=torch.uint8, device=device, memory_format=torch.channels_last)
+    if not count:  # torchvision takes no empty list
+        return out_NCHW.permute(0, 2, 3, 1)
     packed = unpack(batch.images, count)
     with warnings.catch_warnings():  # deprecated in favour of TorchCodec, which not every torch has
         warnings.simplefilter("ignore", DeprecationWarning)
         images_CHW = decode_jpeg([torch.from_numpy(data) for data, _ in packed], ImageReadMode.RGB, device=device)
-    out_NCHW = torch.empty((count, 3, px, px), dtype=torch.uint8, device=device, memory_format=torch.channels_last)
     for place, (image_CHW, (_, (left, top, width, height, flip))) in enumerate(zip(images_CHW, packed, strict=True)):
         region_CHW = image_CHW[:, top : top + height, left : left + width]
         region_CHW = (region_CHW.flip(2) if flip else region_CHW).float()

@@ -5,7 +5,7 @@
         loader.set_epoch(epoch)
         for images_NHWC, labels_N in loader: ...
 
-`order` says which samples make up which batch, `engine` has them filled by workers, `device` takes them to the
+`draw.order` says which samples make up which batch, `workers.dispatch` has them filled, `device` takes them to the
 GPU. This file ties them together and keeps the state.
 """
 
@@ -26,16 +26,17 @@ from feedline.pipeline import device, gpu_decode
 from feedline.pipeline.base.errors import SampleError, TransformError, UsageError
 from feedline.pipeline.base.errors import WorkerError as WorkerError
 from feedline.pipeline.base.process import from_environment, keep_freed_memory, usable_cores
+from feedline.pipeline.base.settings import Policy
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.device import Batch as Batch
-from feedline.pipeline.draw.order import EpochPlan, Policy, class_balanced, subset
+from feedline.pipeline.draw.order import EpochPlan, class_balanced, subset
 from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.remote import Prefetcher
 from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, STATE_VERSION, checked_state, whole
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
 from feedline.pipeline.split import PreparedSplit
 from feedline.pipeline.workers import counters, ship
-from feedline.pipeline.workers.dispatch import Engine, EpochRun, Waits
+from feedline.pipeline.workers.dispatch import EpochRun, Waits, Workshop
 from feedline.pipeline.workers.fill import FillSpec
 from feedline.pipeline.workers.fill_regions import SLOT_PX
 from feedline.pipeline.workers.slots import SlotLayout
@@ -45,7 +46,7 @@ MOST_WORKERS = 16
 
 Begins = Literal["at the start", "at the next start", "where it was left", "where anything is left"]
 """Where the next `iter()` begins: the start of the epoch or of the one after it, or behind the samples that a state
-says were delivered (with "anything": in the next epoch where nothing is left of this one)."""
+says were delivered (with "anything": in the next epoch where no batch is left of this one)."""
 
 
 class Loader:
@@ -77,14 +78,15 @@ class Loader:
         self._epoch = self._delivered = 0
         self._begins: Begins = "at the start"
         self._run: EpochRun | None = None
-        self._engines: list[Engine] = []  # none or one; a list, so that the finaliser can share it
+        self._workshops: list[Workshop] = []  # none or one; a list, so that the finaliser can share it
         self._rows: counters.Rows | None = None
         self._delivery: device.Deliver | None = None
         self._prefetcher: Prefetcher | None = None
         self._turn = threading.Lock()
-        weakref.finalize(self, _close, self._engines)
-        samples = -(-self.manifest.samples // self.world_size)
-        if self._policy == "drop" and samples < config.batch_size:
+        weakref.finalize(self, _close, self._workshops)
+        plan = self._plan(0, 0)
+        if self._policy == "drop" and not len(plan):
+            samples = plan.size // self.world_size
             warnings.warn(f"no batch of {config.batch_size} in the {samples} samples of rank {self.rank}: "
                           "take a smaller batch_size or policy='wrap'", stacklevel=2)  # fmt: skip
 
@@ -109,8 +111,13 @@ class Loader:
         raise UsageError(f"{what}: pass on the split's path and the LoaderConfig, and make a Loader in each process")
 
     def __len__(self) -> int:
-        """Batches per whole epoch on this rank; after a resume the rest of the first epoch is shorter."""
+        """Batches per whole epoch on this rank; after a resume the first may be shorter (`batches_left`)."""
         return len(self._plan(self._epoch, 0))
+
+    @property
+    def batches_left(self) -> int:
+        """Those that the next `iter()` gives on each rank."""
+        return len(self._plan(*self._place()))
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next `iter()` begins. Keeps the position if it is the one resumed within."""
@@ -159,32 +166,43 @@ class Loader:
 
     def _begin(self) -> Iterator[Batch]:
         config = self.config
-        if self._engines and self._engines[0].process != os.getpid():  # our parent's, who forked us
-            self._run = None
-            _close(self._engines)
+        if self._workshops and self._workshops[0].process != os.getpid():  # our parent's, who forked us
+            self._run = self._prefetcher = None  # whose lock may be held, by a thread that is not here
+            _close(self._workshops)
         if self._run is not None:
             self._run.close()
-        begins, self._begins = self._begins, "at the next start"
-        if begins == "at the next start":
-            self._epoch += self._delivered > 0  # of which nothing was taken begins again
-        elif begins == "where anything is left" and 0 < self._plan(self._epoch, 0).size <= self._delivered:
-            self._epoch, begins = self._epoch + 1, "at the start"
-        if begins in ("at the start", "at the next start"):
-            self._delivered = 0
-        if self._delivery is None:  # made with the first engine, when CUDA is surely up
+            self._run = None
+        epoch, delivered = self._place()
+        if self._delivery is None:  # made with the first workshop, when CUDA is surely up
             upload = gpu_decode.decode if self._gpu_decodes else device.copy_pixels
             self._delivery = device.deliver_to(self.device, config, upload)
-        if self._engines and self._engines[0].layout.px < self._image_size:
-            _close(self._engines)  # the images have outgrown the slots
-        if not self._engines:
-            self._engines.append(self._new_engine(self._delivery))
-        plan = self._plan(self._epoch, self._delivered)
+        if self._workshops and self._workshops[0].layout.px < self._image_size:
+            _close(self._workshops)  # the images have outgrown the slots
+        if not self._workshops:
+            self._workshops.append(self._new_workshop(self._delivery))
+        plan = self._plan(epoch, delivered)
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._prefetcher = self.split.prefetch(plan, self._window_shards or REMOTE_WINDOW_SHARDS)
         trim = config.short_last_batch
-        self._run = EpochRun(self._engines[0], plan, self._image_size, self._waits, trim=trim)
+        try:
+            self._run = EpochRun(self._workshops[0], plan, self._image_size, self._waits, trim=trim)
+        except WorkerError:  # it ended between two epochs
+            _close(self._workshops)
+            raise
+        self._epoch, self._delivered, self._begins = epoch, delivered, "at the next start"
         return _Batches(self, self._run, self._delivery)
+
+    def _place(self) -> tuple[int, int]:
+        """The epoch in which the next `iter()` begins, and how many of its samples were delivered before."""
+        if self._begins == "at the start":
+            return self._epoch, 0
+        if self._begins == "at the next start":
+            return self._epoch + (self._delivered > 0), 0  # of which nothing was taken begins again
+        epoch, delivered = self._epoch, self._delivered
+        if self._begins == "where it was left" or not delivered or len(self._plan(epoch, delivered)):
+            return epoch, delivered
+        return epoch + 1, 0
 
     def stats(self) -> dict[str, Any]:
         """Where the time went since the loader was made, in plain JSON:
@@ -215,13 +233,13 @@ class Loader:
     def close(self) -> None:
         """Ends the workers; so do the loader's own end and the interpreter's. Iterating again starts new ones."""
         self._run = None
-        _close(self._engines)
+        _close(self._workshops)
         if self._prefetcher is not None:
             self._prefetcher.close()
 
     @property
     def worker_pids(self) -> list[int]:
-        return self._engines[0].crew.pids if self._engines else []
+        return self._workshops[0].crew.pids if self._workshops else []
 
     def _plan(self, epoch: int, delivered: int) -> EpochPlan:
         config, chosen = self.config, None
@@ -244,9 +262,9 @@ class Loader:
             window_shards=self._window_shards,
         )
 
-    def _new_engine(self, delivery: device.Deliver) -> Engine:
+    def _new_workshop(self, delivery: device.Deliver) -> Workshop:
         config = self.config
-        engine = Engine(
+        workshop = Workshop(
             self._fill_spec(),
             self.split.memory,
             self.split.layout,
@@ -257,11 +275,11 @@ class Loader:
             where=self.split.where,
             before=self._rows,
         )
-        self._rows = engine.rows
+        self._rows = workshop.rows
         on_gpu = isinstance(delivery, device.OnCuda) or torch.cuda.is_initialized()
         if on_gpu if config.pin_memory is None else config.pin_memory:
-            engine.on_close.append(device.page_lock(engine.memory))
-        return engine
+            workshop.on_close.append(device.page_lock(workshop.memory))
+        return workshop
 
     def _fill_spec(self) -> FillSpec:
         config, drawing = self.config, self.config.drawing
@@ -293,8 +311,10 @@ class Loader:
     def _next_batch(self, run: EpochRun, deliver: device.Deliver) -> Batch:
         """One batch to the user, counted; the epoch's end and a dead worker change what the next `iter()` does."""
         if self._run is not run:
+            if run.taken == len(run.plan):
+                raise StopIteration  # as it was told before
             raise UsageError("this iterator has ended: its epoch failed, or the loader has begun another since")
-        if self._engines[0].process != os.getpid():
+        if self._workshops[0].process != os.getpid():
             raise UsageError("this iterator is that of the process that forked this one: begin a new one here")
         try:
             batch = deliver(run)
@@ -302,18 +322,18 @@ class Loader:
             self._run = None
             self._epoch, self._delivered, self._begins = self._epoch + 1, 0, "at the start"
             if not self.config.persistent_workers:
-                _close(self._engines)
+                _close(self._workshops)
             raise
         except WorkerError:
             self._run = None
-            _close(self._engines)
+            _close(self._workshops)
             raise
         except (SampleError, TransformError) as error:  # this epoch cannot go on
             run.close()
             self._run = None
             where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
             raise type(error)(f"{where}{error.reason}", error.sample) from error
-        run.taken += 1
+        run.handed_over(len(batch[1]))
         self._delivered = run.plan.delivered(run.taken)
         if self._prefetcher is not None:
             self._prefetcher.reached(self._delivered)
@@ -352,6 +372,6 @@ def default_workers() -> int:
     return max(1, min(MOST_WORKERS, usable_cores() // ranks_here))
 
 
-def _close(engines: list[Engine]) -> None:
-    while engines:
-        engines.pop().close()
+def _close(workshops: list[Workshop]) -> None:
+    while workshops:
+        workshops.pop().close()

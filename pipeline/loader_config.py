@@ -1,5 +1,6 @@
 """What a loader can be told: one frozen record, checked when it is made."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -13,8 +14,7 @@ import numpy as np
 import torch
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD, PREFETCH, limited
-from feedline.pipeline.draw.order import Policy
+from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD, PREFETCH, OnBad, Policy, limited
 from feedline.pipeline.draw.regions import Augment
 
 STATE_VERSION = 1
@@ -70,7 +70,7 @@ class LoaderConfig:
     """Where remote shards are kept; shared by everyone on the host. None: $FEEDLINE_CACHE or ~/.cache/feedline."""
     cache_bytes: int = limited(64 << 30, 0, MANY)
     """The cache's size at most; 0: none, every sample is a range request."""
-    on_bad: Literal["raise", "skip", "replace"] = "raise"
+    on_bad: OnBad = "raise"
     """A sample that cannot be read, is not what was written, or cannot be decoded."""
     checksums: bool = True
     """Check each sample's CRC the first time it is read."""
@@ -104,6 +104,12 @@ class LoaderConfig:
             raise UsageError(f"dtype must be a floating-point one, not {self.dtype}")
         if min(self.std) <= 0:
             raise UsageError(f"std must be above 0, not {self.std}")
+        try:
+            json.dumps(self.storage_options)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"storage_options must be plain JSON, for the workers: {error}") from error
+        if self.subset is not None and self.class_balanced:
+            raise UsageError("subset and class_balanced both say which samples to take: give one of them")
 
     @property
     def drawing(self) -> Augment:

@@ -17,7 +17,7 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.codecs.pillow import open_rgb
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.local import LocalFiles
-from feedline.pipeline.format.manifest import read_index, read_manifest
+from feedline.pipeline.format.manifest import read_index, read_manifest, refuse_address
 
 
 class Shards(Dataset[tuple[Any, int]]):
@@ -26,17 +26,19 @@ class Shards(Dataset[tuple[Any, int]]):
     def __init__(self, split: str | Path, transform: Callable[[Any], Any] | None = None, decode: str = "pil") -> None:
         """`decode`: "pil" gives Pillow images as ImageFolder does, "array" uint8 HWC, "bytes" what is in the shard.
 
-        Raises DatasetError when there is no prepared split, UsageError for another `decode`.
+        Raises DatasetError when there is no prepared split, UsageError for an address or another `decode`.
         """
         if decode not in ("pil", "array", "bytes"):
             raise UsageError(f"decode must be pil, array or bytes, not {decode!r}")
         self.folder, self.transform, self._decode = Path(split), transform, decode
+        refuse_address(self.folder)
         self.manifest = read_manifest(self.folder)
         self.__setstate__({})
 
     @property
     def classes(self) -> list[str]:
-        return [str(entry.get("wnid") or entry.get("name")) for entry in self.manifest.classes]
+        """As ImageFolder has them: the folders' names, so ImageNet's are wnids."""
+        return [str(entry.get("wnid") or entry["name"]) for entry in self.manifest.classes]
 
     @property
     def targets(self) -> npt.NDArray[np.int32]:

@@ -8,19 +8,11 @@ import numpy.typing as npt
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import sweep, write_atomically
-from feedline.pipeline.base.memory import share_columns, shared_columns
 from feedline.pipeline.draw.order import EpochPlan
-from feedline.pipeline.format.manifest import (
-    INDEX,
-    MANIFEST,
-    Index,
-    Manifest,
-    manifest_hash,
-    read_index,
-    read_manifest,
-)
+from feedline.pipeline.format.manifest import INDEX, MANIFEST, Index, Manifest, identified, read_index
 from feedline.pipeline.format.remote import Prefetcher, Remote, ShardCache, default_cache, is_remote
 from feedline.pipeline.loader_config import LoaderConfig
+from feedline.pipeline.workers.memory import share_columns, shared_columns
 
 
 class PreparedSplit:
@@ -35,8 +27,7 @@ class PreparedSplit:
             self.folder = fetch_metadata(remote, Path(config.cache_dir or default_cache()))
             if config.cache_bytes:
                 self._cache = ShardCache(self.folder, config.cache_bytes, remote.download)
-        self.manifest = read_manifest(self.folder)
-        self.identity = manifest_hash(self.folder)
+        self.manifest, self.identity = identified(self.folder)
         index = read_index(self.folder, self.manifest)
         self.stored_px = int(index.widths_N[0]) if self.manifest.codec == "raw" and len(index) else 0
         """The side of raw images that are all square and equal; 0 where they are not."""

@@ -1,7 +1,7 @@
 """What is inside a prepared dataset: classes, sizes, bytes; samples drawn at random."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from PIL import Image
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.local import LocalFiles
-from feedline.pipeline.format.manifest import prepared_splits, read_index, read_manifest
+from feedline.pipeline.format.manifest import class_name, prepared_splits, read_index, read_manifest
 
 THUMB_PX = 112
 
@@ -51,11 +51,6 @@ def describe(folder: Path) -> dict[str, Any]:
         "height_px": histogram(index.heights_N),
         "sample_bytes": histogram(index.lengths_N),
     }
-
-
-def class_name(entry: Mapping[str, Any]) -> str:
-    names = entry.get("names") or []
-    return f"{entry['name']} ({names[0]})" if names and names[0] != entry["name"] else str(entry["name"])
 
 
 def histogram(values_N: npt.NDArray[Any], bins: int = 20) -> dict[str, Any]:

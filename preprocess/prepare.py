@@ -29,7 +29,7 @@ from feedline.preprocess.index_source import OnNote, gather, open_configured
 from feedline.preprocess.plan import ShardTask, SplitPlan, estimated_bytes, make_plan
 from feedline.preprocess.processes import ProcessEngine
 from feedline.preprocess.receipts import Receipt
-from feedline.preprocess.spark import SparkEngine
+from feedline.preprocess.spark import SparkEngine, end_spark_of
 from feedline.preprocess.store import WORK, LocalStore, Store, open_store
 from feedline.preprocess.write_shard import Order, Outcome
 
@@ -58,7 +58,7 @@ def prepare(
     engine = engine or chosen_engine(config, on_note)
     engine.check()
     check_apart(config)
-    clear_abandoned()  # what a killed run left, even if nothing is left to do
+    clear_abandoned(end=end_spark_of)  # what a killed run left, even if nothing is left to do
     return Preparation(config, on_progress or (lambda *_: None), on_note, engine).run()
 
 

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from feedline.pipeline.base.errors import FeedlineError, first_line
 from feedline.pipeline.base.process import ONE_THREAD
-from feedline.pipeline.base.scratch import end_spark_of, scratch_folder
+from feedline.pipeline.base.scratch import scratch_folder
 from feedline.preprocess.engine import EngineRun
 from feedline.preprocess.java import java
 from feedline.preprocess.plan import ShardTask
@@ -234,7 +235,7 @@ def spark_context(master: str | None, conf: Mapping[str, str]) -> Generator[Any]
     if context is not None:
         yield context
         return
-    with scratch_folder("spark") as scratch, quiet_py4j():
+    with scratch_folder("spark", end_spark_of) as scratch, quiet_py4j():
         master = master or (None if under_submit() else "local[*]")
         try:
             context = start(settings(master, scratch, conf), scratch)
@@ -250,6 +251,16 @@ def spark_context(master: str | None, conf: Mapping[str, str]) -> Generator[Any]
             if not under_submit():
                 end_jvm()
             end_spark_of(scratch)  # whatever kept it from ending as it should
+
+
+def end_spark_of(folder: Path) -> None:
+    """Ends a JVM that was started with files of this folder, or the script that is about to start it. A JVM ends with
+    its driver, but for one that had not come up: it fails for want of the folder, and its threads keep it alive."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            line = "\0".join(process.cmdline())
+            if str(folder) in line and ("org.apache.spark" in line or "spark-submit" in line):
+                process.kill()
 
 
 def start(conf: Mapping[str, str], scratch: Path) -> Any:

@@ -149,6 +149,12 @@ def test_a_heavy_module_has_one_home(module: str) -> None:
             assert path.relative_to(ROOT).as_posix() in homes
 
 
+def test_the_ground_floor_stands_on_the_standard_library_and_psutil() -> None:
+    floor = [path for module, path in modules().items() if folder(module) == "pipeline.base"]
+    used = {name.partition(".")[0] for path in floor for name in imports(path)}
+    assert not used - sys.stdlib_module_names - {"feedline", "psutil"}
+
+
 @pytest.mark.parametrize("module", modules())
 def test_no_torch_in_workers_and_executors(module: str) -> None:
     path = modules()[module]

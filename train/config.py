@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Literal
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD, MOST, PREFETCH, TINY, check_limits, limited
+from feedline.pipeline.base.settings import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    MOST,
+    PREFETCH,
+    TINY,
+    OnBad,
+    Policy,
+    check_limits,
+    limited,
+)
 
 Amp = Literal["auto", "none", "bf16", "fp16"]
-Policy = Literal["drop", "pad", "wrap"]
-OnBad = Literal["raise", "skip", "replace"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +87,7 @@ class TrainConfig:
     """How long ranks wait for each other before they give up."""
 
     num_workers: int | None = limited(None, 0)
-    """Loader processes per rank; default: one per core left by the model's ranks, at most 8."""
+    """Loader processes per rank; default: one per core of the rank, half of that without a GPU, at most 8."""
     prefetch_factor: int = limited(PREFETCH, 1)
     """Batches each worker prepares ahead."""
     policy: Policy = "drop"
@@ -103,7 +111,7 @@ class TrainConfig:
     """Evaluate every so many epochs, and after the last; 0: never."""
     eval_batch_size: int | None = limited(None, 1)
     """Samples per rank and evaluation batch; default: the training batch size."""
-    eval_ratio: float = limited(0.875, 0, 1)
+    eval_ratio: float = limited(0.875, TINY, 1)
     """Side of the evaluation's centre crop by the resized short side."""
     target_top1: float | None = limited(None, 0, 1)
     """Stop at this validation accuracy (0 to 1) and record the time it took."""

@@ -8,14 +8,7 @@ import torch
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.process import usable_cores
-from feedline.pipeline.format.manifest import (
-    MANIFEST,
-    Manifest,
-    manifest_hash,
-    prepared_splits,
-    read_index,
-    read_manifest,
-)
+from feedline.pipeline.format.manifest import MANIFEST, Manifest, class_name, identified, prepared_splits
 from feedline.pipeline.loader import Augment, Loader
 from feedline.pipeline.loader_config import LoaderConfig
 from feedline.train.config import TrainConfig
@@ -41,16 +34,11 @@ class Dataset:
         return len(self.class_names)
 
 
-def class_name(entry: dict[str, Any]) -> str:
-    names = entry.get("names") or [entry.get("name") or entry.get("wnid") or "?"]
-    return str(names[0] if isinstance(names, list) else names)
-
-
 def open_dataset(config: TrainConfig) -> Dataset:
     """Raises DatasetError or UsageError with one line for whatever is not as it should be."""
     folder = config.dataset
-    train = _read_split(folder, "train")
-    val = _read_split(folder, "val") if config.eval_every else None
+    train, identity = _read_split(folder, "train")
+    val = _read_split(folder, "val")[0] if config.eval_every else None
     names = [class_name(entry) for entry in train.classes]
     if not train.samples:
         raise DatasetError(f"{folder}/train has no samples: prepare it again from a source that has some")
@@ -61,23 +49,15 @@ def open_dataset(config: TrainConfig) -> Dataset:
             f"{folder}: train has {len(names)} classes and val {len(val.classes)}, or in another order: "
             "prepare both splits from one source"
         )
-    for split, manifest in (("train", train), ("val", val)):
-        if manifest is not None:
-            labels_N = read_index(folder / split, most_rows=manifest.samples).labels_N
-            wrong_N = labels_N[(labels_N < 0) | (labels_N >= len(names))]
-            if wrong_N.size:
-                raise DatasetError(
-                    f"{folder / split} has label {wrong_N.max()}, its manifest {len(names)} classes: prepare it again"
-                )
-    return Dataset(folder=folder, train=train, val=val, class_names=names, identity=manifest_hash(folder / "train"))
+    return Dataset(folder=folder, train=train, val=val, class_names=names, identity=identity)
 
 
-def _read_split(folder: Path, split: str) -> Manifest:
+def _read_split(folder: Path, split: str) -> tuple[Manifest, str]:
     if (folder / split / MANIFEST).exists():
-        manifest = read_manifest(folder / split)
+        manifest, identity = identified(folder / split)
         if manifest.split in ("train", "val") and manifest.split != split and not manifest.settings.get("foreign"):
             raise DatasetError(f"{folder / split} holds the split {manifest.split!r}: give the folder its name back")
-        return manifest
+        return manifest, identity
     others = sorted({str(path.parent) for path in prepared_splits(folder)} - {str(folder), str(folder.parent)})
     if not folder.is_dir():
         raise UsageError(f"{folder} does not exist: give a folder that `feedline prepare` made")

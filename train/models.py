@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from feedline.pipeline.base.errors import UsageError
 from feedline.train.distributed import short_line
 
+HIDDEN = 84
+"""Features between the small CNN's two linear layers, as in LeNet-5."""
+
 
 class SmallCNN(nn.Module):
     """Two 5×5 convolutions and two linear layers, no batch norm: for CIFAR-10, MNIST and 64 px ImageNet.
@@ -15,7 +18,7 @@ class SmallCNN(nn.Module):
     Works from 16 px upwards: the features are pooled to at most 6×6, so the linear layers never grow with the image.
     """
 
-    def __init__(self, classes: int, widths: tuple[int, int] = (6, 16), hidden: int = 84) -> None:
+    def __init__(self, classes: int, widths: tuple[int, int] = (6, 16)) -> None:
         super().__init__()
         first, second = widths
         self.features = nn.Sequential(
@@ -28,7 +31,7 @@ class SmallCNN(nn.Module):
             nn.AdaptiveAvgPool2d(6),
         )
         self.classifier = nn.Sequential(
-            nn.Flatten(), nn.Linear(second * 36, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, classes)
+            nn.Flatten(), nn.Linear(second * 36, HIDDEN), nn.ReLU(inplace=True), nn.Linear(HIDDEN, classes)
         )
 
     def forward(self, images_NCHW: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Progress:
     best_top1: float | None = None
     time_to_target_s: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """One entry per finished epoch: the record's `epochs`."""
+    """One entry per epoch, the last of which may be a part of one: the record's `epochs`."""
     loss_sum: float = 0.0
     """Over `loss_samples` samples of the epoch under way, as far as they have been added up over the ranks."""
     loss_samples: int = 0

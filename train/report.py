@@ -125,6 +125,8 @@ class Reporter:
         done, last = progress.epoch + 1, not whole or progress.epoch + 1 == run.config.epochs or run.out_of_steps
         if run.val_loader is not None and (last or done % run.config.eval_every == 0):
             entry |= self._evaluate()
+        if progress.history and progress.history[-1]["epoch"] == entry["epoch"]:
+            progress.history.pop()  # its part before `steps` ended the run: the sums of this one have it too
         progress.history.append(entry)
         run.laps.lap("evaluate")
         names = [checkpoint.step_name(progress.step), *self._merits(entry["top1"])]

@@ -98,17 +98,15 @@ class Run:
     def begin_epoch(self) -> tuple[Iterable[Batch], int]:
         """The loader, ready for the epoch under way (or the rest of it), and how many batches it will give.
 
-        Behind an epoch's last batch nothing is left but the epoch's end, where the loader itself would go on with the
-        next epoch.
+        Behind an epoch's last batch nothing is left but the epoch's end, for which no worker need start.
         """
-        progress, config = self.progress, self.config
+        progress = self.progress
         if not progress.samples:
             progress.begin_epoch()
-            self.loader.set_epoch(progress.epoch)
-        self.loader.set_image_size(config.image_size_at(progress.epoch))
-        left = max(0, self.dataset.train.samples - progress.samples)
-        batches = left // self.sizes.delivered if config.policy == "drop" else -(-left // self.sizes.delivered)
+        self.loader.set_epoch(progress.epoch)
+        self.loader.set_image_size(self.config.image_size_at(progress.epoch))
         self.model.train()
+        batches = self.loader.batches_left
         return (self.loader if batches else ()), batches
 
     def set_lr(self) -> None:
@@ -185,8 +183,6 @@ class Run:
             self.progress.check()
             if self.progress.samples:
                 self.loader.load_state_dict(state["loader"])
-            else:
-                self.loader.set_epoch(self.progress.epoch)
             if self.world.rank < len(state["random"]):
                 checkpoint.restore_random_state(state["random"][self.world.rank], self.world.device)
             self.resumed_from = where

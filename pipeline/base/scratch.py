@@ -4,19 +4,20 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
-
 PREFIX = "feedline-scratch-"
+End = Callable[[Path], None]
+"""Ends what a process that is gone may have left at work in its folder."""
 
 
 @contextmanager
-def scratch_folder(what: str) -> Generator[Path]:
-    """A fresh folder in the system's temporary folder, held by a lock that dies with this process."""
-    clear_abandoned()
+def scratch_folder(what: str, end: End | None = None) -> Generator[Path]:
+    """A fresh folder in the system's temporary folder, held by a lock that dies with this process. Abandoned ones of
+    its kind are cleared first."""
+    clear_abandoned(what, end)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{what}-"))
         with suppress(FileNotFoundError):  # another job that starts may clear it before it is locked: again
@@ -32,24 +33,15 @@ def scratch_folder(what: str) -> Generator[Path]:
         os.close(held)
 
 
-def clear_abandoned() -> None:
-    """Removes scratch folders whose process is gone."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+def clear_abandoned(what: str = "*", end: End | None = None) -> None:
+    """Removes scratch folders whose process is gone, of that kind or of all."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{what}-*"):
         with suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                end_spark_of(folder)
+                if end is not None:
+                    end(folder)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(descriptor)
-
-
-def end_spark_of(folder: Path) -> None:
-    """Ends a JVM that was started with files of this folder, or the script that is about to start it. A JVM ends with
-    its driver, but for one that had not come up: it fails for want of the folder, and its threads keep it alive."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            line = "\0".join(process.cmdline())
-            if str(folder) in line and ("org.apache.spark" in line or "spark-submit" in line):
-                process.kill()

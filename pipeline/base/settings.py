@@ -5,7 +5,7 @@ its option's range from it.
 """
 
 from dataclasses import MISSING, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from feedline.pipeline.base.errors import UsageError
 
@@ -15,6 +15,10 @@ TINY = 1e-9
 """The least of what must be above 0."""
 UNITS = ("s", "px", "gib")
 
+Policy = Literal["drop", "pad", "wrap"]
+"""What becomes of an incomplete last batch."""
+OnBad = Literal["raise", "skip", "replace"]
+"""What becomes of a sample that cannot be used."""
 PREFETCH = 2
 """Batches under way per worker."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

@@ -12,15 +12,14 @@ whatever the policy does with the last, incomplete one. The permutation sorts a 
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.settings import Policy
 
 Samples = npt.NDArray[np.int64]
-Policy = Literal["drop", "wrap", "pad"]
 PADDING = -1
 """Sample number, and so label, of a place that the `pad` policy left empty."""
 

@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -125,6 +125,12 @@ class Manifest:
             raise ValueError(f"codec {self.codec!r}")
 
 
+def class_name(entry: Mapping[str, Any]) -> str:
+    """What people call one of `Manifest.classes`; two may be called the same."""
+    names = entry.get("names") or []
+    return f"{entry['name']} ({names[0]})" if names and names[0] != entry["name"] else str(entry["name"])
+
+
 def _check_depth(value: Any, levels: int = _DEEPEST) -> None:
     if levels == 0:
         raise ValueError(f"nested more than {_DEEPEST} levels deep")
@@ -139,11 +145,22 @@ HALF_EXCHANGED = "a prepare ended while it put a new dataset in place of the old
 
 def read_manifest(split_folder: Path) -> Manifest:
     """Raises DatasetError for what is no prepared split, or of a dataset of which only a part is in its place."""
+    return identified(split_folder)[0]
+
+
+def manifest_hash(split_folder: Path) -> str:
+    """SHA-256 of the manifest's bytes: the identity of the dataset. Raises DatasetError as `read_manifest`."""
+    return identified(split_folder)[1]
+
+
+def identified(split_folder: Path) -> tuple[Manifest, str]:
+    """Both, of the same bytes."""
     path = split_folder / MANIFEST
     if (split_folder / NOT_IN_PLACE).exists():
         raise DatasetError(f"{split_folder}: {HALF_EXCHANGED}")
     try:
-        text = read_bounded(path, MANIFEST_BYTES).decode()
+        data = read_bounded(path, MANIFEST_BYTES)
+        text = data.decode()
     except FileNotFoundError:
         what = f"{split_folder} is not a prepared split (no {MANIFEST})"
         there = next(split_folder.glob(f"*/{MANIFEST}"), None)
@@ -152,12 +169,7 @@ def read_manifest(split_folder: Path) -> Manifest:
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or "it is no text"
         raise DatasetError(f"{path} cannot be read: {what}") from error
-    return Manifest.from_json(text, str(path))
-
-
-def manifest_hash(split_folder: Path) -> str:
-    """SHA-256 of the manifest's bytes: the identity of the dataset."""
-    return hashlib.sha256((split_folder / MANIFEST).read_bytes()).hexdigest()
+    return Manifest.from_json(text, str(path)), hashlib.sha256(data).hexdigest()
 
 
 # --- the index ----------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ A worker reads a sample by a range request until its shard is in the host's cach
 file; so the first batch waits for kilobytes and not for a shard. What fails is tried again, a little later each time;
 what still fails is one line with the address. Samples have a CRC, shards a SHA-256.
 
-    CACHE/IDENTITY/train-000017.tar     a whole, checked shard: renamed into place, so it is all there or not at all
-    CACHE/IDENTITY/.train-000017.lock   held (flock) by whoever fetches it; the kernel lets go for a dead process
-    CACHE/IDENTITY/.train-000017.part   what is being fetched; only the lock's holder touches it
-    CACHE/.lock                         held while room is made
+    CACHE/IDENTITY/train-000017.tar         a whole, checked shard: renamed into place, so it is whole or not there
+    CACHE/IDENTITY/.train-000017.tar.lock   held (flock) by whoever fetches it; the kernel lets go for a dead process
+    CACHE/IDENTITY/.train-000017.tar.part   what is being fetched; only the lock's holder touches it
+    CACHE/.lock                             held while room is made
 
 The cache is shared by all processes of a host. Room is made before a shard is fetched, by removing those used longest
 ago (their modification time is set when they are needed), so that the bound holds at every moment. Who has an evicted
@@ -17,10 +17,11 @@ shard open keeps reading it.
 import fcntl
 import hashlib
 import os
+import threading
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,6 +38,8 @@ SILENCE_S = 20.0
 """A connection that says nothing for so long counts as failed."""
 FEW_OPEN = 16
 """Cached shards held open: an evicted one's space is free only when the last descriptor is."""
+FETCHING = 2
+"""Shards that one process fetches at once."""
 
 Result = TypeVar("Result")
 
@@ -134,8 +137,8 @@ class ShardCache:
         """`fetch(shard, to)` raises DatasetError."""
         self._folder, self._most_bytes, self._fetch = folder, most_bytes, fetch
 
-    def ensure(self, shard: "ShardInfo") -> bool:
-        """Fetches the shard unless it is there or somebody else is at it; False when it cannot be kept here.
+    def ensure(self, shard: "ShardInfo") -> None:
+        """Fetches the shard unless it is there, somebody else is at it, or there can be no room for it now.
 
         Raises DatasetError when it cannot be fetched.
         """
@@ -143,9 +146,7 @@ class ShardCache:
         if path.exists():
             with suppress(OSError):
                 os.utime(path)  # needed now: last to go
-            return True
-        if shard.bytes > self._most_bytes:
-            return False
+            return
         lock = self._folder / f".{shard.name}.lock"
         try:
             with locked(lock, wait=False) as mine:
@@ -153,12 +154,12 @@ class ShardCache:
                     self._into_place(shard, path, lock)
         except OSError as error:
             raise DatasetError(f"{path} cannot be cached: {error.strerror or error}") from error
-        return True
 
     def _into_place(self, shard: "ShardInfo", path: Path, lock: Path) -> None:
         part = lock.with_suffix(".part")
         part.unlink(missing_ok=True)  # of a holder that died
-        self._make_room(shard.bytes, lock)
+        if not self._make_room(shard.bytes, lock):
+            return
         try:
             self._fetch(shard, part)
             part.replace(path)
@@ -166,20 +167,25 @@ class ShardCache:
             part.unlink(missing_ok=True)
             lock.write_text("")
 
-    def _make_room(self, size_bytes: int, lock: Path) -> None:
-        """Removes what was used longest ago until `size_bytes` fit, and notes them as taken in the lock's file."""
+    def _make_room(self, size_bytes: int, lock: Path) -> bool:
+        """Removes what was used longest ago until `size_bytes` fit, and notes them as taken in the lock's file. False
+        where they would not fit beside what is being fetched: nothing is removed then."""
         with locked(self._folder.parent / ".lock"):
+            promised = self._being_fetched()
+            if promised + size_bytes > self._most_bytes:
+                return False
             shards: list[tuple[int, int, Path]] = []
             for path in self._folder.parent.glob("*/*.tar"):
                 with suppress(FileNotFoundError):
                     shards.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-            used = sum(size for _, size, _ in shards) + self._being_fetched()
+            used = promised + sum(size for _, size, _ in shards)
             for _, size, path in sorted(shards):
                 if used + size_bytes <= self._most_bytes:
                     break
                 path.unlink(missing_ok=True)
                 used -= size
             lock.write_text(str(size_bytes))
+        return True
 
     def _being_fetched(self) -> int:
         """Bytes promised to shards under way. A lock without a holder was a dead process's: its part is removed."""
@@ -212,7 +218,8 @@ def locked(path: Path, *, wait: bool = True) -> Generator[bool]:
 class Prefetcher:
     """Fetches an epoch's shards in the order they will be needed, a few ahead of where the epoch is, in threads.
 
-    A shard that fails is left to the workers' range requests, which say what is wrong with which sample.
+    A shard that fails is left to the workers' range requests, which say what is wrong with which sample. The threads
+    end when nothing is due, and with the interpreter, which waits for no download.
     """
 
     def __init__(
@@ -220,19 +227,32 @@ class Prefetcher:
     ) -> None:
         """`first_need[i]`: the position in the epoch at which `shards[i]` is first read; ascending."""
         self._cache, self._shards, self._needs, self._ahead = cache, shards, first_need, ahead
-        self._next = 0
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="feedline-prefetch")
+        self._next = self._threads = 0
+        self._due: deque[ShardInfo] = deque()
+        self._turn = threading.Lock()
 
     def reached(self, position: int) -> None:
         """The epoch has got so far: whatever is needed soon is fetched from now on. Returns at once."""
         due = bisect_right(self._needs, position) + self._ahead
-        for shard in self._shards[self._next : due]:
-            self._threads.submit(self._get, shard)
-        self._next = max(due, self._next)
+        with self._turn:
+            self._due.extend(self._shards[self._next : due])
+            self._next = max(due, self._next)
+            more = min(len(self._due), FETCHING - self._threads)
+            self._threads += more
+        for _ in range(more):
+            threading.Thread(target=self._fetch, name="feedline-prefetch", daemon=True).start()
 
-    def _get(self, shard: "ShardInfo") -> None:
-        with suppress(DatasetError, OSError):
-            self._cache.ensure(shard)
+    def _fetch(self) -> None:
+        while True:
+            with self._turn:
+                if not self._due:
+                    self._threads -= 1
+                    return
+                shard = self._due.popleft()
+            with suppress(Exception):
+                self._cache.ensure(shard)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Begins no more of them."""
+        with self._turn:
+            self._due.clear()

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from feedline.pipeline.base.errors import SampleError, TransformError, WorkerError
-from feedline.pipeline.base.memory import Layout, SharedMemory
 from feedline.pipeline.draw.order import PADDING, EpochPlan
 from feedline.pipeline.workers import counters
 from feedline.pipeline.workers.counters import FIELD
 from feedline.pipeline.workers.entry import Worker
 from feedline.pipeline.workers.fill import FillSpec
+from feedline.pipeline.workers.memory import Layout, SharedMemory
 from feedline.pipeline.workers.messages import BAD_SAMPLE, BROKEN, DONE, Reply, Task
 from feedline.pipeline.workers.pool import InlineCrew, WorkerCrew
 from feedline.pipeline.workers.slots import CHANNELS, Fence, Images, Ledger, Numbers, SlotLayout
@@ -64,13 +64,13 @@ class HostBatch(NamedTuple):
         return self.images[: count * self.px * self.px * CHANNELS].reshape(count, self.px, self.px, CHANNELS)
 
 
-class Engine:
+class Workshop:
     """Owns memory and workers; `close` ends them. One run at a time."""
 
     def __init__(self, spec: FillSpec, index: SharedMemory, index_layout: Layout, layout: SlotLayout,
                  *, workers: int, depth: int, fence: Callable[[], Fence], where: Callable[[int], str],
                  before: counters.Rows | None = None) -> None:  # fmt: skip
-        """`where(sample)` names a sample in messages. `before`: the rows of an engine to go on for."""
+        """`where(sample)` names a sample in messages. `before`: the rows of a workshop to go on for."""
         self._where = where
         self.process = os.getpid()
         self.depth = min(depth, _MOST_IN_FLIGHT)
@@ -87,13 +87,13 @@ class Engine:
             self.rows[:-1, FIELD["pid"]] = 0
         self.outstanding = 0
         self.on_close: list[Callable[[], None]] = []
-        orders = {"slot_layout": asdict(layout), "index_layout": index_layout, "fill": asdict(spec), "rows": rows}
+        setup = {"slot_layout": asdict(layout), "index_layout": index_layout, "fill": asdict(spec), "rows": rows}
         memories = [self.memory, index, self._counters]
         self.crew: InlineCrew | WorkerCrew
         if workers:
-            self.crew = WorkerCrew(workers, orders, memories, self._doing)
+            self.crew = WorkerCrew(workers, setup, memories, self._doing)
         else:
-            self.crew = InlineCrew(Worker(0, orders, *(memory.view for memory in memories)))
+            self.crew = InlineCrew(Worker(0, setup, *(memory.view for memory in memories)))
 
     def submit(self, task: Task) -> None:
         self.crew.submit(task)
@@ -113,24 +113,27 @@ class Engine:
         return "while it waited for work" if sample < 0 else f"while it worked on {self._where(sample)}"
 
     def close(self) -> None:
-        self.crew.close()
-        while self.on_close:
-            self.on_close.pop()()
+        """In a forked child of the trainer's, only what is the child's own: workers and CUDA are not."""
+        if os.getpid() == self.process:
+            self.crew.close()
+            while self.on_close:
+                self.on_close.pop()()
         self.memory.close_descriptor()
         self._counters.close_descriptor()
 
 
 class EpochRun(Iterator[HostBatch]):
-    """The batches of a plan, in order. Iterate it once; a newer run of the same engine ends it."""
+    """The batches of a plan, in order. Iterate it once; a newer run of the same workshop ends it."""
 
-    def __init__(self, engine: Engine, plan: EpochPlan, px: int, waits: Waits, *, trim: bool = False) -> None:
+    def __init__(self, workshop: Workshop, plan: EpochPlan, px: int, waits: Waits, *, trim: bool = False) -> None:
         """`trim`: padding is left out, so that the last batch is shorter."""
-        self._engine, self.plan, self._px, self.waits, self._trim = engine, plan, px, waits, trim
-        engine.rows[-1][0] += 1  # workers do not begin the tasks of an earlier run any more
-        self._number = int(engine.rows[-1][0])
+        self._workshop, self.plan, self._px, self.waits, self._trim = workshop, plan, px, waits, trim
+        workshop.rows[-1][0] += 1  # workers do not begin the tasks of an earlier run any more
+        self._number = int(workshop.rows[-1][0])
         self._batches = len(plan)
         self._sent = self._received = self._shown = 0
-        self.taken = 0  # batches that the user has; the device's side may have taken one more
+        self.taken = 0
+        """Batches that the user has; the device's side may have one more."""
         self._ready: dict[int, int] = {}
         self._failed: dict[int, SampleError | TransformError] = {}
         """By batch; raised when its turn comes, whichever worker was first."""
@@ -145,10 +148,10 @@ class EpochRun(Iterator[HostBatch]):
         while self._shown not in self._ready:
             if self._shown in self._failed:
                 raise self._failed.pop(self._shown)
-            if self._engine.outstanding:
-                self._take_reply(self._engine.receive())
+            if self._workshop.outstanding:
+                self._take_reply(self._workshop.receive())
             else:
-                self._engine.ledger.wait()
+                self._workshop.ledger.wait()
             self._send_tasks()
         self.waits.wait_s += time.perf_counter() - started_s
         self._shown += 1
@@ -156,60 +159,62 @@ class EpochRun(Iterator[HostBatch]):
 
     def next_if_ready(self) -> HostBatch | None:
         """The next batch if that needs no waiting; None otherwise, and at the end."""
-        engine = self._engine
-        while self._shown not in self._ready and engine.outstanding and engine.crew.ready():
-            self._take_reply(engine.receive())
+        workshop = self._workshop
+        while self._shown not in self._ready and workshop.outstanding and workshop.crew.ready():
+            self._take_reply(workshop.receive())
         return next(self) if self._shown in self._ready else None
 
+    def handed_over(self, samples: int) -> None:
+        """The user has one batch more, of so many samples."""
+        self.taken += 1
+        self.waits.batches += 1
+        self.waits.samples += samples
+
     def _send_tasks(self) -> None:
-        engine = self._engine
-        while self._sent < self._batches and self._sent - self._received < engine.depth:
-            number = engine.ledger.take()
+        workshop = self._workshop
+        while self._sent < self._batches and self._sent - self._received < workshop.depth:
+            number = workshop.ledger.take()
             if number is None:
                 return
             samples_N = self.plan.batch(self._sent)
             if self._trim:
                 samples_N = samples_N[samples_N != PADDING]
-            engine.layout.slot(engine.view, number).samples_N[: len(samples_N)] = samples_N
-            engine.submit(Task(self._number, self._sent, number, len(samples_N), self.plan.epoch, self._px))
+            workshop.layout.slot(workshop.view, number).samples_N[: len(samples_N)] = samples_N
+            workshop.submit(Task(self._number, self._sent, number, len(samples_N), self.plan.epoch, self._px))
             self._sent += 1
 
     def _take_reply(self, reply: Reply) -> None:
         if reply.slot >= 0 and reply.run != self._number:  # of a run that was given up
-            self._engine.ledger.give_back(reply.slot)
+            self._workshop.ledger.give_back(reply.slot)
             return
         if reply.kind == BROKEN:
             raise WorkerError(reply.text)
         self._received += 1
         if reply.kind != DONE:
-            self._engine.ledger.give_back(reply.slot)
+            self._workshop.ledger.give_back(reply.slot)
             error = SampleError if reply.kind == BAD_SAMPLE else TransformError
             self._failed[reply.batch] = error(reply.text, reply.sample)
             return
         self._ready[reply.batch] = reply.slot
-        for line in reply.text.splitlines():
-            sample, _, reason = line.partition(" ")
-            self.waits.bad.append((int(sample), reason))
+        self.waits.bad += reply.bad
 
     def _show(self, slot_number: int) -> HostBatch:
-        engine, waits = self._engine, self.waits
-        slot = engine.layout.slot(engine.view, slot_number)
+        workshop, waits = self._workshop, self.waits
+        slot = workshop.layout.slot(workshop.view, slot_number)
         filled, size_bytes = slot.filled.tolist()
         images = slot.images
-        if engine.ledger.lent < SPARE_SLOTS:
-            engine.ledger.lend(slot_number, images)
+        if workshop.ledger.lent < SPARE_SLOTS:
+            workshop.ledger.lend(slot_number, images)
         else:
             with waits.copying():
                 images = images[:size_bytes].copy()
-            engine.ledger.give_back(slot_number)
+            workshop.ledger.give_back(slot_number)
             waits.copied_batches += 1
-        waits.batches += 1
-        waits.samples += filled
         return HostBatch(images, slot.labels_N[:filled].copy(), self._px)
 
     def close(self) -> None:
         """Gives up what is under way; the workers finish it and its slots come back with the next run's replies."""
         for slot in self._ready.values():
-            self._engine.ledger.give_back(slot)
+            self._workshop.ledger.give_back(slot)
         self._ready.clear()
         self._shown = self._sent = self._batches

@@ -1,7 +1,7 @@
 """A loader's worker: takes tasks, fills slots, replies. Starts in 0.2 s because it imports no torch.
 
 Started by `pipeline.workers.pool` as `python -m feedline.pipeline.workers.entry NUMBER PARENT PARENT_IS_MAIN SOCKET
-SLOTS INDEX COUNTERS ORDERS`, the last five being inherited file descriptors. It waits in one `recv`; the socket's
+SLOTS INDEX COUNTERS SETUP`, the last five being inherited file descriptors. It waits in one `recv`; the socket's
 end, the parent's death and STOP all end it. Ctrl-C is the trainer's business: the terminal sends it to everyone, and
 the trainer then ends its workers in order.
 """
@@ -15,12 +15,12 @@ import sys
 from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, SampleError, TransformError
-from feedline.pipeline.base.memory import attach, shared_columns
 from feedline.pipeline.base.process import die_with, keep_freed_memory
 from feedline.pipeline.workers.counters import FIELD, NOTHING, Clock, rows_of
 from feedline.pipeline.workers.fill import FillSpec, PixelFiller, where_raised
 from feedline.pipeline.workers.fill_regions import RegionFiller
-from feedline.pipeline.workers.messages import BAD_SAMPLE, BAD_TRANSFORM, BROKEN, DONE, GIVEN_UP, STOP, Reply, Task
+from feedline.pipeline.workers.memory import attach, shared_columns
+from feedline.pipeline.workers.messages import BAD_SAMPLE, BAD_TRANSFORM, BROKEN, GIVEN_UP, STOP, Reply, Task
 from feedline.pipeline.workers.slots import SlotLayout
 
 _ORPHAN_CHECK_S = 2.0
@@ -29,16 +29,16 @@ _ORPHAN_CHECK_S = 2.0
 class Worker:
     """Fills slots: in a process of its own, or in the trainer with `num_workers=0`."""
 
-    def __init__(self, number: int, orders: dict[str, Any], slots: memoryview, index: memoryview,
+    def __init__(self, number: int, setup: dict[str, Any], slots: memoryview, index: memoryview,
                  counters: memoryview) -> None:  # fmt: skip
         self._slots = slots
-        self._layout = SlotLayout(**orders["slot_layout"])
-        rows = rows_of(counters, orders["rows"])
+        self._layout = SlotLayout(**setup["slot_layout"])
+        rows = rows_of(counters, setup["rows"])
         self._current_run = rows[-1].data
         self.clock = Clock(rows[number])
-        filler = {"cpu": PixelFiller, "gpu": RegionFiller}[orders["fill"]["decode"]]
-        columns = shared_columns(index, orders["index_layout"])
-        self._filler = filler(FillSpec(**orders["fill"]), columns, self.clock)
+        filler = {"cpu": PixelFiller, "gpu": RegionFiller}[setup["fill"]["decode"]]
+        columns = shared_columns(index, setup["index_layout"])
+        self._filler = filler(FillSpec(**setup["fill"]), columns, self.clock)
 
     def perform(self, task: Task) -> Reply:
         """Fills the task's slot. What went wrong is in the reply: a worker outlives a bad sample or transform."""
@@ -58,11 +58,11 @@ class Worker:
         slot.filled[:] = filled, size_bytes
         clock.row[FIELD["samples"]] += filled
         clock.row[FIELD["batches"]] += 1
-        return Reply(DONE, *about, text="\n".join(f"{sample} {reason}" for sample, reason in bad))
+        return Reply.done(*about, bad)
 
 
 def main(arguments: list[str]) -> None:
-    number, parent, in_main, link, slots, index, counters, orders = map(int, arguments)
+    number, parent, in_main, link, slots, index, counters, setup = map(int, arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The kernel would kill us with the *thread* that started us, too: a trainer that starts us from another thread
     # than its first is watched through the socket and getppid alone.
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> None:
     connection = socket.socket(fileno=link)
     connection.settimeout(_ORPHAN_CHECK_S)
     try:
-        settings = json.loads(bytes(attach(orders)).rstrip(b"\0"))
+        settings = json.loads(bytes(attach(setup)).rstrip(b"\0"))
         worker = Worker(number, settings, attach(slots), attach(index), attach(counters))
         worker.clock.row[FIELD["pid"]] = os.getpid()
         gc.freeze()
@@ -99,7 +99,14 @@ def serve(worker: Worker, connection: socket.socket, parent: int) -> None:
         if not data or (task := Task.unpack(data)) == STOP:
             return
         worker.clock.mark(idle)
-        connection.send(worker.perform(task).pack())
+        reply = worker.perform(task).pack()
+        while True:
+            try:
+                connection.send(reply)
+                break
+            except TimeoutError:  # what the trainer has not heard yet fills the buffer that all workers share
+                if os.getppid() != parent:
+                    return
         worker.clock.mark(send)
         worker.clock.tick()
 

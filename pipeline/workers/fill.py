@@ -21,6 +21,7 @@ from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.workers import ship
 from feedline.pipeline.workers.counters import FIELD, Clock
+from feedline.pipeline.workers.messages import Bad
 from feedline.pipeline.workers.slots import CHANNELS, Images, Numbers
 
 _TRANSFORM_STREAM = 1
@@ -29,8 +30,6 @@ _SAMPLE, _BYTES = FIELD["sample"], FIELD["bytes_read"]
 _READ, _TRANSFORM, _COLLATE = FIELD["read"], FIELD["transform"], FIELD["collate"]
 _REPLACEMENTS = 16
 """`on_bad="replace"` tries this many neighbours before it gives up on the shard."""
-Bad = list[tuple[int, str]]
-"""Samples that cannot be used, by number, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +98,10 @@ class Filler:
                 put(candidate, position)
                 return candidate
             except DatasetError as error:
+                reason = first_line(error)
                 if self.spec.on_bad == "raise":
-                    raise SampleError(str(error), candidate) from error
-                bad.append((candidate, str(error)))
+                    raise SampleError(reason, candidate) from error
+                bad.append((candidate, reason))
             self.clock.row[FIELD["bad_samples"]] += 1
             if self.spec.on_bad == "skip":
                 return None

@@ -12,7 +12,8 @@ import numpy as np
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs import crop_jpeg
 from feedline.pipeline.draw import regions
-from feedline.pipeline.workers.fill import Bad, Filler
+from feedline.pipeline.workers.fill import Filler
+from feedline.pipeline.workers.messages import Bad
 from feedline.pipeline.workers.slots import Images, Numbers
 
 RECORD = 8

@@ -20,9 +20,9 @@ from contextlib import suppress
 from typing import Any
 
 from feedline.pipeline.base.errors import WorkerError
-from feedline.pipeline.base.memory import SharedMemory
 from feedline.pipeline.base.process import how_it_ended, start_python
 from feedline.pipeline.workers.entry import Worker
+from feedline.pipeline.workers.memory import SharedMemory
 from feedline.pipeline.workers.messages import MAX_BYTES, STOP, Reply, Task
 
 GRACE_S = 2.0
@@ -48,7 +48,8 @@ class InlineCrew:
         if self._worker is None:
             raise WorkerError("the loader has been closed")
         self._worker.clock.skip()  # between batches the trainer's thread is not ours: that time is nobody's
-        reply = self._worker.perform(self._tasks.popleft())
+        reply = self._worker.perform(self._tasks[0])
+        self._tasks.popleft()  # only now: a Ctrl-C amid the task leaves it to be done
         self._worker.clock.tick()
         return reply
 
@@ -57,22 +58,21 @@ class InlineCrew:
 
 
 class WorkerCrew:
-    def __init__(self, workers: int, orders: dict[str, Any], memories: list[SharedMemory],
+    def __init__(self, workers: int, setup: dict[str, Any], memories: list[SharedMemory],
                  blame: Callable[[int], str]) -> None:  # fmt: skip
         """What `entry.Worker` takes: plain JSON, and the memories of slots, index and counters. `blame(worker)` says
         in words what the worker was doing when it died."""
         self._blame = blame
-        self._process = os.getpid()
         self._workers: list[subprocess.Popen[bytes]] = []
         self._watches: dict[int, int] = {}
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._poll = select.poll()
         self._poll.register(self._ours, select.POLLIN)
-        text = json.dumps(orders).encode()
-        shared_orders = SharedMemory("orders", len(text))
-        shared_orders.view[: len(text)] = text
+        text = json.dumps(setup).encode()
+        shared_setup = SharedMemory("setup", len(text))
+        shared_setup.view[: len(text)] = text
         try:
-            handed = [theirs.fileno(), *(memory.descriptor for memory in (*memories, shared_orders))]
+            handed = [theirs.fileno(), *(memory.descriptor for memory in (*memories, shared_setup))]
             for number in range(workers):
                 self._start(number, handed)
         except BaseException:
@@ -80,7 +80,7 @@ class WorkerCrew:
             raise
         finally:
             theirs.close()
-            shared_orders.close_descriptor()
+            shared_setup.close_descriptor()
 
     @property
     def pids(self) -> list[int]:
@@ -110,7 +110,7 @@ class WorkerCrew:
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll()}
             if ready.isdisjoint(self._watches):
-                # nothing comes, or a reset, when all have closed or one died with orders unread
+                # nothing comes, or a reset, when all have closed or one died with tasks unread
                 with suppress(ConnectionResetError):
                     if data := self._ours.recv(MAX_BYTES):
                         return Reply.unpack(data)
@@ -118,25 +118,26 @@ class WorkerCrew:
 
     def _raise_death(self) -> None:
         """Raises WorkerError that says which worker ended and how."""
+        deaths = select.poll()
+        for watch in self._watches:
+            deaths.register(watch, select.POLLIN)
         deadline_s = time.monotonic() + GRACE_S
         while time.monotonic() < deadline_s:
             for number, worker in enumerate(self._workers):
                 if (status := worker.poll()) is not None:
                     how = how_it_ended(status)
                     raise WorkerError(f"loader worker {number} (pid {worker.pid}) {how} {self._blame(number)}")
-            select.select(list(self._watches), [], [], GRACE_S)
+            deaths.poll(GRACE_S * 1000)
         raise WorkerError("a loader worker closed its connection and did not end")
 
     def close(self) -> None:
         """Ends every worker, by word, then by signal. Returns when all are gone; safe to call twice."""
-        if os.getpid() != self._process:
-            return  # a forked child of the trainer: the workers are not its own
-        self._ours.setblocking(False)
         try:
+            self._ours.setblocking(False)
             for _ in self._workers:
                 self._ours.send(STOP.pack())
         except OSError:
-            pass  # full or broken: closing says the same
+            pass  # full, broken or closed: closing says the same
         self._ours.close()
         deadline_s = time.monotonic() + GRACE_S
         for worker in self._workers:

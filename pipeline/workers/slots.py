@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feedline.pipeline.base.memory import round_up
+from feedline.pipeline.workers.memory import round_up
 
 Images = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]

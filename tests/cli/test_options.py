@@ -17,6 +17,7 @@ from feedline.cli import compare, ladder, plan, prepare, profile, slurm, synth, 
 from feedline.cli.main import app
 from feedline.cli.options import REQUIRED, Options, Settings, command
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.settings import TINY
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
 from feedline.preprocess.synth.inventory import SynthConfig
@@ -84,7 +85,7 @@ def test_a_limit_that_a_field_states_is_its_option_s(option: str, words: str) ->
     done = CliRunner().invoke(app, ["train", words, option, "0,0" if option == "--widths" else "-1"])
     assert done.exit_code and option in f"{done.output}{done.exception}"
     ranges = {option.field: (option.more.get("min"), option.more.get("max")) for option in train.OPTIONS}
-    assert (ranges["epochs"], ranges["eval_ratio"], ranges["model"]) == ((1, None), (0, 1), (None, None))
+    assert (ranges["epochs"], ranges["eval_ratio"], ranges["model"]) == ((1, None), (TINY, 1), (None, None))
 
 
 def default_of(kind: type, field: str) -> Any:

@@ -10,6 +10,7 @@ import torch
 from feedline.pipeline import gpu_decode
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.loader import Loader
+from feedline.pipeline.workers.dispatch import HostBatch
 
 OPTIONS: dict[str, Any] = {"batch_size": 8, "image_size": 32, "rank": 0, "world_size": 1, "seed": 5}
 
@@ -33,6 +34,11 @@ def test_packed_regions_give_the_same_images_to_a_grey_level_or_two(
         assert decoded_NHWC.shape == images_NHWC.shape
         # pictures of pure noise, the worst case; evaluation also rounds its box to whole pixels
         assert difference.mean() < (1.5 if train else 2.5)
+
+
+def test_a_batch_whose_samples_were_all_skipped_is_an_empty_one() -> None:
+    batch = HostBatch(np.empty(0, np.uint8), np.empty(0, np.int64), 32)
+    assert gpu_decode.decode(batch, torch.device("cpu")).shape == (0, 32, 32, 3)
 
 
 def test_without_cuda_it_says_so_and_the_workers_decode(split: Path) -> None:

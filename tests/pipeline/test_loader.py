@@ -99,7 +99,7 @@ def test_a_view_keeps_its_batch_and_letting_go_frees_the_slot(split: Path) -> No
     assert len(list(map(len, iterator))) == 6  # `map` keeps none of them
     assert torch.equal(row, as_delivered)
     assert loader.stats()["trainer"]["copied_batches"] == 0
-    ledger = loader._engines[0].ledger
+    ledger = loader._workshops[0].ledger
     assert ledger.lent == 1
     del row, iterator
     gc.collect()
@@ -171,6 +171,14 @@ def test_stats_say_where_the_time_went(split: Path) -> None:
         assert sum(worker["seconds"].values()) == pytest.approx(worker["alive_s"], rel=0.01)
     assert stats["stages"]["decode"] > 0
     assert stats["trainer"]["wait_s"] > 0
+
+
+def test_stats_count_what_the_user_has_and_not_what_the_device_was_sent_ahead(split: Path) -> None:
+    loader = Loader(split, **SMALL)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator._run)  # type: ignore[attr-defined]
+    assert (loader.stats()["batches"], loader.stats()["samples"]) == (1, 8) == (1, loader.state_dict()["samples"])
 
 
 def test_the_end_of_the_loader_is_the_end_of_its_workers(split: Path) -> None:

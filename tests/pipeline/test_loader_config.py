@@ -16,8 +16,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "seed": ("x", 1.5, None, -1, 2**64), "subset": ("x", 0, 1.5), "window_shards": (-1, "x"), "rank": (-1, "0"),
     "device": ("nosuch", 1.5), "dtype": ("float32",), "mean": (0.5, (1, 2), (math.nan,) * 3, ("a", "b", "c")),
     "std": ((0, 1, 1),), "augment": ("x", 5), "train": ("no",), "shuffle": ("x",), "policy": ("x", []),
-    "on_bad": (None, "x"), "transform": ("x",), "cache_bytes": (-1, math.inf), "storage_options": ("x", None),
-    "cache_dir": (5,),
+    "on_bad": (None, "x"), "transform": ("x",), "cache_bytes": (-1, math.inf), "cache_dir": (5,),
+    "storage_options": ("x", None, {"key": {1}}),
 }  # fmt: skip
 
 
@@ -27,6 +27,11 @@ def test_a_wrong_option_is_named(name: str) -> None:
         with pytest.raises(UsageError, match=name) as caught:
             LoaderConfig(**{name: value})
         assert "\n" not in str(caught.value)
+
+
+def test_two_choices_of_samples_are_refused() -> None:
+    with pytest.raises(UsageError, match="subset and class_balanced"):
+        LoaderConfig(subset=8, class_balanced=True)
 
 
 def test_what_counts_as_a_number_is_one() -> None:

@@ -149,6 +149,27 @@ assert os.waitpid(child, 0)[1] == 0
     assert all_gone(pids)
 
 
+def test_a_forked_child_undoes_nothing_of_its_parent_s(start) -> None:  # type: ignore[no-untyped-def]
+    """The page-locked slots are registered with the parent's CUDA, which must not be called in a forked child."""
+    then = """
+import os
+closed = []
+loader._workshops[0].on_close.append(lambda: closed.append(os.getpid()))
+child = os.fork()
+if not child:
+    next(iter(loader))
+    loader.close()
+    os._exit(len(closed))
+assert os.waitpid(child, 0)[1] == 0
+loader.close()
+assert closed == [os.getpid()]
+"""
+    process, pids = start(then)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert all_gone(pids)
+
+
 def test_two_threads_at_once_are_told_in_one_line(start) -> None:  # type: ignore[no-untyped-def]
     then = """
 import threading

@@ -42,13 +42,17 @@ def test_state_counts_delivered_batches_and_moves_on_at_the_epochs_end(split: Pa
     iterator = iter(loader)
     next(iterator)
     assert loader.state_dict()["samples"] == 8
+    resumed = Loader(split, **SMALL)
+    resumed.load_state_dict(loader.state_dict())
+    assert (loader.batches_left, resumed.batches_left, len(resumed)) == (7, 6, 7)
     for _ in iterator:
         pass
     assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
 
 
-def test_a_state_taken_behind_the_last_sample_goes_on_with_the_next_epoch(split: Path) -> None:
-    options = SMALL | {"num_workers": 0, "batch_size": 6}
+@pytest.mark.parametrize("batch_size", [6, 8])
+def test_a_state_taken_behind_the_last_batch_goes_on_with_the_next_epoch(split: Path, batch_size: int) -> None:
+    options = SMALL | {"num_workers": 0, "batch_size": batch_size}
     loader = Loader(split, **options)
     iterator = iter(loader)
     for _ in range(len(loader)):
@@ -57,12 +61,23 @@ def test_a_state_taken_behind_the_last_sample_goes_on_with_the_next_epoch(split:
     resumed = Loader(split, **options)
     resumed.load_state_dict(state)
     after = labels(resumed)
-    assert len(after) == 60
+    assert len(after) == len(loader) * batch_size
     resumed.load_state_dict(state)
     resumed.set_epoch(0)
     assert labels(resumed) == [], "of the epoch that was asked for, nothing is left"
     resumed.set_epoch(1)
     assert labels(resumed) == after
+
+
+@pytest.mark.parametrize("batch_size", [8, 61])
+@pytest.mark.filterwarnings("ignore:no batch of")
+def test_an_iterator_at_its_end_stays_there(split: Path, batch_size: int) -> None:
+    loader = Loader(split, **SMALL | {"num_workers": 0, "batch_size": batch_size})
+    iterator = iter(loader)
+    assert len(list(iterator)) == len(loader)
+    assert next(iterator, None) is None
+    iter(loader)
+    assert next(iterator, None) is None
 
 
 def test_looking_at_nothing_does_not_use_up_an_epoch(split: Path) -> None:

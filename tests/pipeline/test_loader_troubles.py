@@ -1,7 +1,9 @@
 """What goes wrong in a loader's workers, shards and transforms is one line, and costs no more than it must."""
 
 import os
+import resource
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,13 @@ import numpy as np
 import pytest
 
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError, WorkerError
-from feedline.pipeline.base.memory import shared_columns
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
 from feedline.pipeline.loader import Loader
 from feedline.pipeline.shards_dataset import Shards
+from feedline.pipeline.workers import pool
+from feedline.pipeline.workers.memory import shared_columns
 from tests.pipeline.loading import SMALL, labels
 
 MakeSplit = Callable[..., Path]
@@ -34,6 +37,40 @@ def test_a_worker_that_is_killed_ends_the_epoch_with_its_signal(split: Path) -> 
     assert len(labels(loader)) == 56, "new workers for the next epoch"
 
 
+def test_a_worker_that_is_killed_between_two_epochs_costs_one_attempt_and_no_batch(split: Path) -> None:
+    loader = Loader(split, **SMALL | {"num_workers": 1})
+    whole = labels(loader)
+    loader.load_state_dict(loader.state_dict() | {"epoch": 0, "samples": 24})
+    os.kill(loader.worker_pids[0], signal.SIGKILL)
+    os.waitid(os.P_PID, loader.worker_pids[0], os.WEXITED | os.WNOWAIT)
+    with pytest.raises(WorkerError, match=r"SIGKILL.* while it waited for work"):
+        iter(loader)
+    assert labels(loader) == whole[24:]
+
+
+def _let_go(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Closes the worker's socket, and stays."""
+    os.closerange(3, 4096)
+    time.sleep(60)
+    return image_HWC
+
+
+def test_a_worker_s_trouble_is_told_beside_a_thousand_open_files(
+    split: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "GRACE_S", 0.2)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(before[1], 4096)), before[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        with pytest.raises(WorkerError, match="closed its connection and did not end"):
+            labels(Loader(split, **SMALL | {"transform": _let_go, "num_workers": 1}))
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def _explode(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     raise RuntimeError("no such colour")
 
@@ -43,6 +80,25 @@ def test_a_transform_that_raises_names_the_sample_and_the_place(split: Path, wor
     loader = Loader(split, **SMALL | {"transform": _explode, "num_workers": workers})
     with pytest.raises(FeedlineError, match=r"sample 's000\d\d': .* raised RuntimeError: no such colour \("):
         labels(loader)
+
+
+def test_a_ctrl_c_amid_a_batch_loses_neither_the_batch_nor_its_slot(split: Path, tmp_path: Path) -> None:
+    pressed = tmp_path / "pressed"
+
+    def wait(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if pressed.exists():
+            pressed.unlink()
+            signal.raise_signal(signal.SIGINT)
+        return image_HWC
+
+    options = SMALL | {"num_workers": 0}
+    loader = Loader(split, **options | {"transform": wait})
+    for _ in range(9):
+        iterator = iter(loader)
+        pressed.touch()
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+    assert [int(label) for _, labels_N in iterator for label in labels_N] == labels(Loader(split, **options))
 
 
 def test_a_transform_that_kills_its_worker_is_named_with_the_sample(split: Path) -> None:
@@ -72,6 +128,19 @@ def test_what_a_transform_returns_is_not_cast_or_spread_in_silence(split: Path, 
 def test_an_epoch_without_a_batch_is_warned_of(split: Path) -> None:
     with pytest.warns(UserWarning, match="no batch of 4000 in the 60 samples"):
         assert len(Loader(split, **SMALL | {"batch_size": 4000, "train": True})) == 0
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 9, "rank": 1, "world_size": 7}, {"batch_size": 11, "subset": 10}])
+def test_ranks_and_a_subset_make_fewer_samples_of_which_to_fill_a_batch(split: Path, options: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match=f"no batch of {options['batch_size']} in the"):
+        loader = Loader(split, **SMALL | options)
+    assert len(loader) == 0
+
+
+@pytest.mark.parametrize("policy", ["drop", "pad"])
+def test_a_subset_of_more_samples_than_there_are_is_refused_at_once(split: Path, policy: str) -> None:
+    with pytest.raises(UsageError, match="a subset of 61 samples cannot be taken from 60"):
+        Loader(split, **SMALL | {"subset": 61, "policy": policy})
 
 
 def damage(folder: Path, sample: int) -> None:
@@ -124,6 +193,43 @@ def test_a_missing_or_short_shard_is_named(make_split: MakeSplit, workers: int) 
     with pytest.raises(DatasetError, match=r"train-000001.tar cannot be read: No such file"):
         labels(Loader(folder, **SMALL | {"num_workers": workers}))
     assert len(labels(Loader(folder, **SMALL | {"num_workers": workers, "on_bad": "skip", "policy": "pad"}))) == 44
+
+
+def gone(make_split: MakeSplit, samples: int, name: str) -> Path:
+    """A split without its only shard."""
+    folder = make_split(samples=samples, shard_count=1, px=16, name=name)
+    (folder / "train-000000.tar").unlink()
+    return folder
+
+
+SKIPPED = SMALL | {"train": False, "on_bad": "skip"}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_sample_is_told_in_one_line_of_its_own(make_split: MakeSplit, workers: int) -> None:
+    loader = Loader(gone(make_split, 16, "two\nlines"), **SKIPPED | {"num_workers": workers})
+    assert labels(loader) == []
+    bad = loader.stats()["bad"]
+    assert [row["key"] for row in bad] == [f"s{sample:05d}" for sample in range(16)]
+    assert all(row["reason"].endswith("/two") for row in bad)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_where_not_all_bad_samples_can_be_told_their_number_is(make_split: MakeSplit, workers: int) -> None:
+    loader = Loader(gone(make_split, 700, "x" * 200), **SKIPPED | {"num_workers": workers, "batch_size": 700})
+    assert labels(loader) == []
+    bad = loader.stats()["bad"]
+    assert [row["key"] for row in bad] == [f"s{sample:05d}" for sample in range(len(bad))]
+    assert bad[-1]["reason"].endswith(f"No such file or directory (and {700 - len(bad)} more of this batch)")
+
+
+def test_what_a_busy_trainer_has_not_heard_yet_may_fill_the_socket(make_split: MakeSplit) -> None:
+    """Evaluating, say; with the storage down."""
+    options = {"num_workers": 1, "prefetch_factor": 12, "batch_size": 120}
+    iterator = iter(Loader(gone(make_split, 1680, "x" * 200), **SKIPPED | options))
+    next(iterator)
+    time.sleep(3)  # a worker looks after its trainer every 2 s
+    assert len(list(iterator)) == 13
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -30,6 +30,8 @@ def test_samples_by_number(split: Path) -> None:
         shards[60]
     with pytest.raises(UsageError):
         Shards(split, decode="jpeg")
+    with pytest.raises(UsageError, match="https://host/train is an address"):
+        Shards("https://host/train")
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

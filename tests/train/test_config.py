@@ -34,6 +34,7 @@ def config(**options: Any) -> TrainConfig:
         ({"device": "cudax"}, "--device 'cudax'"),
         ({"device": "cuda:x"}, "--device 'cuda:x'"),
         ({"std": (0.2, 0.0, 0.2)}, "--std"),
+        ({"eval_ratio": 0.0}, "--eval-ratio 0.0"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(options: dict[str, Any], said: str) -> None:

@@ -82,9 +82,9 @@ def test_resuming_inside_an_epoch_gives_the_same_rest(
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
     last = checkpoint.Checkpoints(tmp_path / "whole").steps()[-1].name
     assert same_weights(tmp_path / "whole/checkpoints" / last, tmp_path / "parts/checkpoints" / last)
-    ends = [read_events(tmp_path / run, "end")[-1]["epochs"][-1] for run in ("whole", "parts")]
-    assert ends[0]["train_loss"] == pytest.approx(ends[1]["train_loss"])
-    assert ends[0]["top1"] == ends[1]["top1"]
+    ends = [read_events(tmp_path / run, "end")[-1]["epochs"] for run in ("whole", "parts")]
+    for name in ("epoch", "samples", "train_loss", "top1"):
+        assert [epoch[name] for epoch in ends[0]] == pytest.approx([epoch[name] for epoch in ends[1]])
 
 
 @pytest.mark.parametrize("policy, batch_size", [("drop", 16), ("pad", 40)])
@@ -180,6 +180,13 @@ def test_a_listener_hears_the_run(configure: Configure) -> None:
     assert kinds.count("step") == 6 and kinds.count("epoch") == 1
 
 
+def test_the_lines_that_the_readme_quotes_are_the_loop_s() -> None:
+    root = Path(__file__).parents[2]
+    table = (root / "README.md").read_text().partition("% Time  Line Contents\n")[2].partition("```")[0]
+    quoted = [line.split(maxsplit=4)[4] for line in table.splitlines()]
+    assert quoted and {*quoted} <= {line.strip() for line in (root / "train/loop.py").read_text().splitlines()}
+
+
 # --- what can be wrong ----------------------------------------------------------------------------------
 
 
@@ -232,7 +239,7 @@ def test_splits_with_other_classes(configure: Configure, tmp_path: Path) -> None
 def test_labels_beyond_the_classes(configure: Configure, tmp_path: Path) -> None:
     write_split(tmp_path / "OUT/train", 32, 3, seed=0, label_shift=1)
     write_split(tmp_path / "OUT/val", 32, 3, seed=0)
-    with pytest.raises(DatasetError, match="has label 3, its manifest 3 classes"):
+    with pytest.raises(DatasetError, match=r"row \d+ has label 3, manifest\.json has 3 classes"):
         train(configure(dataset=tmp_path / "OUT"))
 
 

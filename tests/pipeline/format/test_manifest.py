@@ -249,6 +249,13 @@ for _ in range(50):
     assert done.stderr == ""
 
 
+def test_a_class_is_called_by_its_name_and_the_first_of_its_others() -> None:
+    tench = {"name": "n01440764", "wnid": "n01440764", "names": ["tench", "Tinca tinca"]}
+    assert [shards.class_name(entry) for entry in (tench, {"name": "cat", "names": ["cat"]}, {"name": "7"})] == [
+        "n01440764 (tench)", "cat", "7"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format_version": 99}', '{"format_version": 1}', "\0"])
 def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / shards.MANIFEST).write_text(text)

@@ -207,12 +207,29 @@ def test_the_cache_never_outgrows_its_bound_and_drops_what_was_used_longest_ago(
 
     cache = ShardCache(folder, 3500, fetch)
     for number in (0, 1, 2):
-        assert cache.ensure(shard(number))
+        cache.ensure(shard(number))
+    assert names(folder) == [shard(n).name for n in (0, 1, 2)]
     cache.ensure(shard(0))
     cache.ensure(shard(3))
     assert names(folder) == [shard(n).name for n in (0, 2, 3)]
     assert max(most) <= 3500
-    assert not cache.ensure(shard(4, size=4000)), "larger than the whole cache"
+    cache.ensure(shard(4, size=4000))
+    assert names(folder) == [shard(n).name for n in (0, 2, 3)], "it is larger than the whole cache"
+
+
+def test_what_is_being_fetched_counts_too(folder: Path) -> None:
+    fetched: list[str] = []
+
+    def fetch(shard_: ShardInfo, path: Path) -> None:
+        write(shard_, path)
+        fetched.append(shard_.name)
+        if len(fetched) == 1:
+            cache.ensure(shard(1, size=1500))
+            cache.ensure(shard(2))
+
+    cache = ShardCache(folder, 2400, fetch)
+    cache.ensure(shard(0))
+    assert fetched == names(folder) == [shard(n).name for n in (0, 2)]
 
 
 def test_a_fetch_that_fails_leaves_nothing(folder: Path) -> None:
@@ -230,7 +247,7 @@ def test_one_process_fetches_and_the_others_go_on(folder: Path) -> None:
     fetched: list[str] = []
     cache = ShardCache(folder, 9999, lambda shard, _: fetched.append(shard.name))
     with locked(folder / f".{shard(0).name}.lock"):
-        assert cache.ensure(shard(0))
+        cache.ensure(shard(0))
     assert not fetched
 
 
@@ -254,9 +271,9 @@ ShardCache(folder, 2000, fetch).ensure(shard)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     cache = ShardCache(folder, 2000, write)
-    assert cache.ensure(shard(1))
-    assert cache.ensure(shard(2)), "what the dead one had reserved is free again"
-    assert names(folder) == [shard(1).name, shard(2).name]
+    cache.ensure(shard(1))
+    cache.ensure(shard(2))
+    assert names(folder) == [shard(1).name, shard(2).name], "what the dead one had reserved is free again"
     assert not list(folder.glob(".*.part"))
 
 
@@ -274,6 +291,26 @@ def test_the_prefetcher_stays_a_few_ahead(folder: Path) -> None:
     prefetcher.reached(700)
     assert wait_for(lambda: len(names(folder)) == 8)
     prefetcher.close()
+
+
+def test_nobody_waits_at_the_end_for_shards_that_were_to_be_fetched(folder: Path) -> None:
+    script = f"""
+import threading, time
+from pathlib import Path
+from feedline.pipeline.format.manifest import ShardInfo
+from feedline.pipeline.format.remote import Prefetcher, ShardCache
+begun = threading.Semaphore(0)
+def fetch(shard, path):
+    begun.release()
+    time.sleep(30)
+shards = [ShardInfo(name=f"train-{{n}}.tar", samples=1, planned_samples=1, bytes=1, sha256="") for n in range(8)]
+Prefetcher(ShardCache(Path({str(folder)!r}), 9999, fetch), shards, range(8), ahead=8).reached(0)
+begun.acquire()
+begun.acquire()
+raise ValueError("mine")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20)
+    assert "ValueError: mine" in done.stderr
 
 
 def test_a_shard_with_other_bytes_than_the_manifest_says_is_not_kept(split: Path, serve: Any, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.pipeline.base.memory import SharedMemory, share_columns, shared_columns
 from feedline.pipeline.workers import counters
+from feedline.pipeline.workers.memory import SharedMemory, share_columns, shared_columns
 from feedline.pipeline.workers.messages import MAX_BYTES, Reply, Task
 from feedline.pipeline.workers.slots import Ledger, SlotLayout
 
@@ -94,6 +94,14 @@ def test_replies_travel_unchanged(kind: int, slot: int, run: int, batch: int, sa
     reply = Reply(kind, slot, run, batch, sample, text)
     assert Reply.unpack(reply.pack()) == reply
     assert len(Reply(kind, slot, run, batch, sample, text * 9999).pack()) <= MAX_BYTES
+
+
+LINES = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=99)
+
+
+@given(st.lists(st.tuples(NUMBERS, LINES), max_size=20))
+def test_bad_samples_travel_unchanged(bad: list[tuple[int, str]]) -> None:
+    assert Reply.unpack(Reply.done(1, 2, 3, bad).pack()).bad == bad
 
 
 def test_columns_are_shared_and_not_copied() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from feedline.pipeline.base.errors import FeedlineError
-from feedline.pipeline.base.memory import SharedMemory
 from feedline.pipeline.loader import Loader
+from feedline.pipeline.workers.memory import SharedMemory
 
 
 def handles() -> list[str]:
