@@ -26,7 +26,7 @@ from feedline.pipeline.format.manifest import ShardInfo
 from feedline.pipeline.format.shard_tar import ShardWriter, shard_name
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.fingerprint import Fingerprint, fingerprint
-from feedline.preprocess.picture import BadImage, Kernel
+from feedline.preprocess.picture import STEPS, BadImage, Kernel
 from feedline.preprocess.plan import ShardTask, is_staged, origins
 from feedline.preprocess.quarantine import QUARANTINE, Quarantined, file_name
 from feedline.preprocess.receipts import Receipt, Rows, receipt_name
@@ -35,6 +35,8 @@ from feedline.preprocess.store import WORK, open_store
 
 KEPT_BYTES = 32 << 20
 """Of an executor's freed memory, for its next image. One giant's goes back."""
+STAGES = ("read", *STEPS, "write")
+"""Of a shard's time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class Order:
     address: str
     """Where the shards go: `out`, or a folder in it where what is to replace a dataset is made."""
     staging: str = ""
-    """Folder of staging tars, gone when the job ends: samples from there are said to be from the source."""
+    """Folder of staging tars, gone when the job is done: samples from there are said to be from the source."""
 
 
 @dataclass(kw_only=True)
@@ -61,6 +63,7 @@ class Outcome:
     samples: int = 0
     quarantined: int = 0
     stage_s: dict[str, float] = field(default_factory=dict[str, float])
+    """By STAGES."""
     total_s: float = 0.0
     peak_rss_bytes: int = 0
     fatal: str = ""

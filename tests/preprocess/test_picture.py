@@ -142,7 +142,7 @@ def test_whatever_pillow_raises_ends_one_sample_and_not_the_job(
     def fails(image: Image.Image) -> Image.Image:
         raise error
 
-    monkeypatch.setattr("feedline.preprocess.picture.to_rgb", fails)
+    monkeypatch.setattr("feedline.pipeline.codecs.pillow.to_rgb", fails)
     with pytest.raises(BadImage) as caught:
         Kernel((RAW,))(saved(picture(), "PNG"))
     assert caught.value.reason == reason and str(error) in caught.value.detail
@@ -293,6 +293,17 @@ def test_keep_still_looks_at_the_image() -> None:
     assert keep(saved(picture(), "PNG"))[0].extension == "png"
     with pytest.raises(BadImage):
         keep(saved(picture(), quality=95)[:800])
+
+
+def test_a_kept_file_is_not_turned_nor_is_its_size() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = saved(picture(100, 60), exif=exif, quality=95)
+    turned, kept = Kernel((Output(size_px=40, apply_orientation=True), Output(codec="keep", apply_orientation=True)))(
+        data
+    )
+    assert (turned.width, turned.height) == (40, 66)
+    assert (kept.data, kept.width, kept.height) == (data, 100, 60)
 
 
 @pytest.mark.parametrize(
