@@ -171,9 +171,9 @@ def where_samples_are(config: PrepareConfig) -> list[Where]:
 
 
 def samples_by_shard(config: PrepareConfig) -> list[list[Where]]:
-    from feedline.preprocess.index_source import gather
+    from feedline.preprocess.index_source import gather, open_configured
 
-    columns, classes, _ = gather(config, Path(config.out) / "staging", lambda note: None)
+    columns, classes, _ = gather(config, open_configured(config), Path(config.out) / "staging", lambda note: None)
     planned = make_plan(columns, config, classes, "")
     tasks = [planned.task(split, shard) for split in planned.splits for shard in range(split.shards)]
     return [task.where() for task in tasks]
