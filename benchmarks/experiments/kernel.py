@@ -201,7 +201,7 @@ def qualities(originals: Sequence[bytes]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     choices: list[tuple[int, jpeg.Subsampling]] = [(80, "420"), (85, "420"), (90, "420"), (95, "420"), (90, "444")]
     for quality, subsampling in choices:
-        data = [jpeg.encode(picture, quality, subsampling) for picture in pictures]
+        data = [jpeg.encode(Image.fromarray(picture), quality, subsampling) for picture in pictures]
         cell = filling("jpeg", data)
         errors = [np.mean((one.astype(np.int32) - jpeg.decode(coded)) ** 2)
                   for one, coded in zip(pictures, data, strict=True)]  # fmt: skip

@@ -8,8 +8,8 @@ The driver, an executor's JVM (where there is one) and a Python worker are each 
 stopped for some seconds (SIGSTOP), that many times, at a moment drawn between their first appearance and the job's
 end; then the same command runs again, at once. Every file but report.json must have the same SHA-256, no file may be
 left over in the output or the temporary folder, and no process may be left. `--place`: on Spark's `local[2]`, on a
-standalone cluster of two workers with speculation on, or by the processes engine. `--more` adds what is missing to the
-results there are.
+standalone cluster of two workers with speculation on, or by the processes engine. `--more` adds what is missing to
+the results there are.
 """
 
 import argparse

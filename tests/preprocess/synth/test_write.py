@@ -240,7 +240,7 @@ def test_wrong_numbers() -> None:
         ({"classes": 0}, "0 classes: 1 to 1024"),
         ({"layout": "zip"}, "layout 'zip' is neither"),
         ({"val_fraction": 1.0}, "val fraction 1.0"),
-        ({"seed": -1}, "seed -1 is negative"),
+        ({"seed": -1}, "--seed -1: at least 0"),
     ):
         with pytest.raises(UsageError, match=complaint):
             SynthConfig(out="x", **changes)  # pyright: ignore
