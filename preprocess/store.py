@@ -72,7 +72,7 @@ class LocalStore:
     def write(self, name: str, data: bytes) -> None:
         write_atomically(self.root / name, data)
 
-    def open(self, name: str) -> BinaryIO | None:
+    def open(self, name: str) -> io.BufferedIOBase | None:
         """To read from; None when it is not there. Raises OSError when it cannot be read."""
         try:
             return os.fdopen(open_regular(self.root / name), "rb")
@@ -183,7 +183,7 @@ class ObjectStore:
             self._fs.pipe_file(path, data)
         self._forget(name)
 
-    def open(self, name: str) -> BinaryIO | None:
+    def open(self, name: str) -> io.BufferedIOBase | None:
         """All of it is in memory."""
         data = self.read(name)
         return None if data is None else io.BytesIO(data)

@@ -8,6 +8,7 @@ say where.
 """
 
 import hashlib
+import io
 import os
 import re
 import zlib
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -241,7 +242,7 @@ def shard_problems(
 class Tar:
     """A shard's bytes, of which no more are in memory than are looked at: shards of others may be of any size."""
 
-    file: BinaryIO
+    file: io.BufferedIOBase
     size: int
 
     def __getitem__(self, part: slice) -> bytes:
