@@ -119,7 +119,7 @@ class Prepared:
     height: int
 
 
-class Kernel:
+class Preparer:
     """Decodes once, gives every output. Keeps one decode buffer; use one per thread.
 
     `seconds` adds up where the time went, by STEPS; `notes` counts what was unusual and handled.
