@@ -121,6 +121,7 @@ def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
     script = config.argv or [str(NAIVE), str(config.source)]
     workers = usable_cores() if config.num_workers is None else config.num_workers
     recording = profile(config, script, say)
+    check_loader(recording)
     raw_px = image_size(recording)
     recording = with_trials(recording, config.size_px, raw_px)
     prepared = config.prepared or prepare(config, raw_px, say)
@@ -146,6 +147,16 @@ def profile(config: LadderConfig, script: list[str], say: Say) -> Recording:
     argv = ["profile", "--legs", "--steps", str(PROFILE_STEPS), *script]
     step = commands.Step(name="profile", argv=argv, inputs=commands.stamps(code_of(script)))
     return Recording.from_dict(commands.run(step, config.work, say=say).record["recording"])
+
+
+def check_loader(recording: Recording) -> None:
+    """Raises UsageError where no other loader can take the place of the script's: what has no length has no order."""
+    loader = recording.train_loader
+    if loader is not None and loader.kind == "torch" and loader.batches_per_epoch is None:
+        raise UsageError(
+            f"the script's DataLoader over {loader.dataset} has no length, as over an IterableDataset: the ladder "
+            "climbs with a dataset of numbered samples, as ImageFolder is one"
+        )
 
 
 def code_of(script: Sequence[str]) -> list[Path]:

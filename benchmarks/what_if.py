@@ -29,7 +29,7 @@ from feedline.pipeline.codecs.pillow import EXTENSIONS
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
 from feedline.preprocess.fingerprint import fingerprint
-from feedline.preprocess.picture import BadImage, Kernel, Output, Prepared
+from feedline.preprocess.picture import BadImage, Output, Prepared, Preparer
 from feedline.profiling.record.recording import Recording, Trial
 
 FORMS = (
@@ -125,7 +125,7 @@ def members_of(path: Path, most: int) -> Iterator[bytes]:
 
 def is_usable(data: bytes) -> bool:
     try:
-        Kernel((Output(codec="jpeg", size_px=64),))(data)
+        Preparer((Output(codec="jpeg", size_px=64),))(data)
     except BadImage:
         return False
     return True
@@ -146,10 +146,10 @@ class Form:
 
 
 def prepare_form(originals: Sequence[bytes], output: Output, folder: Path) -> Form:
-    """With the real kernel; `folder/NAME/train` is a whole small dataset in the real format, of one shard."""
-    kernel = Kernel((output,))
+    """With the job's own preparer; `folder/NAME/train` is a whole small dataset in the real format, of one shard."""
+    preparer = Preparer((output,))
     started_s = time.thread_time()
-    members = [kernel(data)[0] for data in originals]
+    members = [preparer(data)[0] for data in originals]
     cpu_s = (time.thread_time() - started_s) / len(originals)
     split = folder / output.name / "train"
     split.mkdir(parents=True)
@@ -172,7 +172,7 @@ def prepare_form(originals: Sequence[bytes], output: Output, folder: Path) -> Fo
 
 def psnr(originals: Sequence[bytes], members: Sequence[Prepared], output: Output) -> float | None:
     """Median over some of the samples: how far the stored pixels are from the resized ones, dB."""
-    exact = Kernel((replace(output, codec="raw"),))
+    exact = Preparer((replace(output, codec="raw"),))
     losses: list[float] = []
     for data, member in list(zip(originals, members, strict=True))[:PSNR_SAMPLES]:
         wanted = np.load(io.BytesIO(exact(data)[0].data))

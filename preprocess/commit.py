@@ -1,23 +1,22 @@
 """The end of a job: every receipt checked and counted, then indexes, report and, last of all, the manifests."""
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.base.files import TEMPORARY
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, index_table_bytes
 from feedline.preprocess.fingerprint import versions
-from feedline.preprocess.output import REPORT, claimed_folders, is_ours, remove_dataset
+from feedline.preprocess.output import REPORT, claimed_folders, is_ours, read_fields, remove_dataset
 from feedline.preprocess.quarantine import QUARANTINE
 from feedline.preprocess.receipts import Receipt, index_table, receipt_name
 from feedline.preprocess.sources.base import Classes
-from feedline.preprocess.store import TEMPORARY_FILE, WORK, Store
-from feedline.preprocess.write_shard import Order, Outcome
+from feedline.preprocess.store import WORK, Store
+from feedline.preprocess.write_shard import STAGES, Order, Outcome
 
-STAGES = ("read", "decode", "resize", "encode", "write")
 IMAGENET_SAMPLES = 1_281_167 + 50_000
 CORES = (2, 8, 32, 128)
 
@@ -77,16 +76,13 @@ def remove_replaced(store: Store, splits: Splits) -> None:
     for folder in claimed_folders(store) - set(splits):
         remove_dataset(store, folder)
     for name in store.list(""):
-        if name.startswith(f".{REPORT}.") and TEMPORARY_FILE.fullmatch(name):
+        if name.startswith(f".{REPORT}.") and TEMPORARY.fullmatch(name):
             store.delete(name)
 
 
 def read_report(store: Store) -> dict[str, Any]:
     """Empty when it is missing or damaged."""
-    try:
-        return dict(json.loads(store.read(REPORT) or b"{}"))
-    except ValueError:
-        return {}
+    return read_fields(store, REPORT) or {}
 
 
 def totals(receipts: Sequence[Receipt]) -> dict[str, Any]:

@@ -28,10 +28,6 @@ class EngineRun:
 
 
 class Engine(Protocol):
-    def check(self) -> None:
-        """Before any long work. Raises FeedlineError where the engine cannot run at all."""
-        ...
-
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         """Runs all tasks, in any order, and tries again those whose process died; `on_outcome` hears of each in this
         thread, soon after it is done. Leaves no process behind, also when `on_outcome` raises. Raises FeedlineError

@@ -22,7 +22,7 @@ from PIL import Image
 
 from feedline.pipeline.codecs.pillow import LIBRARIES, OPTIONAL
 from feedline.pipeline.codecs.raw import rgb_array
-from feedline.preprocess.picture import BadImage, Kernel, Output, encoded, resized
+from feedline.preprocess.picture import BadImage, Output, Preparer, encoded, resized
 
 IMPORTS = ("feedline", "PIL", "numpy", "simplejpeg", "cv2")
 PACKAGES = ("feedline", "numpy", *LIBRARIES, "simplejpeg", "pyarrow", "pyspark")
@@ -69,17 +69,17 @@ def fingerprint(outputs: tuple[Output, ...]) -> Fingerprint:
     """Of this process, for these outputs. 0.1 to 0.5 s, once."""
     if outputs in _inherited:
         return _inherited[outputs]
-    kernel = Kernel(())
+    preparer = Preparer(())
     formats: dict[str, str] = {}
     for name, data in optional_files():
         try:
-            formats[name] = hashlib.sha256(rgb_array(kernel.decode(data)[0]).tobytes()).hexdigest()[:16]
+            formats[name] = hashlib.sha256(rgb_array(preparer.decode(data)[0]).tobytes()).hexdigest()[:16]
         except BadImage:
             continue
     digest = hashlib.sha256()
     small = [replace(output, size_px=min(output.size_px, LARGEST_PX)) for output in outputs if output.form.sized]
     for data in battery(max((output.size_px for output in small), default=0)) if small else ():
-        image, _ = kernel.decode(data)
+        image, _ = preparer.decode(data)
         for output in small:
             ready = resized(image, output)
             digest.update(rgb_array(ready).tobytes() + encoded(ready, output)[0])

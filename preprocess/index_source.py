@@ -33,13 +33,12 @@ def open_configured(config: PrepareConfig) -> Source:
 
 
 def gather(
-    config: PrepareConfig, staging: Path, on_note: OnNote, source: Source | None = None
+    config: PrepareConfig, source: Source, staging: Path, on_note: OnNote
 ) -> tuple[Columns, Classes, npt.NDArray[np.int64]]:
     """Indexes the source (unpacking it into `staging` first where its bytes cannot be addressed).
 
     Returns columns, classes, and size and time of each of the columns' paths.
     """
-    source = source or open_configured(config)
     news = now_and_then(on_note)
     source = source.stage(staging, lambda done: news(f"unpacking: {done:,} samples"))
     found = source.finish(indexed(source.tasks(), INDEX_THREADS, on_note))

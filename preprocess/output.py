@@ -13,12 +13,12 @@ import json
 import os
 import re
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
-from feedline.pipeline.base.files import exchange, sole_use, write_error
+from feedline.pipeline.base.files import TEMPORARY, exchange, sole_use, write_error
 from feedline.pipeline.base.process import signals_held
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, NOT_IN_PLACE, Manifest
@@ -26,7 +26,7 @@ from feedline.preprocess import quarantine
 from feedline.preprocess.quarantine import QUARANTINE
 from feedline.preprocess.receipts import receipts_folder
 from feedline.preprocess.sources.base import SPLITS
-from feedline.preprocess.store import TEMPORARY_FILE, WORK, LocalStore, ObjectStore, Store
+from feedline.preprocess.store import WORK, LocalStore, ObjectStore, Store
 
 PLAN = f"{WORK}/plan.json"
 PlanFile = dict[str, Any]
@@ -80,16 +80,24 @@ def is_place_of_ours(top: str) -> bool:
 
 def is_ours(name: str) -> bool:
     """By its name alone: enough only where a manifest or a plan says that the folder is ours."""
-    return name in (INDEX, MANIFEST) or bool(SHARD_FILE.fullmatch(name) or TEMPORARY_FILE.fullmatch(name))
+    return name in (INDEX, MANIFEST) or bool(SHARD_FILE.fullmatch(name) or TEMPORARY.fullmatch(name))
 
 
 def unfinished_plan(store: Store) -> PlanFile | None:
     """What the running or killed job wrote down; empty when it is damaged, None when there is no such job."""
-    text = store.read(PLAN)
-    try:
-        return None if text is None else dict(json.loads(text))
-    except ValueError:
-        return {}
+    return read_fields(store, PLAN)
+
+
+def read_fields(store: Store, name: str) -> dict[str, Any] | None:
+    """Of a file of JSON: empty when it is damaged, None when there is none."""
+    text = store.read(name)
+    if text is None:
+        return None
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(text)
+        if isinstance(fields, dict):
+            return cast("dict[str, Any]", fields)
+    return {}
 
 
 def resumes(store: Store, plan: PlanFile) -> bool:
@@ -114,9 +122,10 @@ def finished(store: Store, folders: Sequence[str]) -> dict[str, Manifest]:
 
 
 def is_whole(store: Store, manifests: Mapping[str, Manifest]) -> bool:
-    """Whether every shard is there with its size."""
+    """Whether every index is there, and every shard with its size."""
     sizes = {f"{folder}/{shard.name}": shard.bytes for folder, one in manifests.items() for shard in one.shards}
-    return all(store.size(name) == size_bytes for name, size_bytes in sizes.items())
+    indexed = all(store.size(f"{folder}/{INDEX}") for folder in manifests)
+    return indexed and all(store.size(name) == size_bytes for name, size_bytes in sizes.items())
 
 
 def prepared_folders(store: Store) -> set[str]:
@@ -159,7 +168,7 @@ def check_free(store: Store, plan: PlanFile, *, overwrite: bool = False) -> None
                 "choose another folder or --overwrite"
             )
         names = store.list(folder)
-        ours = {name for name in names if TEMPORARY_FILE.fullmatch(name)}
+        ours = {name for name in names if TEMPORARY.fullmatch(name)}
         if folder in (running or {}).get("folders", []):
             ours |= {name for name in names if is_ours(name)}
         elif manifest is not None:

@@ -24,15 +24,18 @@ from PIL import Image
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.codecs.base import Codec, Subsampling
-from feedline.pipeline.codecs.pillow import NAMES, lacking, to_rgb
+from feedline.pipeline.codecs.pillow import FORMATS, NAMES, lacking, loaded, words_of
 from feedline.pipeline.codecs.table import CODECS
 
 Resize = Literal["shortest", "square", "crop", "stretch", "none"]
 Filter = Literal["bicubic", "bilinear", "lanczos", "box", "hamming"]
 
 RESIZES, FILTERS = get_args(Resize), get_args(Filter)
-EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "PPM": "ppm", "TIFF": "tif"}
+EXTENSIONS = {"MPO": "jpg"} | {kind.name: kind.extensions.split()[0].removeprefix(".") for kind in FORMATS}
+"""By Pillow's name of a format; MPO is a JPEG with more pictures behind it."""
 MAX_PIXELS = 1 << 26
+STEPS = ("decode", "resize", "encode")
+"""Where the time goes."""
 KEEP_BUFFER_BYTES = 1 << 25  # a larger one is dropped again, so that one giant does not stay in memory
 HEADER_BYTES = 1 << 17  # application segments come first; two of the longest fit
 
@@ -116,15 +119,15 @@ class Prepared:
     height: int
 
 
-class Kernel:
+class Preparer:
     """Decodes once, gives every output. Keeps one decode buffer; use one per thread.
 
-    `seconds` adds up where the time went (decode, resize, encode); `notes` counts what was unusual and handled.
+    `seconds` adds up where the time went, by STEPS; `notes` counts what was unusual and handled.
     """
 
     def __init__(self, outputs: tuple[Output, ...], max_pixels: int = MAX_PIXELS) -> None:
         self.outputs = outputs
-        self.seconds = {"decode": 0.0, "resize": 0.0, "encode": 0.0}
+        self.seconds = dict.fromkeys(STEPS, 0.0)
         self.notes: Counter[str] = Counter()
         self._max_pixels = max_pixels
         self._buffer = np.empty(0, np.uint8)
@@ -137,12 +140,14 @@ class Kernel:
         self.seconds["decode"] += clock() - started
         prepared: list[Prepared] = []
         for output in self.outputs:
-            started = clock()
-            ready = resized(turned(image, data) if output.apply_orientation else image, output)
-            between = clock()
-            member = encoded(ready, output) if output.form.sized else (data, extension)
-            self.seconds["resize"] += between - started
-            self.seconds["encode"] += clock() - between
+            member, ready = (data, extension), image
+            if output.form.sized:
+                started = clock()
+                ready = resized(turned(image, data) if output.apply_orientation else image, output)
+                between = clock()
+                member = encoded(ready, output)
+                self.seconds["resize"] += between - started
+                self.seconds["encode"] += clock() - between
             prepared.append(Prepared(data=member[0], extension=member[1], width=ready.size[0], height=ready.size[1]))
         if len(self._buffer) > KEEP_BUFFER_BYTES:
             self._buffer = np.empty(0, np.uint8)
@@ -181,39 +186,30 @@ class Kernel:
         return Image.frombuffer("RGBX", (width, height), self._buffer, "raw", "RGBX", 0, 1)
 
     def _decode_pillow(self, data: bytes) -> tuple[Image.Image, str]:
-        with warnings.catch_warnings(record=True) as noted:
-            warnings.simplefilter("always")  # broken EXIF, sizes we check ourselves; formats this Pillow lacks
-            Image.init()
-            try:
-                image = Image.open(io.BytesIO(data), formats=NAMES)
-                self._check_size(*image.size)
-                kind = image.format or "unknown"
-                image.load()
-                colours = image.mode
-                profile = bool(image.info.get("icc_profile"))
-                converted = to_rgb(image)
-            except (BadImage, MemoryError):
-                raise
-            except Image.DecompressionBombError as error:
-                raise BadImage("too many pixels", str(error)) from None
-            except Image.UnidentifiedImageError:
-                texts = [str(warning.message) for warning in noted]
-                words = next((text for text in texts if "not installed" in text), "")
-                raise (not_supported(words) if words else BadImage("not an image")) from None
-            except ImportError as error:
-                raise not_supported(str(error).partition(" (")[0]) from None
-            except Exception as error:  # Pillow's parsers raise anything on damaged files
-                if "not available" in str(error):
-                    raise not_supported(str(error)) from None
-                reason = "truncated" if "truncated" in str(error) else "unreadable"
-                raise BadImage(reason, f"{type(error).__name__}: {error}") from None
+        try:
+            image, rgb = loaded(data, self._check_size)
+        except (BadImage, MemoryError):
+            raise
+        except Image.DecompressionBombError as error:
+            raise BadImage("too many pixels", str(error)) from None
+        except Image.UnidentifiedImageError as error:
+            words = next((text for text in words_of(error) if "not installed" in text), "")
+            raise (not_supported(words) if words else BadImage("not an image")) from None
+        except ImportError as error:
+            raise not_supported(str(error).partition(" (")[0]) from None
+        except Exception as error:  # Pillow's parsers raise anything on damaged files
+            if "not available" in str(error):
+                raise not_supported(str(error)) from None
+            reason = "truncated" if "truncated" in str(error) else "unreadable"
+            raise BadImage(reason, f"{type(error).__name__}: {error}") from None
+        kind = str(image.format)
         if kind not in ("JPEG", "MPO"):
             self.notes[f"{kind.lower()} image"] += 1
-        elif colours == "CMYK":
+        elif image.mode == "CMYK":
             self.notes["cmyk"] += 1
-        if profile:
+        if image.info.get("icc_profile"):
             self._note_profile()
-        return converted, EXTENSIONS.get(kind, kind.lower())
+        return rgb, EXTENSIONS[kind]
 
     def _note_profile(self) -> None:
         kept = not any(output.form.sized for output in self.outputs)
@@ -287,8 +283,7 @@ def geometry(width: int, height: int, output: Output) -> tuple[int, int, Box]:
 
 
 def resized(image: Image.Image, output: Output) -> Image.Image:
-    if not output.form.sized:
-        return image
+    """For a codec with sizes."""
     width, height, box = geometry(*image.size, output)
     if width < 1 or height < 1:
         raise BadImage("too small", f"{image.size[0]}x{image.size[1]} px would become {width}x{height}")

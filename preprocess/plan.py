@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.text import printable
-from feedline.pipeline.format.shard_tar import balanced_sizes, safe_key
+from feedline.pipeline.format.shard_tar import balanced_sizes
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
 from feedline.preprocess.sources.base import Classes, Columns
@@ -224,18 +224,17 @@ def selected(columns: Columns, classes: Classes, config: PrepareConfig) -> tuple
 
 
 def checked(columns: Columns, classes: int) -> Columns:
-    """Keys that WebDataset readers cut where we mean, and that leave no folder. A later duplicate and a label that no
-    class has are troubles, not errors: the sample goes to quarantine."""
-    keys = [safe_key(key) for key in columns.keys]
+    """A later duplicate of a key and a label that no class has are troubles, not errors: the sample goes to
+    quarantine."""
     troubles = dict(columns.troubles)
     seen: set[tuple[int, str]] = set()
-    for row, here in enumerate(zip(columns.splits_N.tolist(), keys, strict=True)):
+    for row, here in enumerate(zip(columns.splits_N.tolist(), columns.keys, strict=True)):
         if here in seen:
             troubles.setdefault(row, "duplicate key")
         seen.add(here)
     for row in np.flatnonzero((columns.labels_N < 0) | (columns.labels_N >= classes)).tolist():
         troubles.setdefault(row, "no label" if columns.labels_N[row] < 0 else "label out of range")
-    return replace(columns, keys=keys, troubles=troubles)
+    return replace(columns, troubles=troubles)
 
 
 def with_safe_names(classes: Classes) -> Classes:

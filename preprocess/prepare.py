@@ -56,25 +56,24 @@ def prepare(
     """
     on_note = on_note or (lambda _: None)
     engine = engine or chosen_engine(config, on_note)
-    engine.check()
     check_apart(config)
     clear_abandoned(end=end_spark_of)  # what a killed run left, even if nothing is left to do
     return Preparation(config, on_progress or (lambda *_: None), on_note, engine).run()
 
 
 def chosen_engine(config: PrepareConfig, on_note: OnNote) -> Engine:
-    """As asked; unasked Spark where it can run, else, with a note, processes of this machine."""
+    """As asked; unasked Spark where it can run, else, with a note, processes of this machine. Raises FeedlineError
+    for Spark that is asked for and cannot run."""
     if config.engine == "processes":
         return ProcessEngine()
     spark = SparkEngine(master=config.master, conf=config.spark)
-    if config.engine is None and not (config.master or config.spark):
-        try:
-            spark.check()
-        except FeedlineError as error:
-            why = str(error).partition(": ")[0]
-            on_note(f"{why}: preparing in {usable_cores()} processes of this machine (--engine processes)")
-            return ProcessEngine()
-    return spark
+    lacks, remedy = spark.lacks()
+    if not lacks:
+        return spark
+    if config.engine or config.master or config.spark:
+        raise FeedlineError(f"{lacks}: {remedy}")
+    on_note(f"{lacks}: preparing in {usable_cores()} processes of this machine (--engine processes)")
+    return ProcessEngine()
 
 
 @dataclass
@@ -96,7 +95,7 @@ class Preparation:
         with output.locked(self.place), staging_folder(self.place) as staging:
             exchanged = output.finish_exchange(self.place)
             started = time.monotonic()
-            columns, self.classes, stats_P2 = gather(config, staging, self.on_note, source)
+            columns, self.classes, stats_P2 = gather(config, source, staging, self.on_note)
             self.seconds["index"] = time.monotonic() - started
             made_by = fingerprint(config.outputs)
             self.plan = make_plan(
@@ -273,7 +272,8 @@ class Preparation:
 
 @contextmanager
 def staging_folder(store: Store) -> Generator[Path]:
-    """Where a source may unpack itself: seen by all tasks where the output is, gone when the job ends."""
+    """Where a source may unpack itself: seen by all tasks where the output is. It stays while there is a job to
+    resume, whose rerun need not unpack again; beside an object store it is gone when this run ends."""
     if not isinstance(store, LocalStore):
         with scratch_folder("staging") as folder:
             yield folder
@@ -282,16 +282,18 @@ def staging_folder(store: Store) -> Generator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        store.delete_folder_if_empty(WORK)
+        if not any((store.root / place / output.PLAN).exists() for place in ("", output.NEW)):  # nothing to resume
+            shutil.rmtree(folder, ignore_errors=True)
+            store.delete_folder_if_empty(WORK)
 
 
 def check_apart(config: PrepareConfig) -> None:
     """The output must not lie inside a source folder, nor the source where the output goes: it would be indexed, or
     wiped. What is in quarantine may be prepared on its own, elsewhere."""
-    if "://" in config.source or "://" in config.out:
+    places = [place.removeprefix("file://") for place in (config.source, config.out)]
+    if any("://" in place for place in places):
         return
-    source, out = Path(config.source).resolve(), Path(config.out).resolve()
+    source, out = (Path(place).resolve() for place in places)
     top = source.relative_to(out).parts[:1] if source.is_relative_to(out) else ("elsewhere",)
     if (out.is_relative_to(source) and source.is_dir()) or not top or output.is_place_of_ours(top[0]):
         raise UsageError(f"OUT {config.out} and SOURCE {config.source} lie in each other: choose another folder")

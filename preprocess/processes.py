@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import IO, Any
 
@@ -41,21 +42,19 @@ class ProcessEngine:
     processes: int | None = None
     """None: one for each core that may be used."""
 
-    def check(self) -> None:
-        """It runs wherever Python does."""
-
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
-        started = time.monotonic()
+        times = [time.monotonic()]
         processes = min(self.processes or usable_cores(), len(tasks))
         with tempfile.TemporaryFile() as errors:
             pool = Pool(order, tasks, errors)
             try:
                 for outcome in pool.outcomes(processes):
                     on_outcome(outcome)
-                ended = time.monotonic()
+                times += [pool.began, time.monotonic()]
             finally:
                 pool.close()
-        return EngineRun(run_s=ended - started, stop_s=time.monotonic() - ended, parallelism=processes,
+        start_s, run_s, stop_s = (later - sooner for sooner, later in pairwise([*times, time.monotonic()]))
+        return EngineRun(start_s=start_s, run_s=run_s, stop_s=stop_s, parallelism=processes,
                          master=f"{processes} processes")  # fmt: skip
 
 
@@ -78,6 +77,8 @@ class Pool:
         self.workers: list[PoolWorker] = []
         self.deaths: Counter[tuple[str, int]] = Counter()
         self.failed_starts = 0
+        self.began = 0.0
+        """When the first worker asked for a shard."""
 
     def outcomes(self, processes: int) -> Generator[Outcome]:
         """Of every shard, once it is published. Raises FeedlineError where a worker died a second time over one."""
@@ -92,6 +93,7 @@ class Pool:
                     self.replace(worker)
                     continue
                 if message is None:
+                    self.began = self.began or time.monotonic()
                     worker.started = worker.asks = True
                 else:
                     worker.tasks.pop(0)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feedline.pipeline.base.errors import DatasetError
-from feedline.preprocess.store import TEMPORARY_FILE, Store
+from feedline.pipeline.base.files import TEMPORARY
+from feedline.preprocess.store import Store
 
 QUARANTINE = "quarantine"
 REASONS = f"{QUARANTINE}/report.jsonl"
@@ -87,7 +88,7 @@ def commit_quarantine(
     lists = {"report.jsonl": bad, "mended.jsonl": mended}
     keep = {row.file for row in (*bad, *mended)} | {name for name, rows in lists.items() if rows}
     for name in store.list(QUARANTINE):
-        if TEMPORARY_FILE.fullmatch(name) or (FILE.fullmatch(name) and name not in keep):
+        if TEMPORARY.fullmatch(name) or (FILE.fullmatch(name) and name not in keep):
             store.delete(f"{QUARANTINE}/{name}")
     for name, rows in lists.items():
         if rows:

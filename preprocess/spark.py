@@ -29,7 +29,7 @@ from feedline.pipeline.base.errors import FeedlineError, first_line
 from feedline.pipeline.base.process import ONE_THREAD
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.preprocess.engine import EngineRun
-from feedline.preprocess.java import java
+from feedline.preprocess.java import REMEDY, java
 from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.write_shard import OnOutcome, Order, Outcome, settle, write_shards
 
@@ -58,14 +58,15 @@ class SparkEngine:
     conf: Mapping[str, str] = field(default_factory=dict[str, str])
     """More Spark settings, as for `spark-submit --conf`."""
 
-    def check(self) -> None:
-        """Raises FeedlineError without pyspark or Java; under spark-submit, or with a context, there are both."""
-        if not under_submit() and callers_context() is None:
-            if find_spec("pyspark") is None:
-                raise FeedlineError("pyspark is not installed: pip install 'feedline[prepare]'")
-            _, trouble = java()
-            if trouble:
-                raise FeedlineError(trouble)
+    def lacks(self) -> tuple[str, str]:
+        """What keeps Spark from running here, "" for nothing, and the remedy. Under spark-submit, or with a context,
+        nothing does."""
+        if under_submit() or callers_context() is not None:
+            return "", ""
+        if find_spec("pyspark") is None:
+            return "pyspark is not installed", "pip install 'feedline[prepare]'"
+        _, trouble = java()
+        return trouble.removesuffix(f": {REMEDY}"), REMEDY
 
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         from py4j.protocol import Py4JError
@@ -193,7 +194,8 @@ def under_submit() -> bool:
 
 
 def settings(master: str | None, scratch: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    """What the job needs of Spark; anything in `extra` wins."""
+    """What the job needs of Spark; anything in `extra` wins, a master too."""
+    master = extra.get("spark.master", master)
     java = f"-Djava.io.tmpdir={scratch} -XX:-UsePerfData"
     conf = {"spark.app.name": "feedline prepare", "spark.ui.showConsoleProgress": "false"}
     conf |= {f"spark.executorEnv.{name}": value for name, value in ONE_THREAD.items()}
@@ -204,15 +206,13 @@ def settings(master: str | None, scratch: Path, extra: Mapping[str, str]) -> dic
             "spark.task.maxFailures": str(TASK_ATTEMPTS),
             "spark.driver.extraJavaOptions": f"{java} {LIGHT_JVM}" if is_local(master) else java,
         }
-    if master is not None:
-        conf["spark.master"] = with_retries(master)
     if is_local(master):
         conf |= {
             "spark.local.dir": str(scratch),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
         }
-    return conf | dict(extra)
+    return conf | dict(extra) | ({} if master is None else {"spark.master": with_retries(master)})
 
 
 def is_local(master: str | None) -> bool:

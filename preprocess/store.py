@@ -6,26 +6,23 @@ content's hash, so two attempts either write the same object or never meet.
 """
 
 import errno
+import io
 import os
-import re
 import shutil
-import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from feedline.pipeline.base.errors import UsageError, first_line, redacted
-from feedline.pipeline.base.files import sync_folder, write_atomically, write_error
+from feedline.pipeline.base.files import open_regular, sync_folder, write_atomically, write_error
 from feedline.pipeline.base.scratch import scratch_folder
 
 WORK = ".feedline"
 """The folder beside the splits that a running job keeps its plan, receipts and attempts in; gone when it is done."""
-TEMPORARY_FILE = re.compile(r"\..+\.\d+\.tmp")
-"""What `write` leaves in a folder when its process is killed."""
 DELETIONS = 3
 
 
@@ -75,15 +72,20 @@ class LocalStore:
     def write(self, name: str, data: bytes) -> None:
         write_atomically(self.root / name, data)
 
-    def read(self, name: str) -> bytes | None:
-        """None when it is not there. Raises OSError when it cannot be read."""
-        path = self.root / name
+    def open(self, name: str) -> io.BufferedIOBase | None:
+        """To read from; None when it is not there. Raises OSError when it cannot be read."""
         try:
-            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-                raise OSError(errno.EINVAL, "it is no file")
-            return path.read_bytes()
+            return os.fdopen(open_regular(self.root / name), "rb")
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def read(self, name: str) -> bytes | None:
+        """None when it is not there. Raises OSError when it cannot be read."""
+        file = self.open(name)
+        if file is None:
+            return None
+        with file:
+            return file.read()
 
     def size(self, name: str) -> int | None:
         try:
@@ -120,7 +122,8 @@ class LocalStore:
 
 @dataclass
 class ObjectStore:
-    """The same, method by method, for objects."""
+    """The same, method by method, for objects. Every transport has its own kinds of errors; whatever it is, a method
+    raises an OSError that names the address."""
 
     address: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -148,8 +151,8 @@ class ObjectStore:
         try:
             self.write(name, b"")
             self.delete(name)
-        except (OSError, NotImplementedError) as error:
-            raise UsageError(f"{self.address} cannot be written: {first_line(error)}") from error
+        except OSError as error:
+            raise UsageError(f"{self.address} cannot be written: {error.strerror}") from error
 
     @contextmanager
     def attempt(self, run: str) -> Generator[BinaryIO]:
@@ -162,26 +165,45 @@ class ObjectStore:
         name = f"{stem}-{sha256[:16]}{dot}{extension}"
         attempt.flush()
         attempt.seek(0)
-        with self._fs.open(self._path(f"{folder}/{name}"), "wb", block_size=1 << 25) as target:
-            shutil.copyfileobj(attempt, target, 1 << 22)
+        with self._asking(f"{folder}/{name}") as path:
+            target: Any = self._fs.open(path, "wb", block_size=1 << 25)
+            try:
+                shutil.copyfileobj(attempt, target, 1 << 22)
+                target.close()
+            except BaseException:
+                with suppress(Exception):  # else it finishes the object when it is closed, at the latest by itself
+                    target.closed = True
+                    target.discard()
+                raise
         self._forget(f"{folder}/{name}")
         return name
 
     def write(self, name: str, data: bytes) -> None:
-        self._fs.pipe_file(self._path(name), data)
+        with self._asking(name) as path:
+            self._fs.pipe_file(path, data)
         self._forget(name)
 
+    def open(self, name: str) -> io.BufferedIOBase | None:
+        """All of it is in memory."""
+        data = self.read(name)
+        return None if data is None else io.BytesIO(data)
+
     def read(self, name: str) -> bytes | None:
-        return self._ask(name, self._fs.cat_file)
+        with suppress(FileNotFoundError), self._asking(name) as path:
+            return self._fs.cat_file(path)
+        return None
 
     def size(self, name: str) -> int | None:
-        info = self._ask(name, self._fs.info)
-        return None if info is None else int(info["size"])
+        with suppress(FileNotFoundError), self._asking(name) as path:
+            return int(self._fs.info(path)["size"])
+        return None
 
     def list(self, folder: str) -> list[str]:
-        entries = self._ask(folder, lambda path: self._fs.ls(path, detail=True)) or ()
-        names = (PurePosixPath(e["name"]).name + "/" * (e["type"] == "directory") for e in entries)
-        return sorted(name for name in names if name)
+        with suppress(FileNotFoundError), self._asking(folder) as path:
+            entries = self._fs.ls(path, detail=True)
+            names = (PurePosixPath(e["name"]).name + "/" * (e["type"] == "directory") for e in entries)
+            return sorted(name for name in names if name)
+        return []
 
     @contextmanager
     def local_copy(self, name: str) -> Generator[Path]:
@@ -193,35 +215,31 @@ class ObjectStore:
             yield path
 
     def delete(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            self._fs.rm_file(self._path(name))
+        with suppress(FileNotFoundError), self._asking(name) as path:
+            self._fs.rm_file(path)
 
     def delete_tree(self, folder: str) -> None:
-        with suppress(FileNotFoundError):
-            self._fs.rm(self._path(folder), recursive=True)
+        with suppress(FileNotFoundError), self._asking(folder) as path:
+            self._fs.rm(path, recursive=True)
 
     def delete_folder_if_empty(self, folder: str) -> None:
         """Nothing: a folder here is only a name's beginning."""
 
-    def _ask(self, name: str, ask: Callable[[str], Any]) -> Any:
-        """None when it is not there. Every transport has its own kinds of errors; all become an OSError that names
-        the address."""
+    @contextmanager
+    def _asking(self, name: str) -> Generator[str]:
+        """The path to ask the transport for. Raises OSError, FileNotFoundError where there is no such object."""
         self._forget(name)
         try:
-            return ask(self._path(name))
-        except FileNotFoundError:
-            return None
+            yield f"{self._root}/{name}" if name else self._root
         except Exception as error:
             what = redacted(f"{type(error).__name__}: {first_line(error)}")
-            number = getattr(error, "errno", None) or errno.EIO
+            missing = isinstance(error, FileNotFoundError)
+            number = errno.ENOENT if missing else getattr(error, "errno", None) or errno.EIO
             raise OSError(number, what, redacted(f"{self.address}/{name}".rstrip("/"))) from error
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}" if name else self._root
 
     def _forget(self, name: str) -> None:
         """Executors write here too: a listing kept from before their objects says that these do not exist."""
-        path = self._path(name)
+        path = f"{self._root}/{name}".rstrip("/")
         for listed in (path, path.rpartition("/")[0]):  # some stores forget the name alone, not its folder's listing
             self._fs.invalidate_cache(listed)
 

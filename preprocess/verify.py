@@ -8,6 +8,8 @@ say where.
 """
 
 import hashlib
+import io
+import os
 import re
 import zlib
 from collections import Counter
@@ -236,23 +238,44 @@ def shard_problems(
     return checked, problems
 
 
+@dataclass(frozen=True)
+class Tar:
+    """A shard's bytes, of which no more are in memory than are looked at: shards of others may be of any size."""
+
+    file: io.BufferedIOBase
+    size: int
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(self.size)
+        self.file.seek(start)
+        return self.file.read(max(stop - start, 0))
+
+
 def check_shard(store: Store, split: Split, number: int, full: bool) -> tuple[int, list[Problem]]:
     """Samples decoded, and what is wrong with a shard's bytes against its manifest entry and its index rows."""
-    shard, index = split.manifest.shards[number], split.index
-    where = split.path(shard.name)
+    where = split.path(split.manifest.shards[number].name)
     try:
-        data = store.read(where)
+        file = store.open(where)
+        if file is None:
+            return 0, [Problem(where, "", "missing")]
+        with file:
+            decoded, wrong = check_bytes(Tar(file, file.seek(0, os.SEEK_END)), split, number, full)
     except OSError as error:
         return 0, [Problem(where, "", f"cannot be read: {error.strerror or error}")]
-    if data is None:
-        return 0, [Problem(where, "", "missing")]
+    return decoded, [Problem(where, key, what) for key, what in wrong[:MAX_PROBLEMS_PER_SHARD]]
+
+
+def check_bytes(data: Tar, split: Split, number: int, full: bool) -> tuple[int, list[tuple[str, str]]]:
+    """Samples decoded, and (key, what) of what is wrong."""
+    shard, index = split.manifest.shards[number], split.index
     rows: list[int] = np.flatnonzero(index.shards_N == number).tolist()
     wrong: list[tuple[str, str]] = []
-    if len(data) != shard.bytes:
-        before = [row for row in rows if index.offsets_N[row] <= len(data)] or rows[:1]
+    if data.size != shard.bytes:
+        before = [row for row in rows if index.offsets_N[row] <= data.size] or rows[:1]
         key = split.keys[before[-1]] if before else ""
-        wrong.append((key, f"{len(data)} bytes long, the manifest says {shard.bytes}"))
-    same = hashlib.sha256(data).hexdigest() == shard.sha256
+        wrong.append((key, f"{data.size} bytes long, the manifest says {shard.bytes}"))
+    data.file.seek(0)
+    same = hashlib.file_digest(data.file, "sha256").hexdigest() == shard.sha256
     if not split.foreign:
         wrong += [(split.keys[row], what) for row in rows if (what := label_trouble(data, split, row))]
     if full or not same:
@@ -271,17 +294,17 @@ def check_shard(store: Store, split: Split, number: int, full: bool) -> tuple[in
             what = f"does not decode ({error})"
         if what:
             wrong.append((split.keys[row], what))
-    return len(rows), [Problem(where, key, what) for key, what in wrong[:MAX_PROBLEMS_PER_SHARD]]
+    return len(rows), wrong
 
 
-def wrong_bytes(data: bytes, split: Split, rows: Sequence[int]) -> list[tuple[str, str]]:
+def wrong_bytes(data: Tar, split: Split, rows: Sequence[int]) -> list[tuple[str, str]]:
     """(key, what) for every sample whose part of the tar is not what the writer makes of its image and index row:
     headers, padding and what follows up to the next sample too; of foreign shards the image alone."""
     index = split.index
     wrong: list[tuple[str, str]] = []
     headers = [b"" if split.foreign else image_header(data, split, row) for row in rows]
     starts = [int(index.offsets_N[row]) for row in rows]
-    begins = [0, *(start - len(header) for start, header in zip(starts[1:], headers[1:], strict=True)), len(data)]
+    begins = [0, *(start - len(header) for start, header in zip(starts[1:], headers[1:], strict=True)), data.size]
     for n, (row, start, header) in enumerate(zip(rows, starts, headers, strict=True)):
         key, end = split.keys[row], start + int(index.lengths_N[row])
         if zlib.crc32(data[start:end]) != int(index.crc32_N[row]):
@@ -296,12 +319,12 @@ def wrong_bytes(data: bytes, split: Split, rows: Sequence[int]) -> list[tuple[st
         text = rest[len(member_header(f"{key}.json", 0)) :]
         if rest not in (b"", member_header(f"{key}.json", len(text)) + text):
             wrong.append((key, "what follows the label is neither its metadata nor the archive's end"))
-    if not rows and not split.foreign and any(data):
+    if not rows and not split.foreign and any(data[:]):
         wrong.append(("", "end-of-archive padding is not all zero"))
     return wrong
 
 
-def image_header(data: bytes, split: Split, row: int) -> bytes:
+def image_header(data: Tar, split: Split, row: int) -> bytes:
     """As the writer makes it; the extension alone is not in the index, and taken from the tar."""
     key, start = split.keys[row], int(split.index.offsets_N[row])
     _, _, tail = data[max(start - HEADER_MAX_BYTES, 0) : start].rpartition(f"{key}.".encode())
@@ -314,7 +337,7 @@ def label_member(split: Split, row: int) -> bytes:
     return member_header(f"{split.keys[row]}.cls", len(text)) + text.ljust(BLOCK_BYTES, b"\0")
 
 
-def label_trouble(data: bytes, split: Split, row: int) -> str:
+def label_trouble(data: Tar, split: Split, row: int) -> str:
     """What is wrong with the member KEY.cls, which follows the image; "" when nothing is."""
     end = int(split.index.offsets_N[row] + split.index.lengths_N[row])
     start, member = end + padding_bytes(end), label_member(split, row)

@@ -26,7 +26,7 @@ from feedline.pipeline.format.manifest import ShardInfo
 from feedline.pipeline.format.shard_tar import ShardWriter, shard_name
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.fingerprint import Fingerprint, fingerprint
-from feedline.preprocess.picture import BadImage, Kernel
+from feedline.preprocess.picture import STEPS, BadImage, Preparer
 from feedline.preprocess.plan import ShardTask, is_staged, origins
 from feedline.preprocess.quarantine import QUARANTINE, Quarantined, file_name
 from feedline.preprocess.receipts import Receipt, Rows, receipt_name
@@ -35,6 +35,8 @@ from feedline.preprocess.store import WORK, open_store
 
 KEPT_BYTES = 32 << 20
 """Of an executor's freed memory, for its next image. One giant's goes back."""
+STAGES = ("read", *STEPS, "write")
+"""Of a shard's time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class Order:
     address: str
     """Where the shards go: `out`, or a folder in it where what is to replace a dataset is made."""
     staging: str = ""
-    """Folder of staging tars, gone when the job ends: samples from there are said to be from the source."""
+    """Folder of staging tars, gone when the job is done: samples from there are said to be from the source."""
 
 
 @dataclass(kw_only=True)
@@ -61,6 +63,7 @@ class Outcome:
     samples: int = 0
     quarantined: int = 0
     stage_s: dict[str, float] = field(default_factory=dict[str, float])
+    """By STAGES."""
     total_s: float = 0.0
     peak_rss_bytes: int = 0
     fatal: str = ""
@@ -125,7 +128,7 @@ class ShardJob:
             self._check_executor()
             self._sources, self._offsets_N = origins(self.task, config.source, self.order.staging)
             self.store = open_store(self.order.address, dict(config.storage_options))
-            self.kernel = Kernel(config.outputs, config.max_pixels)
+            self.preparer = Preparer(config.outputs, config.max_pixels)
             attempts = [self.store.attempt(self.order.run) for _ in config.outputs]
             self._attempts = [self._attempts_end.enter_context(attempt) for attempt in attempts]
             self._writers = [ShardWriter(attempt, self.task.shard) for attempt in self._attempts]
@@ -143,7 +146,7 @@ class ShardJob:
                 self.write_s += time.perf_counter() - started
                 self.outcome.samples = len(self._writers[0].rows)
                 self.outcome.quarantined = len(self.quarantined)
-                self.outcome.stage_s = {"read": self.read_s, **self.kernel.seconds, "write": self.write_s}
+                self.outcome.stage_s = {"read": self.read_s, **self.preparer.seconds, "write": self.write_s}
         return self.outcome
 
     def close(self) -> None:
@@ -194,7 +197,7 @@ class ShardJob:
                     raise BadImage(task.troubles[position])
                 if crcs is not None and position not in task.mended and zlib.crc32(data) != crcs[position]:
                     raise BadImage("damaged", "its bytes are not those that the source's index knows (CRC-32)")
-                prepared = self.kernel(data)
+                prepared = self.preparer(data)
             except BadImage as bad:
                 self._quarantine(position, bad, data)
                 continue
@@ -265,6 +268,6 @@ class ShardJob:
             shards=shards,
             rows=[Rows.of(writer.rows) for writer in self._writers],
             quarantined=self.quarantined,
-            notes=dict(self.kernel.notes),
+            notes=dict(self.preparer.notes),
         )
         self.store.write(f"{WORK}/{receipt_name(order.plan_hash, task.split, task.shard)}", receipt.to_bytes())

@@ -23,7 +23,7 @@ from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format import manifest, shard_tar
 from feedline.pipeline.workers.counters import ROW_BYTES, Clock
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.picture import Kernel, Output
+from feedline.preprocess.picture import Output, Preparer
 from feedline.preprocess.plan import make_plan
 from feedline.preprocess.sources.base import Columns
 
@@ -67,8 +67,8 @@ def source_pictures() -> list[bytes]:
 
 
 def members(codec: Any) -> list[bytes]:
-    kernel = Kernel((Output(codec=codec, size_px=32),))
-    return [kernel(data)[0].data for data in source_pictures()]
+    preparer = Preparer((Output(codec=codec, size_px=32),))
+    return [preparer(data)[0].data for data in source_pictures()]
 
 
 def sha(*parts: bytes) -> str:

@@ -3,7 +3,7 @@
     python -m feedline.benchmarks.experiments.kernel [--rounds 9] [--images 48]        ten seconds
 
 Bytes lie in memory; nothing is read or handed on. Every cell fills 224x224 slots (unless its name says otherwise)
-from the same pictures: 500x375 photographs, prepared by feedline's own job kernel. Time is the thread's CPU time, so
+from the same pictures: 500x375 photographs, prepared as by feedline's own job. Time is the thread's CPU time, so
 other programs on the machine disturb less; rounds visit all cells in an order drawn anew, and ratios are taken within
 a round. Writes benchmarks/results/kernel.json.
 """
@@ -28,8 +28,7 @@ from feedline.pipeline.draw import regions
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.draw.resample import bilinear_into, needs_pillow, shrink_into
 from feedline.pipeline.workers.counters import ROW_BYTES, Clock
-from feedline.preprocess.picture import Kernel as Prepare
-from feedline.preprocess.picture import Output
+from feedline.preprocess.picture import Output, Preparer
 
 Pixels = npt.NDArray[np.uint8]
 Cell = Callable[[], float]
@@ -80,7 +79,7 @@ def main() -> None:
 
 
 def by_codec(originals: Sequence[bytes]) -> dict[str, list[bytes]]:
-    prepare = Prepare((Output(), Output(codec="planes"), Output(codec="raw")))
+    prepare = Preparer((Output(), Output(codec="planes"), Output(codec="raw")))
     made = [prepare(data) for data in originals]
     forms = {name: [one[place].data for one in made] for place, name in enumerate(("jpeg", "planes", "raw"))}
     return forms | {"plain": [rewritten(Image.fromarray(np.load(io.BytesIO(one))), 0) for one in forms["raw"]]}
@@ -196,12 +195,12 @@ def one_sample(data: bytes, number: int, out_HWC: Pixels) -> list[int]:
 
 def qualities(originals: Sequence[bytes]) -> list[dict[str, Any]]:
     """What JPEG quality and subsampling cost: bytes, dB from the resized original, and the kernel's time."""
-    prepare = Prepare((Output(codec="raw"),))
+    prepare = Preparer((Output(codec="raw"),))
     pictures = [np.load(io.BytesIO(prepare(data)[0].data)) for data in originals]
     found: list[dict[str, Any]] = []
     choices: list[tuple[int, jpeg.Subsampling]] = [(80, "420"), (85, "420"), (90, "420"), (95, "420"), (90, "444")]
     for quality, subsampling in choices:
-        data = [jpeg.encode(picture, quality, subsampling) for picture in pictures]
+        data = [jpeg.encode(Image.fromarray(picture), quality, subsampling) for picture in pictures]
         cell = filling("jpeg", data)
         errors = [np.mean((one.astype(np.int32) - jpeg.decode(coded)) ** 2)
                   for one, coded in zip(pictures, data, strict=True)]  # fmt: skip

@@ -32,7 +32,7 @@ from feedline.pipeline.base.process import read_text, usable_cores
 from feedline.pipeline.format.manifest import ShardInfo
 from feedline.preprocess import prepare, spark
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.index_source import gather
+from feedline.preprocess.index_source import gather, open_configured
 from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.receipts import ROW, Receipt, Rows, receipt_name
 from feedline.preprocess.store import WORK, open_store
@@ -56,7 +56,8 @@ def executor(source: str) -> list[dict[str, Any]]:
     """By number of images: the highest peak of any Python process that ran tasks."""
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
-        _, classes, _ = gather(PrepareConfig(source=source, out=folder), Path(folder) / "staging", lambda note: None)
+        config = PrepareConfig(source=source, out=folder)
+        _, classes, _ = gather(config, open_configured(config), Path(folder) / "staging", lambda note: None)
         for share in SHARES:
             ran = spark_job(source, max(1, round(share * len(classes))), usable_cores(), Path(folder) / "out")
             runs.append({"images": ran["samples"], "shards": ran["shards"], "peak_rss_bytes": ran["peak_rss_bytes"]})
@@ -69,7 +70,7 @@ def driver() -> dict[str, Any]:
     classes = [{"name": f"n{number:08d}"} for number in range(1000)]
     source: Any = SimpleNamespace()
     prepare.open_configured = lambda config: source
-    prepare.gather = lambda config, staging, on_note, source=None: (imagenet_like(IMAGENET), classes, None)
+    prepare.gather = lambda *_: (imagenet_like(IMAGENET), classes, None)
     spark.write_group = fabricated
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder, jvm_peaks() as jvm_bytes:
         config = PrepareConfig(source="imagenet", out=folder, master=f"local[{usable_cores()}]")

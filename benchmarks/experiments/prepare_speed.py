@@ -36,7 +36,7 @@ from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.codecs import jpeg
 from feedline.pipeline.format.shard_tar import ShardWriter
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.picture import BadImage, Kernel, Output, geometry
+from feedline.preprocess.picture import BadImage, Output, Preparer, geometry
 from feedline.preprocess.plan import make_plan
 from feedline.preprocess.sources.base import Columns
 from feedline.preprocess.sources.reading import Where, read_all
@@ -132,7 +132,7 @@ def parts(originals: Sequence[bytes]) -> dict[str, Callable[[], float]]:
         "decode": partial(each, originals, lambda data: simplejpeg.decode_jpeg(data, "RGBX", buffer=buffer)),
         "resize": partial(each, images, lambda one: one.resize((width, height), Image.Resampling.BICUBIC, box=box)),
         "encode": partial(each, small, lambda one: jpeg.encode(one, 90, "420")),
-        "kernel": partial(each, originals, Kernel((Output(),))),
+        "kernel": partial(each, originals, Preparer((Output(),))),
     }
 
 
@@ -171,9 +171,9 @@ def where_samples_are(config: PrepareConfig) -> list[Where]:
 
 
 def samples_by_shard(config: PrepareConfig) -> list[list[Where]]:
-    from feedline.preprocess.index_source import gather
+    from feedline.preprocess.index_source import gather, open_configured
 
-    columns, classes, _ = gather(config, Path(config.out) / "staging", lambda note: None)
+    columns, classes, _ = gather(config, open_configured(config), Path(config.out) / "staging", lambda note: None)
     planned = make_plan(columns, config, classes, "")
     tasks = [planned.task(split, shard) for split in planned.splits for shard in range(split.shards)]
     return [task.where() for task in tasks]
@@ -194,12 +194,12 @@ def bare_pool(places: Sequence[Where], cores: int, out: Path) -> dict[str, Any]:
 
 
 def warm(_: int) -> None:
-    Kernel((Output(),))(photographs(1)[0])
+    Preparer((Output(),))(photographs(1)[0])
 
 
 def pool_task(chunk: tuple[Sequence[Where], Path]) -> int:
     places, path = chunk
-    prepare_one = Kernel((Output(),))
+    prepare_one = Preparer((Output(),))
     with path.open("wb") as file:
         for data in read_all(places, {}, {}):
             file.write(prepare_one(data)[0].data)
@@ -288,12 +288,12 @@ def writing_pool(told: str, cores: int, out: str) -> None:
 
 def write_tar(shard: tuple[Sequence[Where], str]) -> None:
     places, name = shard
-    kernel = Kernel((Output(),))
+    preparer = Preparer((Output(),))
     with Path(f"{name}.tmp").open("wb", buffering=1 << 20) as file:
         with ShardWriter(file, 0) as writer:
             for number, data in enumerate(read_all(places, {}, {})):
                 with suppress(BadImage):
-                    member = kernel(data)[0]
+                    member = preparer(data)[0]
                     writer.add(f"{number:08d}", member.data, member.extension, label=0, width=member.width,
                                height=member.height)  # fmt: skip
         file.flush()

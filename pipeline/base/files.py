@@ -13,7 +13,8 @@ from pathlib import Path
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.process import is_alive
 
-_TEMPORARY = re.compile(r"\..+\.(\d+)\.(tmp|part)")
+TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
+"""What `write_atomically` leaves in a folder when its process, the number, is killed."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -80,7 +81,7 @@ def sweep(folder: Path) -> None:
     it starts: another host's process may be writing where a folder is shared."""
     with suppress(OSError):
         for path in list(folder.iterdir()):
-            temporary = _TEMPORARY.fullmatch(path.name)
+            temporary = TEMPORARY.fullmatch(path.name)
             if temporary and not is_alive(int(temporary[1])):
                 path.unlink(missing_ok=True)
 

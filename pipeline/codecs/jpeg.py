@@ -25,9 +25,8 @@ SOI = b"\xff\xd8"
 """What every JPEG begins with."""
 
 
-def encode(image: Image.Image | Pixels, quality: int, subsampling: Subsampling = "420") -> bytes:
-    """RGB to a crop-addressable JPEG; a Pillow image spares the copy through an array."""
-    image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+def encode(image: Image.Image, quality: int, subsampling: Subsampling = "420") -> bytes:
+    """RGB to a crop-addressable JPEG."""
     tiles = crop_jpeg.restart_interval(image.size[0], subsampling)
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality, subsampling={"420": 2, "444": 0}[subsampling],

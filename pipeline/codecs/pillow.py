@@ -6,6 +6,7 @@ Pillow opens far more when it is not told what: EPS starts another program, and 
 import io
 import re
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -91,19 +92,36 @@ def lacking(words: str) -> str:
     return next((part.package for part in OPTIONAL if part.complaint in words), "")
 
 
-def open_rgb(data: bytes) -> Image.Image:
-    """Raises DatasetError for what is none of FORMATS, damaged, or over Pillow's limit of 179 million pixels."""
+def loaded(data: bytes, look: Callable[[int, int], None] = lambda *_: None) -> tuple[Image.Image, Image.Image]:
+    """The picture as Pillow knows it, and its RGB. `look` sees width and height before a pixel is decoded. Raises
+    whatever `look` and Pillow do: its parsers raise anything on damaged bytes; `words_of` has all that it said."""
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")  # broken EXIF, sizes from half that limit on; formats this Pillow lacks
+        warnings.simplefilter("always")  # broken EXIF, many pixels; formats this Pillow lacks
         Image.init()
         try:
             image = Image.open(io.BytesIO(data), formats=NAMES)
+            look(*image.size)
             image.load()
-            return to_rgb(image)
-        except Exception as error:  # Pillow's parsers raise whatever damaged bytes lead them to
-            package = lacking(" ".join(map(str, [error, *(warning.message for warning in caught)])))
-            why = f"Pillow was built without {package}" if package else f"{type(error).__name__}: {error}"
-            raise DatasetError(f"it is no image that can be decoded ({why})") from error
+            return image, to_rgb(image)
+        except Exception as error:
+            for warning in caught:
+                error.add_note(str(warning.message))
+            raise
+
+
+def words_of(error: BaseException) -> list[str]:
+    """An exception's own, then what was warned of before."""
+    return [str(error), *getattr(error, "__notes__", ())]
+
+
+def open_rgb(data: bytes) -> Image.Image:
+    """Raises DatasetError for what is none of FORMATS, damaged, or over Pillow's limit of 179 million pixels."""
+    try:
+        return loaded(data)[1]
+    except Exception as error:
+        package = lacking(" ".join(words_of(error)))
+        why = f"Pillow was built without {package}" if package else f"{type(error).__name__}: {error}"
+        raise DatasetError(f"it is no image that can be decoded ({why})") from error
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -6,20 +6,19 @@ to 4 bytes may stand in the tag itself. An array is an element of elements: flag
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
 import numpy as np
 
-HEADER_BYTES, TEXT_BYTES = 128, 116
+HEADER_BYTES = 128
 ARRAY, COMPRESSED, UTF8 = 14, 15, 16
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 """Type of an element -> NumPy's."""
 WORDS = {2: "latin-1", 4: "utf-16", UTF8: "utf-8", 17: "utf-16", 18: "utf-32"}
-CELL, STRUCT, CHAR, DOUBLE, INT64 = 1, 2, 4, 6, 14
+CELL, STRUCT, CHAR = 1, 2, 4
 """Classes of arrays."""
-INT32_ELEMENT, UINT32_ELEMENT, INT8_ELEMENT = 5, 6, 1
 
 
 def read_mat(data: bytes) -> dict[str, Any]:
@@ -81,34 +80,3 @@ def read_contents(kind: int, count: int, parts: Iterator[tuple[int, bytes]], ord
     if kind == CHAR:
         return body.decode(WORDS[element].replace("16", f"16-{order}".replace("<", "le").replace(">", "be")))
     return np.frombuffer(body, f"{order}{NUMBERS[element]}").tolist()
-
-
-def write_mat(text: bytes, name: str, rows: Sequence[dict[str, Any]]) -> bytes:
-    """A file with one struct array, a column; fields are whole numbers, words, or lists of whole numbers."""
-    fields = list(rows[0])
-    width = max(map(len, fields), default=0) + 1
-    names = b"".join(field.encode().ljust(width, b"\0") for field in fields)
-    cells = b"".join(element(ARRAY, cell(row[field])) for row in rows for field in fields)
-    head = array_head(STRUCT, (len(rows), 1), name)
-    body = head + element(INT32_ELEMENT, struct.pack("<i", width)) + element(INT8_ELEMENT, names) + cells
-    return text.ljust(TEXT_BYTES)[:TEXT_BYTES] + bytes(8) + struct.pack("<H", 0x0100) + b"IM" + element(ARRAY, body)
-
-
-def cell(value: Any) -> bytes:
-    if isinstance(value, str):
-        return array_head(CHAR, (1, len(value))) + element(UTF8, value.encode())
-    numbers = value if isinstance(value, list) else [value]
-    data = np.array(numbers, "<i8").tobytes()
-    return array_head(INT64, (1, len(numbers))) + element(12, data)
-
-
-def array_head(kind: int, dimensions: tuple[int, int], name: str = "") -> bytes:
-    flags, sizes = struct.pack("<II", kind, 0), struct.pack("<ii", *dimensions)
-    return (element(UINT32_ELEMENT, flags) + element(INT32_ELEMENT, sizes)
-            + element(INT8_ELEMENT, name.encode()))  # fmt: skip
-
-
-def element(kind: int, data: bytes) -> bytes:
-    if 0 < len(data) <= 4 and kind != ARRAY:
-        return struct.pack("<HH", kind, len(data)) + data.ljust(4, b"\0")
-    return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)

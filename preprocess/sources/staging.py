@@ -57,6 +57,7 @@ def staged(
     if stamp.get("made_from") != made_from or not all((folder / name).exists() for _, name in tars):
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            (folder / STAMP).unlink(missing_ok=True)  # of another source, whose tars are written over
             tars = list(write_tars(folder, samples))
             stamp = {"made_from": made_from, "tars": tars, "classes": classes}
             write_atomically(folder / STAMP, (json.dumps(stamp, sort_keys=True) + "\n").encode())

@@ -17,14 +17,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.preprocess.sources.matfile import write_mat
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.preprocess.sources.staging import add
+from feedline.preprocess.synth.mat_writer import write_mat
 from feedline.preprocess.synth.pictures import CLASSES_MAX, ODDITIES, TYPICAL_LONG_SIDE_PX, Picture
 
 Layout = Literal["ilsvrc", "folder"]
 VERSION = 2
 """Of the pictures and their arrangement: another one makes another set from the same seed."""
-MOST_IMAGES = 10**9
 SAMPLES_PER_ODDITY = 10_000
 WNID_RANGE = (1_440_764, 15_075_142)
 QUALITIES = (
@@ -47,7 +47,7 @@ class SynthConfig:
 
     out: str
     """Folder that becomes the dataset; must not exist, be empty, or hold this very set."""
-    images: int = 2_000
+    images: int = limited(2_000)
     """Images in all, train and val together."""
     classes: int = 10
     """Classes."""
@@ -55,26 +55,23 @@ class SynthConfig:
     """ilsvrc: the three archives as published; folder: train/ and val/ of class folders."""
     oddities: bool = False
     """Also CMYK, PNG named .JPEG, grey, EXIF, truncated and empty files."""
-    seed: int = 0
+    seed: int = limited(0, 0, 1 << 62)
     """The same seed gives the same bytes."""
     val_fraction: float = 0.1
     """Share of the images that are val, equally many of each class."""
-    long_side_px: int = TYPICAL_LONG_SIDE_PX
+    long_side_px: int = limited(TYPICAL_LONG_SIDE_PX, 16, 4096)
     """Pixels of the usual long side; ImageNet's is 500."""
-    num_workers: int | None = None
+    num_workers: int | None = limited(None)
     """Processes that draw (one per core); never changes the result."""
 
     def __post_init__(self) -> None:
+        check_limits(self)
         least = max(2 * self.classes, self.classes + len(ODDITIES) if self.oddities else 0)
         for holds, complaint in (
             (self.layout in ("ilsvrc", "folder"), f"layout {self.layout!r} is neither ilsvrc nor folder"),
             (1 <= self.classes <= CLASSES_MAX, f"{self.classes} classes: 1 to {CLASSES_MAX} can be told apart"),
             (0 < self.val_fraction < 1, f"val fraction {self.val_fraction} is not between 0 and 1"),
-            (16 <= self.long_side_px <= 4096, f"long side of {self.long_side_px} px is not within 16 to 4096"),
-            (self.seed >= 0, f"seed {self.seed} is negative"),
-            (self.num_workers is None or self.num_workers >= 0, f"{self.num_workers} workers: give 0 or more"),
             (self.images >= least, f"{self.images} images: {self.classes} classes need at least {least}"),
-            (self.images <= MOST_IMAGES, f"{self.images} images: at most {MOST_IMAGES:,}"),
         ):
             if not holds:
                 raise UsageError(complaint)

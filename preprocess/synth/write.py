@@ -168,7 +168,7 @@ def start_worker() -> None:
     """It ends with its parent, however that ends; and the parent decides what Ctrl-C ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
-    die_with(parent.pid or 0 if parent else 0)
+    die_with((parent and parent.pid) or 0)
     import cv2
 
     cv2.setNumThreads(1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from feedline.pipeline.base.settings import limited
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.profiling.record.measurements import LegName
 
 T = TypeVar("T")
@@ -53,6 +53,9 @@ class StudyConfig:
     where there are some)."""
     parent: int = 0
     """The process that started the script; it shall not outlive that one. 0: it may."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
     @property
     def diagnostic(self) -> bool:

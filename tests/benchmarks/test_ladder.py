@@ -1,6 +1,7 @@
 """The ladder without running it: what is said before, what is shown after."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,16 @@ import pytest
 from PIL import Image
 
 from feedline.benchmarks import commands
-from feedline.benchmarks.ladder import LadderConfig, differences, predictions, prepare, profile, record_of, rungs_of
+from feedline.benchmarks.ladder import (
+    LadderConfig,
+    ascend,
+    differences,
+    predictions,
+    prepare,
+    profile,
+    record_of,
+    rungs_of,
+)
 from feedline.benchmarks.measure.window import Window
 from feedline.benchmarks.pages import ladder_rows, ladder_section, ladder_story
 from feedline.pipeline.base.errors import UsageError
@@ -106,6 +116,24 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
     for words in (["-m", "nosuch.train"], ["-m"]):
         with pytest.raises(UsageError, match=r"module .*does not exist"):
             LadderConfig(source=tmp_path, argv=words, work=tmp_path).check()
+
+
+def test_a_script_over_an_iterable_dataset_is_refused_before_anything_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, ran = made(), list[str]()
+    loaders = [replace(seen.loaders[0], dataset="Stream", batches_per_epoch=None)]
+
+    def run(step: commands.Step, keep: Path, **_: Any) -> commands.Done:
+        ran.append(step.name)
+        return commands.Done(record={"recording": replace(seen, loaders=loaders).to_dict()}, seconds=1, reused=False)
+
+    monkeypatch.setattr(commands, "run", run)
+    (tmp_path / "script.py").touch()
+    config = LadderConfig(source=tmp_path, argv=[str(tmp_path / "script.py")], work=tmp_path / "work")
+    with pytest.raises(UsageError, match="DataLoader over Stream has no length, as over an IterableDataset"):
+        ascend(config, print, lambda *_: None)
+    assert ran == ["profile"]
 
 
 def test_a_profile_is_kept_until_its_script_or_module_changes(

@@ -97,8 +97,6 @@ class Prepare:
 class _Here:
     """An engine: the tasks in this process."""
 
-    def check(self) -> None: ...
-
     def run(self, order: Any, tasks: Any, on_outcome: Callable[[Any], None]) -> Any:
         from feedline.preprocess.engine import EngineRun
         from feedline.preprocess.write_shard import write_shards

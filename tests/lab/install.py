@@ -109,9 +109,7 @@ def try_case(name: str, case: Case, python: str, wheel: Path, work: Path) -> boo
     target = f"{wheel}[{case.extra}]" if case.extra else str(wheel)
     inside = work / "venv" / "bin"
     subprocess.run([UV, "pip", "install", "-q", "--python", inside / "python", target, *case.packages], check=True)
-    listed = subprocess.run(
-        [UV, "pip", "list", "-q", "--python", inside / "python"], capture_output=True, text=True
-    )
+    listed = subprocess.run([UV, "pip", "list", "-q", "--python", inside / "python"], capture_output=True, text=True)
     here = {line.split()[0].lower() for line in listed.stdout.splitlines()[2:]}
     wrong = [f"{package} came along" for package in case.without if package in here]
     took_s = time.monotonic() - started

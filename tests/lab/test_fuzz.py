@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs import crop_jpeg, jpeg
@@ -55,7 +56,7 @@ def test_a_picture_that_cannot_be_decoded_is_an_error_and_no_uninitialised_memor
 
 
 def test_a_header_of_gigapixels_is_refused_before_any_memory_is_taken() -> None:
-    data = bytearray(jpeg.encode(PICTURE, 90))
+    data = bytearray(jpeg.encode(Image.fromarray(PICTURE), 90))
     at = crop_jpeg.parse(bytes(data)).size_at
     data[at : at + 4] = b"\xff\xff\xff\xff"
     for read in (crop_jpeg.parse, jpeg.decode, lambda data: crop_jpeg.cut(data, 0, 0, 8, 8)):
@@ -64,7 +65,7 @@ def test_a_header_of_gigapixels_is_refused_before_any_memory_is_taken() -> None:
 
 
 def test_what_libjpeg_only_wonders_at_is_read_and_its_damage_is_seen() -> None:
-    data = jpeg.encode(PICTURE, 90)
+    data = jpeg.encode(Image.fromarray(PICTURE), 90)
     at = data.index(b"JFIF\0") + 5
     odd = data[:at] + b"\x07" + data[at + 1 :]  # a revision nobody knows
     assert (jpeg.decode(odd) == jpeg.decode(data)).all()

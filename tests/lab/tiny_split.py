@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from feedline.pipeline.base import files as atomic
 from feedline.pipeline.codecs import jpeg
@@ -52,7 +53,7 @@ def describe(infos: list[shards.ShardInfo], samples: int, classes: int, px: int)
 
 
 def picture(sample: int, px: int) -> bytes:
-    return jpeg.encode(np.full((px, px, 3), level(sample), np.uint8), quality=90)
+    return jpeg.encode(Image.new("RGB", (px, px), (level(sample),) * 3), quality=90)
 
 
 def level(sample: int) -> int:

@@ -66,9 +66,6 @@ class Here:
     def __init__(self, most: int | None = None, dies: BaseException | None = None) -> None:
         self._most, self._dies = most, dies
 
-    def check(self) -> None:
-        """It can always run."""
-
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         tasks = tasks[: self._most]
         for first in range(0, len(tasks), 2):
@@ -100,7 +97,7 @@ def dies_after(count: int) -> Here:
     return Here(count, dies=Killed())
 
 
-def prepare(source: Path, out: Path | str, **said: Any) -> dict[str, Any]:
+def prepare(source: Path | str, out: Path | str, **said: Any) -> dict[str, Any]:
     said = {"max_bad": 0.2, "shards": 4} | said
     engine = said.pop("engine", None) or Here()
     return door.prepare(PrepareConfig(source=str(source), out=str(out), **said), engine=engine)

@@ -15,7 +15,7 @@ from feedline.pipeline.codecs import jpeg
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import read_manifest
 from feedline.preprocess.fingerprint import fingerprint, optional_files
-from feedline.preprocess.picture import BadImage, Kernel, Output
+from feedline.preprocess.picture import BadImage, Output, Preparer
 from feedline.preprocess.verify import verify
 from tests.preprocess.making import Here, Killed, dies_after, digests, off_by_one, photo, prepare, saved, write_images
 
@@ -68,7 +68,7 @@ def test_it_names_the_formats_that_this_build_of_pillow_reads(monkeypatch: pytes
     readable: list[str] = []
     for name, data in optional_files():
         try:
-            Kernel((KEEP,))(data)
+            Preparer((KEEP,))(data)
             readable.append(name)
         except BadImage as bad:
             assert "format not supported" in bad.reason

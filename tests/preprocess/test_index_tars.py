@@ -3,6 +3,7 @@
 import hashlib
 import io
 import tarfile
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def test_foreign_shards_become_readable_at_random(tmp_path: Path) -> None:
     (tmp_path / "data-1.tar").write_bytes(data)
     problems = verify(str(tmp_path), full=True)["problems"]
     assert ("data-1.tar", "s4") in {(problem["shard"], problem["key"]) for problem in problems}
+
+
+def test_verifying_takes_no_memory_for_a_whole_tar(tmp_path: Path) -> None:
+    """Those of others may have gigabytes, and one for each core is looked at."""
+    write_tar(tmp_path / "a.tar", [("s", saved(photo(1), "PNG"), b"0")])
+    with tarfile.open(tmp_path / "a.tar", "a") as tar:
+        info = tarfile.TarInfo("large.bin")
+        info.size = 64 << 20
+        tar.addfile(info, io.BytesIO(bytes(info.size)))
+    index_shards(tmp_path)
+    tracemalloc.start()
+    try:
+        said = verify(str(tmp_path), full=True)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert said["ok"], said["problems"]
+    assert peak_bytes < 8 << 20
 
 
 def test_where_the_index_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:

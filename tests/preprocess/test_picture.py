@@ -1,4 +1,4 @@
-"""The kernel: the right pixels for every kind of file, the right sizes, a reason for everything it refuses."""
+"""The preparer: the right pixels for every kind of file, the right sizes, a reason for everything it refuses."""
 
 import io
 from pathlib import Path
@@ -13,7 +13,7 @@ from PIL import Image
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.codecs.pillow import open_rgb
 from feedline.preprocess.fingerprint import optional_files
-from feedline.preprocess.picture import BadImage, Kernel, Output, geometry
+from feedline.preprocess.picture import BadImage, Output, Preparer, geometry
 
 RNG = np.random.default_rng(0)
 RAW = Output(codec="raw", resize="none", size_px=0)
@@ -31,7 +31,7 @@ def saved(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
 
 
 def pixels(data: bytes, output: Output = RAW) -> Any:
-    return np.load(io.BytesIO(Kernel((output,))(data)[0].data))
+    return np.load(io.BytesIO(Preparer((output,))(data)[0].data))
 
 
 def pillows(data: bytes) -> Any:
@@ -78,21 +78,21 @@ def test_colour_profiles_are_noted_whoever_decodes() -> None:
     files = [saved(picture().convert(mode), kind, icc_profile=profile)
              for mode, kind in (("RGB", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG"))]  # fmt: skip
     for output, said in ((RAW, "dropped"), (Output(codec="keep", resize="none", size_px=0), "kept")):
-        kernel = Kernel((output,))
+        preparer = Preparer((output,))
         for data in files:
-            kernel(data)
-        assert kernel.notes[f"icc profile {said}"] == 3
-        assert not [note for note in kernel.notes if note.startswith("icc") and not note.endswith(said)]
+            preparer(data)
+        assert preparer.notes[f"icc profile {said}"] == 3
+        assert not [note for note in preparer.notes if note.startswith("icc") and not note.endswith(said)]
 
 
 def test_exif_is_ignored_and_stripped_unless_asked() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     data = saved(picture(100, 60), exif=exif, quality=95)
-    plain = Kernel((Output(size_px=40),))(data)[0]
+    plain = Preparer((Output(size_px=40),))(data)[0]
     assert (plain.width, plain.height) == (66, 40)
     assert b"Exif" not in plain.data
-    turned = Kernel((Output(size_px=40, apply_orientation=True),))(data)[0]
+    turned = Preparer((Output(size_px=40, apply_orientation=True),))(data)[0]
     assert (turned.width, turned.height) == (40, 66)
 
 
@@ -121,7 +121,7 @@ def test_exif_that_cannot_be_parsed_changes_nothing() -> None:
 )
 def test_what_cannot_be_used_has_a_reason(data: bytes, reason: str) -> None:
     with pytest.raises(BadImage) as caught:
-        Kernel((RAW,))(data)
+        Preparer((RAW,))(data)
     assert caught.value.reason == reason
 
 
@@ -142,9 +142,9 @@ def test_whatever_pillow_raises_ends_one_sample_and_not_the_job(
     def fails(image: Image.Image) -> Image.Image:
         raise error
 
-    monkeypatch.setattr("feedline.preprocess.picture.to_rgb", fails)
+    monkeypatch.setattr("feedline.pipeline.codecs.pillow.to_rgb", fails)
     with pytest.raises(BadImage) as caught:
-        Kernel((RAW,))(saved(picture(), "PNG"))
+        Preparer((RAW,))(saved(picture(), "PNG"))
     assert caught.value.reason == reason and str(error) in caught.value.detail
 
 
@@ -152,7 +152,7 @@ def test_a_format_that_this_pillow_lacks_is_named(monkeypatch: pytest.MonkeyPatc
     Image.init()
     monkeypatch.setitem(Image.OPEN, "BMP", (Image.OPEN["BMP"][0], lambda prefix: "BMP support not installed"))
     with pytest.raises(BadImage) as caught:
-        Kernel((RAW,))(saved(picture(), "BMP"))
+        Preparer((RAW,))(saved(picture(), "BMP"))
     assert caught.value.reason == "format not supported" and "BMP" in caught.value.detail
 
 
@@ -166,7 +166,7 @@ def test_what_this_pillow_was_built_without_says_what_to_install(
     with pytest.raises(DatasetError, match=f"built without {package}"):
         open_rgb(data)
     with pytest.raises(BadImage) as caught:
-        Kernel((RAW,))(data)
+        Preparer((RAW,))(data)
     assert caught.value.reason == f"format not supported (Pillow was built without {package})"
     assert f"install {package}, " in caught.value.detail and "--retry-quarantine" in caught.value.detail
 
@@ -174,7 +174,7 @@ def test_what_this_pillow_was_built_without_says_what_to_install(
 def test_a_bomb_is_refused_before_it_is_decoded() -> None:
     for kind in ("JPEG", "PNG"):
         with pytest.raises(BadImage) as caught:
-            Kernel((RAW,), max_pixels=5000)(saved(picture(), kind))
+            Preparer((RAW,), max_pixels=5000)(saved(picture(), kind))
         assert caught.value.reason == "too many pixels"
 
 
@@ -206,7 +206,7 @@ def test_a_jpeg_with_harmless_complaints_is_read() -> None:
 )
 def test_sizes(resize: Any, enlarge: bool, source: tuple[int, int], expected: tuple[int, int]) -> None:
     output = Output(codec="raw", resize=resize, enlarge=enlarge, size_px=256)
-    prepared = Kernel((output,))(saved(picture(*source)))[0]
+    prepared = Preparer((output,))(saved(picture(*source)))[0]
     assert (prepared.width, prepared.height) == expected
     assert np.load(io.BytesIO(prepared.data)).shape == (expected[1], expected[0], 3)
 
@@ -264,23 +264,23 @@ def test_several_outputs_are_the_same_as_one_by_one() -> None:
         Output(size_px=96, codec="planes"),
         Output(codec="keep", resize="none", size_px=0),
     )
-    together = Kernel(outputs)(data)
-    assert [Kernel((output,))(data)[0] for output in outputs] == together
+    together = Preparer(outputs)(data)
+    assert [Preparer((output,))(data)[0] for output in outputs] == together
     assert [prepared.extension for prepared in together] == ["jpg", "npy", "npy", "jpg"]
     assert together[3].data == data
 
 
 def test_a_buffer_used_before_leaves_no_trace() -> None:
-    kernel = Kernel((RAW,))
+    preparer = Preparer((RAW,))
     large, small = saved(picture(400, 300)), saved(picture(50, 40))
-    first = [kernel(large)[0].data, kernel(small)[0].data, kernel(large)[0].data]
+    first = [preparer(large)[0].data, preparer(small)[0].data, preparer(large)[0].data]
     assert first[0] == first[2]
-    assert first[1] == Kernel((RAW,))(small)[0].data
+    assert first[1] == Preparer((RAW,))(small)[0].data
 
 
 def test_planes_hold_luma_and_half_size_chroma() -> None:
     flat = saved(Image.new("RGB", (61, 43), (200, 200, 200)), "PNG")
-    prepared = Kernel((Output(codec="planes", resize="none", size_px=0),))(flat)[0]
+    prepared = Preparer((Output(codec="planes", resize="none", size_px=0),))(flat)[0]
     assert (prepared.width, prepared.height) == (60, 42)
     array = np.load(io.BytesIO(prepared.data))
     assert array.shape == (63, 60)
@@ -289,10 +289,21 @@ def test_planes_hold_luma_and_half_size_chroma() -> None:
 
 
 def test_keep_still_looks_at_the_image() -> None:
-    keep = Kernel((Output(codec="keep", resize="none", size_px=0),))
+    keep = Preparer((Output(codec="keep", resize="none", size_px=0),))
     assert keep(saved(picture(), "PNG"))[0].extension == "png"
     with pytest.raises(BadImage):
         keep(saved(picture(), quality=95)[:800])
+
+
+def test_a_kept_file_is_not_turned_nor_is_its_size() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = saved(picture(100, 60), exif=exif, quality=95)
+    turned, kept = Preparer(
+        (Output(size_px=40, apply_orientation=True), Output(codec="keep", apply_orientation=True))
+    )(data)
+    assert (turned.width, turned.height) == (40, 66)
+    assert (kept.data, kept.width, kept.height) == (data, 100, 60)
 
 
 @pytest.mark.parametrize(

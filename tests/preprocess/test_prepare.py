@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.engine import EngineRun
 from feedline.preprocess.inspect import inspect
 from feedline.preprocess.plan import ShardTask
+from feedline.preprocess.sources import staging
+from feedline.preprocess.store import WORK
 from feedline.preprocess.verify import verify
 from feedline.preprocess.write_shard import OnOutcome, Order, Outcome, ShardJob
 from tests.preprocess.making import (
@@ -150,12 +153,55 @@ def test_a_rerun_of_a_finished_job_does_nothing(images: Path, tmp_path: Path) ->
     assert again["output_samples"] == first["output_samples"]
 
 
-def test_a_lost_shard_comes_back(images: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["train-000002.tar", "index.parquet"])
+def test_a_lost_shard_or_index_comes_back(images: Path, tmp_path: Path, name: str) -> None:
     prepare(images, tmp_path / "out")
     before = digests(tmp_path / "out")
-    (tmp_path / "out" / "train" / "train-000002.tar").unlink()
+    (tmp_path / "out" / "train" / name).unlink()
     prepare(images, tmp_path / "out")
     assert digests(tmp_path / "out") == before
+
+
+def write_parquet(folder: Path) -> Path:
+    """A source that must be unpacked."""
+    table = pa.table({"image": pa.array([saved(photo(n)) for n in range(8)], pa.binary()), "label": [0, 1] * 4})
+    folder.mkdir()
+    pq.write_table(table, folder / "train-0.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_resumed_job_does_not_unpack_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    source, out = write_parquet(tmp_path / "in"), tmp_path / "out"
+    if overwrite:
+        prepare(source, out, seed=1)
+    with pytest.raises(Killed):
+        prepare(source, out, overwrite=overwrite, engine=dies_after(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "write_tars", lambda *_: 1 // 0)
+        assert prepare(source, out, overwrite=overwrite)["resumed_samples"] == 4
+    assert names(out) == ["report.json", "train"]
+
+
+def test_what_was_unpacked_for_a_job_that_is_refused_goes(tmp_path: Path) -> None:
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    (tmp_path / "out" / "train" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="not feedline's"):
+        prepare(write_parquet(tmp_path / "in"), tmp_path / "out")
+    assert not (tmp_path / "out" / WORK).exists()
+
+
+def test_a_report_and_a_plan_that_are_damaged_are_no_crash(images: Path, tmp_path: Path) -> None:
+    prepare(images, tmp_path / "out")
+    (tmp_path / "out" / "report.json").write_text("[1]")
+    assert prepare(images, tmp_path / "out") == {"already_complete": True}
+    with pytest.raises(Killed):
+        prepare(images, tmp_path / "begun", engine=dies_after(2))
+    (tmp_path / "begun" / WORK / "plan.json").write_text("[1]")
+    with pytest.raises(UsageError, match="unfinished run of another plan"):
+        prepare(images, tmp_path / "begun")
 
 
 def test_progress_begins_with_what_was_done_before(images: Path, tmp_path: Path) -> None:
@@ -168,9 +214,11 @@ def test_progress_begins_with_what_was_done_before(images: Path, tmp_path: Path)
 
 
 def test_output_and_source_must_lie_apart(images: Path, tmp_path: Path) -> None:
-    for out in (images, images / "out"):
-        with pytest.raises(UsageError, match="lie in each other"):
-            prepare(images, out)
+    source = shutil.copytree(images, tmp_path / "in")
+    for name in (source, f"file://{source}"):
+        for out in (source, source / "out", f"file://{source}/out"):
+            with pytest.raises(UsageError, match="lie in each other"):
+                prepare(name, out)
 
 
 def test_the_output_is_no_source_of_itself(images: Path, tmp_path: Path) -> None:

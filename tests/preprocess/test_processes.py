@@ -3,6 +3,7 @@
 `test_spark.py` holds that Spark writes the same.
 """
 
+import json
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -16,13 +17,16 @@ import pytest
 
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.preprocess import picture
+from feedline.preprocess import prepare as door
+from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.engine import EngineRun
 from feedline.preprocess.fingerprint import Fingerprint, loaded_code
 from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.processes import ProcessEngine
+from feedline.preprocess.spark import SparkEngine
 from feedline.preprocess.write_shard import OnOutcome, Order, Outcome
 from tests.preprocess.jobs import Started, all_gone, run, wait_for
-from tests.preprocess.making import digests, prepare
+from tests.preprocess.making import Here, digests, prepare
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +211,36 @@ def test_without_java_it_is_chosen_and_said(images: Path, tmp_path: Path, monkey
     told = [line for line in done.stderr.splitlines() if "processes of this machine (--engine processes)" in line]
     assert len(told) == 1
     assert told[0].startswith("no java in JAVA_HOME")
+
+
+def test_why_spark_cannot_run_is_said_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, told = tmp_path / "java: none", list[str]()
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert isinstance(door.chosen_engine(PrepareConfig(source="in", out="out"), told.append), ProcessEngine)
+    assert told[0].startswith(f"no java in JAVA_HOME ({home}): preparing in ")
+
+
+def test_java_is_asked_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time takes a part of a second."""
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\necho 'openjdk version \"17.0.1\"' >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(SparkEngine, "run", lambda _, *job: Here().run(*job))
+    config = PrepareConfig(source=str(images), out=str(tmp_path / "out"), max_bad=0.2, shards=2)
+    assert door.prepare(config)["master"] == "none"
+    assert (tmp_path / "asked").read_text() == "asked\n"
+
+
+def test_the_start_of_the_processes_is_no_part_of_the_work(images: Path, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    options = ("--engine", "processes", "--shards", "2", "--max-bad", "0.2", "--json", str(record))
+    done = run(images, tmp_path / "out", *options, usual=[])
+    assert done.returncode == 0, done.stderr
+    said = json.loads(record.read_text())
+    assert said["seconds"]["start"] > 0.05
+    assert said["samples_per_s"] == pytest.approx(53 / said["seconds"]["run"], rel=0.05)
 
 
 @pytest.mark.parametrize(

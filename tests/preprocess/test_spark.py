@@ -214,6 +214,14 @@ def test_local_tasks_are_tried_again(master: str, expected: str) -> None:
     assert spark.with_retries(master) == expected
 
 
+def test_a_master_among_the_settings_is_the_job_s_in_all(tmp_path: Path) -> None:
+    """Bound to 127.0.0.1, a driver would wait for executors elsewhere for good."""
+    settings = spark.settings("local[*]", tmp_path, {"spark.master": "spark://host:7077"})
+    assert settings["spark.master"] == "spark://host:7077"
+    assert not {"spark.driver.host", "spark.driver.bindAddress", "spark.local.dir"} & settings.keys()
+    assert spark.settings("local[*]", tmp_path, {"spark.master": "local[2]"})["spark.master"] == "local[2,4]"
+
+
 @pytest.mark.parametrize(
     "death", [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(), EOFError()]
 )

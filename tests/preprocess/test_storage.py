@@ -1,6 +1,8 @@
 """Prepare over real servers: sources behind nginx with ranges, sources and outputs on an S3-speaking server."""
 
+import errno
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -206,6 +208,31 @@ def test_s3_shows_what_other_processes_wrote_there(s3: dict[str, Any]) -> None:
     assert driver.list("train") == ["first", "second"]
     subprocess.run([sys.executable, "-c", script.replace("second", "third"), json.dumps(s3)], check=True)
     assert driver.read("train/third") == b"22"
+
+
+class BreaksOff(io.BytesIO):
+    """A file whose disk fails after some parts."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__(bytes(parts << 22))
+        self.parts = parts
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.parts -= 1
+        if self.parts < 0:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(size)
+
+
+@pytest.mark.parametrize("parts", [1, 10])
+def test_a_shard_that_breaks_off_on_its_way_becomes_no_object(s3: dict[str, Any], parts: int) -> None:
+    import s3fs
+
+    store = ObjectStore(f"s3://bucket/broken{parts}", s3)
+    with pytest.raises(OSError, match="Input/output error"):
+        store.publish(BreaksOff(parts), "train", "train-000000.tar", "0" * 64)
+    assert store.list("train") == []
+    assert not s3fs.S3FileSystem(**s3).list_multipart_uploads("bucket")
 
 
 def test_an_empty_image_in_a_remote_tar_goes_to_quarantine(s3: dict[str, Any], tmp_path: Path) -> None:

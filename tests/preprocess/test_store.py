@@ -1,10 +1,14 @@
 """Where files go: a disk that is full, and an object store (a real server of each kind: test_storage)."""
 
 import errno
+import io
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from feedline.pipeline.base.errors import DatasetError, FeedlineError
 from feedline.pipeline.format.manifest import read_manifest
@@ -127,3 +131,47 @@ def test_overwriting_in_an_object_store_takes_nothing_from_a_retry_that_died(ima
         prepare(images, out, shards=1, retry_quarantine=True, engine=dies_after(1))
     assert prepare(images, out, shards=1, overwrite=True)["quarantined"] == 2
     assert verify(out, full=True)["ok"]
+
+
+class SlowDown(Exception):
+    """As a transport's own errors are: none of the file system's."""
+
+
+def slowed(*_: Any, **__: Any) -> Any:
+    raise SlowDown("reduce your rate")
+
+
+ASKED: dict[str, Callable[[ObjectStore], Any]] = {
+    "cat_file": lambda store: store.read("x"),
+    "info": lambda store: store.size("x"),
+    "ls": lambda store: store.list("x"),
+    "pipe_file": lambda store: store.write("x", b""),
+    "open": lambda store: store.publish(io.BytesIO(b"x"), "train", "train-000000.tar", "0" * 64),
+    "rm_file": lambda store: store.delete("x"),
+    "rm": lambda store: store.delete_tree("x"),
+}
+"""A transport's calls, and what makes a store do each."""
+
+
+@pytest.mark.parametrize("call", ASKED)
+def test_whatever_a_transport_raises_names_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    store = ObjectStore(f"memory://{tmp_path.name}")
+    monkeypatch.setattr(MemoryFileSystem, call, slowed)
+    with pytest.raises(OSError, match="SlowDown: reduce your rate") as caught:
+        ASKED[call](store)
+    assert caught.value.filename.startswith(store.address)
+
+
+def test_a_store_that_gives_way_at_the_end_is_one_line(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = MemoryFileSystem.pipe_file
+
+    def gives_way(self: MemoryFileSystem, path: str, *more: Any, **options: Any) -> Any:
+        return slowed() if path.endswith("manifest.json") else whole(self, path, *more, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", gives_way)
+    with pytest.raises(FeedlineError, match="SlowDown: reduce your rate"):
+        prepare(images, f"memory://{tmp_path.name}")

@@ -326,7 +326,7 @@ def test_a_right_cut_has_the_very_pixels_of_the_whole(width: int, height: int, s
 def test_a_wrong_cut_of_a_smooth_picture_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tiles beside each other hardly differ there."""
     slope = np.linspace(90, 95, 256).astype(np.uint8)
-    data = jpeg.encode(np.broadcast_to(slope[None, :, None], (256, 256, 3)).copy(), 90)
+    data = jpeg.encode(Image.fromarray(np.tile(slope, (256, 1))).convert("RGB"), 90)
     whole = jpeg.cut
     assert jpeg.check(data, 256, 256, {"crop_addressable": True}) == ""
     monkeypatch.setattr(jpeg, "cut", lambda data, left, *rest: whole(data, left + 32, *rest))

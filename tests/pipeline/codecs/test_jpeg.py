@@ -23,6 +23,10 @@ from feedline.pipeline.codecs.crop_jpeg import JpegError
 PHOTO = np.asarray(Image.fromarray(skimage.data.astronaut()).resize((400, 400)))
 
 
+def encoded(pixels: np.ndarray, quality: int, subsampling: Subsampling = "420") -> bytes:
+    return jpeg.encode(Image.fromarray(pixels), quality, subsampling)
+
+
 def photo(width: int, height: int) -> np.ndarray:
     return np.ascontiguousarray(PHOTO[:height, :width])
 
@@ -43,7 +47,7 @@ def test_a_cut_with_a_border_shows_exactly_the_pixels_of_a_full_decode(
     region: tuple[int, int, int, int, int, int], subsampling: Subsampling, quality: int
 ) -> None:
     width, height, left, top, across, down = region
-    data = jpeg.encode(photo(width, height), quality, subsampling)
+    data = encoded(photo(width, height), quality, subsampling)
     part = crop_jpeg.cut(data, left, top, across, down, border_px=2)
     pixels = simplejpeg.decode_jpeg(part.data)[part.top_px :, part.left_px :][:down, :across]
     assert np.array_equal(pixels, simplejpeg.decode_jpeg(data)[top : top + down, left : left + across])
@@ -53,7 +57,7 @@ def test_a_cut_with_a_border_shows_exactly_the_pixels_of_a_full_decode(
 @settings(max_examples=100, deadline=None)
 def test_a_close_cut_differs_only_at_its_border(region: tuple[int, int, int, int, int, int]) -> None:
     width, height, left, top, across, down = region
-    data = jpeg.encode(photo(width, height), 90)
+    data = encoded(photo(width, height), 90)
     part = crop_jpeg.cut(data, left, top, across, down)
     pixels = simplejpeg.decode_jpeg(part.data)[part.top_px :, part.left_px :][:down, :across]
     whole = simplejpeg.decode_jpeg(data)[top : top + down, left : left + across]
@@ -63,7 +67,7 @@ def test_a_close_cut_differs_only_at_its_border(region: tuple[int, int, int, int
 
 
 def test_a_cut_is_smaller_than_the_file_and_is_itself_a_crop_addressable_jpeg() -> None:
-    data = jpeg.encode(photo(352, 256), 90)
+    data = encoded(photo(352, 256), 90)
     part = crop_jpeg.cut(data, 100, 100, 60, 60)
     assert len(part.data) < len(data) / 2
     assert crop_jpeg.is_crop_addressable(part.data)
@@ -81,7 +85,7 @@ def test_tiles_are_whole_columns_of_at_most_64_px(width: int) -> None:
 def test_every_decoder_reads_the_same_pixels(tmp_path: Path) -> None:
     """Within what decoders differ by on any JPEG: chroma upsampling and rounding."""
     pixels = photo(341, 256)
-    data = jpeg.encode(pixels, 90)
+    data = encoded(pixels, 90)
     pillow = np.asarray(Image.open(io.BytesIO(data)))
     opencv = cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
     torchs = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8)).permute(1, 2, 0).numpy()
@@ -135,7 +139,7 @@ def test_arbitrary_bytes_are_refused_in_one_way(data: bytes) -> None:
             pass
 
 
-SMALL = jpeg.encode(photo(96, 80), 90)
+SMALL = encoded(photo(96, 80), 90)
 
 
 @given(st.integers(0, len(SMALL) - 1), st.integers(0, 255), st.integers(0, len(SMALL)))
@@ -177,7 +181,7 @@ def test_a_file_without_tiles_is_decoded_down_to_a_row(
 
 
 def test_what_has_tiles_or_scans_is_not_shortened() -> None:
-    for data in (jpeg.encode(photo(200, 150), 90), other_files()["progressive"], other_files()["across rows"]):
+    for data in (encoded(photo(200, 150), 90), other_files()["progressive"], other_files()["across rows"]):
         assert crop_jpeg.shorten(data, 20, crop_jpeg.parse(data)) is data
 
 
@@ -202,19 +206,19 @@ def test_what_is_harmless_is_passed_over() -> None:
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_smaller_decoding_rounds_sides_up(factor: int) -> None:
-    pixels = jpeg.decode(jpeg.encode(photo(203, 151), 90), "RGBX", factor=factor)
+    pixels = jpeg.decode(encoded(photo(203, 151), 90), "RGBX", factor=factor)
     assert pixels.shape == (-(-151 // factor), -(-203 // factor), 4)
 
 
 def test_markers_out_of_order_are_no_grid() -> None:
-    data = bytearray(jpeg.encode(photo(96, 80), 90))
+    data = bytearray(encoded(photo(96, 80), 90))
     at = data.index(b"\xff\xd3")
     data[at + 1] = 0xD5
     assert not crop_jpeg.is_crop_addressable(bytes(data))
 
 
 def test_a_recognised_header_says_what_walking_it_says() -> None:
-    first, second = jpeg.encode(photo(96, 80), 90), jpeg.encode(photo(112, 200), 90)
+    first, second = encoded(photo(96, 80), 90), encoded(photo(112, 200), 90)
     frames = [crop_jpeg.parse(data) for data in (first, second, first, second)]
     assert frames[0] == frames[2] and frames[1] == frames[3]
     assert frames[:2] == [crop_jpeg._walk(first), crop_jpeg._walk(second)]

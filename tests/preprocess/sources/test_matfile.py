@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.io import loadmat, savemat
 
-from feedline.preprocess.sources.matfile import read_mat, write_mat
+from feedline.preprocess.sources.matfile import read_mat
+from feedline.preprocess.synth.mat_writer import write_mat
 
 ROWS: list[dict[str, Any]] = [
     {"ID": 1, "WNID": "n01440764", "words": "tench, Tinca tinca", "gloss": "é", "children": []},

@@ -16,7 +16,9 @@ import pytest
 from PIL import Image
 
 from feedline.pipeline.base.errors import SourceError, UsageError
+from feedline.preprocess.sources import staging
 from feedline.preprocess.sources.base import open_source
+from tests.preprocess.making import Killed
 from tests.preprocess.raw import indexed, samples
 
 NAMES = ["cat", "dog"]
@@ -67,6 +69,22 @@ def test_the_same_bytes_each_time_and_only_once(tmp_path: Path) -> None:
     assert tar.stat().st_mtime_ns == before
     write(source / "data/train-00001-of-00002.parquet", hub_table(3, 0, NAMES))
     assert len(indexed(source, tmp_path / "one").columns) == 110
+
+
+def test_tars_that_another_source_has_written_over_are_not_taken_for_the_first_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write(tmp_path / "a.parquet", hub_table(6, 10, NAMES))
+    other = write(tmp_path / "b.parquet", hub_table(6, 50, NAMES))
+    before = samples(indexed(first, tmp_path / "staging"))
+
+    def dies(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(staging, "write_atomically", dies)
+        indexed(other, tmp_path / "staging")
+    assert samples(indexed(first, tmp_path / "staging")) == before
 
 
 def test_binary_column_words_and_nulls(tmp_path: Path) -> None:
