@@ -1,20 +1,21 @@
 """The ladder without running it: what is said before, what is shown after."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from feedline.benchmarks import commands
+from feedline.benchmarks import commands, ladder
 from feedline.benchmarks.ladder import LadderConfig, differences, predictions, prepare, profile, record_of, rungs_of
 from feedline.benchmarks.measure.window import Window
 from feedline.benchmarks.pages import ladder_rows, ladder_section, ladder_story
 from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.record.recording import Recording, Script, Trial
+from feedline.profiling.record.recording import LoaderSeen, Recording, Script, Trial
 from feedline.profiling.render.html import document
 from feedline.profiling.render.sections import Page
 from tests.profiling.recordings import made
@@ -106,6 +107,59 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
     for words in (["-m", "nosuch.train"], ["-m"]):
         with pytest.raises(UsageError, match=r"module .*does not exist"):
             LadderConfig(source=tmp_path, argv=words, work=tmp_path).check()
+
+
+@pytest.mark.parametrize(
+    ("seen", "asked", "fits"),
+    [
+        (Script(argv=["/a/train.py", "--lr", "1"]), ["b/train.py", "--lr", "1"], True),
+        (Script(argv=["train.py", "--lr", "1"]), ["train.py", "--lr", "2"], False),
+        (Script(argv=["other.py"]), ["train.py"], False),
+        (Script(argv=["mine.train"], module=True), ["-m", "mine.train"], True),
+        (Script(argv=["mine.train"]), ["-m", "mine.train"], False),
+    ],
+)
+def test_a_record_of_another_script_is_refused(tmp_path: Path, seen: Script, asked: list[str], fits: bool) -> None:
+    record = tmp_path / "profile.json"
+    made(script=seen).save(record)
+    config = LadderConfig(source=tmp_path, argv=asked, profiled=record, work=tmp_path)
+    if fits:
+        assert profile(config, asked, print).script == seen
+        return
+    with pytest.raises(UsageError, match=r"profile\.json is a record of"):
+        profile(config, asked, print)
+
+
+def test_trials_are_made_where_they_are_missing_and_kept_where_they_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trials = [
+        Trial(codec="jpeg", size_px=256, samples=9, load_cpu_s_per_sample=1e-3),
+        Trial(codec="as-is", samples=9, load_cpu_s_per_sample=1e-3, loader="script"),
+    ]
+    asked = list[int]()
+
+    def gone(recording: Recording, **_: Any) -> list[Trial]:
+        asked.append(len(recording.trials))
+        return []
+
+    monkeypatch.setattr(ladder, "what_if", gone)
+    assert ladder.with_trials(made(trials=trials), 256, None).trials == trials and not asked
+    assert ladder.with_trials(made(trials=trials), 256, 64).trials == trials and asked == [2]
+
+
+def test_the_training_loader_is_the_recordings_own() -> None:
+    loaders = [
+        LoaderSeen(id=number, kind=kind, phase=phase)
+        for number, (kind, phase) in enumerate(
+            [("torch", "eval"), ("webdataset", "other"), ("torch", "train"), ("torch", "eval")]
+        )
+    ]
+    assert ladder.training_loader(made(loaders=loaders)) == 1
+    with pytest.raises(UsageError, match="its batches come from webdataset"):
+        ladder.training_loader(made(loaders=[replace(loaders[1], phase="train")]))
+    with pytest.raises(UsageError, match="none was seen"):
+        ladder.training_loader(Recording(script=Script(argv=["x.py"])))
 
 
 def test_a_profile_is_kept_until_its_script_or_module_changes(
