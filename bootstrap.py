@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 INCLUDE = ("/usr/include", f"/usr/include/{platform.machine()}-linux-gnu", "/usr/local/include")
+JAVA, VENV_PARTS = "openjdk-17-jre-headless", "python3-venv"
 FORMAT_HEADERS = {"libwebp-dev": "webp/decode.h", "libtiff-dev": "tiffio.h", "liblcms2-dev": "lcms2.h"}
 """What Pillow-SIMD needs to be built with WebP, compressed TIFF and LAB colours."""
 
@@ -60,21 +61,23 @@ def say(line: str) -> None:
 def install_system_parts() -> int:
     missing = [package for package, present in system_parts().items() if not present]
     left = apt_install(missing)
-    if any("jdk" in package or "jre" in package for package in left):
-        return fail(f"{java_trouble()} (apt-get install {' '.join(left)})")
+    if VENV_PARTS in left and not PYTHON.exists():
+        return fail(f"{sys.executable} makes no environments: apt-get install {VENV_PARTS}, then make setup")
+    if JAVA in left:
+        say(f"{java_trouble()}; without it `prepare` runs on one machine only")
     if lean := [package for package in left if package in FORMAT_HEADERS]:
         say(f"Pillow-SIMD will not read some images: apt-get install {' '.join(lean)}, then make -B setup")
-    if left := [package for package in left if package not in lean]:
-        say(f"no {' '.join(left)}: Pillow-SIMD cannot be built, using Pillow (everything works, slower)")
+    if tools := [package for package in left if package not in (VENV_PARTS, JAVA, *lean)]:
+        say(f"no {' '.join(tools)}: Pillow-SIMD cannot be built, using Pillow (everything works, slower)")
     return 0
 
 
 def system_parts() -> dict[str, bool]:
     return {
-        "openjdk-17-jre-headless": not java_trouble(),
+        JAVA: not java_trouble(),
         "gcc libc6-dev": shutil.which("cc") is not None,
         "libjpeg-dev zlib1g-dev": has_header("jpeglib.h") and has_header("zlib.h"),
-        "python3-venv": has_ensurepip(),
+        VENV_PARTS: has_ensurepip(),
         **{package: has_header(name) for package, name in FORMAT_HEADERS.items()},
     }
 

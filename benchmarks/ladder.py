@@ -8,6 +8,7 @@ climbs; the prepared shards are a dataset like any other and stay useful.
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -121,7 +122,7 @@ def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
     script = config.argv or [str(NAIVE), str(config.source)]
     workers = usable_cores() if config.num_workers is None else config.num_workers
     recording = profile(config, script, say)
-    check_loader(recording)
+    loader = training_loader(recording)
     raw_px = image_size(recording)
     recording = with_trials(recording, config.size_px, raw_px)
     prepared = config.prepared or prepare(config, raw_px, say)
@@ -134,7 +135,7 @@ def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
     }  # on disk before anything is climbed
     write_atomically(config.work / "predictions.json", (json.dumps(before, indent=1) + "\n").encode())
     say("climbing: every rung in fresh processes, in random order")
-    windows = climb(script, rungs, config.rounds, config.window_s, advance)
+    windows = climb(script, rungs, config.rounds, config.window_s, advance, loader)
     return {**record_of(rungs, windows, predicted), "script": script, "num_workers": workers}
 
 
@@ -142,21 +143,16 @@ def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
 
 
 def profile(config: LadderConfig, script: list[str], say: Say) -> Recording:
+    """Raises UsageError for a record of another script, or of this one with other arguments."""
     if config.profiled is not None:
-        return Recording.load(config.profiled)
+        recording = Recording.load(config.profiled)
+        seen = ["-m"] * recording.script.module + recording.script.argv
+        if [Path(word).name for word in seen[:1]] + seen[1:] != [Path(script[0]).name, *script[1:]]:
+            raise UsageError(f"{config.profiled} is a record of `{shlex.join(seen)}`, not of `{shlex.join(script)}`")
+        return recording
     argv = ["profile", "--legs", "--steps", str(PROFILE_STEPS), *script]
     step = commands.Step(name="profile", argv=argv, inputs=commands.stamps(code_of(script)))
     return Recording.from_dict(commands.run(step, config.work, say=say).record["recording"])
-
-
-def check_loader(recording: Recording) -> None:
-    """Raises UsageError where no other loader can take the place of the script's: what has no length has no order."""
-    loader = recording.train_loader
-    if loader is not None and loader.kind == "torch" and loader.batches_per_epoch is None:
-        raise UsageError(
-            f"the script's DataLoader over {loader.dataset} has no length, as over an IterableDataset: the ladder "
-            "climbs with a dataset of numbered samples, as ImageFolder is one"
-        )
 
 
 def code_of(script: Sequence[str]) -> list[Path]:
@@ -173,6 +169,15 @@ def code_of(script: Sequence[str]) -> list[Path]:
     )
 
 
+def training_loader(recording: Recording) -> int:
+    """Its place among the script's DataLoaders as they are first iterated. Raises UsageError where there is none."""
+    found = recording.train_loader
+    if found is None or found.kind != "torch":
+        seen = f"its batches come from {found.kind}" if found else "none was seen"
+        raise UsageError(f"the script trains from no DataLoader of torch that could be swapped: {seen}")
+    return [one.id for one in recording.loaders if one.kind == "torch"].index(found.id)
+
+
 def prepare(config: LadderConfig, raw_px: int | None, say: Say) -> Path:
     """JPEG shards, and raw ones at the script's own size where that is known."""
     raw = ["--output", f"{raw_px}:raw:square"] if raw_px else []
@@ -180,13 +185,15 @@ def prepare(config: LadderConfig, raw_px: int | None, say: Say) -> Path:
 
 
 def with_trials(recording: Recording, size_px: int, raw_px: int | None) -> Recording:
-    """The recording with what loading its own samples would cost from the shards that will be climbed on."""
+    """The recording with what loading its own samples would cost from the shards that will be climbed on; with the
+    trials it has where the samples are gone."""
     tried = {(trial.codec, trial.size_px, trial.loader) for trial in recording.trials}
-    if {("jpeg", size_px, "feedline"), ("raw", raw_px, "feedline"), ("as-is", None, "script")} <= tried:
+    wanted = {("jpeg", size_px, "feedline"), ("as-is", None, "script")}
+    if wanted | ({("raw", raw_px, "feedline")} if raw_px else set()) <= tried:
         return recording
     raw = [Output(codec="raw", size_px=raw_px, resize="square")] if raw_px else []
     forms = (Output(codec="keep"), Output(codec="jpeg", size_px=size_px), *raw)
-    return replace(recording, trials=what_if(recording, forms=forms))
+    return replace(recording, trials=what_if(recording, forms=forms) or recording.trials)
 
 
 def predictions(recording: Recording, *, workers: int, size_px: int, raw_px: int | None) -> dict[str, Prediction]:
@@ -215,15 +222,16 @@ def predictions(recording: Recording, *, workers: int, size_px: int, raw_px: int
 
 
 def climb(
-    script: Sequence[str], rungs: Sequence[Rung], count: int, window_s: float, advance: Progress
+    script: Sequence[str], rungs: Sequence[Rung], count: int, window_s: float, advance: Progress, loader: int = 0
 ) -> dict[str, list[Window]]:
-    """Windows by rung key, interleaved. Raises MeasureError where a rung cannot be run."""
+    """Windows by rung key, interleaved. `loader`: which of the script's trains. Raises MeasureError where a rung does
+    not run."""
     by_key = {rung.key: rung for rung in rungs}
     windows: dict[str, list[Window]] = {key: [] for key in by_key}
     with Bench() as bench:
         for done, (_, key) in enumerate(rounds(list(by_key), count)):
             advance(done, count * len(rungs))
-            settings = {"argv": list(script), **by_key[key].settings}
+            settings = {"argv": list(script), "loader": loader, **by_key[key].settings}
             windows[key].append(bench.measure_quiet(Subject(kind="script", settings=settings, window_s=window_s)))
     return windows
 

@@ -70,7 +70,7 @@ class Plan:
     """gpus, cores or storage."""
     limits: dict[str, float]
     """samples/s that each allows."""
-    next_bound: str | None
+    next_bound: str
     """What limits once the first is out of the way."""
     epoch_s: float
     training_s: float

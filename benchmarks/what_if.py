@@ -25,6 +25,7 @@ from PIL import Image
 
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import write_atomically
+from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD
 from feedline.pipeline.codecs.pillow import EXTENSIONS
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
@@ -219,7 +220,7 @@ def usual_transform(size_px: int) -> Transform | None:
         from torchvision import transforms
     except ImportError:
         return None
-    normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    normalize = transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)
     steps = [transforms.RandomResizedCrop(size_px), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     return transforms.Compose([*steps, normalize])
 

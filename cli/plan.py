@@ -77,8 +77,7 @@ def show_plan(inputs: "PlanInputs", result: "Plan") -> None:
     lines = {"rate": f"{units.rate(result.samples_per_s)}, bound by the {result.bound}"}
     for name, limit in sorted(result.limits.items(), key=lambda item: item[1]):
         lines[f"  {name} allow"] = units.rate(limit)
-    if result.next_bound:
-        lines["next bottleneck"] = f"the {result.next_bound}, from {units.rate(result.limits[result.next_bound])}"
+    lines["next bottleneck"] = f"the {result.next_bound}, from {units.rate(result.limits[result.next_bound])}"
     if inputs.bandwidth_bytes_per_s is not None:
         lines["storage given"] = f"{units.size(inputs.bandwidth_bytes_per_s)}/s"
     lines["one epoch"] = units.seconds(result.epoch_s)

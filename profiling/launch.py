@@ -109,7 +109,9 @@ def command_line(argv: Sequence[str], *, module: bool) -> list[str]:
     program = shutil.which(argv[0], path=beside)  # torchrun, accelerate: Python programs of this environment
     if program is not None and os.sep not in argv[0]:
         with Path(program).open("rb") as file:
-            if b"python" in file.readline():
+            first, second = file.readline(), file.readline()
+            # Where Python's path is long, a shell starts it, in a line that Python itself takes for a text.
+            if b"python" in (second if second.startswith(b"'''exec'") else first):
                 return [sys.executable, program, *argv[1:]]
         raise UsageError(f"{argv[0]} is not a Python program: name the script itself")
     if script.is_dir():
@@ -158,16 +160,10 @@ def _end_processes(journal: Journal, child: "subprocess.Popen[bytes]") -> None:
     if child.poll() is None:
         _kill([psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)])
         child.wait()
-        _kill(_of_run(journal.folder))
+        _kill(_of_run(journal.folder, psutil.pids()))
         return
-    alive: list[psutil.Process] = []
-    for worker in journal.all("worker-"):
-        with suppress(psutil.Error):
-            process = psutil.Process(worker["pid"])
-            # Its number may have passed to another process meanwhile.
-            if abs(process.create_time() - worker["created"]) < 60 and process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(process)
-    _, left = psutil.wait_procs(alive, timeout=GRACE_S)
+    alive = _of_run(journal.folder, [worker["pid"] for worker in journal.all("worker-")])
+    _, left = psutil.wait_procs(list(alive), timeout=GRACE_S)
     _kill(left)
 
 
@@ -185,10 +181,12 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _of_run(folder: Path) -> Generator[psutil.Process]:
-    """All that a run's script has started, whoever is its parent by now."""
-    for process in psutil.process_iter():
+def _of_run(folder: Path, numbers: Iterable[int]) -> Generator[psutil.Process]:
+    """Those of the processes that a run's script has started, whoever is their parent by now. A number alone may have
+    passed to a stranger."""
+    for number in numbers:
         with suppress(psutil.Error, OSError):
+            process = psutil.Process(number)
             if process.environ().get(ENVIRONMENT) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
 

@@ -35,6 +35,27 @@ def test_the_headers_of_image_formats_are_installed_or_named(
     assert "apt-get install libwebp-dev liblcms2-dev, then make -B setup" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("missing", "status", "said"),
+    [
+        ("openjdk-17-jre-headless", 0, "no java on the path"),
+        ("python3-venv", 1, "apt-get install python3-venv"),
+        ("gcc libc6-dev", 0, "no gcc libc6-dev: Pillow-SIMD cannot be built"),
+    ],
+)
+def test_each_missing_part_is_told_for_what_it_is(
+    bootstrap: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    missing: str, status: int, said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(bootstrap, "PYTHON", tmp_path / "python")
+    monkeypatch.setattr(bootstrap, "system_parts", lambda: {missing: False})
+    monkeypatch.setattr(bootstrap, "apt_install", lambda groups: groups)
+    monkeypatch.setattr(bootstrap, "java_trouble", lambda: "no java on the path")
+    assert bootstrap.install_system_parts() == status
+    told = "".join(capsys.readouterr())
+    assert said in told and len(told.splitlines()) == 1
+
+
 def test_pillow_simd_is_built_with_what_is_installed_now(bootstrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[str] = []
     monkeypatch.setattr(bootstrap.subprocess, "run", lambda command, **_: commands.append(" ".join(command)))

@@ -2,7 +2,7 @@
 
     python -m feedline.benchmarks.experiments.gate            measure, compare, print; ends with 0: a person decides
     python -m feedline.benchmarks.experiments.gate --strict   ends with 1 where something got clearly slower
-    python -m feedline.benchmarks.experiments.gate --update   write the baseline, benchmarks/results/gate.json
+    python -m feedline.benchmarks.experiments.gate --update   write the baseline: `--out`, else results/gate.json
 
 Absolute rates belong to a machine, ratios within one run hardly do: so the rungs of a small ladder are compared with
 each other, round by round, and the ratios with those of the baseline.
@@ -17,13 +17,12 @@ from pathlib import Path
 
 from feedline.benchmarks import commands
 from feedline.benchmarks.demo import IMAGE_PX, SHARDS_PX
-from feedline.benchmarks.experiments.harness import RESULTS, end_with, options, say, show, write
+from feedline.benchmarks.experiments.harness import end_with, options, say, show, write
 from feedline.benchmarks.ladder import NAIVE, climb, rungs_of
 from feedline.benchmarks.measure.intervals import Estimate, compare
 from feedline.benchmarks.measure.window import Window
 from feedline.benchmarks.variants import find_train
 
-BASELINE = RESULTS / "gate.json"
 IMAGES, ROUNDS, WINDOW_S = 900, 5, 1.5
 SLOWER = 0.85
 """A ratio below this share of its baseline, with intervals that do not meet, is called slower."""
@@ -37,16 +36,16 @@ Ratios = dict[str, Estimate]
 
 
 def main() -> int:
-    given = options(__doc__, BASELINE.name, update=False, strict=False)
+    given = options(__doc__, "gate.json", update=False, strict=False)
     with tempfile.TemporaryDirectory(prefix="feedline-gate-") as folder:
         ratios = measure(Path(folder))
     if given.update:
         made = datetime.now(UTC).isoformat(timespec="seconds")
         listed = [{"name": name, **asdict(ratio)} for name, ratio in ratios.items()]
-        write(BASELINE, {"made": made, "images": IMAGES, "rounds": ROUNDS, "window_s": WINDOW_S, "ratios": listed})
-    if not BASELINE.exists():
+        write(given.out, {"made": made, "images": IMAGES, "rounds": ROUNDS, "window_s": WINDOW_S, "ratios": listed})
+    if not given.out.exists():
         say("no baseline yet: python -m feedline.benchmarks.experiments.gate --update")
-    listed = json.loads(BASELINE.read_text())["ratios"] if BASELINE.exists() else []
+    listed = json.loads(given.out.read_text())["ratios"] if given.out.exists() else []
     baseline = {one.pop("name"): Estimate(**one) for one in listed}
     slower = [name for name, now in ratios.items() if name in baseline and is_slower(now, baseline[name])]
     rows = [(name, words(now), words(baseline[name]) if name in baseline else "none",

@@ -10,8 +10,8 @@ windows are kept in the work folder as they come: the same command again goes on
 results/predictions.json. The interval score is that of Gneiting and Raftery (2007) for 90 %, of the logarithms of the
 gains: the width, and twenty times what lies outside.
 
-A remedy is applied by the script's own argument where it has one. The naive script has no workers, so its profile
-cannot tell what an epoch costs that starts some: its swapped loader keeps them.
+A remedy is applied by the script's own argument where it has one, but for the naive script's workers: as it is it has
+none, so its profile cannot tell what an epoch costs that starts some, and its swapped loader keeps them.
 """
 
 import json

@@ -2,16 +2,18 @@
 
 Settings of a subject of kind "script":
   argv       the script and its arguments; `-m MODULE …` runs a module
+  loader     which of its DataLoaders trains: its place among them as they are first iterated; 0 where it is not given
   how        none: as it is · workers: the same DataLoader with `num_workers` · webdataset: the same DataLoader over
              stock webdataset reading `split` · feedline: `Loader.like` over `split` · cached: its own first batches
              again and again, which is what the script would do if data were free; laid out as feedline's loader hands
              them over, and freed memory is kept, as there
-  split, num_workers   where `how` needs them
+  split, num_workers   where `how` needs them; workers live on from epoch to epoch
 
-The training DataLoader is the first that is iterated and does not go through its dataset in order. It never ends:
-epochs follow each other until the window is full. The script leaves no trace: `torch.save` does nothing.
+The training DataLoader never ends: epochs follow each other until the window is full. From its first batch on the
+script saves no model (`profiling.watch.saves`).
 """
 
+import os
 import runpy
 import sys
 import time
@@ -19,11 +21,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.measure.window import Meter, WindowDone, endless
+from feedline.benchmarks.measure.window import Meter, endless
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import keep_freed_memory
+from feedline.pipeline.base.settings import PREFETCH
 from feedline.profiling.watch.batches import sizes, tensors
 from feedline.profiling.watch.legs.cached import KEPT_BATCHES, Cache
+from feedline.profiling.watch.loaders import Torch
+from feedline.profiling.watch.patches import Patches
+from feedline.profiling.watch.saves import Saves
 
 SHUFFLE_WINDOW = 1000  # samples; what webdataset's own examples use
 Iterate = Callable[[Any], Iterator[Any]]
@@ -31,33 +37,61 @@ NO_BATCH = FeedlineError("an epoch gave no batch: the dataset is smaller than on
 
 
 def run_script(meter: Meter, settings: dict[str, Any]) -> None:
-    """Runs the script until the meter is full. Raises what the script raises, FeedlineError where its loader cannot
-    be swapped."""
-    import torch
-    from torch.utils.data import DataLoader, SequentialSampler
+    """Runs the script until the meter is full. Raises what the script raises before that, FeedlineError where its
+    loader cannot be swapped."""
+    from torch.utils.data import DataLoader
 
     kind: Any = DataLoader
     original: Iterate = kind.__iter__
-    chosen: list[Any] = []
+    met: list[Any] = []
+    """Its DataLoaders, as they are first iterated."""
+    handed_out: list[Iterator[Any]] = []
+    refused: list[str] = []
+    wanted, before = settings.get("loader", 0), threads()
+    patches = Patches(lambda line: print(line, file=sys.stderr))
+    saves = Saves(patches)
+    patches.install()
 
     def iterate(loader: Any) -> Iterator[Any]:
-        sampler = getattr(loader.batch_sampler, "sampler", None) if loader.batch_size is None else loader.sampler
-        if chosen or isinstance(sampler, SequentialSampler):
+        if not handed_out and not any(loader is one for one in met):
+            met.append(loader)
+        if len(met) <= wanted or loader is not met[wanted]:
             return original(loader)
-        chosen.append(loader)
-        return metered(meter, swapped(loader, original, settings))
+        if not handed_out:
+            saves.hold(refused.append)
+            heed_threads(before)
+            handed_out.append(metered(meter, swapped(loader, original, settings)))
+        return handed_out[0]
 
     kind.__iter__ = iterate
-    torch.save = lambda *_, **__: None
     try:
         start(settings["argv"])
-    except WindowDone:
-        return
     except SystemExit as error:
-        if error.code not in (None, 0):
+        if meter.window is None and error.code not in (None, 0):
             raise FeedlineError(f"the script left with {error.code!r}") from error
-    if not chosen:
-        raise FeedlineError("the script iterated no shuffled DataLoader: there is nothing to swap")
+    except BaseException:
+        if meter.window is None:  # else it was told to end, and took it in its own way
+            raise
+    if meter.window is None and refused:
+        raise FeedlineError(f"{refused[0]}, so it was ended before its window was full")
+    if not handed_out:
+        raise FeedlineError(f"the script iterated {len(met)} DataLoaders, not the one that trains: nothing to swap")
+
+
+def threads() -> tuple[str, int]:
+    """Of a model's operations: as the environment asks for them, and as they are."""
+    import torch
+
+    return os.environ.get("OMP_NUM_THREADS", ""), torch.get_num_threads()
+
+
+def heed_threads(before: tuple[str, int]) -> None:
+    """What a script asks for in the environment before it imports torch came too late: torch was there already."""
+    import torch
+
+    asked, there = threads()
+    if asked != before[0] and there == before[1] and asked.isdigit():
+        torch.set_num_threads(max(1, int(asked)))
 
 
 def start(argv: list[str]) -> None:
@@ -97,7 +131,8 @@ def swapped(loader: Any, original: Iterate, settings: dict[str, Any]) -> Iterato
         ours = Loader.like(loader, settings["split"], persistent_workers=True, num_workers=workers)
         return endless(ours.__iter__, NO_BATCH)
     another = {"none": lambda *_: loader, "workers": with_workers, "webdataset": over_webdataset}[how]
-    return endless(lambda: original(another(loader, settings)), NO_BATCH)
+    chosen = another(loader, settings)
+    return endless(lambda: original(chosen), NO_BATCH)
 
 
 def cached(batches: Iterator[Any]) -> Iterator[Any]:
@@ -113,17 +148,10 @@ def cached(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def with_workers(loader: Any, settings: dict[str, Any]) -> Any:
-    """The same loader with workers that stay; its random order goes on without an end, so no epoch's start counts."""
-    from torch.utils.data import DataLoader, RandomSampler
-
-    common = shared_arguments(loader, settings["num_workers"])
-    if loader.batch_size is None:
-        return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, **common)
-    sampler = loader.sampler
-    if isinstance(sampler, RandomSampler) and not sampler.replacement:
-        sampler = RandomSampler(loader.dataset, num_samples=1000 * len(loader.dataset), generator=loader.generator)
-    common |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    return DataLoader(loader.dataset, sampler=sampler, **common)
+    another = Torch().again(loader, settings["num_workers"], persistent_workers=True)
+    if another is None:
+        raise FeedlineError(f"the script's DataLoader cannot be had with num_workers={settings['num_workers']}")
+    return another
 
 
 def over_webdataset(loader: Any, settings: dict[str, Any]) -> Any:
@@ -134,18 +162,14 @@ def over_webdataset(loader: Any, settings: dict[str, Any]) -> Any:
     transform = getattr(loader.dataset, "transform", None)
     if transform is None:
         raise FeedlineError("the script's dataset has no `transform` to apply to the samples of the shards")
+    batch_size = getattr(loader.batch_sampler, "batch_size", None)
+    if batch_size is None:
+        raise FeedlineError("the script's DataLoader has no `batch_size`: the same cannot be made over the shards")
     shards = sorted(str(path) for path in Path(settings["split"]).glob("*.tar"))
     kind: Any = webdataset
     dataset = kind.WebDataset(shards, shardshuffle=len(shards), seed=0).shuffle(SHUFFLE_WINDOW).decode("pil")
     dataset = dataset.to_tuple("jpg", "cls").map_tuple(transform, int).repeat()
-    common = shared_arguments(loader, settings["num_workers"])
-    return DataLoader(dataset, batch_size=loader.batch_size, **common)
-
-
-def shared_arguments(loader: Any, workers: int) -> dict[str, Any]:
-    names = ("collate_fn", "pin_memory", "worker_init_fn")
-    return {
-        "num_workers": workers,
-        **{name: getattr(loader, name) for name in names},
-        **({"prefetch_factor": 2, "persistent_workers": True} if workers else {}),
-    }
+    own = {name: getattr(loader, name) for name in ("collate_fn", "pin_memory", "worker_init_fn")}
+    if workers := settings["num_workers"]:
+        own |= {"prefetch_factor": loader.prefetch_factor or PREFETCH, "persistent_workers": True}
+    return DataLoader(dataset, batch_size=batch_size, num_workers=workers, **own)

@@ -20,14 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from feedline.benchmarks.commands import FEEDLINE
 from feedline.benchmarks.experiments.harness import end_with, options, say, show, write
 from feedline.benchmarks.measure.rounds import quietest, rounds
 from feedline.benchmarks.peers.environments import PEERS, SCRIPTS, Peer, PeerError, interpreter
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.pipeline.base.process import children_cpu_seconds
+from feedline.pipeline.base.process import busy_core_seconds, children_cpu_seconds
 from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import read_index, read_manifest
 
@@ -165,9 +163,7 @@ def watched(row: Row, common: dict[str, Any]) -> dict[str, Any]:
     """The row's answer, and how many cores others took meanwhile."""
 
     def clocks() -> tuple[float, float, float]:
-        times = psutil.cpu_times()  # all cores' time that was not idle, a hypervisor's included
-        busy_s = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
-        return time.monotonic(), busy_s, children_cpu_seconds()
+        return time.monotonic(), busy_core_seconds(), children_cpu_seconds()
 
     before = clocks()
     answer = json.loads(call(row, "measure", common))

@@ -26,7 +26,8 @@ SHORT_LOOKS = 40  # after these the period doubles
 TREE_S = 2.0  # how often new children are looked for; known ones are read every time
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-NO_WHOLE_DISK = re.compile(r"(loop|ram|zram|dm-|md).*|(sd|vd|xvd|hd)[a-z]+\d+|nvme\d+n\d+p\d+")
+BLOCK = Path("/sys/block")
+NO_DISK = ("loop", "ram", "zram")
 
 Reading = tuple[str, str, str, float]
 """Name, unit, source, value: bytes as they are now; else what a counter shows, to become a rate in that unit."""
@@ -57,6 +58,7 @@ class ResourceSampler(threading.Thread):
         self._processes: dict[int, psutil.Process] = {}
         self._named: dict[int, str] = {}
         self._tree_read = float("-inf")
+        self._disks = whole_disks(BLOCK)
         self._stop_asked = threading.Event()
 
     @property
@@ -106,7 +108,7 @@ class ResourceSampler(threading.Thread):
                 continue
             for name, unit, source, value in readings:
                 sums[name, unit, scope, source] = sums.get((name, unit, scope, source), 0.0) + value
-        for name, unit, source, value in self._as_rates("host", now, _of_machine()):
+        for name, unit, source, value in self._as_rates("host", now, _of_machine(self._disks)):
             sums[name, unit, "host", source] = value
         for (name, unit, scope, source), value in (*sums.items(), *self._gpus.look(set(self._processes))):
             series = Series(name=name, unit=unit, scope=scope, source=source)
@@ -143,7 +145,16 @@ def _of_process(process: psutil.Process) -> Iterator[Reading]:
         yield "disk_read_bytes_per_s", "B/s", "/proc/PID/io read_bytes", io.read_bytes
 
 
-def _of_machine() -> Iterator[Reading]:
+def whole_disks(block: Path) -> set[str]:
+    """Names of those that lie on no other disk: each byte is counted once."""
+    return {
+        disk.name
+        for disk in block.glob("*")
+        if not disk.name.startswith(NO_DISK) and not any((disk / "slaves").glob("*"))
+    }
+
+
+def _of_machine(disks: set[str]) -> Iterator[Reading]:
     """Of a container where it has figures of its own: seconds in which some task waited, or was held back by a CPU
     quota."""
     yield "memory_available_bytes", "B", "/proc/meminfo", float(psutil.virtual_memory().available)
@@ -151,8 +162,8 @@ def _of_machine() -> Iterator[Reading]:
         yield "shm_bytes", "B", "statvfs /dev/shm", float(shutil.disk_usage("/dev/shm").used)
     yield "cpu_cores", "cores", "/proc/stat", busy_core_seconds()
     with suppress(OSError, RuntimeError):
-        disks = psutil.disk_io_counters(perdisk=True)
-        if whole := [disks[name] for name in disks if not NO_WHOLE_DISK.fullmatch(name)]:
+        counters = psutil.disk_io_counters(perdisk=True)
+        if whole := [counters[name] for name in counters if name in disks]:
             yield "disk_read_bytes_per_s", "B/s", "/proc/diskstats", sum(disk.read_bytes for disk in whole)
             yield "disk_write_bytes_per_s", "B/s", "/proc/diskstats", sum(disk.write_bytes for disk in whole)
     with suppress(OSError):

@@ -38,7 +38,7 @@ class Torch(WatchedLoader):
     def workers(self, loader: Any) -> int:
         return loader.num_workers
 
-    def again(self, loader: Any, num_workers: int) -> Any:
+    def again(self, loader: Any, num_workers: int, *, persistent_workers: bool = False) -> Any:
         import torch.utils.data as data
 
         if not isinstance(loader, data.DataLoader):
@@ -54,6 +54,7 @@ class Torch(WatchedLoader):
             wanted |= {"batch_size": None, "sampler": loader.sampler}
         if num_workers:
             wanted["multiprocessing_context"] = loader.multiprocessing_context
+            wanted["persistent_workers"] = persistent_workers
             wanted |= {"prefetch_factor": loader.prefetch_factor} if loader.prefetch_factor else {}
         try:
             return data.DataLoader(loader.dataset, num_workers=num_workers, **wanted)

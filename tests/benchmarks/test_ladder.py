@@ -8,23 +8,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from feedline.benchmarks import commands
-from feedline.benchmarks.ladder import (
-    LadderConfig,
-    ascend,
-    differences,
-    predictions,
-    prepare,
-    profile,
-    record_of,
-    rungs_of,
-)
+from feedline.benchmarks import commands, ladder
+from feedline.benchmarks.ladder import LadderConfig, differences, predictions, prepare, profile, record_of, rungs_of
 from feedline.benchmarks.measure.window import Window
 from feedline.benchmarks.pages import ladder_rows, ladder_section, ladder_story
 from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.record.recording import Recording, Script, Trial
+from feedline.profiling.record.recording import LoaderSeen, Recording, Script, Trial
 from feedline.profiling.render.html import document
 from feedline.profiling.render.sections import Page
 from tests.profiling.recordings import made
@@ -118,22 +109,57 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
             LadderConfig(source=tmp_path, argv=words, work=tmp_path).check()
 
 
-def test_a_script_over_an_iterable_dataset_is_refused_before_anything_is_prepared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("seen", "asked", "fits"),
+    [
+        (Script(argv=["/a/train.py", "--lr", "1"]), ["b/train.py", "--lr", "1"], True),
+        (Script(argv=["train.py", "--lr", "1"]), ["train.py", "--lr", "2"], False),
+        (Script(argv=["other.py"]), ["train.py"], False),
+        (Script(argv=["mine.train"], module=True), ["-m", "mine.train"], True),
+        (Script(argv=["mine.train"]), ["-m", "mine.train"], False),
+    ],
+)
+def test_a_record_of_another_script_is_refused(tmp_path: Path, seen: Script, asked: list[str], fits: bool) -> None:
+    record = tmp_path / "profile.json"
+    made(script=seen).save(record)
+    config = LadderConfig(source=tmp_path, argv=asked, profiled=record, work=tmp_path)
+    if fits:
+        assert profile(config, asked, print).script == seen
+        return
+    with pytest.raises(UsageError, match=r"profile\.json is a record of"):
+        profile(config, asked, print)
+
+
+def test_trials_are_made_where_they_are_missing_and_kept_where_they_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen, ran = made(), list[str]()
-    loaders = [replace(seen.loaders[0], dataset="Stream", batches_per_epoch=None)]
+    trials = [
+        Trial(codec="jpeg", size_px=256, samples=9, load_cpu_s_per_sample=1e-3),
+        Trial(codec="as-is", samples=9, load_cpu_s_per_sample=1e-3, loader="script"),
+    ]
+    asked = list[int]()
 
-    def run(step: commands.Step, keep: Path, **_: Any) -> commands.Done:
-        ran.append(step.name)
-        return commands.Done(record={"recording": replace(seen, loaders=loaders).to_dict()}, seconds=1, reused=False)
+    def gone(recording: Recording, **_: Any) -> list[Trial]:
+        asked.append(len(recording.trials))
+        return []
 
-    monkeypatch.setattr(commands, "run", run)
-    (tmp_path / "script.py").touch()
-    config = LadderConfig(source=tmp_path, argv=[str(tmp_path / "script.py")], work=tmp_path / "work")
-    with pytest.raises(UsageError, match="DataLoader over Stream has no length, as over an IterableDataset"):
-        ascend(config, print, lambda *_: None)
-    assert ran == ["profile"]
+    monkeypatch.setattr(ladder, "what_if", gone)
+    assert ladder.with_trials(made(trials=trials), 256, None).trials == trials and not asked
+    assert ladder.with_trials(made(trials=trials), 256, 64).trials == trials and asked == [2]
+
+
+def test_the_training_loader_is_the_recordings_own() -> None:
+    loaders = [
+        LoaderSeen(id=number, kind=kind, phase=phase)
+        for number, (kind, phase) in enumerate(
+            [("torch", "eval"), ("webdataset", "other"), ("torch", "train"), ("torch", "eval")]
+        )
+    ]
+    assert ladder.training_loader(made(loaders=loaders)) == 1
+    with pytest.raises(UsageError, match="its batches come from webdataset"):
+        ladder.training_loader(made(loaders=[replace(loaders[1], phase="train")]))
+    with pytest.raises(UsageError, match="none was seen"):
+        ladder.training_loader(Recording(script=Script(argv=["x.py"])))
 
 
 def test_a_profile_is_kept_until_its_script_or_module_changes(

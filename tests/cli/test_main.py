@@ -92,6 +92,7 @@ def test_a_size_beside_the_outputs_is_not_ignored() -> None:
 def test_prepare_says_what_is_wrong_with_its_output(tmp_path: Path, words: tuple[str, ...], line: str) -> None:
     (tmp_path / "source" / "class").mkdir(parents=True)
     Image.new("RGB", (40, 40)).save(tmp_path / "source" / "class" / "picture.jpg")
+    words = (*words, "--engine", "processes")  # else it is said that there is no Java where there is none
     done = feedline("prepare", str(tmp_path / "source"), *words)
     assert (done.returncode, done.stderr) == (2, line)
 

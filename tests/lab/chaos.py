@@ -6,7 +6,7 @@
 Kinds: `steps` (kill -9, SIGSTOP, a full and a broken disk before and behind every write, fsync, rename, removal and
 new folder of prepare, index, the shard cache, recordings and training), `loader` (workers and trainers killed and
 stopped), `storage` (servers that are slow, fail, lie and cut off; a file system with read errors), `machine` (a full
-disk and a full /dev/shm for real, jumping clocks), `commands` (`feedline train` and `feedline profile` killed).
+disk and a full /dev/shm for real, jumping clocks), `commands` (`feedline profile` and its script killed).
 Spark's kills are in `chaos_prepare`.
 
 Invariants, after every fault: no wrong sample was delivered, and every sample as planned; a finished dataset is

@@ -102,7 +102,6 @@ def loader(folder: Path, faults: int, rng: random.Random) -> Iterator[Outcome]:
     }
     for number in range(faults or 100):
         what = list(kinds)[number % len(kinds)]
-        rng.random()
         yield f"loader: {what}", kinds[what]()
 
 

@@ -149,20 +149,15 @@ class Ended:
     status: int
     """0 done, REFUSED an error of feedline's own, CRASHED another one, negative a signal."""
     said: Any = None
-    stopped: bool = False
     stuck: bool = False
 
 
-def in_child(
-    act: Callable[[], Any], *, stopped_s: float = 0.05, stuck_s: float = STUCK_S, session: bool = False
-) -> Ended:
+def in_child(act: Callable[[], Any], *, stopped_s: float = 0.05, stuck_s: float = STUCK_S) -> Ended:
     """Runs `act` in a fork; its result comes back as JSON. A child that stops itself is let go on after a while."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
         os.close(reading)
-        if session:
-            os.setsid()
         _live(act, writing)
     os.close(writing)
     return _wait(pid, reading, stopped_s, stuck_s)
@@ -194,7 +189,6 @@ def _wait(pid: int, reading: int, stopped_s: float, stuck_s: float) -> Ended:
     while True:
         found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
         if found and os.WIFSTOPPED(status):
-            ended.stopped = True
             time.sleep(stopped_s)
             os.kill(pid, signal.SIGCONT)
         elif found:

@@ -2,8 +2,8 @@
 
     python -m tests.lab.endings SPLIT [--starts 30] [--seed 0]        two minutes
 
-Each start is a fresh script with two workers in a session of its own. Somewhere between its first instruction and its
-second second, drawn at random, the whole session gets Ctrl-C as in a terminal, or the trainer alone SIGTERM or
+Each start is a fresh script with two workers in a session of its own. Somewhere in its first four seconds, drawn at
+random, the whole session gets Ctrl-C as in a terminal, or the trainer alone SIGTERM or
 SIGKILL. Ten seconds later at most nobody of the session may be alive, and /dev/shm must be as it was. Writes
 benchmarks/results/endings.json; exit status 1 if anything was left.
 """

@@ -6,7 +6,7 @@
 Needs atheris (libFuzzer for Python; not among feedline's own dependencies), beside feedline in one environment. Each
 target runs in a process of its own: at most 10 s an input, 2 GiB of memory. The corpus stays in DIR, so stretches add
 up; results/fuzz.json holds the totals: inputs, findings, inputs per second, edges covered. The checks themselves
-are in `fuzz_targets`; tests/benchmarks/test_fuzz.py runs them shortly with hypothesis and over all former findings.
+are in `fuzz_targets`; tests/lab/test_fuzz.py runs them shortly with hypothesis and over all former findings.
 """
 
 import argparse

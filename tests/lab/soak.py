@@ -32,7 +32,6 @@ from feedline.profiling.record.host import describe_host
 from tests.lab import tiny_split
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "soak.json"
-CURVES = RESULT.with_suffix(".png")
 WORKERS = 4
 BATCH = 8
 SAMPLES = 320

@@ -175,6 +175,28 @@ def test_wrong_use_is_one_line_and_status_2(tmp_path: Path, words: list[str], sa
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    ("start", "python"),
+    [
+        ("#!/usr/bin/env python3\nimport this\n", True),
+        ("#!/bin/sh\n'''exec' '/a long/path/bin/python' \"$0\" \"$@\"\n' '''\n", True),
+        ("#!/bin/sh\nexec python -m this\n", False),
+    ],
+)
+def test_programs_of_python_are_known_however_they_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, python: bool
+) -> None:
+    program = tmp_path / "launcher"
+    program.write_text(start)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    if python:
+        assert command_line(["launcher", "x"], module=False) == [sys.executable, str(program), "x"]
+        return
+    with pytest.raises(UsageError, match="launcher is not a Python program"):
+        command_line(["launcher", "x"], module=False)
+
+
 def test_nothing_to_run() -> None:
     with pytest.raises(UsageError, match="no script"):
         command_line([], module=False)
@@ -232,6 +254,28 @@ def test_the_script_ends_with_a_feedline_that_is_killed_and_the_next_one_clears_
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     profile([str(script(tmp_path, "pass", "next.py"))])
     assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_stranger_with_the_number_of_a_worker_is_left_alone(tmp_path: Path) -> None:
+    """Workers that hang are ended: by their numbers, which pass to others."""
+    stranger = subprocess.Popen(["sleep", "60"])
+    text = f"""
+        import json, os, subprocess, time
+        hangs = subprocess.Popen(["sleep", "60"])
+        open({str(tmp_path / "hangs")!r}, "w").write(str(hangs.pid))
+        for pid in (hangs.pid, {stranger.pid}):
+            about = {{"pid": pid, "worker": 0, "loader": 0, "rank": 0, "created": time.time(), "ended": False}}
+            with open(os.environ["FEEDLINE_PROFILE"] + f"/worker-{{pid}}.json", "w") as file:
+                json.dump({{**about, "paths": [], "sampler_cpu_s": 0.0}}, file)
+        os._exit(0)
+    """
+    try:
+        profile([str(script(tmp_path, text))])
+        assert stranger.poll() is None
+        assert not psutil.pid_exists(int((tmp_path / "hangs").read_text()))
+    finally:
+        stranger.kill()
+        stranger.wait()
 
 
 @pytest.mark.parametrize("own", ["", "def profile(f): return lambda: 40\n"])

@@ -42,15 +42,16 @@ def run_gate(monkeypatch: pytest.MonkeyPatch, ratios: gate.Ratios, *words: str) 
 def test_a_planted_slowdown_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gate, "BASELINE", tmp_path / "gate.json")
-    assert run_gate(monkeypatch, measured(0), "--update", "--strict") == 0
-    assert run_gate(monkeypatch, measured(1), "--strict") == 0
+    mine = ("--out", str(tmp_path / "gate.json"))
+    assert run_gate(monkeypatch, measured(0), "--update", "--strict", *mine) == 0
+    assert (tmp_path / "gate.json").exists()
+    assert run_gate(monkeypatch, measured(1), "--strict", *mine) == 0
     assert "SLOWER" not in capsys.readouterr().out
     slowed = measured(2, loader=0.7)
-    assert run_gate(monkeypatch, slowed, "--strict") == 1
+    assert run_gate(monkeypatch, slowed, "--strict", *mine) == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if "SLOWER" in line]
     assert len(lines) == 1 and lines[0].startswith("feedline's loader by stock webdataset")
-    assert run_gate(monkeypatch, slowed) == 0  # a person decides
+    assert run_gate(monkeypatch, slowed, *mine) == 0  # a person decides
 
 
 def test_it_hardly_ever_cries_wolf() -> None:

@@ -39,7 +39,7 @@ def _closed(bench: Bench) -> object:
 def subject(script: Path, how: str = "none", **settings: object) -> Subject:
     return Subject(
         kind="script",
-        settings={"argv": [str(script), "--flag"], "how": how, **settings},
+        settings={"argv": [str(script), "--flag"], "loader": 1, "how": how, **settings},
         warm_up_s=0.05,
         warm_up_batches=2,
         window_s=0.2,
