@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ class Rung:
 
 def rungs_of(workers: int, shards: Path, raw: Path | None) -> list[Rung]:
     """From the script as it is to the ceiling. `shards` are JPEG; without `raw`, shards of raw pixels at the script's
-    own output size, their rung is left out."""
+    own output size, their rung is left out, and so is stock webdataset's where it is not installed."""
 
     def over(how: str, split: Path | None = None) -> dict[str, Any]:
         return {"how": how, "num_workers": workers, **({"split": str(split)} if split else {})}
@@ -112,7 +113,8 @@ def rungs_of(workers: int, shards: Path, raw: Path | None) -> list[Rung]:
         Rung("raw", "+ raw shards", "pixels at the size the model sees: nothing to decode", over("feedline", raw)),
         Rung(CEILING, "data is free", "cached batches, laid out as feedline hands them over", {"how": "cached"}),
     ]  # fmt: skip
-    return [rung for rung in rungs if raw or rung.key != "raw"]
+    left_out = {"raw": not raw, "shards": find_spec("webdataset") is None}
+    return [rung for rung in rungs if not left_out.get(rung.key)]
 
 
 def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
@@ -128,6 +130,8 @@ def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
     prepared = config.prepared or prepare(config, raw_px, say)
     raw = find_train(prepared, "raw", raw_px) if raw_px else None
     rungs = rungs_of(workers, find_train(prepared, "jpeg"), raw)
+    if not any(rung.key == "shards" for rung in rungs):
+        say("without stock webdataset's rung, which takes `pip install webdataset`")
     predicted = predictions(recording, workers=workers, size_px=config.size_px, raw_px=raw_px)
     before = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),

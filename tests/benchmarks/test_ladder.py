@@ -56,9 +56,11 @@ def test_table_and_sentence_say_what_was_measured() -> None:
     assert "data is free" in document(Page(title="", sections=[ladder_section(record)]))
 
 
-def test_no_raw_shards_no_raw_rung() -> None:
+def test_rungs_whose_shards_or_package_are_not_there_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.key for one in rungs_of(2, Path("s"), None)] == ["as-is", "workers", "shards", "loader", "ceiling"]
     assert [one.key for one in rungs_of(2, Path("s"), Path("r"))][-2:] == ["raw", "ceiling"]
+    monkeypatch.setattr(ladder, "find_spec", lambda name: None)
+    assert [one.key for one in rungs_of(2, Path("s"), None)] == ["as-is", "workers", "loader", "ceiling"]
 
 
 def test_batches_of_another_kind_are_pointed_out() -> None:

@@ -65,7 +65,7 @@ CASES = {
     "train": Case("train", (), NO_SPARK, (
         SYNTH, WITHOUT_JAVA, Step(TRAIN), Step(COMPARE), Step("plan SHARDS/32-raw --gpu-rate 1000 --image-size 32"),
         Step("demo --quick --out OUT/demo"))),
-    "all": Case("all", (), (), (Step("doctor", says="Spark"), Step("--version"), Step("--show-completion"))),
+    "all": Case("all", (), (), (Step("doctor", says="Spark"), Step("--version"), Step("--show-completion", says="COMPREPLY"))),
 }  # fmt: skip
 
 
@@ -121,7 +121,13 @@ def try_case(name: str, case: Case, python: str, wheel: Path, work: Path) -> boo
         for place, path in places.items():
             words = [word.replace(place, path) for word in words]
         began = time.monotonic()
-        command = [inside / "feedline", *words]
+        command = [
+            "bash",
+            "-c",
+            'feedline "$@"; exit $?',
+            "bash",
+            *words,
+        ]  # a shell, whose completion can be asked for
         done = subprocess.run(command, capture_output=True, text=True, cwd=work, env=environment)
         output = done.stdout + done.stderr
         lines = done.stderr.strip().splitlines()
