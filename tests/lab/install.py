@@ -65,7 +65,8 @@ CASES = {
     "train": Case("train", (), NO_SPARK, (
         SYNTH, WITHOUT_JAVA, Step(TRAIN), Step(COMPARE), Step("plan SHARDS/32-raw --gpu-rate 1000 --image-size 32"),
         Step("demo --quick --out OUT/demo"))),
-    "all": Case("all", (), (), (Step("doctor", says="Spark"), Step("--version"), Step("--show-completion", says="COMPREPLY"))),
+    "all": Case("all", (), (), (
+        Step("doctor", says="Spark"), Step("--version"), Step("--show-completion", says="COMPREPLY"))),
 }  # fmt: skip
 
 
