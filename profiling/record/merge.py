@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,8 @@ def merge(
     trainers = sorted(filter(is_trainer, journal.all("trainer-")), key=lambda one: (one["rank"], one["pid"]))
     rows = {trainer["pid"]: journal.rows(f"steps-{trainer['pid']}", StepRow) for trainer in trainers}
     phases = _phases([row for of_process in rows.values() for row in of_process])
-    steps = [step for one in trainers for step in _steps(one, rows[one["pid"]], phases, origin)]
-    steps.sort(key=lambda step: (step.rank, step.start_s))
+    by_trainer = {one["pid"]: _steps(one, rows[one["pid"]], phases, origin) for one in trainers}
+    steps = sorted(chain(*by_trainer.values()), key=lambda step: (step.rank, step.start_s))
     windows = {one["rank"]: Windows([step for step in steps if step.rank == one["rank"]]) for one in trainers}
     times = [_trainer_time(journal, one, windows[one["rank"]], origin) for one in trainers]
     first = trainers[0]["loaders"] if trainers else []  # ranks run the same script
@@ -78,7 +78,7 @@ def merge(
         passes=[LoaderPass(**one, rank=trainer["rank"]) for trainer in trainers for one in trainer["passes"]],
         optimizer_steps=max((one["optimizer_steps"] for one in trainers), default=0),
         warm_up=WarmUp(rule=WARM_UP_RULE, steps=sum(step.warm_up for step in steps)),
-        workers=_worker_times(journal, trainers, phases, windows, origin),
+        workers=_worker_times(journal, trainers, by_trainer, phases, windows, origin),
         trainers=times,
         series=series,
         gpus=over_steps(sampler.gpus, series, steps) if sampler else [],
@@ -156,16 +156,24 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
 
 
 def _worker_times(
-    journal: Journal, trainers: Sequence[About], phases: Phases, windows: Mapping[int, Windows], origin: float
+    journal: Journal,
+    trainers: Sequence[About],
+    steps: Mapping[int, Sequence[Step]],
+    phases: Phases,
+    windows: Mapping[int, Windows],
+    origin: float,
 ) -> list[WorkerTime]:
-    """Of worker processes, and of trainers that prepare their data themselves."""
+    """Of worker processes, and of trainers that prepare their data themselves: these make what their own `steps`
+    (by process) were given."""
     sources = [(f"worker-{one['pid']}", one, one["loader"], False) for one in journal.all("worker-")]
     for one in trainers:
         numbers = range(len(one["loaders"]))
         sources += [(f"loading-{one['pid']}-{loader}", one, loader, True) for loader in numbers]
     times: list[WorkerTime] = []
     for name, about, loader, in_trainer in sources:
-        total = RowSum(journal.rows(name, TimeRow), windows.get(about["rank"], Windows(())), origin)
+        window = windows.get(about["rank"], Windows(()))
+        total = RowSum(journal.rows(name, TimeRow), window, origin)
+        given = [one for one in steps.get(about["pid"], ()) if one.loader == loader and window.counts(one)]
         time = WorkerTime(
             worker=0 if in_trainer else about["worker"],
             rank=about["rank"],
@@ -175,13 +183,13 @@ def _worker_times(
             in_trainer=in_trainer,
             seconds=total.seconds,
             # Of a trainer's CPU time only that of its looks at loading is loading.
-            cpu_s=sum(total.stages_cpu.values()) if in_trainer else total.cpu_s,
+            cpu_s=(sum(total.stages_cpu.values()) or None) if in_trainer else total.cpu_s,
             stages=dict.fromkeys(STAGES, 0.0) | total.stages,
             stages_cpu_s=dict(total.stages_cpu),
             transforms=dict(total.transforms),
             functions=total.top_functions,
-            batches=round(total.batches),
-            samples=round(total.samples),
+            batches=len(given) if in_trainer else round(total.batches),
+            samples=sum(one.samples for one in given) if in_trainer else round(total.samples),
             ticks=round(total.ticks),
             ended="normally" if in_trainer or about["ended"] else "killed",
         )

@@ -20,13 +20,14 @@ def costs(recording: Recording) -> Costs:
         return Costs()
     workers = [one for one in recording.workers if loader is not None and one.loader == loader.id]
     loading_cpu_s = sum(one.cpu_s or 0.0 for one in workers if one.in_trainer)
+    workers_cpu_s = [one.cpu_s for one in workers if one.cpu_s is not None]
     prepared = sum(one.samples for one in workers) or samples
     trainer_cpu_s = sum(one.cpu_s or 0.0 for one in recording.trainers) - loading_cpu_s
     main_s = sum(one.parts.get(name, 0.0) for one in recording.trainers for name in MAIN_PARTS)
     busy_s = sum(one.seconds - one.stages.get("idle", 0.0) for one in workers)
     scopes = {scope_of(one.rank, None if one.in_trainer else one.worker) for one in workers}
     return Costs(
-        worker_cpu_s=sum(one.cpu_s or 0.0 for one in workers) / prepared if workers else None,
+        worker_cpu_s=sum(workers_cpu_s) / prepared if workers_cpu_s else None,
         worker_wall_s=busy_s / prepared if workers else None,
         trainer_cpu_s=max(0.0, trainer_cpu_s) / samples,
         trainer_main_s=main_s / samples,

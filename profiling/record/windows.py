@@ -13,14 +13,12 @@ TOP_FUNCTIONS = 12
 
 
 class Windows:
-    """The measured training time of one rank: where workers' and trainers' rows count."""
+    """The measured training time of one rank: where workers' and trainers' rows count. All counts when nothing was
+    measured, so that a very short run still says something."""
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self._spans: list[tuple[float, float]] = []
-        for step in steps:
-            paused = step.pause_s > 0.1 * step.duration_s
-            if step.phase != "train" or step.warm_up or paused:
-                continue
+        for step in filter(is_measured, steps):
             start, end = step.start_s, step.start_s + step.duration_s
             if self._spans and start - self._spans[-1][1] < 1e-3:
                 self._spans[-1] = (self._spans[-1][0], end)
@@ -29,7 +27,7 @@ class Windows:
         self._starts = [start for start, _ in self._spans]
 
     def share(self, start: float, end: float) -> float:
-        """Of [start, end]; 1 when nothing was measured, so that a very short run still says something."""
+        """Of [start, end]."""
         if not self._spans:
             return 1.0
         covered = 0.0
@@ -38,6 +36,13 @@ class Windows:
                 break
             covered += max(0.0, min(end, last) - max(start, first))
         return covered / (end - start) if end > start else 0.0
+
+    def counts(self, step: Step) -> bool:
+        return is_measured(step) or not self._spans
+
+
+def is_measured(step: Step) -> bool:
+    return step.phase == "train" and not step.warm_up and step.pause_s <= 0.1 * step.duration_s
 
 
 class RowSum:

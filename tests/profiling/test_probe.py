@@ -1,5 +1,6 @@
 """`watch` around real loops in this process: what is counted, kept apart, and left as it was."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset  # noqa: E402
 
+from feedline.profiling.explain.verdict import diagnose  # noqa: E402
 from feedline.profiling.probe import watch  # noqa: E402
 from feedline.profiling.record.recording import Recording, Step  # noqa: E402
 
@@ -178,6 +180,34 @@ def test_iterable_datasets_and_own_subclasses(loader: DataLoader[Any]) -> None:
     assert seen.recording.loaders[0].batches_per_epoch is None
 
 
+class Slow(Dataset[Any]):
+    def __len__(self) -> int:
+        return 320
+
+    def read_bytes(self) -> None:
+        time.sleep(0.002)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read_bytes()
+        return torch.zeros(4), 1
+
+
+def test_what_a_loop_without_workers_prepares_is_known_by_sample_and_stage() -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        for batch in DataLoader(Slow(), batch_size=8):
+            training.step(batch)
+    (worker,) = seen.recording.workers
+    assert worker.in_trainer
+    measured = seen.recording.measured()
+    assert worker.samples == sum(step.samples for step in measured) > 200
+    found = diagnose(seen.recording)
+    workers = found.measured.workers
+    assert workers.stage_alone_s["read"] > 0.5 * workers.alone_s > 0.0005
+    kept = next(one for one in found.predictions if one.remedy == "cache in RAM")
+    assert kept.helps and "of a worker's busy time" in kept.why
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_are_seen(persistent: bool) -> None:
     training = Training()
@@ -230,7 +260,8 @@ class Telling:
 
     num_workers, worker_pids = 2, ()
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int = 999_999_990) -> None:
+        self.pid = pid
         self.asked = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -239,15 +270,28 @@ class Telling:
     def stats(self) -> dict[str, Any]:
         self.asked += 1
         seconds = {"read": 1.0 * self.asked, "decode": 3.0 * self.asked, "idle": 0.5 * self.asked}
-        return {
-            "workers": [{"pid": 999_999_990, "samples": 80 * self.asked, "batches": self.asked, "seconds": seconds}]
-        }
+        return {"workers": [{"pid": self.pid, "samples": 80 * self.asked, "batches": self.asked, "seconds": seconds}]}
 
 
-def test_a_loader_that_tells_itself_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def telling(monkeypatch: pytest.MonkeyPatch) -> None:
     module = type(sys)("feedline.pipeline.loader")
     module.Loader = Telling  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "feedline.pipeline.loader", module)
+
+
+@pytest.mark.usefixtures("telling")
+def test_the_cpu_time_of_preparing_that_nobody_counts_is_unknown() -> None:
+    with watch(resources=False) as seen:
+        for _ in Telling(os.getpid()):
+            time.sleep(0.001)
+    (worker,) = seen.recording.workers
+    assert worker.in_trainer and worker.samples == 8 * len(seen.recording.measured())
+    assert worker.cpu_s is None and seen.recording.costs.worker_cpu_s is None
+
+
+@pytest.mark.usefixtures("telling")
+def test_a_loader_that_tells_itself_is_believed() -> None:
     with watch(resources=False) as seen:
         for _ in Telling():
             pass

@@ -164,6 +164,9 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     worker_s = preparing.even_s * preparing.slow[1] if preparing.slow else preparing.alone_s
     if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost
         worker_s = trainer.wait_fraction * ranks / rates.now.value
+    worker_cpu_s = preparing.cpu_s or 0.0
+    if count == 0 and preparing.cpu_s is None:  # it is what the trainer needs less of with free data
+        worker_cpu_s = max(0.0, (measured.recording.costs.trainer_cpu_s or 0.0) - trainer.cpu_s)
     # A fair scheduler gives so many cores to so many busy processes beside the other programs.
     processes = ranks * (count + 1)
     fair = max(machine.cores - others, machine.cores * processes / (processes + others)) if others else machine.cores
@@ -173,7 +176,7 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         workers=count,
         step_s=step_s,
         worker_s=worker_s,
-        worker_cpu_s=min(preparing.cpu_s or 0.0, worker_s),
+        worker_cpu_s=min(worker_cpu_s, worker_s),
         trainer_cpu_s=trainer.cpu_s,
         handover_s=trainer.unpickle_s,
         cores=fair,
