@@ -232,8 +232,8 @@ class Capture:
         collect_paths()
         self.facts.look()
         self.watch = TrainerWatch(self.journal, lambda: self.asking, self.flush)
-        self.watch.sampler.start()
         self.flush()
+        self.watch.sampler.start()  # from here on it flushes
 
     def _see_rank(self) -> None:
         rank = facts.rank()

@@ -58,9 +58,12 @@ class StackSampler(threading.Thread):
         self._shortest_s = 1.0 / rate_hz
         self._failed = False
         self._running = True
+        self._looking = threading.RLock()
 
     def stop(self) -> None:
-        self._running = False
+        """A look that goes on is waited for, and none follows: what they saw may be read by any thread."""
+        with self._looking:
+            self._running = False
 
     def gone(self) -> None:
         """Waits for its last look: a thread that wakes while the interpreter is torn down may abort the process."""
@@ -75,22 +78,28 @@ class StackSampler(threading.Thread):
         while self._running:
             longest_s = SOON_LONGEST_S if self.looks < SOON_LOOKS else LONGEST_S
             time.sleep(min(max(self._shortest_s, cost_s / BUDGET), longest_s) * draw(0.5, 1.5))
-            now, interval_s = time.perf_counter(), sys.getswitchinterval()
-            sys.setswitchinterval(max(interval_s, LOOKING_INTERVAL_S))
-            try:
-                self._look(sys._current_frames(), now - last)
-            except Exception as error:  # a stack nobody foresaw must not end the watch, nor be heard in the script
-                if not self._failed:
-                    line = f"a look at the stacks failed: {type(error).__name__}: {error} (process {os.getpid()})"
-                    self._journal.complain(line)
-                self._failed = True
-            finally:
-                if abs(sys.getswitchinterval() - LOOKING_INTERVAL_S) < 1e-6:  # what the script sets meanwhile stays
-                    sys.setswitchinterval(interval_s)
+            now = time.perf_counter()
+            with self._looking:
+                if self._running:
+                    self._look_once(now - last)
             last = now
             self.looks += 1
             spent_s, self.cpu_s = self.cpu_s, time.thread_time()
             cost_s += 0.1 * (self.cpu_s - spent_s - cost_s)
+
+    def _look_once(self, seconds: float) -> None:
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(max(interval_s, LOOKING_INTERVAL_S))
+        try:
+            self._look(sys._current_frames(), seconds)
+        except Exception as error:  # a stack nobody foresaw must not end the watch, nor be heard in the script
+            if not self._failed:
+                line = f"a look at the stacks failed: {type(error).__name__}: {error} (process {os.getpid()})"
+                self._journal.complain(line)
+            self._failed = True
+        finally:
+            if abs(sys.getswitchinterval() - LOOKING_INTERVAL_S) < 1e-6:  # what the script sets meanwhile stays
+                sys.setswitchinterval(interval_s)
 
 
 class ThreadClock:
@@ -132,7 +141,7 @@ class HelperThread:
 
 class TimeSums:
     """What a thread spent its time on, handed on as short rows, so that a reader can choose which times count. Not
-    thread-safe: one sampler feeds it."""
+    thread-safe: one sampler feeds it, and takes from it until it has stopped."""
 
     def __init__(self) -> None:
         self.batches = 0
