@@ -1,7 +1,7 @@
 """The journal of a run -> a Recording: ranks merged, warm-up marked, workers and trainers summed over training time.
 
 Workers and trainers tell what they did in rows of up to a second. A row counts by the share of its time that lies
-inside measured training steps, so that start-up, evaluation and checkpoints are not charged to training.
+inside measured steps of the training loader: start-up, evaluation and checkpoints are not charged to training.
 """
 
 import sys
@@ -28,6 +28,7 @@ from feedline.profiling.record.recording import (
     TrainerTime,
     WarmUp,
     WorkerTime,
+    train_loader,
 )
 from feedline.profiling.record.stages import STAGES
 from feedline.profiling.record.watch_costs import costs, overhead
@@ -58,10 +59,12 @@ def merge(
     phases = _phases([row for of_process in rows.values() for row in of_process])
     by_trainer = {one["pid"]: _steps(one, rows[one["pid"]], phases, origin) for one in trainers}
     steps = sorted(chain(*by_trainer.values()), key=lambda step: (step.rank, step.start_s))
-    windows = {one["rank"]: Windows([step for step in steps if step.rank == one["rank"]]) for one in trainers}
-    times = [_trainer_time(journal, one, windows[one["rank"]], origin) for one in trainers]
     first = trainers[0]["loaders"] if trainers else []  # ranks run the same script
     loaders = [LoaderSeen(**one, phase=_loader_phase(phases, one["id"])) for one in first]
+    main = train_loader(loaders, steps)
+    training = [step for step in steps if main is not None and step.loader == main.id]
+    windows = {one["rank"]: Windows([step for step in training if step.rank == one["rank"]]) for one in trainers}
+    times = [_trainer_time(journal, one, windows[one["rank"]], origin) for one in trainers]
     series = list(sampler.recorded) if sampler else []
     # Round robin over the processes, so that one worker's folder does not fill the list.
     turns = zip_longest(*(one["paths"] for one in (*journal.all("worker-"), *trainers)))
@@ -73,7 +76,7 @@ def merge(
         feedline=package_version("feedline") or "",
         host=describe_host(),
         loaders=loaders,
-        compute=_compute(trainers, steps, phases),
+        compute=_compute(trainers, training),
         steps=steps,
         passes=[LoaderPass(**one, rank=trainer["rank"]) for trainer in trainers for one in trainer["passes"]],
         optimizer_steps=max((one["optimizer_steps"] for one in trainers), default=0),
@@ -81,7 +84,7 @@ def merge(
         workers=_worker_times(journal, trainers, by_trainer, phases, windows, origin),
         trainers=times,
         series=series,
-        gpus=over_steps(sampler.gpus, series, steps) if sampler else [],
+        gpus=over_steps(sampler.gpus, series, training) if sampler else [],
         gpu_note=sampler.gpu_note if sampler else "no GPU numbers: resources were not sampled",
         legs=diagnostic.legs(journal),
         sample_paths=list(dict.fromkeys(path for turn in turns for path in turn if path is not None))[:MOST_PATHS],
@@ -114,14 +117,14 @@ def _loader_phase(phases: Phases, loader: int) -> Phase:
     return "train" if "train" in mine else "eval" if mine else "other"
 
 
-def _compute(trainers: Sequence[About], steps: Sequence[Step], phases: Phases) -> Compute:
-    """Settings as the lowest rank saw them; ranks run the same script."""
+def _compute(trainers: Sequence[About], steps: Sequence[Step]) -> Compute:
+    """Settings as the lowest rank saw them; ranks run the same script. `steps` are the training loader's."""
     if not trainers:
         return Compute()
     measured = [step for step in steps if step.phase == "train" and not step.warm_up]
     places: Counter[str] = Counter()
     for loader, place, count in (row for one in trainers for row in one["sync_places"]):
-        places[place] += count if _loader_phase(phases, loader) == "train" else 0
+        places[place] += count if measured and loader == measured[0].loader else 0
     facts = trainers[0]["facts"] | {
         "world_size": max(len(trainers), *(one["facts"]["world_size"] for one in trainers)),
         "items": sum(step.syncs for step in measured),

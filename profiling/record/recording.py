@@ -11,7 +11,7 @@ fills those it misses with their defaults.
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -257,6 +257,12 @@ class _Host:
     versions: dict[str, str] | None = None
 
 
+def train_loader(loaders: Iterable[LoaderSeen], steps: Iterable[Step]) -> LoaderSeen | None:
+    """The training loader with the most steps; the busiest loader when none was seen training."""
+    counts = Counter(step.loader for step in steps)
+    return min(loaders, key=lambda one: (one.phase != "train", -counts[one.id]), default=None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     script: Script
@@ -292,9 +298,7 @@ class Recording:
 
     @property
     def train_loader(self) -> LoaderSeen | None:
-        """The training loader with the most steps; the busiest loader when none was seen training."""
-        counts = Counter(step.loader for step in self.steps)
-        return min(self.loaders, key=lambda one: (one.phase != "train", -counts[one.id]), default=None)
+        return train_loader(self.loaders, self.steps)
 
     def measured(self) -> list[Step]:
         """The training steps, warm-up left out."""

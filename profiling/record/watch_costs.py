@@ -6,6 +6,7 @@ from typing import Any
 from feedline.profiling.record.journal import Journal, TimeRow
 from feedline.profiling.record.measurements import Sampled, scope_of
 from feedline.profiling.record.recording import Costs, Overhead, Recording, Step
+from feedline.profiling.record.windows import is_measured
 
 MAIN_PARTS = ("python", "unpickle", "logging", "pin", "other")
 """Parts of the main thread's time that no device and no worker can take over."""
@@ -14,7 +15,7 @@ MAIN_PARTS = ("python", "unpickle", "logging", "pin", "other")
 def costs(recording: Recording) -> Costs:
     """Per training sample over all ranks."""
     loader = recording.train_loader
-    measured = [one for one in recording.measured() if loader is None or one.loader == loader.id]
+    measured = [one for one in filter(is_measured, recording.steps) if loader is None or one.loader == loader.id]
     samples = sum(step.samples for step in measured)
     if not samples:
         return Costs()

@@ -1,4 +1,4 @@
-"""Which time counts: the measured training steps of one rank. Sums of rows and means of series, weighted by it."""
+"""Which time counts: the training loader's measured steps of one rank. Sums of rows and means of series over it."""
 
 from bisect import bisect_right
 from collections import defaultdict

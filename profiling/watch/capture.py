@@ -102,11 +102,11 @@ class Capture:
         finally:
             self.hook_s += TIMED * (time.thread_time() - began_s)
 
-    def begin_pass(self, loader: Any, kind: str, *, in_trainer: bool | None = None) -> Pass:
-        """A loader's iterator was asked for."""
+    def begin_pass(self, loader: Any, kind: str, *, place: str = "", in_trainer: bool | None = None) -> Pass:
+        """A loader's iterator was asked for, by the loop at `place`."""
         self._see_rank()
         self.start()
-        number = self.loaders.number(loader, kind)
+        number = self.loaders.number(loader, kind, place)
         about = self.loaders.about[number]
         if in_trainer is None:
             in_trainer = not about["num_workers"]

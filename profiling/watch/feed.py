@@ -89,8 +89,8 @@ class Feed:
     ) -> None:
         """`iterate` is what `iter(loader)` was before it was patched."""
         self.adapter = adapter
-        self.place = own_place(sys._getframe(1)) if feeds.director is not None else ""
-        """Where in the script the loop is; known in a diagnostic run."""
+        self.place = own_place(sys._getframe(1))
+        """Where in the script the loop is."""
         self.directed = False
         self._feeds = feeds
         self._capture = feeds.capture
@@ -166,7 +166,7 @@ class Feed:
 
     def _begin_pass(self) -> Any:
         in_trainer = self.adapter.in_trainer(self.loader)
-        return self._capture.begin_pass(self.loader, self.adapter.kind, in_trainer=in_trainer)
+        return self._capture.begin_pass(self.loader, self.adapter.kind, place=self.place, in_trainer=in_trainer)
 
 
 class Feeds:

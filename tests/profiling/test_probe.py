@@ -58,6 +58,20 @@ def test_a_plain_loop() -> None:
     assert recording.compute.parameters == 15
 
 
+def test_a_loader_built_anew_for_every_epoch_is_one_loader() -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        for _ in range(3):
+            for batch in DataLoader(data(), batch_size=8):
+                training.step(batch)
+            with torch.no_grad():
+                for x, _ in DataLoader(data(), batch_size=32):
+                    training.model(x)
+    assert [loader.batch_size for loader in seen.recording.loaders] == [8, 32]
+    assert {step.epoch for step in steps(seen.recording, "train")} == {0, 1, 2}
+    assert diagnose(seen.recording).measured.rates.epoch_samples == 64
+
+
 def test_passes_are_told_whole_or_broken_off() -> None:
     loader = DataLoader(data(), batch_size=8)
     with watch(resources=False) as seen:

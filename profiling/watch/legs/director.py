@@ -16,7 +16,7 @@ from feedline.profiling.record.journal import LegRow
 from feedline.profiling.watch import cuda
 from feedline.profiling.watch.batches import sizes
 from feedline.profiling.watch.capture import Finished
-from feedline.profiling.watch.facts import settings
+from feedline.profiling.watch.facts import role
 from feedline.profiling.watch.feed import Feed, Feeds
 from feedline.profiling.watch.legs.ways import (
     LEAST_STEPS,
@@ -77,7 +77,7 @@ class Director:
         self._disturbed = True
         mine = self._batches.feed
         same = feed.loader is mine.loader
-        if same or (feed.place == mine.place and settings(feed.loader) == settings(mine.loader)):
+        if same or role(feed.place, feed.loader) == role(mine.place, mine.loader):
             self._batches.feed = feed
             return True
         return False

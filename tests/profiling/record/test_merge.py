@@ -1,5 +1,6 @@
 """What processes wrote down becomes the right sums: synchronisations, GPU means, bytes, the watch's own cost."""
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,31 @@ def test_hidden_synchronisations_are_summed_over_measured_steps_and_placed(tmp_p
     assert line.startswith("test_merge.py:")
     remedy = next(one for one in diagnose(seen).predictions if one.remedy == "no hidden synchronisations")
     assert line in remedy.why and "will not help" not in remedy.why
+
+
+def test_costs_are_of_the_steps_that_the_rate_is_of(tmp_path: Path) -> None:
+    """Two loaders are trained on, one after the other."""
+    origin = time.perf_counter()
+    capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
+    spent: list[float] = []
+    for loader in (Loader(), Loader()):
+        began_s = time.process_time()
+        one = capture.begin_pass(loader, "torch", place=str(id(loader)))
+        for _ in range(40):
+            capture.ask(one)
+            capture.got(one, BATCH)
+            until_s = time.thread_time() + 0.01
+            while time.thread_time() < until_s:
+                pass
+            capture.backward(0.001)
+            capture.synchronised(0.002, sys._getframe())
+        capture.end_pass(one, exhausted=True)
+        spent.append((time.process_time() - began_s) / 160)
+    capture.leave("itself")
+    seen = merge(capture.journal, origin=origin, argv=["x.py"])
+    assert seen.costs.trainer_cpu_s == pytest.approx(sum(spent) / 2, rel=0.3)
+    remedy = next(one for one in diagnose(seen).predictions if one.remedy == "no hidden synchronisations")
+    assert seen.compute.items == 37 and remedy.why.startswith("37 of them")
 
 
 def test_the_cost_of_the_watch_is_the_time_of_its_hooks_and_samplers(tmp_path: Path) -> None:
