@@ -130,8 +130,8 @@ class Feed:
             capture.end_pass(passed, exhausted=exhausted)
             if not (exhausted and director is not None and passed.trained):
                 raise
-            self.begin_again()
             self._pass = self._begin_pass()
+            self.begin_again()
             return self.next(original)
         capture.got(passed, batch)
         return batch
