@@ -20,6 +20,7 @@ from feedline.profiling.watch.facts import role
 from feedline.profiling.watch.feed import Feed, Feeds
 from feedline.profiling.watch.legs.ways import (
     LEAST_STEPS,
+    MOST_WINDOWS,
     Batches,
     LoaderOnly,
     NoMore,
@@ -31,8 +32,6 @@ from feedline.profiling.watch.saves import Saves
 
 AGREE_S = 20.0
 """Ranks end the verdict's last step together: none waits for rank 0 much longer than that one needs to write."""
-MOST_WINDOWS = 10
-"""A window with what is left out of it is over after so many times its length."""
 MOST_STARTS = 3
 """A window that the script breaks off is started anew, until it has begun so often."""
 

@@ -22,6 +22,8 @@ from feedline.profiling.watch.legs.cached import Cache
 
 SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds the last step's work
 LEAST_STEPS = 4  # of a window, however long they take
+MOST_WINDOWS = 10
+"""A window with what is left out of it is over after so many times its length."""
 FINISHED_S, FINISH_MOST_S = 0.1, 5.0
 """Workers that were idle for so long have no batch to make; nobody waits longer than that for it."""
 
@@ -178,7 +180,8 @@ class LoaderOnly(Way):
     def measure(self, batches: Batches, window_s: float) -> LegRow | None:
         """None where the loader cannot be had with so many workers."""
         if self.count is None:
-            return self._drain((batches.draw() for _ in repeat(None)), batches.queued() + 1, window_s)
+            drawn = ((batches.draw(), batches.restarted) for _ in repeat(None))
+            return self._drain(drawn, batches.queued() + 1, window_s)
         loader = batches.feed.adapter.again(batches.feed.loader, self.count)
         if loader is None:
             return None
@@ -188,29 +191,37 @@ class LoaderOnly(Way):
         finally:
             endless.close()
 
-    def _drain(self, batches: Iterator[Any], skip: int, window_s: float) -> LegRow | None:
+    def _drain(self, batches: Iterator[tuple[Any, bool]], skip: int, window_s: float) -> LegRow | None:
+        """The first batch of a pass is left out, as in the verdict: what passes begin with is added by itself."""
         for _ in islice(batches, skip):
             pass
-        cpu_s, started = children_cpu_seconds(), time.perf_counter()
-        samples = 0
-        for steps, batch in enumerate(batches, 1):
-            samples += sizes(batch)[0] or 0
-            seconds = time.perf_counter() - started
-            if seconds >= window_s and steps >= LEAST_STEPS:
-                used_s = children_cpu_seconds() - cpu_s
+        cpu_s, asked = children_cpu_seconds(), time.perf_counter()
+        until = asked + MOST_WINDOWS * window_s
+        samples = left_out = steps = 0
+        seconds = 0.0
+        for batch, first in batches:
+            came, count = time.perf_counter(), sizes(batch)[0] or 0
+            if first:
+                left_out += count
+            else:
+                samples, seconds, steps = samples + count, seconds + came - asked, steps + 1
+            if steps >= LEAST_STEPS and (seconds >= window_s or came > until):
+                used_s = (children_cpu_seconds() - cpu_s) * samples / max(1, samples + left_out)
                 return LegRow(self.leg, self.count, samples, seconds, used_s if used_s > 0 else None, 0.0, "", None)
+            asked = time.perf_counter()
         return None
 
 
-def endlessly(loader: Any) -> Generator[Any]:
-    """Its batches, pass after pass, until one has none; its workers end with it."""
-    empty = False
-    while not empty:
-        iterator, empty = iter(loader), True
+def endlessly(loader: Any) -> Generator[tuple[Any, bool]]:
+    """Its batches, and whether each is the first of its pass; pass after pass, until one has none. Its workers end
+    with it. Where every batch is the first of its pass, none is called so."""
+    drawn = 2
+    while drawn:
+        iterator, longer, drawn = iter(loader), drawn > 1, 0
         try:
             for batch in iterator:
-                empty = False
-                yield batch
+                drawn += 1
+                yield batch, longer and drawn == 1
         finally:
             end_workers(iterator)
 
