@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol, TypeVar
@@ -44,7 +44,7 @@ class Device(Protocol):
     """`profiling.watch.cuda.Device`."""
 
     def step_ended(self) -> None: ...
-    def step_begins(self, row: StepRow) -> None: ...
+    def step_begins(self, rows: Sequence[StepRow]) -> None: ...
     def waiting(self) -> set[int]: ...
 
 
@@ -134,13 +134,13 @@ class Capture:
     def _got(self, by: Pass, batch: Any, now: float) -> None:
         self.asking = None
         samples, size = sizes(batch)
-        row = self.loop.got(by, now, samples or 0, size)
+        waited = self.loop.got(by, now, samples or 0, size)
         if self.device is not None:
-            self.device.step_begins(row)
+            self.device.step_begins(waited)
         self._usage = None if self.loop.rows % COUNTED else facts.usage()
 
     def end_pass(self, ending: Pass, *, exhausted: bool = False) -> None:
-        """The iterator is exhausted, was dropped, or failed."""
+        """The iterator is exhausted, or has failed."""
         if self.asking is ending:
             self.asking = None
         self._closed(self.loop.end(ending, time.perf_counter(), exhausted=exhausted))
