@@ -50,7 +50,8 @@ class StackSampler(threading.Thread):
         rate_hz: float,
     ) -> None:
         super().__init__(name="feedline-sampler", daemon=True)
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        self._usual_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._usual_interval_s, SWITCH_INTERVAL_S))
         self.cpu_s = 0.0
         self.looks = 0
         self._look = look
@@ -64,6 +65,12 @@ class StackSampler(threading.Thread):
         """A look that goes on is waited for, and none follows: what they saw may be read by any thread."""
         with self._looking:
             self._running = False
+            self.restore_interval()
+
+    def restore_interval(self) -> None:
+        """As it was before; what the script has set meanwhile stays."""
+        if abs(sys.getswitchinterval() - SWITCH_INTERVAL_S) < 5e-6:  # it is kept in whole microseconds
+            sys.setswitchinterval(self._usual_interval_s)
 
     def gone(self) -> None:
         """Waits for its last look: a thread that wakes while the interpreter is torn down may abort the process."""
@@ -100,6 +107,8 @@ class StackSampler(threading.Thread):
         finally:
             if abs(sys.getswitchinterval() - LOOKING_INTERVAL_S) < 1e-6:  # what the script sets meanwhile stays
                 sys.setswitchinterval(interval_s)
+            if not self._running:
+                self.restore_interval()
 
 
 class ThreadClock:

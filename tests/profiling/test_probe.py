@@ -1,7 +1,9 @@
 """`watch` around real loops in this process: what is counted, kept apart, and left as it was."""
 
+import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
 from feedline.profiling.explain.verdict import diagnose  # noqa: E402
 from feedline.profiling.probe import watch  # noqa: E402
+from feedline.profiling.watch.capture import Capture  # noqa: E402
 from tests.profiling.trainings import Slow, Training, data, steps  # noqa: E402
 
 
@@ -210,18 +213,44 @@ def test_workers_are_seen(persistent: bool) -> None:
 
 
 def test_everything_is_as_it_was_afterwards() -> None:
+    """Once: what cannot be taken back is there after the first time."""
     from torch.utils.data import dataloader
 
     def state() -> list[Any]:
         return [
             DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__, torch.save, torch.autograd.backward,
             dataloader._MultiProcessingDataLoaderIter.__init__, torch.autocast.__enter__, list(sys.meta_path),
+            sys.getswitchinterval(), sys.excepthook, threading.active_count(),
         ]  # fmt: skip
 
-    before = state()
+    def captures() -> list[Any]:
+        return [one for one in gc.get_objects() if type(one) is Capture]
+
+    before, kept = state(), len(captures())
     with watch(resources=False):
         assert DataLoader.__iter__ is not before[0]
+        for _ in DataLoader(data(), batch_size=8):
+            pass
     assert state() == before
+    gc.collect()
+    assert len(captures()) <= kept
+
+
+class Interval(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> float:
+        time.sleep(0.001)
+        return sys.getswitchinterval()
+
+
+def test_workers_that_live_on_get_back_the_usual_switch_interval() -> None:
+    loader = DataLoader(Interval(), batch_size=8, num_workers=1, persistent_workers=True)
+    with watch(resources=False):
+        during = {float(value) for batch in loader for value in batch}
+    assert min(during) < sys.getswitchinterval()
+    assert {float(value) for batch in loader for value in batch} == {sys.getswitchinterval()}
 
 
 def test_metrics_for_the_loops_own_log() -> None:
