@@ -155,7 +155,7 @@ class Journal:
         self.write("interrupted", {})
 
     def has(self, name: str) -> bool:
-        """Whether that was written: `left-RANK`, `interrupted`. Asked at every look: cheap."""
+        """Whether that was written: `left-PID`, `interrupted`. Asked at every look: cheap."""
         return os.path.exists(f"{self.folder}/{name}.json")  # noqa: PTH110
 
     def read(self, name: str) -> dict[str, Any] | None:

@@ -107,11 +107,10 @@ class Capture:
         self._see_rank()
         self.start()
         number = self.loaders.number(loader, kind, place)
-        about = self.loaders.about[number]
         if in_trainer is None:
-            in_trainer = not about["num_workers"]
+            in_trainer = not self.loaders.about[number]["num_workers"]
         assert self.watch is not None
-        self.watch.see_loader(loader, number, self.rank, pins=bool(about["pin_memory"]) and not in_trainer)
+        self.watch.see_loader(loader, number, self.rank)
         return self.loop.begin(number, time.perf_counter(), in_trainer=in_trainer)
 
     def ask(self, by: Pass) -> None:
@@ -218,7 +217,7 @@ class Capture:
         if self.watch is not None:
             self.watch.sampler.stop()
         self.flush()
-        self.journal.write(f"left-{self.rank}", {})  # its workers that live on say their last and stop looking
+        self.journal.write(f"left-{self.pid}", {})  # its workers that live on say their last and stop looking
 
     def end(self) -> None:
         """The interpreter is about to be torn down."""

@@ -23,6 +23,8 @@ class Pass:
     started: float
     in_trainer: bool
     outer: StepRow | None
+    pin_thread: Any = None
+    """Which makes its batches ready in this process, if one does."""
     row: StepRow | None = None
     batches: int = 0
     samples: int = 0

@@ -131,21 +131,21 @@ class ThreadClock:
 
 
 class HelperThread:
-    """A thread that a loader starts, found by its name. Where there is none, a look costs a walk over the names."""
+    """A thread that a loader starts, as `find` tells."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, find: Callable[[], threading.Thread | None]) -> None:
+        self._find = find
         self._thread: threading.Thread | None = None
         self._clock: ThreadClock | None = None
 
     def look(self, frames: dict[int, FrameType]) -> tuple[FrameType | None, float | None]:
         """Its innermost frame, None while there is no such thread, and its CPU seconds since the last look."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = next((one for one in threading.enumerate() if self._name in one.name), None)
-            self._clock = ThreadClock(self._thread.ident) if self._thread and self._thread.ident else None
-        if self._thread is None or self._clock is None:
+        thread = self._find()
+        if thread is None or thread.ident is None or not thread.is_alive():
             return None, None
-        return frames.get(self._thread.ident or 0), self._clock.spent_s()
+        if thread is not self._thread or self._clock is None:
+            self._thread, self._clock = thread, ThreadClock(thread.ident)
+        return frames.get(thread.ident), self._clock.spent_s()
 
 
 class TimeSums:

@@ -35,14 +35,14 @@ class TrainerWatch:
         self._main = TimeSums()
         self._loading: dict[int, TimeSums] = {}
         """By loader: what a loader without workers did in this thread."""
-        self._pin_thread: HelperThread | None = None
+        self._asked: Pass | None = None
+        """The pass that the loop has asked last."""
+        self._pin_thread = HelperThread(lambda: self._asked.pin_thread if self._asked is not None else None)
         self._stats: dict[int, LoaderStats] = {}
         self.sampler = StackSampler(self._look, journal, rate_hz=TRAINER_HZ)
 
-    def see_loader(self, loader: Any, number: int, rank: int, *, pins: bool) -> None:
-        """A pass begins; `pins`: in a thread of its own."""
-        if pins and self._pin_thread is None:
-            self._pin_thread = HelperThread(PIN_LOOP)
+    def see_loader(self, loader: Any, number: int, rank: int) -> None:
+        """A pass begins."""
         if number not in self._stats and hasattr(loader, "worker_pids") and callable(getattr(loader, "stats", None)):
             self._stats[number] = LoaderStats(loader, number, rank)
 
@@ -50,6 +50,7 @@ class TrainerWatch:
         frame, asking = frames_by_thread.get(self._thread), self._asking()
         if frame is None:
             return
+        self._asked = asking or self._asked
         cpu_s = self._clock.spent_s()
         if asking is not None and asking.in_trainer:
             if asking.loader not in self._stats:
@@ -57,7 +58,7 @@ class TrainerWatch:
             self._main.add(Place("load", "loader"), seconds, cpu_s)
         else:
             place = part(frame)
-            pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread) if self._pin_thread else (None, None)
+            pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
             pinning = pin_work(pin_frame)
             if asking is not None and place.stage not in ("unpickle", "pin"):
                 place = Place(pinning or "wait", place.where)
