@@ -5,6 +5,7 @@ After a window in which the loop did not draw from the loader its queue is full,
 many batches as could be queued left out.
 """
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,8 +34,8 @@ def plan(
 ) -> list["Way"]:
     """Every leg once a round, the order turned by one each time so that drift cancels; then, once, the cold one:
     whatever ran after it would read files from storage that it had in memory before. `lines` follow. Last comes what
-    belongs to the ceiling of a loader of another `kind`: batches as feedline's has them, which a script may not
-    survive, behind half the windows, and in turn with the others, in which only memory is kept."""
+    belongs to the ceiling of a loader of another `kind`, in pairs that turn round: with memory kept, and with batches
+    as feedline's has them too, which a script may not survive."""
     once: list[Way] = []
     once += [Way()] if "normal" in legs else []
     once += [Cached()] if "cached" in legs else []
@@ -43,8 +44,8 @@ def plan(
     planned += [Cold()] if "cold" in legs else []
     planned += lines
     if "cached" in legs and kind != "feedline":
-        ahead, kept, laid_out = rounds // 2, Cached("kept"), Cached("laid_out")
-        planned += [kept] * ahead + [laid_out, kept] * (rounds - ahead) + [laid_out] * ahead
+        pair = [Cached("kept"), Cached("laid_out")]
+        planned += [way for turn in range(rounds) for way in (pair, pair[::-1])[turn % 2]]
     return planned
 
 
@@ -162,7 +163,8 @@ class Cold(Way):
         """Where only the files that were seen are known, and these were not all, nobody knows how cold it is."""
         listed = dataset_files(getattr(batches.feed.loader, "dataset", None))
         seen = [path for worker in batches.journal.all("worker-") for path in worker["paths"]]
-        self.dropped, self.note = drop(list(dict.fromkeys([*listed, *seen, *opened])))
+        there = [path for path in dict.fromkeys([*listed, *seen, *opened]) if os.access(path, os.R_OK)]
+        self.dropped, self.note = drop(there)
         if not listed and len({*seen, *opened}) >= MOST_PATHS:
             self.dropped = None
             self.note += "; the data has more files than these, and they were left alone"

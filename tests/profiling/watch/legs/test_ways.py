@@ -37,6 +37,7 @@ def test_every_leg_once_a_round_then_the_cold_one_and_last_what_may_end_the_scri
     last = [leg for leg, _ in behind[2:]]
     assert sorted(last) == ["kept"] * rounds + ["laid_out"] * rounds
     assert last[0] == "kept" or rounds == 1
+    assert all(set(last[at : at + 2]) == {"kept", "laid_out"} for at in range(0, len(last), 2))  # compared in pairs
     longest = max(len(list(same)) for _, same in groupby(last))
     assert longest <= max(rounds // 2, 1) + 1  # in turn, so that drift cancels
 
