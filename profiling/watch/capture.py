@@ -230,7 +230,7 @@ class Capture:
         self._see_rank()
         collect_paths()
         self.facts.look()
-        self.watch = TrainerWatch(self.journal, lambda: self.asking, self.flush)
+        self.watch = TrainerWatch(self.journal, lambda: self.asking, self.facts.on_device, self.flush)
         self.flush()
         self.watch.sampler.start()  # from here on it flushes
 

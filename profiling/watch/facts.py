@@ -141,6 +141,11 @@ class Facts:
         self.page_faults += after.ru_minflt - before.ru_minflt
         self.faulty_steps += 1
 
+    def on_device(self) -> bool:
+        """Whether this process computes on more than the CPU, as far as was seen."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        return self.device != "cpu" or (cuda is not None and bool(quietly(cuda.is_initialized)))
+
     def look(self) -> None:
         if (distributed := _distributed()) is not None:
             self.world_size = int(quietly(distributed.get_world_size) or 1)

@@ -22,12 +22,19 @@ PIN_LOOP, PIN = "_pin_memory_loop", "pin_memory"
 
 
 class TrainerWatch:
-    """Of the thread that makes it. `asking` tells which pass the loop waits for; `flush` is called when rows are
-    due."""
+    """Of the thread that makes it. `asking` tells which pass the loop waits for, `on_device` whether the model
+    computes on one; `flush` is called when rows are due."""
 
-    def __init__(self, journal: Journal, asking: Callable[[], Pass | None], flush: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        asking: Callable[[], Pass | None],
+        on_device: Callable[[], bool],
+        flush: Callable[[], None],
+    ) -> None:
         self._journal = journal
         self._asking = asking
+        self._on_device = on_device
         self._flush = flush
         self._pid = os.getpid()
         self._thread = threading.get_ident()
@@ -57,7 +64,7 @@ class TrainerWatch:
                 self._loading.setdefault(asking.loader, TimeSums()).add(classify(frame), seconds, cpu_s)
             self._main.add(Place("load", "loader"), seconds, cpu_s)
         else:
-            place = part(frame)
+            place = part(frame, on_device=self._on_device())
             pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
             pinning = pin_work(pin_frame)
             if asking is not None and place.stage not in ("unpickle", "pin"):

@@ -4,8 +4,8 @@ Seconds are per sample of one rank. Shares are of the time of the measured steps
 
     data      blocked on the next batch, unpickling included (CUDA: the device had run dry for want of it)
     copy      host-to-device copies the step waited for
-    trainer   the main thread's own Python, logging, synchronising
-    compute   the rest: forward, backward, optimiser
+    trainer   the main thread's own Python, logging, checkpoints
+    compute   the rest: forward, backward, optimiser, waiting for the device
 """
 
 import math
@@ -19,7 +19,7 @@ from feedline.profiling.explain.measure.workers import sums
 from feedline.profiling.record.recording import Recording, Step, TrainerPart
 
 PARTS = get_args(TrainerPart)
-OWN = ("python", "logging", "checkpoint", "synchronise")  # parts that are the script's own Python
+OWN = ("python", "logging", "checkpoint")  # parts that are the script's own Python
 NOT_BUSY = ("wait", "load", "unpickle", "copy", "synchronise", "other")
 """Parts in which the main thread may rightly sleep."""
 LEAST_KERNEL_SHARE = 0.04
@@ -120,8 +120,7 @@ def _shares(steps: Sequence[Step], ranks_s: float, data: float, parts: Mapping[s
         return Shares()
     copy = min(1.0 - data, sum(step.copy_s for step in steps) / ranks_s)
     on_device = any(step.starved_s is not None for step in steps)
-    # On a GPU the main thread synchronises because it waits for the device: that is compute, not Python.
-    own = sum(parts.get(name, 0.0) for name in OWN if not (on_device and name == "synchronise"))
+    own = sum(parts.get(name, 0.0) for name in OWN)
     trainer = min(1.0 - data - copy, own)
     if on_device:
         # Python is hidden while the device has queued work; it counts as far as the device ran dry beyond the wait.
