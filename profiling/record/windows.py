@@ -69,23 +69,27 @@ class RowSum:
         self.top_functions = dict(sorted(functions.items(), key=lambda item: -item[1])[:TOP_FUNCTIONS])
 
 
+def of_lowest_rank(steps: Sequence[Step]) -> Windows:
+    """Ranks run in step: the lowest one's steps stand for all."""
+    lowest = min((step.rank for step in steps), default=0)
+    return Windows([step for step in steps if step.rank == lowest])
+
+
 def over_steps(gpus: Sequence[Gpu], series: Sequence[Series], steps: Sequence[Step]) -> list[Gpu]:
     """The same GPUs with their means taken anew, over the measured steps: the sampler looks from the start of the
-    process on, through imports, evaluation and checkpoints. All time counts where no step was measured. Ranks run in
-    step: the lowest one's steps stand for all."""
-    lowest = min((step.rank for step in steps), default=0)
-    windows = Windows([step for step in steps if step.rank == lowest])
+    process on, through imports, evaluation and checkpoints. All time counts where no step was measured."""
+    windows = of_lowest_rank(steps)
     found: list[Gpu] = []
     for gpu in gpus:
         mine = [one for one in series if one.scope == f"gpu:{gpu.uuid}" and one.name in GPU_MEANS]
-        means = {one.name: _mean(one, windows) for one in mine}
+        means = {one.name: mean_over(one, windows) for one in mine}
         missing = {name: "no look fell into the training steps" for name, mean in means.items() if mean is None}
         found.append(replace(gpu, **means, unavailable={**missing, **gpu.unavailable}))
     return found
 
 
-def _mean(series: Series, windows: Windows) -> float | None:
-    """A look stands for the time since the one before."""
+def mean_over(series: Series, windows: Windows) -> float | None:
+    """A look stands for the time since the one before; None where none fell into the windows."""
     total, weight = 0.0, 0.0
     for before_s, t_s, value in zip([0.0, *series.t_s], series.t_s, series.values, strict=False):
         share = windows.share(before_s, t_s) * (t_s - before_s) if value is not None else 0.0
