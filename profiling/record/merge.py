@@ -13,6 +13,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from feedline.pipeline.base.settings import PREFETCH
 from feedline.profiling.record import diagnostic
 from feedline.profiling.record.host import describe_host, package_version
 from feedline.profiling.record.journal import Journal, StepRow, TimeRow
@@ -140,7 +141,9 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
     by_pass: dict[tuple[int, int], list[StepRow]] = defaultdict(list)
     for row in rows:
         by_pass[row.loader, row.epoch].append(row)
-    queued = {one["id"]: (one["num_workers"] or 0) * (one["prefetch_factor"] or 2) for one in trainer["loaders"]}
+    queued = {
+        one["id"]: (one["num_workers"] or 0) * (one["prefetch_factor"] or PREFETCH) for one in trainer["loaders"]
+    }
     steps: list[Step] = []
     for (loader, epoch), members in by_pass.items():
         wanted = (

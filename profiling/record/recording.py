@@ -61,18 +61,14 @@ class LoaderSeen:
     prefetch_factor: int | None = None
     pin_memory: bool | None = None
     persistent_workers: bool | None = None
-    drop_last: bool | None = None
     dataset: str | None = None
     dataset_samples: int | None = None
-    batches_per_epoch: int | None = None
     transforms: list[str] = field(default_factory=list)
     """Names of the transforms seen, in their order where the dataset shows it."""
     batch_dtypes: list[str] = field(default_factory=list)
     """Of the tensors in a batch, e.g. ["float32", "int64"]."""
     batch_shapes: list[list[int]] = field(default_factory=list)
     batch_bytes: int | None = None
-    batch_device: str | None = None
-    pinned: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +117,8 @@ class Step:
     rank: int = 0
     warm_up: bool = False
     """Left out of the verdict by the warm-up rule."""
-    copy_s: float = 0.0
-    """Host to device: device time by CUDA events where there is one, else the host's time in `.to()`."""
+    copy_s: float | None = None
+    """Host to device: device time by CUDA events; None without CUDA."""
     backward_s: float = 0.0
     optimizer_s: float = 0.0
     pause_s: float = 0.0
@@ -139,7 +135,7 @@ class Step:
     @property
     def compute_s(self) -> float:
         """What is left of the step without waiting, copying and pauses: forward, backward, optimiser, Python."""
-        return max(0.0, self.duration_s - self.wait_s - self.copy_s - self.pause_s)
+        return max(0.0, self.duration_s - self.wait_s - (self.copy_s or 0.0) - self.pause_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,14 +216,8 @@ class Costs:
     worker_wall_s: float | None = None
     """Busy wall time of a worker per sample (idle left out)."""
     trainer_cpu_s: float | None = None
-    trainer_main_s: float | None = None
-    """Main-thread Python, unpickling and logging per sample: the rate it alone could reach."""
     read_bytes: float | None = None
     """Bytes the workers asked the system for."""
-    disk_bytes: float | None = None
-    """Bytes that came from the device rather than the page cache."""
-    batch_bytes: float | None = None
-    """Bytes handed to the trainer."""
 
 
 @dataclass(frozen=True, kw_only=True)

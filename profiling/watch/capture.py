@@ -135,6 +135,7 @@ class Capture:
         samples, size = sizes(batch)
         waited = self.loop.got(by, now, samples or 0, size)
         if self.device is not None:
+            waited[0].copy_s = 0.0
             self.device.step_begins(waited)
         self._usage = None if self.loop.rows % COUNTED else facts.usage()
 

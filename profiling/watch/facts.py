@@ -35,10 +35,8 @@ def settings(one: Any) -> dict[str, Any]:
         "prefetch_factor": _int(told("prefetch_factor")),
         "pin_memory": _bool(told("pin_memory")),
         "persistent_workers": _bool(told("persistent_workers")),
-        "drop_last": _bool(told("drop_last")),
         "dataset": type(innermost(dataset)).__name__ if dataset is not None else None,
         "dataset_samples": _length(dataset),
-        "batches_per_epoch": None if getattr(one, "_dataset_kind", 0) else _length(one),
         "transforms": _transforms(dataset),
     }
 

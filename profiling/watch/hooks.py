@@ -41,11 +41,11 @@ class Hooks:
     def install(self) -> None:
         self.patches.install()
         _installed.append(self)
+        self.patches.on_remove(lambda: _installed.remove(self))
 
     def remove(self) -> None:
         """Everything is as it was before `install`."""
         self.patches.remove()
-        _installed.remove(self)
 
     def forked(self) -> None:
         """In a worker or a child of the script's own: what it iterates over is not the training loop."""

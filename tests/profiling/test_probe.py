@@ -173,7 +173,6 @@ def test_iterable_datasets_and_own_subclasses(loader: DataLoader[Any]) -> None:
             pass
     assert [step.samples for step in seen.recording.steps] == [4] * 5
     assert seen.recording.loaders[0].dataset == "Stream"
-    assert seen.recording.loaders[0].batches_per_epoch is None
 
 
 def test_what_a_loop_without_workers_prepares_is_known_by_sample_and_stage() -> None:
