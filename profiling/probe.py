@@ -59,20 +59,22 @@ def _start(journal: Journal, config: StudyConfig) -> tuple[Capture, Hooks]:
 
         hooks.feeds.director = Director(hooks.feeds)
     hooks.install()
-    atexit.register(_at_exit, capture, os.getpid())
-    _remember_errors(capture)
     _active = capture
+    _remember_errors(hooks)
+    pid = os.getpid()
+
+    def at_exit() -> None:
+        if os.getpid() == pid:
+            capture.leave("error" if capture.error else "itself")
+            capture.end()
+
+    atexit.register(at_exit)
+    hooks.patches.on_remove(lambda: atexit.unregister(at_exit))
     return capture, hooks
 
 
-def _at_exit(capture: Capture, pid: int) -> None:
-    if os.getpid() == pid:
-        capture.leave("error" if capture.error else "itself")
-        capture.end()
-
-
-def _remember_errors(capture: Capture) -> None:
-    previous = sys.excepthook
+def _remember_errors(hooks: Hooks) -> None:
+    capture, previous = hooks.capture, sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         text = str(error).strip().splitlines()
@@ -80,7 +82,12 @@ def _remember_errors(capture: Capture) -> None:
         if not capture.diagnosing:  # else it is the report's to tell: no verdict is lost
             previous(kind, error, trace)
 
+    def forget() -> None:
+        if sys.excepthook is hook:  # else another one has been put around it
+            sys.excepthook = previous
+
     sys.excepthook = hook
+    hooks.patches.on_remove(forget)
 
 
 class Seen:
@@ -112,6 +119,7 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
     from feedline.profiling.machine.resources import ResourceSampler
     from feedline.profiling.record.merge import merge, roles
 
+    global _active
     if _active is not None and _active.active:
         raise RuntimeError("already being profiled: `watch` inside `feedline profile` or inside another `watch`")
     with scratch_folder("watch") as folder:
@@ -126,7 +134,9 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
             yield seen
         finally:
             capture.leave("itself")
+            capture.end()
             hooks.remove()
+            _active = None
             # Workers that live on see that the block has ended, and say what they have seen since their last row.
             deadline_s = time.monotonic() + HEAR_S
             while time.monotonic() < deadline_s:

@@ -40,8 +40,6 @@ class StudyConfig:
     """Length of one leg's window."""
     rounds: int = 5
     """How often every leg is measured."""
-    limit_s: float = 120.0
-    """After this long in legs only those that were not measured yet."""
     lines: bool = False
     """Time lines, in the trainer and in every worker."""
     functions: tuple[str, ...] = ()
@@ -74,7 +72,7 @@ class StepRow:
     loader: int
     epoch: int
     duration_s: float = 0.0
-    copy_s: float = 0.0
+    copy_s: float | None = None
     backward_s: float = 0.0
     optimizer_s: float = 0.0
     pause_s: float = 0.0
@@ -158,7 +156,7 @@ class Journal:
         self.write("interrupted", {})
 
     def has(self, name: str) -> bool:
-        """Whether that was written: `left-RANK`, `interrupted`. Asked at every look: cheap."""
+        """Whether that was written: `left-PID`, `interrupted`. Asked at every look: cheap."""
         return os.path.exists(f"{self.folder}/{name}.json")  # noqa: PTH110
 
     def read(self, name: str) -> dict[str, Any] | None:

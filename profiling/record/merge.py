@@ -1,7 +1,7 @@
 """The journal of a run -> a Recording: ranks merged, warm-up marked, workers and trainers summed over training time.
 
 Workers and trainers tell what they did in rows of up to a second. A row counts by the share of its time that lies
-inside measured training steps, so that start-up, evaluation and checkpoints are not charged to training.
+inside measured steps of the training loader: start-up, evaluation and checkpoints are not charged to training.
 """
 
 import sys
@@ -9,10 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from feedline.pipeline.base.settings import PREFETCH
 from feedline.profiling.record import diagnostic
 from feedline.profiling.record.host import describe_host, package_version
 from feedline.profiling.record.journal import Journal, StepRow, TimeRow
@@ -28,6 +29,7 @@ from feedline.profiling.record.recording import (
     TrainerTime,
     WarmUp,
     WorkerTime,
+    train_loader,
 )
 from feedline.profiling.record.stages import STAGES
 from feedline.profiling.record.watch_costs import costs, overhead
@@ -56,12 +58,14 @@ def merge(
     trainers = sorted(filter(is_trainer, journal.all("trainer-")), key=lambda one: (one["rank"], one["pid"]))
     rows = {trainer["pid"]: journal.rows(f"steps-{trainer['pid']}", StepRow) for trainer in trainers}
     phases = _phases([row for of_process in rows.values() for row in of_process])
-    steps = [step for one in trainers for step in _steps(one, rows[one["pid"]], phases, origin)]
-    steps.sort(key=lambda step: (step.rank, step.start_s))
-    windows = {one["rank"]: Windows([step for step in steps if step.rank == one["rank"]]) for one in trainers}
-    times = [_trainer_time(journal, one, windows[one["rank"]], origin) for one in trainers]
+    by_trainer = {one["pid"]: _steps(one, rows[one["pid"]], phases, origin) for one in trainers}
+    steps = sorted(chain(*by_trainer.values()), key=lambda step: (step.rank, step.start_s))
     first = trainers[0]["loaders"] if trainers else []  # ranks run the same script
     loaders = [LoaderSeen(**one, phase=_loader_phase(phases, one["id"])) for one in first]
+    main = train_loader(loaders, steps)
+    training = [step for step in steps if main is not None and step.loader == main.id]
+    windows = {one["rank"]: Windows([step for step in training if step.rank == one["rank"]]) for one in trainers}
+    times = [_trainer_time(journal, one, windows[one["rank"]], origin) for one in trainers]
     series = list(sampler.recorded) if sampler else []
     # Round robin over the processes, so that one worker's folder does not fill the list.
     turns = zip_longest(*(one["paths"] for one in (*journal.all("worker-"), *trainers)))
@@ -73,15 +77,15 @@ def merge(
         feedline=package_version("feedline") or "",
         host=describe_host(),
         loaders=loaders,
-        compute=_compute(trainers, steps, phases),
+        compute=_compute(trainers, training),
         steps=steps,
         passes=[LoaderPass(**one, rank=trainer["rank"]) for trainer in trainers for one in trainer["passes"]],
         optimizer_steps=max((one["optimizer_steps"] for one in trainers), default=0),
         warm_up=WarmUp(rule=WARM_UP_RULE, steps=sum(step.warm_up for step in steps)),
-        workers=_worker_times(journal, trainers, phases, windows, origin),
+        workers=_worker_times(journal, trainers, by_trainer, phases, windows, origin),
         trainers=times,
         series=series,
-        gpus=over_steps(sampler.gpus, series, steps) if sampler else [],
+        gpus=over_steps(sampler.gpus, series, training) if sampler else [],
         gpu_note=sampler.gpu_note if sampler else "no GPU numbers: resources were not sampled",
         legs=diagnostic.legs(journal),
         sample_paths=list(dict.fromkeys(path for turn in turns for path in turn if path is not None))[:MOST_PATHS],
@@ -114,14 +118,14 @@ def _loader_phase(phases: Phases, loader: int) -> Phase:
     return "train" if "train" in mine else "eval" if mine else "other"
 
 
-def _compute(trainers: Sequence[About], steps: Sequence[Step], phases: Phases) -> Compute:
-    """Settings as the lowest rank saw them; ranks run the same script."""
+def _compute(trainers: Sequence[About], steps: Sequence[Step]) -> Compute:
+    """Settings as the lowest rank saw them; ranks run the same script. `steps` are the training loader's."""
     if not trainers:
         return Compute()
     measured = [step for step in steps if step.phase == "train" and not step.warm_up]
     places: Counter[str] = Counter()
     for loader, place, count in (row for one in trainers for row in one["sync_places"]):
-        places[place] += count if _loader_phase(phases, loader) == "train" else 0
+        places[place] += count if measured and loader == measured[0].loader else 0
     facts = trainers[0]["facts"] | {
         "world_size": max(len(trainers), *(one["facts"]["world_size"] for one in trainers)),
         "items": sum(step.syncs for step in measured),
@@ -137,7 +141,9 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
     by_pass: dict[tuple[int, int], list[StepRow]] = defaultdict(list)
     for row in rows:
         by_pass[row.loader, row.epoch].append(row)
-    queued = {one["id"]: (one["num_workers"] or 0) * (one["prefetch_factor"] or 2) for one in trainer["loaders"]}
+    queued = {
+        one["id"]: (one["num_workers"] or 0) * (one["prefetch_factor"] or PREFETCH) for one in trainer["loaders"]
+    }
     steps: list[Step] = []
     for (loader, epoch), members in by_pass.items():
         wanted = (
@@ -156,16 +162,24 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
 
 
 def _worker_times(
-    journal: Journal, trainers: Sequence[About], phases: Phases, windows: Mapping[int, Windows], origin: float
+    journal: Journal,
+    trainers: Sequence[About],
+    steps: Mapping[int, Sequence[Step]],
+    phases: Phases,
+    windows: Mapping[int, Windows],
+    origin: float,
 ) -> list[WorkerTime]:
-    """Of worker processes, and of trainers that prepare their data themselves."""
+    """Of worker processes, and of trainers that prepare their data themselves: these make what their own `steps`
+    (by process) were given."""
     sources = [(f"worker-{one['pid']}", one, one["loader"], False) for one in journal.all("worker-")]
     for one in trainers:
         numbers = range(len(one["loaders"]))
         sources += [(f"loading-{one['pid']}-{loader}", one, loader, True) for loader in numbers]
     times: list[WorkerTime] = []
     for name, about, loader, in_trainer in sources:
-        total = RowSum(journal.rows(name, TimeRow), windows.get(about["rank"], Windows(())), origin)
+        window = windows.get(about["rank"], Windows(()))
+        total = RowSum(journal.rows(name, TimeRow), window, origin)
+        given = [one for one in steps.get(about["pid"], ()) if one.loader == loader and window.counts(one)]
         time = WorkerTime(
             worker=0 if in_trainer else about["worker"],
             rank=about["rank"],
@@ -175,13 +189,13 @@ def _worker_times(
             in_trainer=in_trainer,
             seconds=total.seconds,
             # Of a trainer's CPU time only that of its looks at loading is loading.
-            cpu_s=sum(total.stages_cpu.values()) if in_trainer else total.cpu_s,
+            cpu_s=(sum(total.stages_cpu.values()) or None) if in_trainer else total.cpu_s,
             stages=dict.fromkeys(STAGES, 0.0) | total.stages,
             stages_cpu_s=dict(total.stages_cpu),
             transforms=dict(total.transforms),
             functions=total.top_functions,
-            batches=round(total.batches),
-            samples=round(total.samples),
+            batches=len(given) if in_trainer else round(total.batches),
+            samples=sum(one.samples for one in given) if in_trainer else round(total.samples),
             ticks=round(total.ticks),
             ended="normally" if in_trainer or about["ended"] else "killed",
         )

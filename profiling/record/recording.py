@@ -11,7 +11,7 @@ fills those it misses with their defaults.
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -61,18 +61,14 @@ class LoaderSeen:
     prefetch_factor: int | None = None
     pin_memory: bool | None = None
     persistent_workers: bool | None = None
-    drop_last: bool | None = None
     dataset: str | None = None
     dataset_samples: int | None = None
-    batches_per_epoch: int | None = None
     transforms: list[str] = field(default_factory=list)
     """Names of the transforms seen, in their order where the dataset shows it."""
     batch_dtypes: list[str] = field(default_factory=list)
     """Of the tensors in a batch, e.g. ["float32", "int64"]."""
     batch_shapes: list[list[int]] = field(default_factory=list)
     batch_bytes: int | None = None
-    batch_device: str | None = None
-    pinned: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +117,8 @@ class Step:
     rank: int = 0
     warm_up: bool = False
     """Left out of the verdict by the warm-up rule."""
-    copy_s: float = 0.0
-    """Host to device: device time by CUDA events where there is one, else the host's time in `.to()`."""
+    copy_s: float | None = None
+    """Host to device: device time by CUDA events; None without CUDA."""
     backward_s: float = 0.0
     optimizer_s: float = 0.0
     pause_s: float = 0.0
@@ -139,7 +135,7 @@ class Step:
     @property
     def compute_s(self) -> float:
         """What is left of the step without waiting, copying and pauses: forward, backward, optimiser, Python."""
-        return max(0.0, self.duration_s - self.wait_s - self.copy_s - self.pause_s)
+        return max(0.0, self.duration_s - self.wait_s - (self.copy_s or 0.0) - self.pause_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,14 +216,8 @@ class Costs:
     worker_wall_s: float | None = None
     """Busy wall time of a worker per sample (idle left out)."""
     trainer_cpu_s: float | None = None
-    trainer_main_s: float | None = None
-    """Main-thread Python, unpickling and logging per sample: the rate it alone could reach."""
     read_bytes: float | None = None
     """Bytes the workers asked the system for."""
-    disk_bytes: float | None = None
-    """Bytes that came from the device rather than the page cache."""
-    batch_bytes: float | None = None
-    """Bytes handed to the trainer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +245,12 @@ class _Host:
     gpus: list[str] | None = None
     python: str | None = None
     versions: dict[str, str] | None = None
+
+
+def train_loader(loaders: Iterable[LoaderSeen], steps: Iterable[Step]) -> LoaderSeen | None:
+    """The training loader with the most steps; the busiest loader when none was seen training."""
+    counts = Counter(step.loader for step in steps)
+    return min(loaders, key=lambda one: (one.phase != "train", -counts[one.id]), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,9 +288,7 @@ class Recording:
 
     @property
     def train_loader(self) -> LoaderSeen | None:
-        """The training loader with the most steps; the busiest loader when none was seen training."""
-        counts = Counter(step.loader for step in self.steps)
-        return min(self.loaders, key=lambda one: (one.phase != "train", -counts[one.id]), default=None)
+        return train_loader(self.loaders, self.steps)
 
     def measured(self) -> list[Step]:
         """The training steps, warm-up left out."""

@@ -6,47 +6,36 @@ from typing import Any
 from feedline.profiling.record.journal import Journal, TimeRow
 from feedline.profiling.record.measurements import Sampled, scope_of
 from feedline.profiling.record.recording import Costs, Overhead, Recording, Step
-
-MAIN_PARTS = ("python", "unpickle", "logging", "pin", "other")
-"""Parts of the main thread's time that no device and no worker can take over."""
+from feedline.profiling.record.windows import is_measured, mean_over, of_lowest_rank
 
 
 def costs(recording: Recording) -> Costs:
     """Per training sample over all ranks."""
     loader = recording.train_loader
-    measured = [one for one in recording.measured() if loader is None or one.loader == loader.id]
+    measured = [one for one in filter(is_measured, recording.steps) if loader is None or one.loader == loader.id]
     samples = sum(step.samples for step in measured)
     if not samples:
         return Costs()
     workers = [one for one in recording.workers if loader is not None and one.loader == loader.id]
     loading_cpu_s = sum(one.cpu_s or 0.0 for one in workers if one.in_trainer)
+    workers_cpu_s = [one.cpu_s for one in workers if one.cpu_s is not None]
     prepared = sum(one.samples for one in workers) or samples
     trainer_cpu_s = sum(one.cpu_s or 0.0 for one in recording.trainers) - loading_cpu_s
-    main_s = sum(one.parts.get(name, 0.0) for one in recording.trainers for name in MAIN_PARTS)
     busy_s = sum(one.seconds - one.stages.get("idle", 0.0) for one in workers)
     scopes = {scope_of(one.rank, None if one.in_trainer else one.worker) for one in workers}
     return Costs(
-        worker_cpu_s=sum(one.cpu_s or 0.0 for one in workers) / prepared if workers else None,
+        worker_cpu_s=sum(workers_cpu_s) / prepared if workers_cpu_s else None,
         worker_wall_s=busy_s / prepared if workers else None,
         trainer_cpu_s=max(0.0, trainer_cpu_s) / samples,
-        trainer_main_s=main_s / samples,
-        read_bytes=_rate_per_sample(recording, "read_bytes_per_s", scopes, measured, samples),
-        disk_bytes=_rate_per_sample(recording, "disk_read_bytes_per_s", scopes, measured, samples),
-        batch_bytes=sum(step.bytes or 0 for step in measured) / samples,
+        read_bytes=_read_bytes(recording, scopes, measured, samples),
     )
 
 
-def _rate_per_sample(
-    recording: Recording, name: str, scopes: set[str], measured: list[Step], samples: int
-) -> float | None:
-    """Bytes per sample, from a rate sampled while the measured steps ran."""
-    start, end = measured[0].start_s, measured[-1].start_s + measured[-1].duration_s
-    means: list[float] = []
-    for one in recording.series:
-        if one.name == name and one.scope in scopes:
-            rates = zip(one.t_s, one.values, strict=True)
-            inside = [value for t, value in rates if value is not None and start <= t <= end]
-            means += [sum(inside) / len(inside)] if inside else []
+def _read_bytes(recording: Recording, scopes: set[str], measured: list[Step], samples: int) -> float | None:
+    """Per sample, from a rate sampled while the measured steps ran."""
+    windows = of_lowest_rank(measured)
+    series = (one for one in recording.series if one.name == "read_bytes_per_s" and one.scope in scopes)
+    means = [mean for one in series if (mean := mean_over(one, windows)) is not None]
     seconds = sum(step.duration_s - step.pause_s for step in measured) / max(1, recording.compute.world_size)
     return sum(means) * seconds / samples if means else None
 

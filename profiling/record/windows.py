@@ -1,4 +1,4 @@
-"""Which time counts: the measured training steps of one rank. Sums of rows and means of series, weighted by it."""
+"""Which time counts: the training loader's measured steps of one rank. Sums of rows and means of series over it."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -13,14 +13,12 @@ TOP_FUNCTIONS = 12
 
 
 class Windows:
-    """The measured training time of one rank: where workers' and trainers' rows count."""
+    """The measured training time of one rank: where workers' and trainers' rows count. All counts when nothing was
+    measured, so that a very short run still says something."""
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self._spans: list[tuple[float, float]] = []
-        for step in steps:
-            paused = step.pause_s > 0.1 * step.duration_s
-            if step.phase != "train" or step.warm_up or paused:
-                continue
+        for step in filter(is_measured, steps):
             start, end = step.start_s, step.start_s + step.duration_s
             if self._spans and start - self._spans[-1][1] < 1e-3:
                 self._spans[-1] = (self._spans[-1][0], end)
@@ -29,7 +27,7 @@ class Windows:
         self._starts = [start for start, _ in self._spans]
 
     def share(self, start: float, end: float) -> float:
-        """Of [start, end]; 1 when nothing was measured, so that a very short run still says something."""
+        """Of [start, end]."""
         if not self._spans:
             return 1.0
         covered = 0.0
@@ -38,6 +36,13 @@ class Windows:
                 break
             covered += max(0.0, min(end, last) - max(start, first))
         return covered / (end - start) if end > start else 0.0
+
+    def counts(self, step: Step) -> bool:
+        return is_measured(step) or not self._spans
+
+
+def is_measured(step: Step) -> bool:
+    return step.phase == "train" and not step.warm_up and step.pause_s <= 0.1 * step.duration_s
 
 
 class RowSum:
@@ -64,23 +69,27 @@ class RowSum:
         self.top_functions = dict(sorted(functions.items(), key=lambda item: -item[1])[:TOP_FUNCTIONS])
 
 
+def of_lowest_rank(steps: Sequence[Step]) -> Windows:
+    """Ranks run in step: the lowest one's steps stand for all."""
+    lowest = min((step.rank for step in steps), default=0)
+    return Windows([step for step in steps if step.rank == lowest])
+
+
 def over_steps(gpus: Sequence[Gpu], series: Sequence[Series], steps: Sequence[Step]) -> list[Gpu]:
     """The same GPUs with their means taken anew, over the measured steps: the sampler looks from the start of the
-    process on, through imports, evaluation and checkpoints. All time counts where no step was measured. Ranks run in
-    step: the lowest one's steps stand for all."""
-    lowest = min((step.rank for step in steps), default=0)
-    windows = Windows([step for step in steps if step.rank == lowest])
+    process on, through imports, evaluation and checkpoints. All time counts where no step was measured."""
+    windows = of_lowest_rank(steps)
     found: list[Gpu] = []
     for gpu in gpus:
         mine = [one for one in series if one.scope == f"gpu:{gpu.uuid}" and one.name in GPU_MEANS]
-        means = {one.name: _mean(one, windows) for one in mine}
+        means = {one.name: mean_over(one, windows) for one in mine}
         missing = {name: "no look fell into the training steps" for name, mean in means.items() if mean is None}
         found.append(replace(gpu, **means, unavailable={**missing, **gpu.unavailable}))
     return found
 
 
-def _mean(series: Series, windows: Windows) -> float | None:
-    """A look stands for the time since the one before."""
+def mean_over(series: Series, windows: Windows) -> float | None:
+    """A look stands for the time since the one before; None where none fell into the windows."""
     total, weight = 0.0, 0.0
     for before_s, t_s, value in zip([0.0, *series.t_s], series.t_s, series.values, strict=False):
         share = windows.share(before_s, t_s) * (t_s - before_s) if value is not None else 0.0

@@ -1,7 +1,7 @@
 """A page as plain text for a terminal. Pure: returns a string, prints nothing, uses no colour.
 
 Lines keep within `width` (a table's and a name's apart); bars are drawn with block characters, so it reads the same
-in a log file. Charts over time and grids are left to HTML.
+in a log file. Charts over time are left to HTML.
 """
 
 import textwrap

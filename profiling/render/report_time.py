@@ -18,8 +18,7 @@ TITLES = {
     "switches_forced_per_s": "Context switches, pushed off a core", "major_faults_per_s": "Major page faults",
 }  # fmt: skip
 """In the order of the page; others follow."""
-SCALED = {"bytes": (1e6, "MB"), "B": (1e6, "MB"), "bytes/s": (1e6, "MB/s"), "B/s": (1e6, "MB/s"),
-          "fraction": (0.01, "%")}  # fmt: skip
+SCALED = {"B": (1e6, "MB"), "B/s": (1e6, "MB/s"), "fraction": (0.01, "%")}
 """Units of series that read better in another."""
 
 
@@ -32,7 +31,7 @@ def timeline(recording: Recording) -> Section | None:
         return None
     parts = {"waiting": [1e3 * step.wait_s for step in training]}
     if any(step.copy_s for step in training):
-        parts["copying"] = [1e3 * step.copy_s for step in training]
+        parts["copying"] = [1e3 * (step.copy_s or 0.0) for step in training]
     parts["computing"] = [1e3 * step.compute_s for step in training]
     starts = [step.start_s for step in training]
     chart = Columns(parts=parts, starts=starts, title="Every training step", y_unit="ms", shades=_spans(steps))

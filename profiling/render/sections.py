@@ -1,7 +1,7 @@
 """What a page says, as plain data: a `Page` is a verdict and sections, a section is a heading and parts.
 
 `html.document` and `plain_text.text` render the same page, each a pure function: a new section or number is written
-once and shown by both. Pictures, charts over time and grids need room: they are for HTML alone.
+once and shown by both. Pictures and charts over time need room: they are for HTML alone.
 """
 
 from collections.abc import Collection, Mapping, Sequence

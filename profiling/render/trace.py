@@ -48,7 +48,7 @@ def _slices(step: Step) -> Iterator[dict[str, Any]]:
     yield {**whole, "cat": step.phase, "dur": step.duration_s * 1e6}
     inside = {
         "wait for data": step.wait_s,
-        "copy to device": step.copy_s,
+        "copy to device": step.copy_s or 0.0,
         "forward and Python": max(0.0, step.compute_s - step.backward_s - step.optimizer_s),
         "backward": step.backward_s,
         "optimiser": step.optimizer_s,

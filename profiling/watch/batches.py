@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from feedline.profiling.watch.facts import quietly
-
 DEPTH = 6  # of nesting looked into
 NODES = 128  # members looked at in all: a batch may hold lists of a million floats
 
@@ -57,12 +55,10 @@ def _length(batch: Any) -> int | None:
 
 
 def describe(batch: Any) -> dict[str, Any]:
-    """Keys of `recording.LoaderSeen`: dtypes, shapes, bytes, device, pinned."""
+    """Keys of `recording.LoaderSeen`: dtypes, shapes, bytes."""
     found = tensors(batch)
     return {
         "batch_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in found][:16],
         "batch_shapes": [[int(size) for size in tensor.shape] for tensor in found][:16],
         "batch_bytes": sizes(batch)[1],
-        "batch_device": str(getattr(found[0], "device", "cpu")) if found else None,
-        "pinned": bool(quietly(getattr(found[0], "is_pinned", bool))) if found else None,
     }

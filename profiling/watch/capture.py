@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol, TypeVar
@@ -44,7 +44,7 @@ class Device(Protocol):
     """`profiling.watch.cuda.Device`."""
 
     def step_ended(self) -> None: ...
-    def step_begins(self, row: StepRow) -> None: ...
+    def step_begins(self, rows: Sequence[StepRow]) -> None: ...
     def waiting(self) -> set[int]: ...
 
 
@@ -102,16 +102,15 @@ class Capture:
         finally:
             self.hook_s += TIMED * (time.thread_time() - began_s)
 
-    def begin_pass(self, loader: Any, kind: str, *, in_trainer: bool | None = None) -> Pass:
-        """A loader's iterator was asked for."""
+    def begin_pass(self, loader: Any, kind: str, *, place: str = "", in_trainer: bool | None = None) -> Pass:
+        """A loader's iterator was asked for, by the loop at `place`."""
         self._see_rank()
         self.start()
-        number = self.loaders.number(loader, kind)
-        about = self.loaders.about[number]
+        number = self.loaders.number(loader, kind, place)
         if in_trainer is None:
-            in_trainer = not about["num_workers"]
+            in_trainer = not self.loaders.about[number]["num_workers"]
         assert self.watch is not None
-        self.watch.see_loader(loader, number, self.rank, pins=bool(about["pin_memory"]) and not in_trainer)
+        self.watch.see_loader(loader, number, self.rank)
         return self.loop.begin(number, time.perf_counter(), in_trainer=in_trainer)
 
     def ask(self, by: Pass) -> None:
@@ -134,13 +133,14 @@ class Capture:
     def _got(self, by: Pass, batch: Any, now: float) -> None:
         self.asking = None
         samples, size = sizes(batch)
-        row = self.loop.got(by, now, samples or 0, size)
+        waited = self.loop.got(by, now, samples or 0, size)
         if self.device is not None:
-            self.device.step_begins(row)
+            waited[0].copy_s = 0.0
+            self.device.step_begins(waited)
         self._usage = None if self.loop.rows % COUNTED else facts.usage()
 
     def end_pass(self, ending: Pass, *, exhausted: bool = False) -> None:
-        """The iterator is exhausted, was dropped, or failed."""
+        """The iterator is exhausted, or has failed."""
         if self.asking is ending:
             self.asking = None
         self._closed(self.loop.end(ending, time.perf_counter(), exhausted=exhausted))
@@ -218,7 +218,7 @@ class Capture:
         if self.watch is not None:
             self.watch.sampler.stop()
         self.flush()
-        self.journal.write(f"left-{self.rank}", {})  # its workers that live on say their last and stop looking
+        self.journal.write(f"left-{self.pid}", {})  # its workers that live on say their last and stop looking
 
     def end(self) -> None:
         """The interpreter is about to be torn down."""
@@ -231,9 +231,9 @@ class Capture:
         self._see_rank()
         collect_paths()
         self.facts.look()
-        self.watch = TrainerWatch(self.journal, lambda: self.asking, self.flush)
-        self.watch.sampler.start()
+        self.watch = TrainerWatch(self.journal, lambda: self.asking, self.facts.on_device, self.flush)
         self.flush()
+        self.watch.sampler.start()  # from here on it flushes
 
     def _see_rank(self) -> None:
         rank = facts.rank()

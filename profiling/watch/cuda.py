@@ -9,6 +9,7 @@ import functools
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from feedline.profiling.record.journal import StepRow
@@ -59,9 +60,11 @@ class Device:
     def step_ended(self) -> None:
         self._ended = self._mark() if self._markable() else None
 
-    def step_begins(self, row: StepRow) -> None:
+    def step_begins(self, rows: Sequence[StepRow]) -> None:
+        """Which have waited for the batch."""
         if self._ended is not None:
-            self._marks.append((row, "starved_s", self._ended, self._mark()))
+            mark = self._mark()
+            self._marks.extend((row, "starved_s", self._ended, mark) for row in rows)
             self._ended = None
 
     def _copying(self, original: Any) -> Any:

@@ -16,6 +16,7 @@ MOST_PATHS = 512
 DROP_S = 10.0
 CHECKED = 64
 CODE = (".py", ".pyc", ".so", ".pth", ".txt", ".toml", ".cfg", ".ini", ".typed", ".h", ".lock", ".part", ".jsonl")
+WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 LISTS = ("samples", "imgs", "files", "paths", "image_paths", "img_paths", "filenames", "images", "urls")
 
 opened: list[str] = []
@@ -38,8 +39,8 @@ def collect_paths() -> None:
 def _hear(event: str, args: tuple[Any, ...]) -> None:
     if event != "open" or len(opened) >= MOST_PATHS:
         return
-    path, mode = args[0], args[1]
-    if not isinstance(path, str) or (mode is not None and mode[:1] != "r") or path.endswith(CODE):
+    path, flags = args[0], args[2]
+    if not isinstance(path, str) or (flags or 0) & WRITING or path.endswith(CODE):
         return
     if path not in _seen and not path.startswith(("/proc/", "/sys/", "/dev/")) and "/site-packages/" not in path:
         _seen.add(path)
@@ -95,14 +96,13 @@ def drop(paths: Sequence[str]) -> Dropped:
 
 
 def is_cached(path: str) -> bool | None:
-    """Whether a file's first page is in memory; None where the system cannot tell without reading it."""
+    """Whether a file's first page is in memory; None where it has none, or the system cannot tell without reading."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
         return None
     try:
-        os.preadv(handle, [bytearray(1)], 0, os.RWF_NOWAIT)
-        return True
+        return os.preadv(handle, [bytearray(1)], 0, os.RWF_NOWAIT) > 0 or None
     except (AttributeError, OSError) as error:  # AttributeError: no Linux
         return False if getattr(error, "errno", None) == errno.EAGAIN else None
     finally:

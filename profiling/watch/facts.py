@@ -35,10 +35,8 @@ def settings(one: Any) -> dict[str, Any]:
         "prefetch_factor": _int(told("prefetch_factor")),
         "pin_memory": _bool(told("pin_memory")),
         "persistent_workers": _bool(told("persistent_workers")),
-        "drop_last": _bool(told("drop_last")),
         "dataset": type(innermost(dataset)).__name__ if dataset is not None else None,
         "dataset_samples": _length(dataset),
-        "batches_per_epoch": None if getattr(one, "_dataset_kind", 0) else _length(one),
         "transforms": _transforms(dataset),
     }
 
@@ -84,12 +82,19 @@ def _length(value: Any) -> int | None:
     return _int(quietly(lambda: len(value))) if hasattr(value, "__len__") else None
 
 
+def role(place: str, loader: Any) -> tuple[str, dict[str, Any]]:
+    """What a loader has in common with the one that it was built anew for: the loop at `place`, and its settings."""
+    return place, settings(loader)
+
+
 class Loaders:
-    """Loaders of this process, numbered as they are first iterated."""
+    """Loaders of this process, numbered as they are first iterated. One that takes the place of another that is gone,
+    as `for batch in DataLoader(…)` has it in every epoch, takes its number."""
 
     def __init__(self) -> None:
         self.about: list[dict[str, Any]] = []
         """By number: keys of `recording.LoaderSeen`."""
+        self._roles: list[tuple[str, dict[str, Any]]] = []
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def known(self, one: Any) -> int | None:
@@ -97,11 +102,15 @@ class Loaders:
             return self._numbers.get(one)
         return None
 
-    def number(self, one: Any, kind: str) -> int:
+    def number(self, one: Any, kind: str, place: str) -> int:
         number = self.known(one)
         if number is None:
-            number = len(self.about)
-            self.about.append({"id": number, "kind": kind, **settings(one)})
+            its, alive = role(place, one), set(self._numbers.values())
+            former = (before for before, of in enumerate(self._roles) if of == its and before not in alive)
+            number = next(former, len(self.about))
+            if number == len(self.about):
+                self.about.append({"id": number, "kind": kind, **its[1]})
+                self._roles.append(its)
             with suppress(TypeError):
                 self._numbers[one] = number
         return number
@@ -129,6 +138,11 @@ class Facts:
         self.kernel_cpu_s += after.ru_stime - before.ru_stime
         self.page_faults += after.ru_minflt - before.ru_minflt
         self.faulty_steps += 1
+
+    def on_device(self) -> bool:
+        """Whether this process computes on more than the CPU, as far as was seen."""
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        return self.device != "cpu" or (cuda is not None and bool(quietly(cuda.is_initialized)))
 
     def look(self) -> None:
         if (distributed := _distributed()) is not None:

@@ -57,7 +57,9 @@ class WatchedLoader:
             if feed is None:
                 return original(loader)
             with feeds.capture.unwatched():
-                return self.fed(feed, original(loader))
+                iterator = original(loader)
+                feed.see_thread(iterator)
+                return self.fed(feed, iterator)
 
         return __iter__
 
@@ -70,6 +72,10 @@ class WatchedLoader:
 
     def in_trainer(self, loader: Any) -> bool | None:
         """Whether batches are made in the thread that asks for them; None: if it has no workers."""
+        return None
+
+    def pin_thread(self, iterator: Any) -> Any:
+        """The thread of this process that makes its batches ready; None without one."""
         return None
 
     def workers(self, loader: Any) -> int:
@@ -89,8 +95,8 @@ class Feed:
     ) -> None:
         """`iterate` is what `iter(loader)` was before it was patched."""
         self.adapter = adapter
-        self.place = own_place(sys._getframe(1)) if feeds.director is not None else ""
-        """Where in the script the loop is; known in a diagnostic run."""
+        self.place = own_place(sys._getframe(1))
+        """Where in the script the loop is."""
         self.directed = False
         self._feeds = feeds
         self._capture = feeds.capture
@@ -130,8 +136,8 @@ class Feed:
             capture.end_pass(passed, exhausted=exhausted)
             if not (exhausted and director is not None and passed.trained):
                 raise
-            self.begin_again()
             self._pass = self._begin_pass()
+            self.begin_again()
             return self.next(original)
         capture.got(passed, batch)
         return batch
@@ -147,6 +153,7 @@ class Feed:
         """From the first batch of the loader, or of one like it, whose iterator comes back."""
         with self._capture.unwatched():
             iterator = self._iterate(self.loader) if loader is None else iter(loader)
+        self.see_thread(iterator)
 
         def again() -> Any:
             with self._capture.unwatched():
@@ -154,6 +161,10 @@ class Feed:
 
         self._again = again
         return iterator
+
+    def see_thread(self, iterator: Any) -> None:
+        if self._pass is not None:
+            self._pass.pin_thread = self.adapter.pin_thread(iterator)
 
     def release(self) -> None:
         """Nothing more is drawn: the script alone holds its iterator, and the workers end with that."""
@@ -166,7 +177,7 @@ class Feed:
 
     def _begin_pass(self) -> Any:
         in_trainer = self.adapter.in_trainer(self.loader)
-        return self._capture.begin_pass(self.loader, self.adapter.kind, in_trainer=in_trainer)
+        return self._capture.begin_pass(self.loader, self.adapter.kind, place=self.place, in_trainer=in_trainer)
 
 
 class Feeds:
@@ -200,7 +211,7 @@ class Feeds:
             return None
         return WorkerEntry(
             original=loop, module=loop.__module__, folder=str(capture.journal.folder), rank=capture.rank,
-            loader=capture.loaders.known(loader) or 0, lines=self.worker_lines,
+            trainer=capture.pid, loader=capture.loaders.known(loader) or 0, lines=self.worker_lines,
         )  # fmt: skip
 
 

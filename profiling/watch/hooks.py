@@ -17,6 +17,17 @@ from feedline.profiling.watch.feed import Feeds
 from feedline.profiling.watch.loaders import LOADERS
 from feedline.profiling.watch.patches import Patches
 
+_installed: list["Hooks"] = []
+"""What the interpreter calls in a forked child cannot be taken back: one call for the life of the process."""
+
+
+def _in_forked_child() -> None:
+    for hooks in _installed:
+        hooks.forked()
+
+
+os.register_at_fork(after_in_child=_in_forked_child)
+
 
 class Hooks:
     def __init__(self, capture: Capture) -> None:
@@ -29,16 +40,20 @@ class Hooks:
 
     def install(self) -> None:
         self.patches.install()
-        os.register_at_fork(after_in_child=self._forked)
+        _installed.append(self)
+        self.patches.on_remove(lambda: _installed.remove(self))
 
     def remove(self) -> None:
+        """Everything is as it was before `install`."""
         self.patches.remove()
 
-    def _forked(self) -> None:
-        # A worker or a child of the script's own: what it iterates over is not the training loop.
+    def forked(self) -> None:
+        """In a worker or a child of the script's own: what it iterates over is not the training loop."""
         self.capture.active = False
         self.capture.asking = self.capture.loop.current = None
         self.feeds.director = None
+        if self.capture.watch is not None:
+            self.capture.watch.sampler.restore_interval()
 
     def _torch(self, torch: Any) -> None:
         capture, replace = self.capture, self.patches.replace

@@ -35,6 +35,9 @@ class Torch(WatchedLoader):
             pass
         return iterator
 
+    def pin_thread(self, iterator: Any) -> Any:
+        return getattr(iterator, "_pin_memory_thread", None)
+
     def workers(self, loader: Any) -> int:
         return loader.num_workers
 

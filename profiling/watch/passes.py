@@ -1,7 +1,8 @@
 """The loop as it runs: passes (iterations over one loader) and rows (one batch each).
 
 A row opens when a batch is asked for and closes when the next one is asked for; a pass that runs to its end inside
-another's open row (an evaluation inside a training step) is that row's pause.
+another's open row (an evaluation inside a training step) is that row's pause. A pass of fewer batches in there is
+part of the step, and one that began before is beside it (`zip(a, b)`): the row waits for their batches too.
 """
 
 from collections import Counter, deque
@@ -11,6 +12,8 @@ from typing import Any
 from feedline.profiling.record.journal import StepRow
 
 EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
+OF_STEP = ("backward_s", "optimizer_s", "pause_s", "sync_s", "syncs")
+"""Fields of a row that go over to the one whose step it is part of."""
 
 
 @dataclass(eq=False)
@@ -20,9 +23,12 @@ class Pass:
     started: float
     in_trainer: bool
     outer: StepRow | None
+    pin_thread: Any = None
+    """Which makes its batches ready in this process, if one does."""
     row: StepRow | None = None
     batches: int = 0
     samples: int = 0
+    waited_s: float = 0.0
     first_got: float | None = None
     """When its first batch had come."""
     asked: float = 0.0
@@ -67,13 +73,21 @@ class Loop:
         self._open.append(begun)
         return begun
 
-    def got(self, to: Pass, now: float, samples: int, size: int) -> StepRow:
+    def got(self, to: Pass, now: float, samples: int, size: int) -> list[StepRow]:
+        """The rows that have waited for the batch: its own, and those of passes beside it."""
+        if to not in self._open:  # it has gone on after all
+            self._open.append(to)
+        others = (one.row for one in self._open if one is not to and one.row is not None)
+        beside = [row for row in others if to.started < row.start_s]
+        for row in beside:
+            row.wait_s += now - to.asked
         to.row = self.current = StepRow(to.asked, now - to.asked, samples, size, to.loader, to.epoch)
         to.first_got = now if to.first_got is None else to.first_got
         self.first_got = now if self.first_got is None else self.first_got
+        to.waited_s += now - to.asked
         to.samples += samples
         to.batches += 1
-        return to.row
+        return [to.row, *beside]
 
     def close(self, of: Pass, now: float) -> StepRow | None:
         """The row that ends as the pass asks for its next batch."""
@@ -85,12 +99,14 @@ class Loop:
                 ended = inner.row.start_s + inner.row.wait_s if inner.row else now
                 self.close(inner, ended)
                 self.finish(inner, ended)
+            elif not inner.done:
+                self._take_in(inner, row)
         of.inner.clear()
         row.duration_s = now - row.start_s
         if row.trained:
             self.train_steps += 1
             self.any_trained = of.trained = True
-        if self.current is row:
+        if self.current is not None and self.current.start_s >= row.start_s:  # it, or one that was opened in it
             self.current = None
         waited_s, seconds, samples = self.totals
         self.totals = waited_s + row.wait_s, seconds + row.duration_s - row.pause_s, samples + row.samples
@@ -98,8 +114,21 @@ class Loop:
         self.rows += 1
         return row
 
+    def _take_in(self, inner: Pass, row: StepRow) -> None:
+        """A pass of few batches, as `next(iter(held_out))` is, was part of the row's step. Whether it goes on is not
+        known: it is forgotten until it does."""
+        row.wait_s += inner.waited_s
+        if inner.row is not None:
+            row.trained |= inner.row.trained
+            inner.row.trained = False
+            for name in OF_STEP:
+                setattr(row, name, getattr(row, name) + getattr(inner.row, name))
+                setattr(inner.row, name, 0)
+        if inner in self._open:
+            self._open.remove(inner)
+
     def end(self, ending: Pass, now: float, *, exhausted: bool) -> StepRow | None:
-        """The iterator is exhausted, was dropped, or failed."""
+        """The iterator is exhausted, or has failed."""
         if not ending.done and ending.batches and exhausted:
             self._ended[ending.loader, ending.epoch] = ending.written(now)
         row = self.close(ending, now)

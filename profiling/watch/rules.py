@@ -9,6 +9,7 @@ charged to whoever called them.
 Cost: one dictionary look-up per frame once a place has been seen.
 """
 
+import linecache
 import re
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -61,9 +62,9 @@ class Rules:
         otherwise: str | None = None,
     ) -> None:
         """`otherwise`: what the user's own code is that no rule knows."""
-        self._library = library
-        self._lines = lines
-        self._functions = functions
+        self.library = library
+        self.lines = lines
+        self.functions = functions
         self._otherwise = otherwise
         self.stage_of = lru_cache(maxsize=16384)(self._stage_of)
         """(code, line number) -> the name of one frame by itself; None when no rule knows it."""
@@ -72,9 +73,9 @@ class Rules:
         file, function = slashed(code.co_filename), code.co_name
         text = source_line(code.co_filename, line_number)
         if is_library(file):
-            return next((rule.stage for rule in self._library if rule.fits(file, function, text)), None)
-        by_line = (stage for stage, pattern in self._lines if re.search(pattern, text))
-        by_name = (stage for stage, pattern in self._functions if re.search(pattern, function.lower()))
+            return next((rule.stage for rule in self.library if rule.fits(file, function, text)), None)
+        by_line = (stage for stage, pattern in self.lines if re.search(pattern, text))
+        by_name = (stage for stage, pattern in self.functions if re.search(pattern, function.lower()))
         return next(by_line, None) or next(by_name, self._otherwise)
 
 
@@ -161,6 +162,13 @@ TRAINER = Rules(
     functions=(("forward", r"^forward$"),),
     otherwise="python",
 )
+ON_CPU = Rules(
+    TRAINER.library,
+    [line for line in TRAINER.lines if line[0] != "synchronise"],
+    TRAINER.functions,
+    otherwise="python",
+)
+"""Where there is no device to wait for."""
 COMPOSERS = re.compile(
     r"/torchvision/transforms/(transforms|v2/_container)\.py:Compose\.(__call__|forward)"
     r"|/albumentations/core/composition\.py:\w+\.__call__"
@@ -171,14 +179,14 @@ FETCH = "/torch/utils/data/_utils/fetch.py"
 PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
 
 
-def part(frame: FrameType | None) -> Place:
-    """What the training thread does (`recording.TrainerPart`), given its innermost frame; where is
-    `file:function:line` of the user's own. A frame of the user's own always decides."""
-    found = None
+def part(frame: FrameType | None, *, on_device: bool) -> Place:
+    """What the training thread does (`recording.TrainerPart`), given its innermost frame, and where: at
+    `file:function:line` of the user's own. What that called in a library decides, where a rule knows it."""
+    found, rules = None, TRAINER if on_device else ON_CPU
     for one in frames(frame):
         file = one.f_code.co_filename
         if not is_ours(file):
-            found = found or TRAINER.stage_of(one.f_code, one.f_lineno)
+            found = found or rules.stage_of(one.f_code, one.f_lineno)
             if not is_library(file):
                 return Place(found or "other", f"{place_name(one.f_code)}:{one.f_lineno}")
     return Place(found or "other", "nowhere")
@@ -254,12 +262,13 @@ def frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 @lru_cache(maxsize=1024)
 def _source(file: str) -> list[str]:
-    # Not linecache: other threads use it meanwhile, and libraries put their own entries there.
+    # linecache only where there is no file, as of a notebook's cell, and as it is: other threads use it meanwhile.
     try:
         with open(file, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123  cheap: inside the script
             return lines.readlines()
     except OSError:
-        return []
+        entry = linecache.cache.get(file, ())
+        return list(entry[2]) if len(entry) == 4 else []
 
 
 def source_line(file: str, number: int | None) -> str:

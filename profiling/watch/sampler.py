@@ -50,7 +50,8 @@ class StackSampler(threading.Thread):
         rate_hz: float,
     ) -> None:
         super().__init__(name="feedline-sampler", daemon=True)
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        self._usual_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._usual_interval_s, SWITCH_INTERVAL_S))
         self.cpu_s = 0.0
         self.looks = 0
         self._look = look
@@ -58,9 +59,18 @@ class StackSampler(threading.Thread):
         self._shortest_s = 1.0 / rate_hz
         self._failed = False
         self._running = True
+        self._looking = threading.RLock()
 
     def stop(self) -> None:
-        self._running = False
+        """A look that goes on is waited for, and none follows: what they saw may be read by any thread."""
+        with self._looking:
+            self._running = False
+            self.restore_interval()
+
+    def restore_interval(self) -> None:
+        """As it was before; what the script has set meanwhile stays."""
+        if abs(sys.getswitchinterval() - SWITCH_INTERVAL_S) < 5e-6:  # it is kept in whole microseconds
+            sys.setswitchinterval(self._usual_interval_s)
 
     def gone(self) -> None:
         """Waits for its last look: a thread that wakes while the interpreter is torn down may abort the process."""
@@ -75,22 +85,30 @@ class StackSampler(threading.Thread):
         while self._running:
             longest_s = SOON_LONGEST_S if self.looks < SOON_LOOKS else LONGEST_S
             time.sleep(min(max(self._shortest_s, cost_s / BUDGET), longest_s) * draw(0.5, 1.5))
-            now, interval_s = time.perf_counter(), sys.getswitchinterval()
-            sys.setswitchinterval(max(interval_s, LOOKING_INTERVAL_S))
-            try:
-                self._look(sys._current_frames(), now - last)
-            except Exception as error:  # a stack nobody foresaw must not end the watch, nor be heard in the script
-                if not self._failed:
-                    line = f"a look at the stacks failed: {type(error).__name__}: {error} (process {os.getpid()})"
-                    self._journal.complain(line)
-                self._failed = True
-            finally:
-                if abs(sys.getswitchinterval() - LOOKING_INTERVAL_S) < 1e-6:  # what the script sets meanwhile stays
-                    sys.setswitchinterval(interval_s)
+            now = time.perf_counter()
+            with self._looking:
+                if self._running:
+                    self._look_once(now - last)
             last = now
             self.looks += 1
             spent_s, self.cpu_s = self.cpu_s, time.thread_time()
             cost_s += 0.1 * (self.cpu_s - spent_s - cost_s)
+
+    def _look_once(self, seconds: float) -> None:
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(max(interval_s, LOOKING_INTERVAL_S))
+        try:
+            self._look(sys._current_frames(), seconds)
+        except Exception as error:  # a stack nobody foresaw must not end the watch, nor be heard in the script
+            if not self._failed:
+                line = f"a look at the stacks failed: {type(error).__name__}: {error} (process {os.getpid()})"
+                self._journal.complain(line)
+            self._failed = True
+        finally:
+            if abs(sys.getswitchinterval() - LOOKING_INTERVAL_S) < 1e-6:  # what the script sets meanwhile stays
+                sys.setswitchinterval(interval_s)
+            if not self._running:
+                self.restore_interval()
 
 
 class ThreadClock:
@@ -113,26 +131,26 @@ class ThreadClock:
 
 
 class HelperThread:
-    """A thread that a loader starts, found by its name. Where there is none, a look costs a walk over the names."""
+    """A thread that a loader starts, as `find` tells."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, find: Callable[[], threading.Thread | None]) -> None:
+        self._find = find
         self._thread: threading.Thread | None = None
         self._clock: ThreadClock | None = None
 
     def look(self, frames: dict[int, FrameType]) -> tuple[FrameType | None, float | None]:
         """Its innermost frame, None while there is no such thread, and its CPU seconds since the last look."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = next((one for one in threading.enumerate() if self._name in one.name), None)
-            self._clock = ThreadClock(self._thread.ident) if self._thread and self._thread.ident else None
-        if self._thread is None or self._clock is None:
+        thread = self._find()
+        if thread is None or thread.ident is None or not thread.is_alive():
             return None, None
-        return frames.get(self._thread.ident or 0), self._clock.spent_s()
+        if thread is not self._thread or self._clock is None:
+            self._thread, self._clock = thread, ThreadClock(thread.ident)
+        return frames.get(thread.ident), self._clock.spent_s()
 
 
 class TimeSums:
     """What a thread spent its time on, handed on as short rows, so that a reader can choose which times count. Not
-    thread-safe: one sampler feeds it."""
+    thread-safe: one sampler feeds it, and takes from it until it has stopped."""
 
     def __init__(self) -> None:
         self.batches = 0

@@ -22,12 +22,19 @@ PIN_LOOP, PIN = "_pin_memory_loop", "pin_memory"
 
 
 class TrainerWatch:
-    """Of the thread that makes it. `asking` tells which pass the loop waits for; `flush` is called when rows are
-    due."""
+    """Of the thread that makes it. `asking` tells which pass the loop waits for, `on_device` whether the model
+    computes on one; `flush` is called when rows are due."""
 
-    def __init__(self, journal: Journal, asking: Callable[[], Pass | None], flush: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        asking: Callable[[], Pass | None],
+        on_device: Callable[[], bool],
+        flush: Callable[[], None],
+    ) -> None:
         self._journal = journal
         self._asking = asking
+        self._on_device = on_device
         self._flush = flush
         self._pid = os.getpid()
         self._thread = threading.get_ident()
@@ -35,14 +42,14 @@ class TrainerWatch:
         self._main = TimeSums()
         self._loading: dict[int, TimeSums] = {}
         """By loader: what a loader without workers did in this thread."""
-        self._pin_thread: HelperThread | None = None
+        self._asked: Pass | None = None
+        """The pass that the loop has asked last."""
+        self._pin_thread = HelperThread(lambda: self._asked.pin_thread if self._asked is not None else None)
         self._stats: dict[int, LoaderStats] = {}
         self.sampler = StackSampler(self._look, journal, rate_hz=TRAINER_HZ)
 
-    def see_loader(self, loader: Any, number: int, rank: int, *, pins: bool) -> None:
-        """A pass begins; `pins`: in a thread of its own."""
-        if pins and self._pin_thread is None:
-            self._pin_thread = HelperThread(PIN_LOOP)
+    def see_loader(self, loader: Any, number: int, rank: int) -> None:
+        """A pass begins."""
         if number not in self._stats and hasattr(loader, "worker_pids") and callable(getattr(loader, "stats", None)):
             self._stats[number] = LoaderStats(loader, number, rank)
 
@@ -50,14 +57,15 @@ class TrainerWatch:
         frame, asking = frames_by_thread.get(self._thread), self._asking()
         if frame is None:
             return
+        self._asked = asking or self._asked
         cpu_s = self._clock.spent_s()
         if asking is not None and asking.in_trainer:
             if asking.loader not in self._stats:
                 self._loading.setdefault(asking.loader, TimeSums()).add(classify(frame), seconds, cpu_s)
             self._main.add(Place("load", "loader"), seconds, cpu_s)
         else:
-            place = part(frame)
-            pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread) if self._pin_thread else (None, None)
+            place = part(frame, on_device=self._on_device())
+            pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
             pinning = pin_work(pin_frame)
             if asking is not None and place.stage not in ("unpickle", "pin"):
                 place = Place(pinning or "wait", place.where)

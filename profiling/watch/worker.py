@@ -36,6 +36,8 @@ class WorkerEntry:
     folder: str
     loader: int
     rank: int
+    trainer: int
+    """Its process's id."""
     lines: Any
     """Where `--lines` is asked for, what is called with the dataset and the collate function, and gives what is told
     of each item of the data queue."""
@@ -53,8 +55,7 @@ class WorkerEntry:
                 tell = self.lines(args[DATASET], args[COLLATE])
             else:
                 worker = kwargs.get("worker_id", args[WORKER_ID] if len(args) > WORKER_ID else 0)
-                journal = Journal(Path(self.folder))
-                tell = WorkerWatch(journal, worker=worker, loader=self.loader, rank=self.rank).count
+                tell = WorkerWatch(self, worker, args[QUEUE]).count
             args = (*args[:QUEUE], WatchedQueue(args[QUEUE], tell), *args[QUEUE + 1 :])
         except Exception:
             # The script must run, watched or not; the parent notices that this worker said nothing.
@@ -65,21 +66,22 @@ class WorkerEntry:
 class WorkerWatch:
     """The sampler of one worker process and its file."""
 
-    def __init__(self, journal: Journal, *, worker: int, loader: int, rank: int) -> None:
+    def __init__(self, entry: WorkerEntry, worker: int, queue: Any) -> None:
+        """`queue` is the one that its batches leave by."""
         self.sums = TimeSums()
         self.hook_s = 0.0
         """CPU time of counting batches."""
-        self._feeder = HelperThread("QueueFeeder")
-        self._journal = journal
-        self._rank = rank
+        self._feeder = HelperThread(lambda: getattr(queue, "_thread", None))
+        self._journal = Journal(Path(entry.folder))
+        self._left = f"left-{entry.trainer}"
         self._name = f"worker-{os.getpid()}"
         self._main = threading.get_ident()
         self._clock = ThreadClock(self._main)
         self._about = {
-            "pid": os.getpid(), "worker": worker, "loader": loader, "rank": rank, "created": time.time(),
+            "pid": os.getpid(), "worker": worker, "loader": entry.loader, "rank": entry.rank, "created": time.time(),
         }  # fmt: skip
         collect_paths()
-        self._sampler = StackSampler(self._look, journal, rate_hz=WORKER_HZ)
+        self._sampler = StackSampler(self._look, self._journal, rate_hz=WORKER_HZ)
         self._say()
         from multiprocessing.util import Finalize  # here: the trainer imports this file too, and sooner without
 
@@ -100,7 +102,7 @@ class WorkerWatch:
         if self._feeds(frames_by_thread, seconds) and place.stage == "idle":
             place = Place("send", "queues.py:_feed")
         self.sums.add(place, seconds, self._clock.spent_s())
-        left = self._journal.has(f"left-{self._rank}")
+        left = self._journal.has(self._left)
         if left or self.sums.due:
             self._journal.append(self._name, [self.sums.take()])
         if left:

@@ -84,7 +84,7 @@ def made(
             )
         ],
         costs=Costs(
-            worker_cpu_s=sum(cpu.values()), trainer_cpu_s=trainer_cpu_s, read_bytes=110_000.0, batch_bytes=602_112.0
+            worker_cpu_s=sum(cpu.values()), trainer_cpu_s=trainer_cpu_s, read_bytes=110_000.0
         ),
         legs=_legs(ceiling, loader_only or {}),
         trials=trials or [],

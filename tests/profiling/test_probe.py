@@ -1,6 +1,9 @@
 """`watch` around real loops in this process: what is counted, kept apart, and left as it was."""
 
+import gc
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,31 +12,12 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
+from feedline.profiling.explain.verdict import diagnose  # noqa: E402
 from feedline.profiling.probe import watch  # noqa: E402
-from feedline.profiling.record.recording import Recording, Step  # noqa: E402
-
-
-def data(samples: int = 64) -> TensorDataset:
-    return TensorDataset(torch.rand(samples, 4), torch.randint(0, 3, (samples,)))
-
-
-class Training:
-    def __init__(self) -> None:
-        self.model = nn.Linear(4, 3)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-    def step(self, batch: Any) -> None:
-        x, y = batch
-        self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.model(x), y).backward()
-        self.optimizer.step()
-
-
-def steps(recording: Recording, phase: str) -> list[Step]:
-    return [step for step in recording.steps if step.phase == phase]
+from feedline.profiling.watch.capture import Capture  # noqa: E402
+from tests.profiling.trainings import Slow, Training, data, steps  # noqa: E402
 
 
 def test_a_plain_loop() -> None:
@@ -54,6 +38,20 @@ def test_a_plain_loop() -> None:
     assert loader.batch_dtypes == ["float32", "int64"]
     assert recording.compute.optimizer == "SGD"
     assert recording.compute.parameters == 15
+
+
+def test_a_loader_built_anew_for_every_epoch_is_one_loader() -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        for _ in range(3):
+            for batch in DataLoader(data(), batch_size=8):
+                training.step(batch)
+            with torch.no_grad():
+                for x, _ in DataLoader(data(), batch_size=32):
+                    training.model(x)
+    assert [loader.batch_size for loader in seen.recording.loaders] == [8, 32]
+    assert {step.epoch for step in steps(seen.recording, "train")} == {0, 1, 2}
+    assert diagnose(seen.recording).measured.rates.epoch_samples == 64
 
 
 def test_passes_are_told_whole_or_broken_off() -> None:
@@ -175,7 +173,22 @@ def test_iterable_datasets_and_own_subclasses(loader: DataLoader[Any]) -> None:
             pass
     assert [step.samples for step in seen.recording.steps] == [4] * 5
     assert seen.recording.loaders[0].dataset == "Stream"
-    assert seen.recording.loaders[0].batches_per_epoch is None
+
+
+def test_what_a_loop_without_workers_prepares_is_known_by_sample_and_stage() -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        for batch in DataLoader(Slow(), batch_size=8):
+            training.step(batch)
+    (worker,) = seen.recording.workers
+    assert worker.in_trainer
+    measured = seen.recording.measured()
+    assert worker.samples == sum(step.samples for step in measured) > 100
+    found = diagnose(seen.recording)
+    workers = found.measured.workers
+    assert workers.stage_alone_s["read"] > 0.5 * workers.alone_s > 0.0005
+    kept = next(one for one in found.predictions if one.remedy == "cache in RAM")
+    assert not kept.vain and "of a worker's busy time" in kept.why
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -199,18 +212,44 @@ def test_workers_are_seen(persistent: bool) -> None:
 
 
 def test_everything_is_as_it_was_afterwards() -> None:
+    """Once: what cannot be taken back is there after the first time."""
     from torch.utils.data import dataloader
 
     def state() -> list[Any]:
         return [
             DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__, torch.save, torch.autograd.backward,
             dataloader._MultiProcessingDataLoaderIter.__init__, torch.autocast.__enter__, list(sys.meta_path),
+            sys.getswitchinterval(), sys.excepthook, threading.active_count(),
         ]  # fmt: skip
 
-    before = state()
+    def captures() -> list[Any]:
+        return [one for one in gc.get_objects() if type(one) is Capture]
+
+    before, kept = state(), len(captures())
     with watch(resources=False):
         assert DataLoader.__iter__ is not before[0]
+        for _ in DataLoader(data(), batch_size=8):
+            pass
     assert state() == before
+    gc.collect()
+    assert len(captures()) <= kept
+
+
+class Interval(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> float:
+        time.sleep(0.001)
+        return sys.getswitchinterval()
+
+
+def test_workers_that_live_on_get_back_the_usual_switch_interval() -> None:
+    loader = DataLoader(Interval(), batch_size=8, num_workers=1, persistent_workers=True)
+    with watch(resources=False):
+        during = {float(value) for batch in loader for value in batch}
+    assert min(during) < sys.getswitchinterval()
+    assert {float(value) for batch in loader for value in batch} == {sys.getswitchinterval()}
 
 
 def test_metrics_for_the_loops_own_log() -> None:
@@ -230,7 +269,8 @@ class Telling:
 
     num_workers, worker_pids = 2, ()
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int = 999_999_990) -> None:
+        self.pid = pid
         self.asked = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -239,15 +279,28 @@ class Telling:
     def stats(self) -> dict[str, Any]:
         self.asked += 1
         seconds = {"read": 1.0 * self.asked, "decode": 3.0 * self.asked, "idle": 0.5 * self.asked}
-        return {
-            "workers": [{"pid": 999_999_990, "samples": 80 * self.asked, "batches": self.asked, "seconds": seconds}]
-        }
+        return {"workers": [{"pid": self.pid, "samples": 80 * self.asked, "batches": self.asked, "seconds": seconds}]}
 
 
-def test_a_loader_that_tells_itself_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def telling(monkeypatch: pytest.MonkeyPatch) -> None:
     module = type(sys)("feedline.pipeline.loader")
     module.Loader = Telling  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "feedline.pipeline.loader", module)
+
+
+@pytest.mark.usefixtures("telling")
+def test_the_cpu_time_of_preparing_that_nobody_counts_is_unknown() -> None:
+    with watch(resources=False) as seen:
+        for _ in Telling(os.getpid()):
+            time.sleep(0.001)
+    (worker,) = seen.recording.workers
+    assert worker.in_trainer and worker.samples == 8 * len(seen.recording.measured())
+    assert worker.cpu_s is None and seen.recording.costs.worker_cpu_s is None
+
+
+@pytest.mark.usefixtures("telling")
+def test_a_loader_that_tells_itself_is_believed() -> None:
     with watch(resources=False) as seen:
         for _ in Telling():
             pass

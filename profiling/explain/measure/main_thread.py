@@ -4,8 +4,8 @@ Seconds are per sample of one rank. Shares are of the time of the measured steps
 
     data      blocked on the next batch, unpickling included (CUDA: the device had run dry for want of it)
     copy      host-to-device copies the step waited for
-    trainer   the main thread's own Python, logging, synchronising
-    compute   the rest: forward, backward, optimiser
+    trainer   the main thread's own Python, logging, checkpoints
+    compute   the rest: forward, backward, optimiser, waiting for the device
 """
 
 import math
@@ -19,7 +19,7 @@ from feedline.profiling.explain.measure.workers import sums
 from feedline.profiling.record.recording import Recording, Step, TrainerPart
 
 PARTS = get_args(TrainerPart)
-OWN = ("python", "logging", "checkpoint", "synchronise")  # parts that are the script's own Python
+OWN = ("python", "logging", "checkpoint")  # parts that are the script's own Python
 NOT_BUSY = ("wait", "load", "unpickle", "copy", "synchronise", "other")
 """Parts in which the main thread may rightly sleep."""
 LEAST_KERNEL_SHARE = 0.04
@@ -45,7 +45,7 @@ class Trainer:
     wait_fraction: float
     shares: Shares
     step_s: float  # main thread outside the wait: copy, compute and Python
-    copy_s: float
+    copy_s: float | None  # None where nothing measured it
     unpickle_s: float  # main thread, unpickling batches inside the wait
     unpickle_share: float  # of the loop's time
     cpu_s: float  # CPU time of all its threads, with free data where a leg measured that; 0 where it is not known
@@ -66,6 +66,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     all_waited_s = sum(map(waited_s, steps))
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s else 0.0
     unpickling, slowdown = _unpickling(recording)
+    copies = [step.copy_s for step in steps if step.copy_s is not None]
     free_cpu_s = recording.leg("cached").trainer_cpu_s_per_sample
     compute, (layout_gain, legs_left) = recording.compute, _of_legs(recording)
     kernel_share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
@@ -83,7 +84,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
         wait_fraction=wait_fraction,
         shares=_shares(steps, ranks_s, wait_fraction, parts_of(recording)),
         step_s=max(0.0, ranks_s - all_waited_s) / samples,
-        copy_s=sum(step.copy_s for step in steps) / samples,
+        copy_s=sum(copies) / samples if copies else None,
         unpickle_s=unpickling * ranks_s / samples / slowdown,
         unpickle_share=min(wait_fraction, unpickling),
         cpu_s=(statistics.median(free_cpu_s) if free_cpu_s else recording.costs.trainer_cpu_s) or 0.0,
@@ -118,10 +119,9 @@ def busiest_place(recording: Recording) -> str | None:
 def _shares(steps: Sequence[Step], ranks_s: float, data: float, parts: Mapping[str, float]) -> Shares:
     if not ranks_s:
         return Shares()
-    copy = min(1.0 - data, sum(step.copy_s for step in steps) / ranks_s)
+    copy = min(1.0 - data, sum(step.copy_s or 0.0 for step in steps) / ranks_s)
     on_device = any(step.starved_s is not None for step in steps)
-    # On a GPU the main thread synchronises because it waits for the device: that is compute, not Python.
-    own = sum(parts.get(name, 0.0) for name in OWN if not (on_device and name == "synchronise"))
+    own = sum(parts.get(name, 0.0) for name in OWN)
     trainer = min(1.0 - data - copy, own)
     if on_device:
         # Python is hidden while the device has queued work; it counts as far as the device ran dry beyond the wait.

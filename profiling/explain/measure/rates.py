@@ -85,7 +85,7 @@ def measured_steps(recording: Recording) -> tuple[list[Step], list[str]]:
 def seconds_of(steps: Sequence[Step]) -> float:
     """Time of one rank (the mean over ranks), pauses left out."""
     ranks = {step.rank for step in steps}
-    return sum(step.duration_s - step.pause_s for step in steps) / max(len(ranks), 1)
+    return sum(max(0.0, step.duration_s - step.pause_s) for step in steps) / max(len(ranks), 1)
 
 
 def waited_s(step: Step) -> float:

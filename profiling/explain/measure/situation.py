@@ -9,6 +9,7 @@ from feedline.profiling.explain.measure.rates import Rate, Rates, measure_rates,
 from feedline.profiling.explain.measure.throughput import Throughput, over_epochs
 from feedline.profiling.explain.measure.workers import Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording, Step
+from feedline.profiling.record.windows import mean_over, of_lowest_rank
 
 FILLS = 0.8  # a model that uses this share of the cores while it computes is taken to use all
 DATA_BOUND = 0.10  # a loop that waits for data this share of its time is bound by it
@@ -81,13 +82,9 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) 
     clocks where these were read, else by the sampler, whichever says more, so that a worker that lived shortly is not
     mistaken for another program."""
     cores, costs = float(recording.host.get("affinity") or recording.host.get("cores") or 1), recording.costs
-    start_s = min((step.start_s for step in steps), default=0.0)
-    end_s = max((step.start_s + step.duration_s for step in steps), default=0.0)
-    host, sampled = 0.0, 0.0
+    windows, host, sampled = of_lowest_rank(steps), 0.0, 0.0
     for series in (series for series in recording.series if series.name == "cpu_cores"):
-        looks = zip(series.t_s, series.values, strict=True)
-        known = [value for t_s, value in looks if value is not None and start_s <= t_s <= end_s]
-        mean = sum(known) / len(known) if known else 0.0
+        mean = mean_over(series, windows) or 0.0
         host, sampled = (host + mean, sampled) if series.scope == "host" else (host, sampled + mean)
     others = max(
         0.0, host - max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
@@ -164,6 +161,9 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     worker_s = preparing.even_s * preparing.slow[1] if preparing.slow else preparing.alone_s
     if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost
         worker_s = trainer.wait_fraction * ranks / rates.now.value
+    worker_cpu_s = preparing.cpu_s or 0.0
+    if count == 0 and preparing.cpu_s is None:  # it is what the trainer needs less of with free data
+        worker_cpu_s = max(0.0, (measured.recording.costs.trainer_cpu_s or 0.0) - trainer.cpu_s)
     # A fair scheduler gives so many cores to so many busy processes beside the other programs.
     processes = ranks * (count + 1)
     fair = max(machine.cores - others, machine.cores * processes / (processes + others)) if others else machine.cores
@@ -173,7 +173,7 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         workers=count,
         step_s=step_s,
         worker_s=worker_s,
-        worker_cpu_s=min(preparing.cpu_s or 0.0, worker_s),
+        worker_cpu_s=min(worker_cpu_s, worker_s),
         trainer_cpu_s=trainer.cpu_s,
         handover_s=trainer.unpickle_s,
         cores=fair,

@@ -26,6 +26,8 @@ def pinned(at: Situation) -> Iterable[Change]:
     why: str = Vain("copies to the device take no time worth saving")
     if at.measured.machine.on_cpu:
         why = Vain("the model runs on the CPU: nothing is copied to a device")
+    elif copy_s is None:  # a device whose copies nothing measures
+        return
     elif copy_s:
         left_s = max(0.0, at.now.step_s - copy_s * (1 - 1 / PINNED_SPEEDUP))
         then, error = replace(at.now, step_s=left_s, handover_s=0.0), 0.15

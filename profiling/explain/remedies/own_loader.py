@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from feedline.pipeline.base.settings import PREFETCH
 from feedline.profiling.explain.measure.situation import HARDLY, Situation
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain
 from feedline.profiling.record import units
@@ -53,7 +54,7 @@ def prefetch(at: Situation) -> Iterable[Change]:
     if not at.now.workers:
         return
     loader, alone = at.measured.loader, at.measured.rates.loader_only.get(at.now.workers)
-    deeper = max(4, 2 * ((loader.prefetch_factor if loader else None) or 2))
+    deeper = max(4, 2 * ((loader.prefetch_factor if loader else None) or PREFETCH))
     room = alone.value / at.rate.value if alone else 1.0
     then, error = at.now, 0.0
     why: str = Vain("the queue is hardly ever empty")
@@ -131,7 +132,7 @@ def uint8(at: Situation) -> Iterable[Change]:
     # Only what goes with the bytes gets cheaper: a collate function with costs of its own keeps them.
     per_sample = (loader.batch_bytes or 0) / max(loader.batch_size or 1, 1)
     moving_s = min(stages.get("collate", 0.0) + stages.get("send", 0.0), per_sample * MOVING_S_PER_BYTE)
-    saved_s, copy_s = min(now.worker_s, 0.75 * moving_s), 0.75 * at.measured.trainer.copy_s
+    saved_s, copy_s = min(now.worker_s, 0.75 * moving_s), 0.75 * (at.measured.trainer.copy_s or 0.0)
     then = replace(now, worker_s=now.worker_s - saved_s, worker_cpu_s=max(0.0, now.worker_cpu_s - saved_s),
                    handover_s=now.handover_s / 4, step_s=max(0.0, now.step_s - copy_s))  # fmt: skip
     why: str = f"collating, sending and copying a quarter of {units.size(loader.batch_bytes)} a batch"

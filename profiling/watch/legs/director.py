@@ -16,10 +16,11 @@ from feedline.profiling.record.journal import LegRow
 from feedline.profiling.watch import cuda
 from feedline.profiling.watch.batches import sizes
 from feedline.profiling.watch.capture import Finished
-from feedline.profiling.watch.facts import settings
+from feedline.profiling.watch.facts import role
 from feedline.profiling.watch.feed import Feed, Feeds
 from feedline.profiling.watch.legs.ways import (
     LEAST_STEPS,
+    MOST_WINDOWS,
     Batches,
     LoaderOnly,
     NoMore,
@@ -29,10 +30,10 @@ from feedline.profiling.watch.legs.ways import (
 )
 from feedline.profiling.watch.saves import Saves
 
+LIMIT_S = 120.0
+"""After this long in legs only those that were not measured yet."""
 AGREE_S = 20.0
 """Ranks end the verdict's last step together: none waits for rank 0 much longer than that one needs to write."""
-MOST_WINDOWS = 10
-"""A window with what is left out of it is over after so many times its length."""
 MOST_STARTS = 3
 """A window that the script breaks off is started anew, until it has begun so often."""
 
@@ -68,8 +69,6 @@ class Director:
         self._batches = Batches(feed, self._capture.journal)
         self._saves.hold(self._refused)
         self._write()
-        if feed.loader is None:
-            self._leave("its loader was gone")
         self._handed_out = self._windows(self._batches)
 
     def adopts(self, feed: Feed) -> bool:
@@ -77,7 +76,7 @@ class Director:
         self._disturbed = True
         mine = self._batches.feed
         same = feed.loader is mine.loader
-        if same or (feed.place == mine.place and settings(feed.loader) == settings(mine.loader)):
+        if same or role(feed.place, feed.loader) == role(mine.place, mine.loader):
             self._batches.feed = feed
             return True
         return False
@@ -102,7 +101,7 @@ class Director:
     def _windows(self, batches: Batches) -> Generator[Any]:
         """What the loop is handed. Raises Finished behind the last window."""
         config, adapter = self._config, batches.feed.adapter
-        deadline = time.perf_counter() + config.limit_s
+        deadline = time.perf_counter() + LIMIT_S
         steps = self._agreed_steps() if self._capture.facts.world_size > 1 else None
         counts = worker_counts(adapter.workers(batches.feed.loader))
         for way in plan(config.legs, adapter.kind, counts, config.rounds, self._lines):

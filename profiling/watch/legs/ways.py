@@ -5,6 +5,7 @@ After a window in which the loop did not draw from the loader its queue is full,
 many batches as could be queued left out.
 """
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from itertools import islice, repeat
 from typing import Any
 
 from feedline.pipeline.base.process import children_cpu_seconds, keep_freed_memory, usable_cores
+from feedline.pipeline.base.settings import PREFETCH
 from feedline.profiling.record.journal import Journal, LegRow
 from feedline.profiling.watch import cuda
 from feedline.profiling.watch.batches import sizes
@@ -22,6 +24,8 @@ from feedline.profiling.watch.legs.cached import Cache
 
 SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds the last step's work
 LEAST_STEPS = 4  # of a window, however long they take
+MOST_WINDOWS = 10
+"""A window with what is left out of it is over after so many times its length."""
 FINISHED_S, FINISH_MOST_S = 0.1, 5.0
 """Workers that were idle for so long have no batch to make; nobody waits longer than that for it."""
 
@@ -31,8 +35,8 @@ def plan(
 ) -> list["Way"]:
     """Every leg once a round, the order turned by one each time so that drift cancels; then, once, the cold one:
     whatever ran after it would read files from storage that it had in memory before. `lines` follow. Last comes what
-    belongs to the ceiling of a loader of another `kind`: batches as feedline's has them, which a script may not
-    survive, behind half the windows, and in turn with the others, in which only memory is kept."""
+    belongs to the ceiling of a loader of another `kind`, in pairs that turn round: with memory kept, and with batches
+    as feedline's has them too, which a script may not survive."""
     once: list[Way] = []
     once += [Way()] if "normal" in legs else []
     once += [Cached()] if "cached" in legs else []
@@ -41,8 +45,8 @@ def plan(
     planned += [Cold()] if "cold" in legs else []
     planned += lines
     if "cached" in legs and kind != "feedline":
-        ahead, kept, laid_out = rounds // 2, Cached("kept"), Cached("laid_out")
-        planned += [kept] * ahead + [laid_out, kept] * (rounds - ahead) + [laid_out] * ahead
+        pair = [Cached("kept"), Cached("laid_out")]
+        planned += [way for turn in range(rounds) for way in (pair, pair[::-1])[turn % 2]]
     return planned
 
 
@@ -93,7 +97,7 @@ class Batches:
     def queued(self, workers: int | None = None) -> int:
         """Batches that so many workers, or the loader's own, may have made ahead."""
         workers = self.feed.adapter.workers(self.feed.loader) if workers is None else workers
-        return workers * (settings(self.feed.loader)["prefetch_factor"] or 2)
+        return workers * (settings(self.feed.loader)["prefetch_factor"] or PREFETCH)
 
 
 class Way:
@@ -160,7 +164,8 @@ class Cold(Way):
         """Where only the files that were seen are known, and these were not all, nobody knows how cold it is."""
         listed = dataset_files(getattr(batches.feed.loader, "dataset", None))
         seen = [path for worker in batches.journal.all("worker-") for path in worker["paths"]]
-        self.dropped, self.note = drop(list(dict.fromkeys([*listed, *seen, *opened])))
+        there = [path for path in dict.fromkeys([*listed, *seen, *opened]) if os.access(path, os.R_OK)]
+        self.dropped, self.note = drop(there)
         if not listed and len({*seen, *opened}) >= MOST_PATHS:
             self.dropped = None
             self.note += "; the data has more files than these, and they were left alone"
@@ -178,7 +183,8 @@ class LoaderOnly(Way):
     def measure(self, batches: Batches, window_s: float) -> LegRow | None:
         """None where the loader cannot be had with so many workers."""
         if self.count is None:
-            return self._drain((batches.draw() for _ in repeat(None)), batches.queued() + 1, window_s)
+            drawn = ((batches.draw(), batches.restarted) for _ in repeat(None))
+            return self._drain(drawn, batches.queued() + 1, window_s)
         loader = batches.feed.adapter.again(batches.feed.loader, self.count)
         if loader is None:
             return None
@@ -188,29 +194,37 @@ class LoaderOnly(Way):
         finally:
             endless.close()
 
-    def _drain(self, batches: Iterator[Any], skip: int, window_s: float) -> LegRow | None:
+    def _drain(self, batches: Iterator[tuple[Any, bool]], skip: int, window_s: float) -> LegRow | None:
+        """The first batch of a pass is left out, as in the verdict: what passes begin with is added by itself."""
         for _ in islice(batches, skip):
             pass
-        cpu_s, started = children_cpu_seconds(), time.perf_counter()
-        samples = 0
-        for steps, batch in enumerate(batches, 1):
-            samples += sizes(batch)[0] or 0
-            seconds = time.perf_counter() - started
-            if seconds >= window_s and steps >= LEAST_STEPS:
-                used_s = children_cpu_seconds() - cpu_s
+        cpu_s, asked = children_cpu_seconds(), time.perf_counter()
+        until = asked + MOST_WINDOWS * window_s
+        samples = left_out = steps = 0
+        seconds = 0.0
+        for batch, first in batches:
+            came, count = time.perf_counter(), sizes(batch)[0] or 0
+            if first:
+                left_out += count
+            else:
+                samples, seconds, steps = samples + count, seconds + came - asked, steps + 1
+            if steps >= LEAST_STEPS and (seconds >= window_s or came > until):
+                used_s = (children_cpu_seconds() - cpu_s) * samples / max(1, samples + left_out)
                 return LegRow(self.leg, self.count, samples, seconds, used_s if used_s > 0 else None, 0.0, "", None)
+            asked = time.perf_counter()
         return None
 
 
-def endlessly(loader: Any) -> Generator[Any]:
-    """Its batches, pass after pass, until one has none; its workers end with it."""
-    empty = False
-    while not empty:
-        iterator, empty = iter(loader), True
+def endlessly(loader: Any) -> Generator[tuple[Any, bool]]:
+    """Its batches, and whether each is the first of its pass; pass after pass, until one has none. Its workers end
+    with it. Where every batch is the first of its pass, none is called so."""
+    drawn = 2
+    while drawn:
+        iterator, longer, drawn = iter(loader), drawn > 1, 0
         try:
             for batch in iterator:
-                empty = False
-                yield batch
+                drawn += 1
+                yield batch, longer and drawn == 1
         finally:
             end_workers(iterator)
 

@@ -160,6 +160,13 @@ def test_ten_of_ten_under_noise() -> None:
         assert diagnose(made(wait_s=wait, compute_s=0.03)).bound == "data"
 
 
+def test_pauses_longer_than_their_steps_leave_no_rate() -> None:
+    """As in a recording that somebody has edited."""
+    seen = rich()
+    found = diagnose(replace(seen, steps=[replace(step, pause_s=2 * step.duration_s) for step in seen.steps]))
+    assert found.samples_per_s is None and found.predictions == []
+
+
 def test_nothing_seen() -> None:
     found = diagnose(Recording(script=Script(argv=["x.py"])))
     assert found.bound is None and found.predictions == []

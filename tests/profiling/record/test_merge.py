@@ -1,5 +1,6 @@
 """What processes wrote down becomes the right sums: synchronisations, GPU means, bytes, the watch's own cost."""
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,10 @@ def trained(folder: Path, sampler: Any = None) -> Recording:
     return merge(capture.journal, origin=origin, argv=["x.py"], sampler=sampler)
 
 
+def test_without_cuda_nobody_knows_what_copies_take(tmp_path: Path) -> None:
+    assert {step.copy_s for step in trained(tmp_path).steps} == {None}
+
+
 def test_hidden_synchronisations_are_summed_over_measured_steps_and_placed(tmp_path: Path) -> None:
     seen = trained(tmp_path)
     measured = seen.measured()
@@ -71,6 +76,31 @@ def test_hidden_synchronisations_are_summed_over_measured_steps_and_placed(tmp_p
     assert line.startswith("test_merge.py:")
     remedy = next(one for one in diagnose(seen).predictions if one.remedy == "no hidden synchronisations")
     assert line in remedy.why and "will not help" not in remedy.why
+
+
+def test_costs_are_of_the_steps_that_the_rate_is_of(tmp_path: Path) -> None:
+    """Two loaders are trained on, one after the other."""
+    origin = time.perf_counter()
+    capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
+    spent: list[float] = []
+    for loader in (Loader(), Loader()):
+        began_s = time.process_time()
+        one = capture.begin_pass(loader, "torch", place=str(id(loader)))
+        for _ in range(40):
+            capture.ask(one)
+            capture.got(one, BATCH)
+            until_s = time.thread_time() + 0.01
+            while time.thread_time() < until_s:
+                pass
+            capture.backward(0.001)
+            capture.synchronised(0.002, sys._getframe())
+        capture.end_pass(one, exhausted=True)
+        spent.append((time.process_time() - began_s) / 160)
+    capture.leave("itself")
+    seen = merge(capture.journal, origin=origin, argv=["x.py"])
+    assert seen.costs.trainer_cpu_s == pytest.approx(sum(spent) / 2, rel=0.3)
+    remedy = next(one for one in diagnose(seen).predictions if one.remedy == "no hidden synchronisations")
+    assert seen.compute.items == 37 and remedy.why.startswith("37 of them")
 
 
 def test_the_cost_of_the_watch_is_the_time_of_its_hooks_and_samplers(tmp_path: Path) -> None:
@@ -183,6 +213,20 @@ def test_bytes_read_by_the_workers_of_every_rank_count() -> None:
     both = replace(one, steps=steps, workers=workers, series=series, compute=Compute(world_size=2))
     alone = replace(one, series=series[:1])
     assert costs(both).read_bytes == pytest.approx(costs(alone).read_bytes)
+
+
+def test_bytes_read_while_the_loop_evaluates_are_no_training_samples() -> None:
+    """Ten seconds of evaluation in the middle, by workers of the same number."""
+    one = made(workers=1, steps=40)
+    steps = [replace(step, start_s=step.start_s + 10 * (number >= 20)) for number, step in enumerate(one.steps)]
+    times = [float(second) for second in range(20)]
+    rates = [1e6 if t <= 3 or t >= 13 else 9e6 for t in times]
+    read = Series(
+        name="read_bytes_per_s", unit="B/s", scope="worker:0", source="/proc", t_s=times, values=list(rates)
+    )
+    measured_s = sum(step.duration_s for step in one.measured())
+    samples = sum(step.samples for step in one.measured())
+    assert costs(replace(one, steps=steps, series=[read])).read_bytes == pytest.approx(1e6 * measured_s / samples)
 
 
 @pytest.mark.parametrize(

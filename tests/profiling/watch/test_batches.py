@@ -1,7 +1,6 @@
 """Any structure of a batch, any size of it."""
 
 from collections import namedtuple
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,14 +66,6 @@ def test_describes_what_predictions_need() -> None:
     assert told["batch_dtypes"] == ["uint8", "int64"]
     assert told["batch_shapes"] == [[4, 2, 2, 3], [4]]
     assert told["batch_bytes"] == 80
-
-
-def test_a_pinned_check_that_raises_is_not_ours_to_raise() -> None:
-    def is_pinned() -> bool:
-        raise RuntimeError("no CUDA")
-
-    odd = SimpleNamespace(shape=(2,), dtype="float32", nbytes=8, device="cpu", is_pinned=is_pinned)
-    assert describe(odd)["pinned"] is False
 
 
 @given(

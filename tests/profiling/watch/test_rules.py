@@ -1,6 +1,7 @@
 """Stages are told from real stacks: each case stops inside real library or user code and looks up from there."""
 
 import io
+import linecache
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,9 @@ def step(model, look):
 
 def forward(look):
     return look()
+
+def report(look):
+    print(look())  # loss.item()
 
 def train(look):
     loss = look()  # loss.backward()
@@ -179,12 +183,12 @@ def test_no_frame_at_all() -> None:
     assert source_line("/nowhere.py", 3) == ""
 
 
-def told(call: Callable[[Callable[[], Any]], Any]) -> str:
+def told(call: Callable[[Callable[[], Any]], Any], *, on_device: bool = False) -> str:
     found: list[str] = []
 
     def look() -> None:
         frame: FrameType | None = sys._getframe(1)
-        found.append(part(frame).stage)
+        found.append(part(frame, on_device=on_device).stage)
 
     call(look)
     return found[0]
@@ -194,6 +198,19 @@ def test_parts_of_the_trainer(user: ModuleType) -> None:
     assert told(user.train) == "backward"
     assert told(user.forward) == "forward"
     assert told(user.book_keeping) == "python"
+
+
+def test_only_a_device_is_waited_for(user: ModuleType) -> None:
+    assert told(user.report, on_device=True) == "synchronise"
+    assert told(user.report) == "logging"
+
+
+def test_lines_of_a_notebooks_cell_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "def cell(look):\n    loss = look()  # loss.backward()\n"
+    monkeypatch.setitem(linecache.cache, "<ipython-input-1>", (len(text), None, text.splitlines(True), ""))
+    module = ModuleType("__main__")
+    exec(compile(text, "<ipython-input-1>", "exec"), module.__dict__)
+    assert told(module.cell) == "backward"
 
 
 def test_a_frame_between_two_lines_has_no_number() -> None:

@@ -1,6 +1,10 @@
 """The order of the differential legs, and the batches that are handed out again."""
 
+import time
+from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.profiling.profile_run import chosen_legs
+from feedline.profiling.record.journal import Journal, StudyConfig
+from feedline.profiling.watch.capture import Capture
+from feedline.profiling.watch.feed import Feed, Feeds, WatchedLoader
 from feedline.profiling.watch.legs.cached import Cache
-from feedline.profiling.watch.legs.ways import Way, plan
+from feedline.profiling.watch.legs.ways import Batches, LoaderOnly, Way, plan
+from feedline.profiling.watch.patches import Patches
 
 
 @given(st.lists(st.integers(1, 8), unique=True, max_size=3), st.integers(1, 4))
@@ -29,6 +37,7 @@ def test_every_leg_once_a_round_then_the_cold_one_and_last_what_may_end_the_scri
     last = [leg for leg, _ in behind[2:]]
     assert sorted(last) == ["kept"] * rounds + ["laid_out"] * rounds
     assert last[0] == "kept" or rounds == 1
+    assert all(set(last[at : at + 2]) == {"kept", "laid_out"} for at in range(0, len(last), 2))  # compared in pairs
     longest = max(len(list(same)) for _, same in groupby(last))
     assert longest <= max(rounds // 2, 1) + 1  # in turn, so that drift cancels
 
@@ -38,6 +47,35 @@ def test_what_belongs_to_the_ceiling_is_measured_with_it(kind: str, more: set[st
     assert {way.leg for way in plan(("normal", "cached"), kind, [], 1)} == {"normal", "cached", *more}
     assert [way.leg for way in plan(("normal",), kind, [], 1)] == ["normal"]
     assert plan((), kind, [], 1) == []
+
+
+class ShortPasses:
+    """A pass takes 30 ms to begin, and 2 ms a batch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        time.sleep(0.03)
+        for _ in range(6):
+            time.sleep(0.002)
+            yield torch.zeros(4, 1)
+
+
+class Adapter(WatchedLoader):
+    kind = "torch"
+
+    def again(self, loader: Any, num_workers: int) -> Any:
+        return ShortPasses()
+
+
+@pytest.mark.parametrize("count", [None, 1])
+def test_what_passes_begin_with_is_not_in_the_loaders_own_rate(tmp_path: Path, count: int | None) -> None:
+    capture, loader = Capture(Journal(tmp_path), StudyConfig()), ShortPasses()
+    capture.leave(None)
+    feed = Feed(Feeds(capture, Patches(print)), Adapter(), loader, iter)
+    feed.begin_again()
+    row = LoaderOnly(count).measure(Batches(feed, Journal(tmp_path)), 0.2)
+    assert row is not None
+    assert row.samples / row.seconds > 0.4 * 4 / 0.002
+    assert row.seconds >= 0.2
 
 
 def test_the_page_cache_is_left_alone_when_told() -> None:

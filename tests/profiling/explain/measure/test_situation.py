@@ -1,0 +1,37 @@
+"""The model set to a run."""
+
+from dataclasses import replace
+
+import pytest
+
+from feedline.profiling.explain.measure.situation import measure, situation
+from feedline.profiling.explain.predict import all_predictions, prediction_for
+from feedline.profiling.record.recording import Leg, Series
+from tests.profiling.recordings import made
+
+
+def test_preparing_whose_cpu_time_nobody_counted_is_what_the_trainer_needs_less_of_with_free_data() -> None:
+    """4 ms a sample with its preparing in it, 1 ms on cached batches."""
+    seen = made(workers=0, trainer_cpu_s=0.004)
+    cached = Leg(name="cached", samples_per_s=[1000.0] * 3, trainer_cpu_s_per_sample=[0.001] * 3)
+    seen = replace(seen, legs=[cached], costs=replace(seen.costs, worker_cpu_s=None))
+    at = situation(measure(seen))
+    assert at is not None
+    assert (at.now.trainer_cpu_s, at.now.worker_cpu_s) == pytest.approx((0.001, 0.003))
+
+
+def test_what_others_do_while_the_loop_evaluates_is_not_taken_from_its_steps() -> None:
+    """Ten seconds of evaluation in the middle, on all four cores."""
+    seen = made(trainer_cpu_s=0.0005)
+    steps = [replace(step, start_s=step.start_s + 10 * (number >= 30)) for number, step in enumerate(seen.steps)]
+    times = [float(second) for second in range(18)]
+    busy = [1.0 if t <= 4 or t >= 14 else 4.0 for t in times]
+    host = Series(name="cpu_cores", unit="cores", scope="host", source="/proc/stat", t_s=times, values=list(busy))
+    assert measure(replace(seen, steps=steps, series=[host])).machine.others_busy == 0
+
+
+def test_nothing_is_said_of_copies_that_nobody_measured() -> None:
+    seen = made(device="xpu")
+    unmeasured = replace(seen, steps=[replace(step, copy_s=None) for step in seen.steps])
+    assert prediction_for(all_predictions(measure(seen)), pin_memory=True)
+    assert prediction_for(all_predictions(measure(unmeasured)), pin_memory=True) is None

@@ -1,0 +1,43 @@
+"""Several loaders in one loop."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader
+
+from feedline.profiling.probe import watch
+from tests.profiling.trainings import Slow, Training, data, steps
+
+LOOPS = {
+    "in lockstep": "for _, batch in zip(late, quick): training.step(batch)",
+    "asked in the body": "others = iter(late)\nfor batch in quick:\n    training.step(batch)\n    next(others)",
+    "begun in the body": "for batch in quick:\n    next(iter(late))\n    training.step(batch)",
+}
+
+
+@pytest.mark.parametrize("how", LOOPS)
+def test_a_step_waits_for_all_its_loaders(how: str) -> None:
+    late, quick = DataLoader(Slow(), batch_size=8), DataLoader(data(160), batch_size=8)
+    with watch(resources=False) as seen:
+        exec(LOOPS[how], {"late": late, "quick": quick, "training": Training()})
+    names = {one.id: one.dataset for one in seen.recording.loaders}
+    train = steps(seen.recording, "train")
+    assert {names[step.loader] for step in train} == {"TensorDataset"}
+    assert len(train) >= 19
+    assert all(0.016 <= step.wait_s <= step.duration_s for step in train[1:-1])
+    assert all(step.pause_s == 0 and step.backward_s > 0 for step in train)
+    assert len(seen.recording.passes) == (1 if how == "begun in the body" else 2)
+
+
+def test_an_evaluation_in_a_step_of_two_loaders_is_no_wait_of_it() -> None:
+    first, second, held_out = (DataLoader(one, batch_size=8) for one in (data(), data(), Slow()))
+    training = Training()
+    with watch(resources=False) as seen:
+        for number, (_, batch) in enumerate(zip(first, second, strict=True)):
+            training.step(batch)
+            if number == 3:
+                for x, _ in held_out:
+                    training.model(x)
+    evaluated = [step for step in steps(seen.recording, "train") if step.pause_s > 0]
+    assert [step.pause_s > 0.3 > step.wait_s for step in evaluated] == [True]

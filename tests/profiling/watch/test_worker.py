@@ -1,0 +1,70 @@
+"""What a worker process does, and for whom."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, Dataset
+
+from feedline.profiling.probe import watch
+from feedline.profiling.profile_run import study
+from feedline.profiling.record.journal import StudyConfig
+
+TRAINING = """
+import time
+from torch.utils.data import DataLoader
+
+for batch in DataLoader(list(range(400)), batch_size=4, num_workers=1):
+    time.sleep(0.002)
+"""
+BOTH = """
+import subprocess, sys
+
+for _ in range(2):
+    subprocess.run([sys.executable, sys.argv[1]])
+"""
+
+
+def test_of_two_trainings_one_after_the_other_both_are_seen(tmp_path: Path) -> None:
+    """Each is rank 0."""
+    training, both = tmp_path / "training.py", tmp_path / "both.py"
+    training.write_text(TRAINING)
+    both.write_text(BOTH)
+    first, second = study(StudyConfig(argv=[str(both), str(training)])).recording.workers
+    assert min(first.samples, second.samples) > 200
+
+
+class Heavy:
+    """Made in no time, serialised in milliseconds."""
+
+    def __reduce__(self) -> Any:
+        until_s = time.thread_time() + 0.003
+        while time.thread_time() < until_s:
+            pass
+        return Heavy, ()
+
+
+class Objects(Dataset[Any]):
+    def __len__(self) -> int:
+        return 160
+
+    def __getitem__(self, index: int) -> Any:
+        return Heavy()
+
+
+def other_queue(_: int) -> None:
+    threading.Thread(target=threading.Event().wait, name="QueueFeederThread", daemon=True).start()
+
+
+def test_sending_is_what_the_thread_of_the_workers_own_queue_does() -> None:
+    loader = DataLoader(Objects(), batch_size=4, num_workers=1, collate_fn=list, worker_init_fn=other_queue)
+    with watch(resources=False) as seen:
+        for _ in loader:
+            pass
+    (worker,) = seen.recording.workers
+    assert worker.stages["send"] > worker.stages["idle"]
