@@ -6,6 +6,7 @@ concern of an engine; plan, tasks and commit know no engine. In a process of its
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +29,10 @@ class EngineRun:
 
 
 class Engine(Protocol):
+    def begin(self) -> AbstractContextManager[None]:
+        """Around a job: what can start before the tasks are known starts. Nothing of it is left behind."""
+        return nullcontext()
+
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         """Runs all tasks, in any order, and tries again those whose process died; `on_outcome` hears of each in this
         thread, soon after it is done. Leaves no process behind, also when `on_outcome` raises. Raises FeedlineError

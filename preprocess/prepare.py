@@ -10,7 +10,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Container, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from feedline.preprocess.index_source import OnNote, gather, open_configured
 from feedline.preprocess.plan import ShardTask, SplitPlan, estimated_bytes, make_plan
 from feedline.preprocess.processes import ProcessEngine
 from feedline.preprocess.receipts import Receipt
+from feedline.preprocess.sources.base import Source
 from feedline.preprocess.spark import SparkEngine, end_spark_of
 from feedline.preprocess.store import WORK, LocalStore, Store, open_store
 from feedline.preprocess.write_shard import Order, Outcome
@@ -94,23 +95,25 @@ class Preparation:
         self.store = self.place = open_store(config.out, dict(config.storage_options))
         with output.locked(self.place), staging_folder(self.place) as staging:
             exchanged = output.finish_exchange(self.place)
-            started = time.monotonic()
-            columns, self.classes, stats_P2 = gather(config, source, staging, self.on_note)
-            self.seconds["index"] = time.monotonic() - started
-            made_by = fingerprint(config.outputs)
-            self.plan = make_plan(
-                columns, config, self.classes, made_by.encoder, stats_P2=stats_P2, staging=str(staging)
-            )
-            self.seconds["plan"] = time.monotonic() - started - self.seconds["index"]
-            self.order = Order(
-                run=uuid.uuid4().hex[:12],
-                plan_hash=self.plan.hash,
-                fingerprint=made_by,
-                config=replace(config, out=self.place.address),
-                address=self.place.address,
-                staging=str(staging),
-            )
-            return self._claim(overwrite=config.overwrite and exchanged != self.plan.hash)
+            with nullcontext() if output.holds_dataset(self.place) else self.engine.begin():  # else perhaps no task
+                self._plan(source, staging)
+                return self._claim(overwrite=config.overwrite and exchanged != self.plan.hash)
+
+    def _plan(self, source: Source, staging: Path) -> None:
+        config, started = self.config, time.monotonic()
+        columns, self.classes, stats_P2 = gather(config, source, staging, self.on_note)
+        self.seconds["index"] = time.monotonic() - started
+        made_by = fingerprint(config.outputs)
+        self.plan = make_plan(columns, config, self.classes, made_by.encoder, stats_P2=stats_P2, staging=str(staging))
+        self.seconds["plan"] = time.monotonic() - started - self.seconds["index"]
+        self.order = Order(
+            run=uuid.uuid4().hex[:12],
+            plan_hash=self.plan.hash,
+            fingerprint=made_by,
+            config=replace(config, out=self.place.address),
+            address=self.place.address,
+            staging=str(staging),
+        )
 
     def _claim(self, *, overwrite: bool) -> dict[str, Any]:
         """Nothing where the same plan is finished; else begins or resumes, beside what is to be replaced."""

@@ -15,15 +15,15 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import IO, Any
+from typing import Any, Self
 
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import die_with, how_it_ended, start_python, usable_cores
-from feedline.preprocess.engine import EngineRun
+from feedline.preprocess.engine import Engine, EngineRun
 from feedline.preprocess.fingerprint import inherit, loaded_code
 from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.write_shard import OnOutcome, Order, Outcome, settle, write_shards
@@ -35,24 +35,31 @@ MOST_DEATHS = 2
 """Of workers over one shard, or before they asked for any, until the job ends."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessEngine:
-    """Tasks in processes of this machine."""
+@dataclass(kw_only=True)
+class ProcessEngine(Engine):
+    """Tasks in processes of this machine, which import what they need while the job is indexed and planned."""
 
     processes: int | None = None
     """None: one for each core that may be used."""
+    pool: "Pool | None" = None
+
+    @contextmanager
+    def begin(self) -> Generator[None]:
+        with Pool() as pool:
+            pool.grow(self.processes or usable_cores())
+            self.pool = pool
+            try:
+                yield
+            finally:
+                self.pool = None
 
     def run(self, order: Order, tasks: Sequence[ShardTask], on_outcome: OnOutcome) -> EngineRun:
         times = [time.monotonic()]
         processes = min(self.processes or usable_cores(), len(tasks))
-        with tempfile.TemporaryFile() as errors:
-            pool = Pool(order, tasks, errors)
-            try:
-                for outcome in pool.outcomes(processes):
-                    on_outcome(outcome)
-                times += [pool.began, time.monotonic()]
-            finally:
-                pool.close()
+        with self.pool or Pool() as pool:
+            for outcome in pool.outcomes(order, tasks, processes):
+                on_outcome(outcome)
+            times += [pool.began, time.monotonic()]
         start_s, run_s, stop_s = (later - sooner for sooner, later in pairwise([*times, time.monotonic()]))
         return EngineRun(start_s=start_s, run_s=run_s, stop_s=stop_s, parallelism=processes,
                          master=f"{processes} processes")  # fmt: skip
@@ -71,19 +78,35 @@ class PoolWorker:
 class Pool:
     """The workers, and the shards that are left."""
 
-    def __init__(self, order: Order, tasks: Sequence[ShardTask], errors: IO[bytes]) -> None:
-        self.order, self.waiting, self.errors = order, deque(tasks), errors
-        self.code = loaded_code()  # now: a process that starts after an upgrade has another
+    def __init__(self) -> None:
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 closed with the pool
+        self.waiting: deque[ShardTask] = deque()
         self.workers: list[PoolWorker] = []
         self.deaths: Counter[tuple[str, int]] = Counter()
         self.failed_starts = 0
         self.began = 0.0
         """When the first worker asked for a shard."""
 
-    def outcomes(self, processes: int) -> Generator[Outcome]:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends all workers; what they have not published they discard, or the next run does."""
+        for worker in self.workers:
+            worker.pipe.close()
+            worker.process.terminate()
+        for worker in self.workers:
+            end(worker)
+        self.workers.clear()
+        self.errors.close()
+
+    def outcomes(self, order: Order, tasks: Sequence[ShardTask], processes: int) -> Generator[Outcome]:
         """Of every shard, once it is published. Raises FeedlineError where a worker died a second time over one."""
-        for _ in range(processes):
-            self.start()
+        self.waiting += tasks
+        self.order = order, loaded_code()  # now: a process that starts after an upgrade has another
+        self.grow(processes)
+        for worker in self.workers:
+            tell(worker, self.order)
         while self.waiting or any(worker.tasks for worker in self.workers):
             ready = wait([worker.pipe for worker in self.workers])
             for worker in [worker for worker in self.workers if worker.pipe in ready]:
@@ -100,14 +123,14 @@ class Pool:
                     yield message
             self.hand_out()
 
-    def start(self) -> None:
-        ours, theirs = Pipe()
-        with theirs:
-            arguments = (str(theirs.fileno()), str(os.getpid()))
-            process = start_python("feedline.preprocess.processes", arguments, [theirs.fileno()], stderr=self.errors)
-        self.workers.append(PoolWorker(process, ours))
-        with suppress(OSError):  # it has died: its pipe's end is the next thing we hear of it
-            ours.send((self.order, self.code))
+    def grow(self, processes: int) -> None:
+        """To so many workers, which wait for the order before they ask for a shard."""
+        while len(self.workers) < processes:
+            ours, theirs = Pipe()
+            with theirs:
+                process = start_python("feedline.preprocess.processes", (str(theirs.fileno()), str(os.getpid())),
+                                       [theirs.fileno()], stderr=self.errors)  # fmt: skip
+            self.workers.append(PoolWorker(process, ours))
 
     def hand_out(self) -> None:
         """A shard to every worker that asks. One that a worker died over is in no worker beside another."""
@@ -115,8 +138,7 @@ class Pool:
             if worker.asks and self.waiting:
                 both = [*worker.tasks, self.waiting[0]]
                 if len(both) == 1 or not any(self.deaths[task.split, task.shard] for task in both):
-                    with suppress(OSError):
-                        worker.pipe.send(self.waiting[0])
+                    tell(worker, self.waiting[0])
                     worker.tasks.append(self.waiting.popleft())
                     worker.asks = False
 
@@ -136,7 +158,8 @@ class Pool:
                 raise FeedlineError(f"two processes died over shard {task.shard} of {task.split}; the last {how}: "
                                     "run the same command again to resume")  # fmt: skip
         self.waiting.extendleft(reversed(worker.tasks))
-        self.start()
+        self.grow(len(self.workers) + 1)
+        tell(self.workers[-1], self.order)
 
     def last_error(self) -> str:
         """The last line that a worker wrote to its stderr, in brackets; "" when there is none."""
@@ -145,14 +168,10 @@ class Pool:
         lines = text.decode(errors="replace").split("\n")
         return next((f" ({line.strip()[:300]})" for line in reversed(lines) if line.strip()), "")
 
-    def close(self) -> None:
-        """Ends all workers; what they have not published they discard, or the next run does."""
-        for worker in self.workers:
-            worker.pipe.close()
-            worker.process.terminate()
-        for worker in self.workers:
-            end(worker)
-        self.workers.clear()
+
+def tell(worker: PoolWorker, message: object) -> None:
+    with suppress(OSError):  # it has died: its pipe's end is the next thing we hear of it
+        worker.pipe.send(message)
 
 
 def end(worker: PoolWorker) -> None:
@@ -176,19 +195,19 @@ def main(descriptor: int, parent: int) -> None:
     one_at_a_time = threading.Lock()
     with Connection(descriptor) as pipe:
 
-        def tell(message: Outcome | None) -> None:
+        def say(message: Outcome | None) -> None:
             with one_at_a_time:
                 pipe.send(message)
 
         def asked_for() -> Generator[ShardTask]:
             with suppress(EOFError, OSError):  # the parent has closed its end
                 while True:
-                    tell(None)
+                    say(None)
                     yield pipe.recv()
 
         order, code = pipe.recv()
         inherit(order.config.outputs, order.fingerprint, code)
-        write_shards(order, asked_for(), tell)
+        write_shards(order, asked_for(), say)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import psutil
 from feedline.pipeline.base.errors import FeedlineError, first_line
 from feedline.pipeline.base.process import ONE_THREAD
 from feedline.pipeline.base.scratch import scratch_folder
-from feedline.preprocess.engine import EngineRun
+from feedline.preprocess.engine import Engine, EngineRun
 from feedline.preprocess.java import REMEDY, java
 from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.write_shard import OnOutcome, Order, Outcome, settle, write_shards
@@ -50,7 +50,7 @@ class SparkFailed(FeedlineError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparkEngine:
+class SparkEngine(Engine):
     """Tasks on Spark: on the caller's own SparkContext when there is one, else on one that leaves no trace."""
 
     master: str | None = None

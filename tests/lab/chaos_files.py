@@ -17,6 +17,7 @@ import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.format import manifest as shards
+from feedline.preprocess.engine import Engine, EngineRun
 from tests.lab import tiny_split
 
 MANIFEST, INDEX = shards.MANIFEST, shards.INDEX
@@ -94,11 +95,10 @@ class Prepare:
         return unsound_splits(folder)
 
 
-class _Here:
+class _Here(Engine):
     """An engine: the tasks in this process."""
 
-    def run(self, order: Any, tasks: Any, on_outcome: Callable[[Any], None]) -> Any:
-        from feedline.preprocess.engine import EngineRun
+    def run(self, order: Any, tasks: Any, on_outcome: Callable[[Any], None]) -> EngineRun:
         from feedline.preprocess.write_shard import write_shards
 
         for task in tasks:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig
-from feedline.preprocess.engine import EngineRun
+from feedline.preprocess.engine import Engine, EngineRun
 from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.write_shard import OnOutcome, Order, write_shards
 
@@ -60,7 +60,7 @@ def off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image.Image, "resize", resized)
 
 
-class Here:
+class Here(Engine):
     """An engine: the tasks in this process, two at a time; then it `dies`, if it shall, with what is left undone."""
 
     def __init__(self, most: int | None = None, dies: BaseException | None = None) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
+from PIL import Image
 
-from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.preprocess import picture
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig
@@ -46,7 +47,7 @@ def workers() -> list[psutil.Process]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Disturbed(ProcessEngine):
     """Something happens after the first outcome."""
 
@@ -72,7 +73,7 @@ class Deadly:
         return os._exit, (3,)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Poisoned(ProcessEngine):
     """One shard ends every process that takes it."""
 
@@ -136,6 +137,18 @@ def test_a_process_measures_its_fingerprint_where_its_code_is_not_its_parents(
     monkeypatch.setattr("feedline.preprocess.processes.loaded_code", lambda: older)
     with pytest.raises(FeedlineError, match="encodes differently"):
         prepare(images, tmp_path / "measured", engine=ProcessEngine())
+
+
+def test_processes_that_got_no_task_end_with_the_job(images: Path, tmp_path: Path) -> None:
+    """They start while the job is planned; here nothing can be planned, and then all is done already."""
+    (tmp_path / "in").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "in" / "a.jpg")
+    with pytest.raises(UsageError, match="at most one shard per sample"):
+        prepare(tmp_path / "in", tmp_path / "out", shards=8, engine=ProcessEngine())
+    assert workers() == []
+    prepare(tmp_path / "in", tmp_path / "whole", engine=ProcessEngine())
+    assert prepare(tmp_path / "in", tmp_path / "whole", engine=ProcessEngine())["already_complete"]
+    assert workers() == []
 
 
 def test_trouble_in_a_task_ends_the_job_in_one_line_and_leaves_no_attempt(images: Path, tmp_path: Path) -> None:
