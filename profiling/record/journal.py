@@ -97,6 +97,8 @@ class TimeRow(NamedTuple):
     cpu_s: float
     ticks: int
     """Looks of the sampler."""
+    stages_delay: dict[str, float] | None = None
+    """Seconds in which the thread could have run and had no core; None where the kernel does not tell."""
 
 
 class LegRow(NamedTuple):

@@ -69,6 +69,10 @@ class LoaderSeen:
     """Of the tensors in a batch, e.g. ["float32", "int64"]."""
     batch_shapes: list[list[int]] = field(default_factory=list)
     batch_bytes: int | None = None
+    background: bool = False
+    """Another thread than the one that trains draws its batches: what that waits is not what the loop waits."""
+    refused: str | None = None
+    """Why `Loader.like` cannot take its settings over, in words; "" where it can, None where nobody asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +182,14 @@ class WorkerTime:
     """Seconds of wall time by `stages.STAGES`."""
     stages_cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU seconds of the worker's main thread by stage."""
+    stages_delay_s: dict[str, float] | None = None
+    """Seconds by stage in which that thread could have run and had no core; None where the kernel does not tell."""
+    stages_error_s: dict[str, float] = field(default_factory=dict)
+    """Standard error of each stage's seconds, over blocks of about a second."""
+    sample_s: float | None = None
+    """Seconds that a sample keeps it busy (idle left out); None where too few were made."""
+    sample_error_s: float | None = None
+    """Standard error of that, over blocks; None for fewer than three."""
     transforms: dict[str, float] = field(default_factory=dict)
     """Seconds by transform name; sums to stages["transform"]."""
     functions: dict[str, float] = field(default_factory=dict)
@@ -201,6 +213,10 @@ class TrainerTime:
     unpickling or pinning counts as that."""
     parts_cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU seconds of the main thread by `TrainerPart`, the pinning thread's with those where it waits for that."""
+    parts_delay_s: dict[str, float] | None = None
+    """Seconds by part in which that thread could have run and had no core; None where the kernel does not tell."""
+    parts_error_s: dict[str, float] = field(default_factory=dict)
+    """Standard error of each part's seconds, over blocks of about a second."""
     functions: dict[str, float] = field(default_factory=dict)
     """Seconds of the busiest places of the script's own Python, `file:function:line`."""
     cpu_s: float | None = None

@@ -16,6 +16,8 @@ STAGES: dict[str, Stage] = {
     "transform": Stage("transforming", "c3", needs_core=True, shrinks=True),
     "collate": Stage("collating", "c2", needs_core=True),
     "send": Stage("sending", "c4"),  # serialising and handing over
+    "blocked": Stage("waiting for something outside", "c7"),  # a sleep, a server: neither a core nor a file
+    "lock": Stage("waiting for a lock", "c9"),  # that another thread or worker holds
     "idle": Stage("waiting for work", "c8"),
     "other": Stage("other work", "c6"),
 }
