@@ -9,7 +9,7 @@ from feedline.profiling.record import units
 from feedline.profiling.record.stages import STAGES
 from feedline.profiling.render.sections import Bar, Bars, Columns, Curve, Curves, Shade
 
-PALETTE = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
+PALETTE = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c9")
 """CSS variables of the categorical palette (Okabe and Ito: safe for colour-blind eyes), in order of use."""
 HUES = {
     **dict.fromkeys(("data", "waiting"), "c4"), **dict.fromkeys(("copy", "copying"), "c6"),
