@@ -160,6 +160,16 @@ class Capture:
         if self.asking is ending:
             self.asking = None
         self._closed(self.loop.end(ending, time.perf_counter(), exhausted=exhausted))
+        if ending.trained:
+            self._ask_for_refusals()
+
+    def _ask_for_refusals(self) -> None:
+        """Of loaders that the script still has: later they are gone."""
+        with self.unwatched():
+            for number, loader in self.loaders.alive():
+                about = self.loaders.about[number]
+                if about["kind"] == "torch" and "refused" not in about:
+                    about["refused"] = facts.refused(loader)
 
     def _closed(self, row: StepRow | None) -> None:
         if row is None:
@@ -198,7 +208,7 @@ class Capture:
                 self.watch.follow()
             if (other := self.loop.leave_to(thread)) is not None:
                 self.asking = None
-                self._background = other.loader
+                self._background, self._drawn = other.loader, other.drawn
                 self.loaders.about[other.loader]["background"] = True
         return None if thread != self.trainer else self.loop.current or self.loop.own
 
@@ -261,6 +271,8 @@ class Capture:
             return
         if self.watch is not None:
             self.watch.sampler.stop()
+        if self.loop.any_trained:
+            self._ask_for_refusals()
         self.flush()
         self.journal.write(f"left-{self.pid}", {})  # its workers that live on say their last and stop looking
 
@@ -275,7 +287,7 @@ class Capture:
         self._see_rank()
         collect_paths()
         self.facts.look()
-        self.watch = TrainerWatch(self.journal, lambda: self.asking, self.facts.on_device, self.flush)
+        self.watch = TrainerWatch(self, self.journal, self.facts.on_device)
         self.flush()
         self.watch.sampler.start()  # from here on it flushes
 

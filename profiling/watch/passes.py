@@ -143,6 +143,8 @@ class Loop:
         """That thread trains: passes of others are in the background, and what was noted of them is no step."""
         others = [one for one in self._open if one.thread != thread]
         for one in others:
+            if one.row is not None:
+                one.drawn = one.row.samples, one.row.bytes
             one.background, one.row = True, None
             self._open.remove(one)
             for row in [row for row in self.closed if row.loader == one.loader]:
