@@ -34,7 +34,7 @@ class Pass:
     background: bool = False
     """Another thread than the one that trains draws them: they have no rows."""
     drawn: tuple[int, int] = (0, 0)
-    """Samples and bytes of its last batch, in the background."""
+    """Samples and bytes of its last batch."""
     restart: bool = False
     """It takes the place of a pass of one batch, as `next(iter(loader))` has them: its start is part of the step."""
     pin_thread: Any = None
@@ -110,6 +110,7 @@ class Loop:
         to.first_got = now if to.first_got is None else to.first_got
         self.first_got = now if self.first_got is None else self.first_got
         to.waited_s += now - to.asked
+        to.drawn = samples, size
         to.samples += samples
         to.batches += 1
         return [to.row, *beside]
@@ -143,8 +144,6 @@ class Loop:
         """That thread trains: passes of others are in the background, and what was noted of them is no step."""
         others = [one for one in self._open if one.thread != thread]
         for one in others:
-            if one.row is not None:
-                one.drawn = one.row.samples, one.row.bytes
             one.background, one.row = True, None
             self._open.remove(one)
             for row in [row for row in self.closed if row.loader == one.loader]:

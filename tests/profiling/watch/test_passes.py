@@ -91,14 +91,14 @@ def test_batches_of_the_scripts_own_making_are_told_from_the_model(how: str) -> 
 
     def make() -> Iterator[Any]:
         while True:
-            ends = time.thread_time() + 0.03
+            ends = time.thread_time() + 0.1
             while time.thread_time() < ends:
                 pass
             yield batch
 
     def put() -> None:
-        for _ in range(25):
-            time.sleep(0.12)
+        for _ in range(10):
+            time.sleep(0.4)
             stream.put(batch)
 
     training = Training()
@@ -106,7 +106,7 @@ def test_batches_of_the_scripts_own_making_are_told_from_the_model(how: str) -> 
     with watch(resources=False) as seen:
         if how == "queue":
             threading.Thread(target=put, daemon=True).start()
-        for _, one in zip(range(20), batches, strict=False):
+        for _, one in zip(range(9), batches, strict=False):
             training.step(one)
     (trainer,) = seen.recording.trainers
     (loader,) = seen.recording.loaders
