@@ -5,11 +5,11 @@ from typing import Any
 
 from feedline.profiling.explain.bound import Bound, judged
 from feedline.profiling.explain.cause import Cause, cause_of
-from feedline.profiling.explain.evidence import evidence, headline
 from feedline.profiling.explain.measure.main_thread import busiest_place
 from feedline.profiling.explain.measure.situation import Measured, measure
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.explain.predict import Prediction, all_predictions
+from feedline.profiling.explain.wording import evidence, headline
 from feedline.profiling.record.recording import Line, Recording
 
 

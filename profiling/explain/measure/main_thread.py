@@ -144,7 +144,7 @@ def busiest_place(recording: Recording) -> str | None:
     looks = sum(trainer.ticks for trainer in recording.trainers)
     first, *_ = ranked = sorted(places, key=lambda place: -places[place])
     one, next_one = (*(min(1.0, places[place] / total_s) for place in ranked[:2]), 0.0)[:2]
-    unsure = ERRORS_90 * math.hypot(look_error(one, looks), look_error(next_one, looks))
+    unsure = ERRORS_90 * (look_error(one, looks) + look_error(next_one, looks))
     return first if one - next_one > unsure else None
 
 

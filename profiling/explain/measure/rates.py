@@ -121,14 +121,14 @@ def stretches(steps: Sequence[Step]) -> list[Sequence[Step]]:
 
 
 def share_error(parts_s: Sequence[float], whole_s: Sequence[float]) -> float:
-    """Absolute standard error of the parts' share of the whole, over blocks: that of the ratio estimator. The most it
-    can be where there are fewer than three."""
+    """Absolute standard error of the parts' share of the whole, over blocks: that of the ratio estimator, widened for
+    few blocks as Student's t is (n - 3). The most it can be where there are fewer than four."""
     count, total_s = len(whole_s), sum(whole_s)
     share = min(1.0, sum(parts_s) / total_s) if total_s > 0 else 0.5
-    if count < 3:
+    if count < 4:
         return math.sqrt(share * (1.0 - share))
     off = sum((part_s - share * block_s) ** 2 for part_s, block_s in zip(parts_s, whole_s, strict=True))
-    return math.sqrt(count / (count - 1) * off) / total_s
+    return math.sqrt(count / (count - 3) * off) / total_s
 
 
 def look_error(share: float, looks: float) -> float:

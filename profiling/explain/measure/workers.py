@@ -66,7 +66,8 @@ class Workers:
         if self.looks < FEW_LOOKS or first == "other":
             return None
         lead = self.stages[first] - self.stages[second]
-        unsure = ERRORS_90 * math.hypot(self.stage_errors[first], self.stage_errors[second])
+        # What one stage has too much, another may have too little: errors add up.
+        unsure = ERRORS_90 * (self.stage_errors[first] + self.stage_errors[second])
         return first if lead > unsure else None
 
 
