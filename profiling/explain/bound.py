@@ -45,7 +45,8 @@ class Judged(NamedTuple):
 
 def judged(measured: Measured) -> Judged:
     trainer = measured.trainer
-    shares, errors, least = asdict(trainer.shares), asdict(trainer.errors), dict(THRESHOLDS)
+    shares, errors = asdict(trainer.shares), asdict(trainer.errors)
+    least: dict[Bound, float] = dict(THRESHOLDS)
     if why := _unseen(measured):
         return Judged(None, [], why)
     if measured.batches_ready and measured.machine.others_cores:
@@ -53,21 +54,22 @@ def judged(measured: Measured) -> Judged:
     reach = {name: ERRORS_90 * errors[name] for name in least}
     unknown = {name: shares["other"] if name == "trainer" or trainer.sampled else 0.0 for name in least}
     high = {name: shares[name] + reach[name] + unknown[name] + CLOSE for name in least}
-    possible = [name for name in least if high[name] >= least[name]]
-    claimed = sorted((name for name in least if shares[name] >= least[name]), key=lambda name: -shares[name])
+    possible: list[Bound] = [name for name in least if high[name] >= least[name]]
+    claimed: list[Bound] = [name for name in least if shares[name] >= least[name]]
+    claimed.sort(key=lambda name: -shares[name])
     stalled, nearly = _stalled(measured)
     bound: Bound = claimed[0] if claimed else "data" if stalled else "compute"
     close: list[Bound] = [name for name in possible if name != bound]
+    rival: Bound | None = ("compute" if stalled else "data") if nearly else None
     if claimed:
         low = shares[bound] - reach[bound]
         close = [name for name in close if min(high[name], 1.0 - low) > low]
-        if low - CLOSE < least[bound]:
-            close.append(claimed[1] if len(claimed) > 1 else "compute")
-    elif nearly:
-        close.append("compute" if stalled else "data")
-    close = list(dict.fromkeys(close))
-    for name in (one for one in (bound, *close) if one in least):
-        if reach[name] > max(WIDE, abs(shares[name] - least[name])):
+        near = low - CLOSE < least[bound]
+        rival = (claimed[1] if len(claimed) > 1 else "compute") if near else None
+    if rival is not None and rival not in close:
+        close.append(rival)
+    for name in least:
+        if name in (bound, *close) and reach[name] > max(WIDE, abs(shares[name] - least[name])):
             return Judged(None, [], _too_wide(measured, name))
     if bound == "compute" and shares["other"] >= THRESHOLDS["trainer"]:
         lost = units.percent(shares["other"])

@@ -39,7 +39,7 @@ def cause_of(measured: Measured) -> Cause:
 
 def _start(measured: Measured) -> Cause | None:
     rates, waits = measured.rates, measured.trainer.shares.data
-    if rates.start_share <= MOSTLY * waits:
+    if rates.start_share * (1.0 - ERRORS_90 * rates.epoch_start_error) <= MOSTLY * waits:
         return None
     share = rates.start_share / waits
     words = f"{units.percent(share)} of the waiting is for passes over the loader to begin and end"
@@ -65,13 +65,13 @@ def _cores(measured: Measured) -> Cause | None:
         return None
     share = units.percent(workers.delay)
     words = f"the workers wait {share} of their busy time for one of the {machine.cores:g} cores"
-    return Cause(kind="cores", share=workers.delay, error=workers.stage_errors["idle"], words=words)
+    return Cause(kind="cores", share=workers.delay, words=words)
 
 
 def _unpickling(measured: Measured) -> Cause | None:
     if not measured.unpickling_limits:
         return None
-    share, (_, error) = measured.trainer.unpickle_share, looked(measured.recording, ("unpickle",))
+    share, error = measured.trainer.unpickle_share, measured.trainer.unpickle_error
     words = f"unpickling batches takes the training thread {units.percent(share)} of its time"
     return Cause(kind="unpickle", share=share, error=error, words=words)
 

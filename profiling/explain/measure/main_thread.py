@@ -65,6 +65,7 @@ class Trainer:
     copy_s: float | None  # None where nothing measured it
     unpickle_s: float  # main thread, unpickling batches inside the wait
     unpickle_share: float  # of the loop's time
+    unpickle_error: float  # absolute standard error of it
     delay: float | None  # share of the main thread's time beside data that it had no core; None: not told
     cpu_s: float  # CPU time of all its threads, with free data where a leg measured that; 0 where it is not known
     faults_per_step: float
@@ -111,6 +112,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
         copy_s=sum(copies) / samples if copies else None,
         unpickle_s=unpickle_alone * ranks_s / samples,
         unpickle_share=min(wait_fraction or 0.0, unpickle_share),
+        unpickle_error=looked(recording, ("unpickle",))[1],
         delay=_delay(recording),
         cpu_s=(statistics.median(free_cpu_s) if free_cpu_s else recording.costs.trainer_cpu_s) or 0.0,
         faults_per_step=faults_per_step,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from feedline.profiling.explain.measure.main_thread import Shares, Trainer, measure_trainer
-from feedline.profiling.explain.measure.rates import Rate, Rates, measure_rates, measured_steps
+from feedline.profiling.explain.measure.rates import ERRORS_90, Rate, Rates, measure_rates, measured_steps
 from feedline.profiling.explain.measure.throughput import Throughput, over_epochs
 from feedline.profiling.explain.measure.workers import Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording, Step
@@ -73,15 +73,16 @@ class Measured:
     def unpickling_limits(self) -> bool:
         """The loop waits for its own unpickling more than for its workers, and these have time to spare."""
         spare = self.workers.count == 0 or self.workers.stages.get("idle", 1.0) >= 0.25
-        share = self.trainer.unpickle_share
-        return spare and share >= 0.1 and share > 0.5 * (self.trainer.wait_fraction or 0.0)
+        share, unsure = self.trainer.unpickle_share, ERRORS_90 * self.trainer.unpickle_error
+        return spare and share >= 0.1 and share - unsure > 0.5 * (self.trainer.wait_fraction or 0.0)
 
     @property
     def batches_ready(self) -> bool:
         """The workers hardly do anything, and neither unpickling, pinning nor one of them explains a wait."""
         pinned = self.loader is not None and self.loader.pin_memory and not self.machine.on_cpu
         explained = pinned or self.workers.slow is not None or self.unpickling_limits
-        return self.workers.count > 0 and self.workers.stages.get("idle", 0.0) > HANDOVER and not explained
+        idle = self.workers.stages.get("idle", 0.0) - ERRORS_90 * self.workers.stage_errors.get("idle", 0.0)
+        return self.workers.count > 0 and idle > HANDOVER and not explained
 
 
 def measure(recording: Recording) -> Measured:
