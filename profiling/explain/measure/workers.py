@@ -16,6 +16,7 @@ from feedline.profiling.record.stages import STAGES
 
 SLOW = 1.6  # a worker that takes this many times as long per sample as the others is called slow …
 SURELY_SLOW = 1.3  # … where its 95 % interval lies above this
+BLOCKED = ("blocked", "lock")
 FEW_LOOKS = 20  # fewer stack samples than this show no share
 
 
@@ -81,6 +82,7 @@ def measure_workers(recording: Recording) -> Workers:
     whole = _merged(workers or [WorkerTime(worker=0)])
     stages, cost = _fractions(whole), _cost(whole)
     busy_s, delays_s = _busy_s(whole), whole.stages_delay_s
+    delay_s = None if delays_s is None else sum(delays_s.get(name, 0.0) for name in _busy_stages())
     count = len({worker.worker for worker in workers if not worker.in_trainer})
     return Workers(
         count=loader.num_workers if loader and loader.num_workers is not None else count,
@@ -97,9 +99,7 @@ def measure_workers(recording: Recording) -> Workers:
         else {},
         alone_s=cost.value if cost else costs.worker_wall_s or 0.0,
         alone_error=cost.error if cost else UNKNOWN_ERROR,
-        delay=sum(_delay_s(whole, name) for name in _busy_stages()) / busy_s
-        if delays_s is not None and busy_s
-        else None,
+        delay=min(1.0, delay_s / busy_s) if delay_s is not None and busy_s else None,
         slow=_slow_worker(workers),
     )
 
@@ -143,13 +143,11 @@ def _busy_s(worker: WorkerTime) -> float:
     return sum(worker.stages.get(name, 0.0) for name in _busy_stages())
 
 
-def _delay_s(worker: WorkerTime, stage: str) -> float:
-    """Clocks differ: no stage waits longer for a core than it takes."""
-    return min(worker.stages.get(stage, 0.0), (worker.stages_delay_s or {}).get(stage, 0.0))
-
-
 def _alone_s(worker: WorkerTime, stage: str) -> float:
-    return worker.stages.get(stage, 0.0) - _delay_s(worker, stage)
+    """Without its delay. What is blocked wants no core: the delay that a look found there is that of what came
+    before."""
+    delay_s = 0.0 if stage in BLOCKED else (worker.stages_delay_s or {}).get(stage, 0.0)
+    return max(0.0, worker.stages.get(stage, 0.0) - delay_s)
 
 
 def _fractions(worker: WorkerTime) -> dict[str, float]:
