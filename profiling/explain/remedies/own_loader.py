@@ -85,7 +85,7 @@ def slow_worker(at: Situation) -> Iterable[Change]:
     workers = at.measured.workers
     if workers.slow is None or not at.now.workers:
         return
-    worker, factor = workers.slow
+    worker, factor, _ = workers.slow
     cpu_s = min(at.now.worker_cpu_s, workers.even_s)
     then = replace(at.now, worker_s=workers.even_s, worker_cpu_s=cpu_s, contention={})
     why = f"it takes {units.times(factor)} as long per sample as the others, and batches are taken in turn"
