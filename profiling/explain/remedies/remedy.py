@@ -72,6 +72,11 @@ class Change:
 Remedy = Callable[[Situation], Iterable[Change]]
 
 
+def without_handover(at: Situation) -> float:
+    """How far it moves the ceiling that batches need no unpickling."""
+    return (at.now.step_s + at.now.handover_s) / at.now.step_s if at.now.step_s else 1.0
+
+
 def script_command(recording: Recording, *before: str) -> str:
     """The script's own command line, started by `python`, or with other words before it."""
     script = recording.script

@@ -12,7 +12,15 @@ from typing import NamedTuple
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.workers import sums
 from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, share_of
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Family, Remedy, Vain, lines_of
+from feedline.profiling.explain.remedies.remedy import (
+    Change,
+    Effort,
+    Family,
+    Remedy,
+    Vain,
+    lines_of,
+    without_handover,
+)
 from feedline.profiling.record import units
 
 NOTABLE = 0.15  # share of a worker's busy time below which a stage is not worth a word
@@ -159,7 +167,8 @@ def lighter_batches(at: Situation) -> Iterable[Change]:
     share = units.percent(at.measured.trainer.unpickle_share)
     why = f"the training process spends {share} of the time unpickling batches ({LIGHTER})"
     yield Change(family="send", remedy="cheaper send: lighter batches", target="send", then=then, effort=Effort.CODE,
-                 why=why, command=CURES["send"].command, extra_error=0.08, cause=True)  # fmt: skip
+                 why=why, command=CURES["send"].command, extra_error=0.08, cause=True,
+                 ceiling_times=without_handover(at))  # fmt: skip
 
 
 def uint8(at: Situation) -> Iterable[Change]:
@@ -182,7 +191,7 @@ def uint8(at: Situation) -> Iterable[Change]:
                  command="PILToTensor() in place of ToTensor() and Normalize(…); in the loop: "
                  "images = (images.float() / 255 - mean) / std",
                  cost="a change of code: normalise on the device", settings={"dtype": "uint8"},
-                 ceiling_times=math.inf if copy_s else 1.0)  # fmt: skip
+                 ceiling_times=math.inf if copy_s else without_handover(at))  # fmt: skip
 
 
 REMEDIES: tuple[Remedy, ...] = (slow_worker, cheaper_stage, lighter_batches, uint8)

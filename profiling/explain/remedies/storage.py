@@ -12,7 +12,7 @@ from feedline.profiling.explain.measure.rates import Rate
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies.own_loader import unwatched
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, without_handover
 from feedline.profiling.explain.remedies.sample_cost import own_collate, own_transforms
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import LoaderSeen, Trial
@@ -114,7 +114,7 @@ def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput)
         needs=_needs(loader, trial), changes=_changes(at, trial), trial=trial,
         extra_error=math.hypot(max(0.05, spread), batches.error),
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
-        ceiling_times=batches.value,
+        ceiling_times=batches.value * (without_handover(at) if ours else 1.0),
     )  # fmt: skip
 
 
