@@ -146,9 +146,8 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
     }
     steps: list[Step] = []
     for (loader, epoch), members in by_pass.items():
-        wanted = (
-            queued.get(loader, 0) + 3 if epoch == 0 else 1
-        )  # a killed process may not have told of its last loader
+        # A killed process may not have told of its last loader; `next(iter(loader))` makes passes of one batch.
+        wanted = queued.get(loader, 0) + 3 if epoch == 0 else 1 if len(members) > 1 else 0
         warm = min(wanted, max(1, len(members) // 4))
         for position, row in enumerate(members):
             row.start_s -= origin
@@ -192,6 +191,9 @@ def _worker_times(
             cpu_s=(sum(total.stages_cpu.values()) or None) if in_trainer else total.cpu_s,
             stages=dict.fromkeys(STAGES, 0.0) | total.stages,
             stages_cpu_s=dict(total.stages_cpu),
+            stages_delay_s=total.stages_delay,
+            stages_error_s=total.stages_error_s(),
+            **total.sample_seconds(),
             transforms=dict(total.transforms),
             functions=total.top_functions,
             batches=len(given) if in_trainer else round(total.batches),
@@ -211,6 +213,8 @@ def _trainer_time(journal: Journal, trainer: About, windows: Windows, origin: fl
         seconds=total.seconds,
         parts=dict(total.stages),
         parts_cpu_s=dict(total.stages_cpu),
+        parts_delay_s=total.stages_delay,
+        parts_error_s=total.stages_error_s(),
         functions=total.top_functions,
         cpu_s=total.cpu_s,
         ticks=round(total.ticks),

@@ -102,6 +102,12 @@ class Loaders:
             return self._numbers.get(one)
         return None
 
+    def unwatched(self) -> int:
+        """The number of what feeds a loop that asks no loader of a known kind."""
+        self.about.append({"id": len(self.about), "kind": "unwatched", **settings(None)})
+        self._roles.append(("", {}))
+        return len(self.about) - 1
+
     def number(self, one: Any, kind: str, place: str) -> int:
         number = self.known(one)
         if number is None:

@@ -119,6 +119,10 @@ class Feed:
             return director.next(self)
         if not capture.active or capture.asking is not None or passed is None or passed.done:
             return (self._again or original)()
+        if passed.background:  # no loop of the script's waits here
+            batch = original()
+            capture.got(passed, batch)
+            return batch
         capture.ask(passed)
         if (director is None or passed.trained or not capture.loop.any_trained) and (
             reason := capture.enough(passed.asked, held=self._again is not None)

@@ -96,11 +96,11 @@ class Hooks:
                 capture.facts.see_optimizer(optimizer)
             started = clock()
 
-        def after(*_: Any) -> None:
+        def after(optimizer: Any, *_: Any) -> None:
             seconds = clock() - started
             if capture.active:
                 capture.start()
-                capture.costing(capture.optimizer_step, seconds)
+                capture.costing(capture.optimizer_step, seconds, id(optimizer), sys._getframe(1))
 
         self.patches.on_remove(optimizers.register_optimizer_step_pre_hook(before).remove)
         self.patches.on_remove(optimizers.register_optimizer_step_post_hook(after).remove)
