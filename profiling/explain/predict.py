@@ -160,8 +160,8 @@ def _preparing(at: Situation, change: Change, rate: float) -> dict[str, float | 
 
 
 def _cost(change: Change, once: Mapping[str, float | None]) -> str:
-    """The change's own words, with figures where preparing has them."""
-    parts = [change.cost or change.effort.words]
+    """Effort's words and the change's own, with figures where preparing has them."""
+    parts = [change.effort.words + (f": {change.cost}" if change.cost else "")]
     if (prepare_s := once.get("prepare_s")) is not None:
         parts.append(f"{units.seconds(prepare_s)} on this machine")
     if (disk := once.get("disk_bytes")) is not None:

@@ -62,9 +62,7 @@ def _place(code: CodeType, at: int) -> ast.expr | None:
     operation = opname[code.co_code[at]] if 0 <= at < len(code.co_code) else ""
     if not operation.startswith(_WORKING):
         return None
-    place = at // 2 - (
-        operation == "BEFORE_WITH"
-    )  # whose own place is the whole statement
+    place = at // 2 - (operation == "BEFORE_WITH")  # whose own place is the whole statement
     first, last, start, end = next(islice(code.co_positions(), place, None), (None,) * 4)
     if first is None or last is None or start is None or end is None:
         return ast.Constant(None)

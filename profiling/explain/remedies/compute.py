@@ -94,8 +94,8 @@ def faster_model(at: Situation) -> Iterable[Change]:
             then = replace(at.now, step_s=at.now.step_s / times, trainer_cpu_s=at.now.trainer_cpu_s / times)
             why = f"{units.times(times)} the compute rate, {'measured on cached batches' if measured else TYPICAL}"
         yield Change(
-            family=family, remedy=name, then=then, effort=Effort.CODE if family == "autocast" else Effort.SETTING,
-            why=why, command=command, cost="two lines of code", extra_error=error, measured=measured,
+            family=family, remedy=name, then=then, effort=Effort.CODE, why=why, command=command, cost="two lines",
+            extra_error=error, measured=measured,
             changes="the forward pass computes in bfloat16" if family == "autocast" else "", ceiling_times=math.inf,
         )  # fmt: skip
 

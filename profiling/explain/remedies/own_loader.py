@@ -115,7 +115,7 @@ def kept_workers(at: Situation) -> Iterable[Change]:
         then=replace(now, epoch_start_s=at.kept_start_s(now.worker_s)),
         why=Vain(why) if now.epoch_start_s < HARDLY * whole_s else why,
         command="DataLoader(…, persistent_workers=True)", settings={"persistent_workers": True},
-        cause=now.epoch_start_s > at.measured.trainer.shares.data * steps_s,
+        cause=now.epoch_start_s > 0.5 * at.measured.trainer.shares.data * whole_s,
     )  # fmt: skip
 
 

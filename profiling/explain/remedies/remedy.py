@@ -34,7 +34,7 @@ class Effort(IntEnum):
 
     @property
     def words(self) -> str:
-        return ("one argument", "a change of code", "preparing once", "a rewrite", "hardware")[self]
+        return ("a setting", "a change of code", "preparing once", "a rewrite", "hardware")[self]
 
 
 class Vain(str):
@@ -56,7 +56,7 @@ class Change:
     target: str = ""  # the stage, function or transform that it is about
     needs: str = ""  # what it takes beside the command
     changes: str = ""  # what it changes in the training
-    cost: str = ""  # what it costs, where the effort's words do not say it
+    cost: str = ""  # what it costs beside the effort's words
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What to change, as keywords of the loader or of `feedline prepare`."""
     trial: Trial | None = None  # prepared samples that it rests on

@@ -92,7 +92,7 @@ def slow_worker(at: Situation) -> Iterable[Change]:
     workers = at.measured.workers
     if workers.slow is None or not at.now.workers:
         return
-    worker, factor = workers.slow
+    worker, factor = workers.slow[:2]
     cpu_s = min(at.now.worker_cpu_s, workers.even_s)
     places = {name.partition(" ")[2]: s for name, s in worker.functions.items() if not name.startswith("idle ")}
     place = max(places, key=lambda name: places[name], default="")
@@ -190,7 +190,7 @@ def uint8(at: Situation) -> Iterable[Change]:
     yield Change(family="uint8", remedy="uint8 batches", then=then, effort=Effort.CODE, why=why, extra_error=0.05,
                  command="PILToTensor() in place of ToTensor() and Normalize(…); in the loop: "
                  "images = (images.float() / 255 - mean) / std",
-                 cost="a change of code: normalise on the device", settings={"dtype": "uint8"},
+                 cost="normalise on the device", settings={"dtype": "uint8"},
                  ceiling_times=math.inf if copy_s else without_handover(at))  # fmt: skip
 
 

@@ -47,21 +47,19 @@ def with_trainer(seen: Recording, **fields: Any) -> Recording:
     return replace(seen, trainers=[replace(seen.trainers[0], **fields)])
 
 
-def slow_transform(own: float = 0.9, **costs: Any) -> Recording:
+def slow_transform(own: float = 0.9) -> Recording:
     """Two workers on two cores that spend most of a sample in a transform of the user's own."""
-    given: dict[str, Any] = {"wait_s": 0.08, "compute_s": 0.01, "workers": 2, "cores": 2, "ceiling": 3200.0}
     stages = {"read": 0.0001, "decode": 0.0005, "transform": 0.004, "collate": 0.0001, "send": 0.0001}
-    seen = made(**{**given, "stages": stages, "trials": TRIALS, **costs})
+    seen = made(wait_s=0.08, compute_s=0.01, workers=2, cores=2, ceiling=3200.0, stages=stages, trials=TRIALS)
     seconds = seen.workers[0].stages["transform"]
     names = {"Slow": own * seconds, "RandomResizedCrop": (1 - own) * seconds}
     return with_workers(seen, transforms=names, functions={"transform data.py:__call__": seconds})
 
 
-def waiting_outside(stage: str, **costs: Any) -> Recording:
+def waiting_outside(stage: str, cores: int = 2) -> Recording:
     """Two workers that wait, for a server or a lock, nine tenths of a sample's time."""
     stages = {"decode": 0.0004, stage: 0.0045}
-    given: dict[str, Any] = {"cores": 2, **costs}
-    seen = made(wait_s=0.08, compute_s=0.01, stages=stages, stages_cpu={"decode": 0.0004}, **given)
+    seen = made(wait_s=0.08, compute_s=0.01, stages=stages, stages_cpu={"decode": 0.0004}, cores=cores)
     return with_workers(seen, functions={f"{stage} store.py:read_record (sleep)": 3.0, "decode a.py:b": 0.3})
 
 
