@@ -88,8 +88,9 @@ def _within(one: Prediction) -> tuple[float, int]:
 
 
 def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, int, float]:
-    reached = one.effort == Effort.SETTING and one.samples_per_s >= REACHED * change.then.over_epochs(at.ceiling)
-    leads = change.cause or reached
+    whole = change.then.over_epochs(at.ceiling)
+    of_data = one.effort == Effort.SETTING and math.isfinite(change.ceiling_times)
+    leads = change.cause or (of_data and one.samples_per_s >= REACHED * whole)
     return not leads, one.effort if leads else 0, -one.gain_low * WORTH[one.effort]
 
 

@@ -114,8 +114,8 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
         return  # where one worker is slow, its stages are not those of all
     stages = {name: share_of(at, name) for name in CURES}
     top = max(stages, key=lambda name: stages[name])
-    for stage in dict.fromkeys([top, *(["lock"] if stages["lock"] >= LOCKED else [])]):
-        if stages[stage] >= NOTABLE:
+    for stage, share in stages.items():
+        if (stage == top and share >= NOTABLE) or (stage == "lock" and share >= LOCKED):
             yield _cheaper(at, stage)
 
 
