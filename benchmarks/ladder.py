@@ -32,7 +32,7 @@ from feedline.pipeline.format.manifest import refuse_address
 from feedline.preprocess.picture import Output
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
-from feedline.profiling.explain.remedies.storage import image_size
+from feedline.profiling.explain.remedies.remedy import image_size
 from feedline.profiling.record.recording import Recording
 
 NAIVE = Path(__file__).with_name("naive.py")

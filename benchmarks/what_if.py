@@ -36,7 +36,7 @@ from feedline.preprocess.fingerprint import fingerprint
 from feedline.preprocess.picture import BadImage, Output, Prepared, Preparer
 from feedline.profiling.explain.measure.situation import measure, situation
 from feedline.profiling.explain.remedies.own_loader import unwatched
-from feedline.profiling.explain.remedies.storage import image_size
+from feedline.profiling.explain.remedies.remedy import image_size
 from feedline.profiling.record.recording import Recording, Trial
 
 MARGIN = 8 / 7  # of the stored short side over the crop: 256 px for 224, as everybody has it

@@ -36,6 +36,7 @@ NOTABLE = 0.05  # a gain below this share is none
 WORTH = {Effort.SETTING: 1.0, Effort.CODE: 0.95, Effort.PREPARING: 0.87, Effort.REWRITE: 0.7, Effort.HARDWARE: 0.6}
 """What is left of a gain when what it asks for is held against it: a setting comes before preparing that gains 15 %
 more."""
+LESS_ALIKE = 0.95  # the same for what changes the training
 REACHED = 0.9  # share of the ceiling from which nothing more is to be looked for
 TIE = 0.03  # gains that differ by less are the same
 
@@ -91,7 +92,8 @@ def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, int, f
     whole = change.then.over_epochs(at.ceiling)
     of_data = one.effort == Effort.SETTING and math.isfinite(change.ceiling_times)
     leads = change.cause or (of_data and one.samples_per_s >= REACHED * whole)
-    return not leads, one.effort if leads else 0, -one.gain_low * WORTH[one.effort]
+    worth = WORTH[one.effort] * (LESS_ALIKE if one.changes else 1.0)
+    return not leads, one.effort if leads else 0, -one.gain_low * worth
 
 
 def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Prediction | None:

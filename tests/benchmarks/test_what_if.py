@@ -13,7 +13,7 @@ from PIL import Image
 
 from feedline.benchmarks.what_if import forms_for, needless, samples_of, trials, what_if, why_none
 from feedline.preprocess.picture import Output
-from feedline.profiling.explain.remedies.storage import image_size
+from feedline.profiling.explain.remedies.remedy import image_size
 from feedline.profiling.record.recording import LoaderSeen, Recording, Script, Trial
 from tests.profiling.recordings import made
 

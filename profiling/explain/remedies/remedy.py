@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.record.recording import Recording, Trial
+from feedline.profiling.record.recording import LoaderSeen, Recording, Trial
 
 Family = Literal[
     "workers", "fewer-workers", "persistent", "prefetch", "pin", "slow-worker", "stage", "send", "uint8", "batch",
@@ -34,7 +34,8 @@ class Effort(IntEnum):
 
     @property
     def words(self) -> str:
-        return ("a setting", "a change of code", "preparing once", "a rewrite", "hardware")[self]
+        names = ("a setting", "a change of code", "preparing once", "preparing once and a rewrite", "hardware")
+        return names[self]
 
 
 class Vain(str):
@@ -70,6 +71,15 @@ class Change:
 
 
 Remedy = Callable[[Situation], Iterable[Change]]
+
+
+def image_size(loader: LoaderSeen | None) -> int | None:
+    """Side of the images in its batches, NCHW or NHWC."""
+    shape = next((shape for shape in (loader.batch_shapes if loader else []) if len(shape) == 4), None)
+    if shape is None:
+        return None
+    _, first, middle, last = shape
+    return middle if first in (1, 3) else min(first, middle) if last in (1, 3) else None
 
 
 def without_handover(at: Situation) -> float:

@@ -18,6 +18,7 @@ from feedline.profiling.explain.remedies.remedy import (
     Family,
     Remedy,
     Vain,
+    image_size,
     lines_of,
     without_handover,
 )
@@ -35,6 +36,7 @@ REPLACED = {
     "convertdtype", "todtype", "normalize", "convert", "open",
 }  # fmt: skip
 """Transforms that feedline's loader does itself, lower case and without _: all others are the user's own."""
+PILLOWS = ("Image.py:", "ImageFile.py:", "JpegImagePlugin.py:")
 TORCHS_COLLATE = ("collate.py:", "fetch.py:")
 
 
@@ -52,13 +54,12 @@ class Cure(NamedTuple):
 
 CURES = {
     "decode": Cure("stage", "cheaper decode", "decode smaller pictures",
-                   'image.draft("RGB", (512, 512))  # before image.convert: JPEGs are decoded at a half, a quarter …',
-                   HALF, "crops are cut out of smaller pictures: ask draft for twice the crop at least",
-                   "JPEGs larger than that"),
+                   'image.draft("RGB", (PX, PX))  # before image.convert: JPEGs are decoded at a half, a quarter …',
+                   HALF, "crops are cut out of smaller pictures", "JPEGs much larger than what is cropped"),
     "transform": Cure("stage", "cheaper transform", "on uint8 tensors",
                       "from torchvision.transforms import v2 as transforms  # ToImage() first", HALF),
     "collate": Cure("stage", "cheaper collate", "take whole batches by a list of indices",
-                    "DataLoader(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), 64, True))",
+                    "DataLoader(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), N, True))",
                     HALF, "", "a dataset that takes a list of indices, as TensorDataset does"),
     "send": Cure("send", "cheaper send", LIGHTER,
                  "return torch.stack(images), torch.tensor(labels)  # in collate_fn", 0),
@@ -130,10 +131,13 @@ def _cheaper(at: Situation, stage: str) -> Change:
     hint = f" ({cure.hint})" if not (own and stage == "transform") else ""
     given = "half of it is typical, not measured here" if left else "this is what it would give if it cost nothing"
     why = f"it takes {units.percent(share)} of a worker's busy time{where}: {given}{hint}"
+    elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""
+    asked_px = 2 * (image_size(at.measured.loader) or 256)  # so that crops of half the picture need no enlarging
     return Change(
         family=cure.family, remedy=f"{cure.name} {target}" if stage == "transform" else cure.name, target=target,
         then=then, effort=Effort.CODE, why=NO_WAIT if at.hardly_waits else why,
-        command=lines_of(at.recording, _callable(target, place)) if own and stage != "lock" else cure.command,
+        command=lines_of(at.recording, _callable(target, place)) if elsewhere or (own and stage != "lock")
+        else cure.command.replace("PX", str(asked_px)),
         changes="" if own else cure.changes, needs="" if own else cure.needs, extra_error=0.2 if left else 0.08,
         cause=(own or not left) and share >= CAUSE,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from feedline.profiling.explain.measure.rates import Rate
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies.own_loader import unwatched
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, without_handover
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, image_size, without_handover
 from feedline.profiling.explain.remedies.sample_cost import own_collate, own_transforms
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import LoaderSeen, Trial
@@ -26,15 +26,6 @@ LIMITS = {
     "cores": "; the cores are then the limit",
     "storage": "; the storage, at the bytes/s your files came at when cold, is then the limit",
 }
-
-
-def image_size(loader: LoaderSeen | None) -> int | None:
-    """Side of the images in its batches, NCHW or NHWC."""
-    shape = next((shape for shape in (loader.batch_shapes if loader else []) if len(shape) == 4), None)
-    if shape is None:
-        return None
-    _, first, middle, last = shape
-    return middle if first in (1, 3) else min(first, middle) if last in (1, 3) else None
 
 
 def prepared(at: Situation) -> Iterable[Change]:
