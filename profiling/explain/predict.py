@@ -6,9 +6,9 @@ predictions (`benchmarks.experiments.predictions`) all ask it.
 The model is calibrated by the run itself: what it says of the present settings is scaled to what was measured, and
 the same factor is applied to the prediction, wholly when the same resource stays the limit, by its square root when
 another takes over. The interval is ±1.64 standard errors of: the measured rate, what other programs may have taken
-from it, the measured ceiling, the part of the factor that was not applied, and the model's own error (`MODEL_ERROR`,
-larger without legs and for each doubling of the workers). It ends at the ceiling's own upper
-end.
+from it, the measured ceiling, the part of the factor that was not applied, what a sample costs a worker where that is
+not what was measured, and the model's own error (`MODEL_ERROR`, larger without legs and for each doubling of the
+workers). It ends at the ceiling's own upper end.
 
 What helps gains something at the lower end of its interval. Families (workers, shards, …) stand in the order of what
 they gain for sure, less what they ask for (`WORTH`); before them stands what mends the very cause, and what is a
@@ -114,7 +114,7 @@ def predict(at: Situation, change: Change) -> Prediction:
         if then.binding() == "compute":
             errors.append(ceiling_error)
     if not same:
-        errors.append(0.5 * abs(math.log(at.factor)))
+        errors += [0.5 * abs(math.log(at.factor)), at.measured.workers.alone_error]
     if then.workers and at.now.workers:
         errors.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
     reach = 1 + ERRORS_90 * math.hypot(*errors)

@@ -9,13 +9,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.profiling.explain.measure.main_thread import FAULTS_ERROR, busiest_place
-from feedline.profiling.explain.measure.rates import median_rate
+from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Situation
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Family, Remedy, Vain, lines_of, script_command
 from feedline.profiling.record import units
 
 PINNED_SPEEDUP = 2.0  # pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step
 TYPICAL = "as is typical of a convolutional network; not measured here"
+SOME = 0.05  # share of the script's own Python, for sure, from which it is worth a word
 COPIES, TRAINER = 0.15, 0.25  # shares from which copies, or the script's own Python, are what holds the loop up
 CHANNELS_LAST = """model = model.to(memory_format=torch.channels_last)
 images = images.to(memory_format=torch.channels_last)"""
@@ -47,7 +48,8 @@ def pinned(at: Situation) -> Iterable[Change]:
 
 def main_thread(at: Situation) -> Iterable[Change]:
     share, place = at.measured.trainer.shares.trainer, busiest_place(at.recording)
-    if share < 0.1:
+    error = at.measured.trainer.errors.trainer
+    if share - ERRORS_90 * error < SOME:
         return
     where = f"; most of it in {place}" if place else ""
     then = replace(at.now, step_s=max(0.0, at.now.step_s - share * at.now.ranks / at.rate.value))
@@ -55,7 +57,8 @@ def main_thread(at: Situation) -> Iterable[Change]:
     function = (place or "").rpartition(":")[0]  # without its line
     yield Change(family="python", remedy="less Python in the training loop", then=then, effort=Effort.CODE, why=why,
                  command=lines_of(at.recording, function.rpartition(":")[2] or "main"), target=function,
-                 extra_error=0.1, cause=share >= TRAINER, ceiling_times=math.inf)  # fmt: skip
+                 extra_error=math.hypot(0.1, error / (1 - min(share, 0.9))), cause=share >= TRAINER,
+                 ceiling_times=math.inf)  # fmt: skip
 
 
 def hidden_synchronisations(at: Situation) -> Iterable[Change]:

@@ -1,20 +1,21 @@
 """Remedies for how the script draws its batches: workers, their queue, their start, or a loader at all. Pure."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.pipeline.base.settings import PREFETCH
-from feedline.profiling.explain.measure.main_thread import parts_of
+from feedline.profiling.explain.measure.main_thread import looked
+from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.explain.measure.workers import sums
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, sums
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, lines_of
 from feedline.profiling.record import units
 
 MOST_WORKERS = 32
 WAITING = 0.5  # share of a sample's time that is waiting for files or servers, from which cores are no limit
 LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers only wait longer
-READY = 0.8  # workers that idle more than this have batches ready
 SOME = 1.02  # less is no gain
 NO_WAIT = Vain("the loop hardly waits for its workers")
 
@@ -30,11 +31,20 @@ def share_of(at: Situation, *stages: str) -> float:
     return sum(workers.stage_alone_s.get(name, 0.0) for name in stages) / workers.alone_s if workers.alone_s else 0.0
 
 
-def hands_over(at: Situation) -> bool:
-    """Batches lie ready, and yet the loop waits: for their handing over, which none of its workers is slow at."""
-    workers, data = at.measured.workers, at.measured.trainer.shares.data
-    ready = bool(at.now.workers) and workers.stages.get("idle", 0.0) > READY and workers.slow is None
-    return ready and data >= DATA_BOUND and not at.measured.unpickling_limits
+def surely(at: Situation, *stages: str) -> float:
+    """The lower end (90 %) of that; 0 where too few looks were taken to say anything."""
+    workers = at.measured.workers
+    if workers.looks < FEW_LOOKS or not workers.busy:
+        return 0.0
+    error = math.hypot(*(workers.stage_errors.get(name, 0.0) for name in stages)) / workers.busy
+    return max(0.0, share_of(at, *stages) - ERRORS_90 * error)
+
+
+def handing_over(at: Situation) -> float:
+    """The share of the time that the loop waits although batches lie ready: for their handing over; 0 where it is
+    not that."""
+    share = at.measured.trainer.shares.data - at.measured.rates.start_share
+    return share if at.measured.batches_ready and share >= DATA_BOUND else 0.0
 
 
 def other_workers(at: Situation) -> Iterable[Change]:
@@ -42,11 +52,11 @@ def other_workers(at: Situation) -> Iterable[Change]:
     handing batches over is what takes the time."""
     if unwatched(at):
         return
-    share, waiting = max(1.0, at.measured.machine.cores / at.now.ranks), share_of(at, "blocked", "read")
-    waits = waiting > WAITING and at.measured.workers.slow is None and share_of(at, "lock") < LOCKED
+    share, waiting = max(1.0, at.measured.machine.cores / at.now.ranks), surely(at, "blocked", "read")
+    waits = waiting > WAITING and at.measured.workers.slow is None and surely(at, "lock") < LOCKED
     top = min(MOST_WORKERS, int(share / max(1 - waiting, 0.1)) if waits else int(share))
     counts = {int(share), *at.workers, *(2**power for power in range(6) if 2**power <= top)}
-    counts |= {0} if hands_over(at) else set()
+    counts |= {0} if handing_over(at) else set()
     for count in sorted(counts - {at.now.workers}):
         then, persists = at.with_workers(count), ", persistent_workers=True" if count else ""
         more = count > at.now.workers
@@ -68,15 +78,17 @@ def _why_workers(at: Situation, then: Throughput) -> str:
     if then.workers < at.now.workers:
         more = f"{at.now.workers} workers are there now"
         return "fewer workers leave the model more of the cores" if gains else Vain(more)
-    if (locked := share_of(at, "lock")) >= LOCKED:
-        return Vain(f"a worker waits for a lock {units.percent(locked)} of its time, and more of them wait longer")
-    if hands_over(at):
+    if surely(at, "lock") >= LOCKED:
+        locked = units.percent(share_of(at, "lock"))
+        return Vain(f"a worker waits for a lock {locked} of its time, and more of them wait longer")
+    if handing_over(at):
         return Vain("batches are ready when they are asked for")
     if binding == "cores":
         limit = f"the {cores:g} cores are then the limit: workers and trainer share them"
         return limit if gains else Vain(limit)
-    if (outside := share_of(at, "blocked", "read")) > WAITING:
-        return f"a worker waits for what it reads {units.percent(outside)} of its time, and needs no core meanwhile"
+    if surely(at, "blocked", "read") > WAITING:
+        outside = units.percent(share_of(at, "blocked", "read"))
+        return f"a worker waits for what it reads {outside} of its time, and needs no core meanwhile"
     if binding == "compute":
         return "the workers then keep up with the model"
     return f"each worker prepares {units.rate(1 / at.now.worker_s if at.now.worker_s else None)}"
@@ -115,16 +127,15 @@ def kept_workers(at: Situation) -> Iterable[Change]:
         then=replace(now, epoch_start_s=at.kept_start_s(now.worker_s)),
         why=Vain(why) if now.epoch_start_s < HARDLY * whole_s else why,
         command="DataLoader(…, persistent_workers=True)", settings={"persistent_workers": True},
-        cause=now.epoch_start_s > 0.5 * at.measured.trainer.shares.data * whole_s,
+        cause=at.measured.rates.start_share > 0.5 * at.measured.trainer.shares.data,
     )  # fmt: skip
 
 
 def larger_batches(at: Situation) -> Iterable[Change]:
     """Half as many to hand over."""
-    batch = at.measured.loader and at.measured.loader.batch_size
-    if not batch or not hands_over(at):
+    batch, data = at.measured.loader and at.measured.loader.batch_size, handing_over(at)
+    if not batch or not data:
         return
-    data = at.measured.trainer.shares.data
     yield Change(
         family="batch", remedy=f"batch_size={2 * batch}", then=replace(at.now, step_s=at.now.step_s * (1 - data / 2)),
         effort=Effort.CODE, command=f"DataLoader(…, batch_size={2 * batch})", extra_error=0.1,
@@ -137,31 +148,30 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
     """For a loop of its own generator, or one that draws from a queue."""
     if not unwatched(at):
         return
-    parts, step_s = parts_of(at.recording), at.now.ranks / at.rate.value
-    part = max(("load", "wait"), key=lambda name: parts.get(name, 0.0))
-    share, place = min(0.99, parts.get(part, 0.0)), _where(at, part)
-    if share < HARDLY:
+    step_s, cores = at.now.ranks / at.rate.value, at.measured.machine.cores / at.now.ranks
+    (load, load_error), (wait, wait_error) = (looked(at.recording, (part,)) for part in ("load", "wait"))
+    part, share, error = max(("load", load, load_error), ("wait", wait, wait_error), key=lambda one: one[1])
+    if share - ERRORS_90 * error < HARDLY:
         return
-    then, most_of_it = replace(at.now, step_s=step_s * (1 - share)), f", most of it in {place}" if place else ""
-    ceiling = max(1.0, at.rate.value / (1 - share) / at.ceiling)
+    then, place = replace(at.now, step_s=step_s * (1 - share), worker_s=0.0), _where(at, part)
+    most_of_it = f", most of it in {place}" if place else ""
+    error = math.hypot(0.1, error / (1 - min(share, 0.9)))
     if part == "wait":
         yield Change(
-            family="stage", remedy="a faster source of batches", target=place, then=replace(then, worker_s=0.0),
+            family="stage", remedy="a faster source of batches", target=place, then=then, effort=Effort.CODE,
             why=f"the loop waits {units.percent(share)} of the time for batches that are made elsewhere{most_of_it}: "
-            "this is what it would give if they were always ready",
-            command=lines_of(at.recording, place.rpartition(":")[2] or "FUNCTION"), effort=Effort.CODE, cause=True,
-            extra_error=0.1, ceiling_times=ceiling,
+            "this is what it would give if they were always ready", extra_error=error, cause=True,
+            command=lines_of(at.recording, place.rpartition(":")[2] or "FUNCTION"),
         )  # fmt: skip
         return
-    for count in sorted({1, 2, int(max(1.0, at.measured.machine.cores / at.now.ranks))}):
-        load_s = step_s * share
+    for count in sorted({1, 2, int(max(1.0, cores))}):
         yield Change(
             family="dataloader", remedy=f"a DataLoader with {units.count(count, 'worker')}", target=place,
-            then=replace(then, workers=count, worker_s=load_s, worker_cpu_s=load_s), effort=Effort.CODE, cause=True,
+            then=replace(then, workers=count, worker_s=step_s * share, worker_cpu_s=step_s * share), cause=True,
             why=f"the training thread makes its batches itself, {units.percent(share)} of its time{most_of_it}",
             command=f"DataLoader(dataset, batch_size=…, num_workers={count}, persistent_workers=True)",
             needs=f"a Dataset whose __getitem__ does what {place or 'the loop'} does for one sample",
-            extra_error=0.1, ceiling_times=ceiling,
+            effort=Effort.CODE, extra_error=error,
         )  # fmt: skip
 
 

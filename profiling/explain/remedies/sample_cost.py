@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from feedline.profiling.explain.measure.situation import Situation
-from feedline.profiling.explain.measure.workers import sums
-from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, share_of
+from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, share_of, surely
 from feedline.profiling.explain.remedies.remedy import (
     Change,
     Effort,
@@ -79,7 +78,7 @@ def own_transforms(at: Situation) -> dict[str, float]:
 
 def place_of(at: Situation, stage: str) -> str:
     """file:function, where the workers spend most of a stage."""
-    functions = sums(worker.functions for worker, _ in at.measured.workers.each)
+    functions = at.measured.workers.functions
     places = {name.partition(" ")[2]: s for name, s in functions.items() if name.startswith(f"{stage} ")}
     return max(places, key=lambda place: places[place], default="")
 
@@ -93,7 +92,7 @@ def slow_worker(at: Situation) -> Iterable[Change]:
     workers = at.measured.workers
     if workers.slow is None or not at.now.workers:
         return
-    worker, factor = workers.slow[:2]
+    worker, factor, error = workers.slow
     cpu_s = min(at.now.worker_cpu_s, workers.even_s)
     places = {name.partition(" ")[2]: s for name, s in worker.functions.items() if not name.startswith("idle ")}
     place = max(places, key=lambda name: places[name], default="")
@@ -103,8 +102,8 @@ def slow_worker(at: Situation) -> Iterable[Change]:
         why=f"it takes {units.times(factor)} as long per sample as the others, and batches are taken in turn"
         + (f"; most of it in {place}" if place else ""),
         command=lines_of(at.recording, place.partition(" ")[0].rpartition(":")[2] or "__getitem__"),
-        needs=f"what only worker {worker.worker} does (get_worker_info().id, its files) left out", extra_error=0.05,
-        cause=True,
+        needs=f"what only worker {worker.worker} does (get_worker_info().id, its files) left out",
+        extra_error=math.hypot(0.05, error / factor), cause=True,
     )  # fmt: skip
 
 
@@ -113,7 +112,7 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
     workers = at.measured.workers
     if not workers.alone_s or not at.now.worker_s or workers.slow is not None:
         return  # where one worker is slow, its stages are not those of all
-    stages = {name: share_of(at, name) for name in CURES}
+    stages = {name: surely(at, name) for name in CURES}
     top = max(stages, key=lambda name: stages[name])
     for stage, share in stages.items():
         if (stage == top and share >= NOTABLE) or (stage == "lock" and share >= LOCKED):
@@ -139,7 +138,7 @@ def _cheaper(at: Situation, stage: str) -> Change:
         command=lines_of(at.recording, _callable(target, place)) if elsewhere or (own and stage != "lock")
         else cure.command.replace("PX", str(asked_px)),
         changes="" if own else cure.changes, needs="" if own else cure.needs, extra_error=0.2 if left else 0.08,
-        cause=(own or not left) and share >= CAUSE,
+        cause=(own or not left) and part * surely(at, stage) >= CAUSE,
     )  # fmt: skip
 
 

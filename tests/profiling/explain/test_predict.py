@@ -283,6 +283,13 @@ def test_nothing_helps_a_compute_bound_run_of_which_nothing_is_measured() -> Non
     assert helping(made(**COMPUTING, ceiling=322.0, trials=TRIALS)) == []
 
 
+def test_a_few_looks_blame_no_stage_and_no_place() -> None:
+    for seen in (slow_transform(), waiting_outside("lock"), waiting_outside("blocked")):
+        found = found_in(with_workers(seen, ticks=5))
+        assert "stage" not in {one.family for one in found}
+        assert not any("lock" in one.why for one in found)
+
+
 # --- a free cure before a dear one --------------------------------------------------------------------
 
 
