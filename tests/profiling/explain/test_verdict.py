@@ -105,7 +105,7 @@ def test_the_top_stage_is_found_and_its_remedy_leads(stage: str) -> None:
         "collate": ("cheaper collate", "uint8"),
         "send": ("cheaper send", "uint8"),
     }
-    assert found.predictions[0].remedy.startswith(leading.get(stage, (f"cheaper {stage}",)))
+    assert found.predictions[0].remedy.startswith(leading.get(stage, ("num_workers",)))
 
 
 def test_one_slow_worker_is_named_and_mending_it_leads() -> None:
@@ -318,17 +318,17 @@ def test_break_even_and_disk_of_a_prepared_set() -> None:
 
 
 def test_what_feedlines_layout_gives_the_model_is_in_what_its_loader_gives() -> None:
-    """A compute-bound script whose model is 1.6 times as fast on batches laid out as feedline's."""
+    """A script that waits a little, and whose model is 1.6 times as fast on batches laid out as feedline's."""
     trial = Trial(codec="jpeg", size_px=160, samples=200, bytes_per_sample=11_000.0, load_cpu_s_per_sample=0.0003)
-    seen = made(wait_s=0.001, compute_s=0.1, stages=SMALL, ceiling=322.0, trials=[trial], cores=8)
+    seen = made(wait_s=0.01, compute_s=0.1, stages=SMALL, ceiling=322.0, trials=[trial], cores=8)
     cached = next(leg for leg in seen.legs if leg.name == "cached")
     ours = Leg(name="laid_out", samples_per_s=[1.6 * rate for rate in cached.samples_per_s])
     kept = replace(cached, name="kept")
     name = "prepared 160 px jpeg shards, feedline's loader"
     plain = {one.remedy: one for one in diagnose(seen).predictions}[name]
     better = {one.remedy: one for one in diagnose(replace(seen, legs=[*seen.legs, kept, ours])).predictions}[name]
-    assert not plain.helps and plain.gain < 1.1
-    assert better.helps and better.gain == pytest.approx(1.6, rel=0.07)
+    assert not plain.helps and better.helps
+    assert better.gain / plain.gain == pytest.approx(1.6, rel=0.07)
 
 
 def test_channels_last_is_measured_where_legs_were() -> None:
@@ -375,5 +375,5 @@ def test_page_faults_of_a_model_on_the_cpu_have_their_remedy() -> None:
     found = {one.remedy: one for one in diagnose(replace(faulty, compute=compute)).predictions}
     now = diagnose(faulty)
     assert found["freed memory kept"].samples_per_s > 1.2 * (now.samples_per_s or 0.0)
-    assert "MALLOC_TRIM_THRESHOLD_" in found["freed memory kept"].cost
+    assert "MALLOC_TRIM_THRESHOLD_" in found["freed memory kept"].command
     assert "freed memory kept" not in {one.remedy for one in now.predictions}
