@@ -41,6 +41,13 @@ class Prediction:
     gain: float = 1.0  # factor over the measured rate, that too over whole epochs
     effort: Effort = Effort.SETTING
     cost: str = ""
+    gain_low: float = 0.0
+    gain_high: float = 0.0
+    family: str = ""
+    target: str = ""
+    command: str = ""
+    needs: str = ""
+    changes: str = ""
     helps: bool = False
     vain: bool = False  # no figure but a reason says that it does not help
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -95,6 +102,8 @@ def predict(at: Situation, change: Change) -> Prediction:
         low=whole / reach,
         high=max(whole, min(whole * reach, then.over_epochs(top * top_reach))),
         gain=gain,
+        gain_low=gain / reach,
+        gain_high=max(whole, min(whole * reach, then.over_epochs(top * top_reach))) / at.rate_over_epochs,
         effort=change.effort,
         cost=_cost(change, once),
         why=f"this will not help, because {change.why}" if vain else change.why,
