@@ -5,7 +5,7 @@ Two recordings beside each other and a line profile are pages of the same parts.
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,10 @@ from feedline.profiling.explain.measure.main_thread import parts_of
 from feedline.profiling.explain.measure.rates import Rate, median_rate
 from feedline.profiling.explain.measure.situation import DATA_BOUND
 from feedline.profiling.explain.measure.workers import Workers
-from feedline.profiling.explain.predict import NOTABLE, Prediction
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Gpu, Leg, LegName, Line
+from feedline.profiling.render.report_remedies import in_vain, remedies, what_helps
 from feedline.profiling.render.report_time import resources, timeline
 from feedline.profiling.render.sections import (
     CEILING,
@@ -29,9 +29,6 @@ from feedline.profiling.render.sections import (
     Page,
     Points,
     Prose,
-    Reasons,
-    Remedies,
-    Remedy,
     Section,
     Stack,
     Stacks,
@@ -54,8 +51,6 @@ GPU_SHARES = {
 OF_STEP = {"data": "waiting for data", "copy": "copying", "trainer": "own Python", "compute": "computing"}
 """Fields of `Shares`, as they are called."""
 OF_LOOP = "share of the loop's time"
-MOST_FAMILIES = 10
-MOST_VARIANTS = 6
 MOST_TRANSFORMS = 10
 MOST_WORKERS = 16
 
@@ -91,8 +86,8 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
         ]
     proof = Stacks(total=_step("", diagnosis), title="The step", unit=OF_LOOP) if now else None
     tone: Tone = "open" if diagnosis.bound is None else "good" if diagnosis.bound == "compute" else "bad"
-    remedies = _remedies(diagnosis)
-    first = replace(remedies, rows=remedies.rows[:1]) if remedies and remedies.rows else None
+    found = remedies(diagnosis, unit)
+    first = replace(found, rows=found.rows[:1]) if found and found.rows else None
     return Verdict(
         words=diagnosis.headline, proof=proof, evidence=diagnosis.evidence, figures=figures, first=first, tone=tone
     )
@@ -111,8 +106,8 @@ def sections(diagnosis: Diagnosis) -> list[Section | None]:
     """Everything below the verdict, for pages that put a recording among other things."""
     recording = diagnosis.recording
     return [
-        _what_helps(diagnosis),
-        _in_vain(diagnosis.predictions),
+        what_helps(remedies(diagnosis, _unit(diagnosis))),
+        in_vain(diagnosis.predictions),
         _where_time_goes(diagnosis),
         timeline(recording),
         resources(recording),
@@ -122,66 +117,6 @@ def sections(diagnosis: Diagnosis) -> list[Section | None]:
         _about(diagnosis),
         section("Notes", Points(diagnosis.notes)) if diagnosis.notes else None,
     ]
-
-
-def _remedies(diagnosis: Diagnosis) -> Remedies | None:
-    """A row a family, in their order; None where no rate was measured."""
-    rate, ceiling, unit = diagnosis.measured.over_epochs, diagnosis.ceiling_samples_per_s, _unit(diagnosis)
-    if not diagnosis.predictions or rate is None:
-        return None
-    families: dict[str, list[Prediction]] = {}
-    for prediction in diagnosis.predictions:
-        if prediction.helps:
-            families.setdefault(prediction.family or prediction.remedy, []).append(prediction)
-    rows = [
-        replace(_remedy(best, unit), variants=[_remedy(one, unit) for one in others[:MOST_VARIANTS]])
-        for best, *others in families.values()
-    ]
-    most = max((one.high for row in rows for one in (row, *row.variants)), default=1.0)
-    return Remedies(rows=rows[:MOST_FAMILIES], most=most, ceiling=ceiling / rate.value if ceiling else None)
-
-
-def _what_helps(diagnosis: Diagnosis) -> Section | None:
-    """Beside the first thing to do, which stands in the verdict."""
-    remedies = _remedies(diagnosis)
-    if remedies is None or len(remedies.rows) == 1:
-        return None
-    if not remedies.rows:
-        nothing = Prose("Nothing that can be predicted would make this run notably faster.")
-        return section("What would help", nothing)
-    lede = "Predicted from this run, ranked. Check one by applying it and profiling again."
-    return section("What else would help", replace(remedies, rows=remedies.rows[1:]), lede=lede)
-
-
-def _remedy(prediction: Prediction, unit: str) -> Remedy:
-    p, epochs = prediction, prediction.break_even_epochs
-    rate = f"{units.rate(p.samples_per_s, unit)} ({units.spread(p.low, p.high)})"
-    terms = [
-        rate,
-        "" if p.cost.startswith(p.effort.words) else p.effort.words,
-        p.cost,
-        f"needs {p.needs}" if p.needs else "",
-        f"changes the training: {p.changes}" if p.changes else "",
-        f"paid back after {units.number(epochs, 2)} epochs" if epochs is not None else "",
-    ]
-    return Remedy(
-        name=p.remedy, gain=p.gain, low=p.gain_low, high=p.gain_high, why=p.why, command=p.command,
-        terms=[term for term in terms if term],
-    )  # fmt: skip
-
-
-def _in_vain(predictions: Iterable[Prediction]) -> Section | None:
-    """What was considered, those with the same reason together."""
-    by_reason: dict[str, list[str]] = {}
-    for prediction in (prediction for prediction in predictions if not prediction.helps):
-        gain, why = units.times(prediction.gain), prediction.why.removeprefix("this will not help, because ")
-        if not prediction.vain and prediction.gain > 1 + NOTABLE:
-            why = f"{gain}, which this run is too short or too uneven to tell from none: {why}"
-        elif not prediction.vain:
-            why = f"little or no gain ({gain}): {why}"
-        by_reason.setdefault(why, []).append(prediction.remedy)
-    reasons = [("; ".join(names), why) for why, names in by_reason.items()]
-    return section("What would not help", Reasons(reasons)) if reasons else None
 
 
 def _where_time_goes(diagnosis: Diagnosis) -> Section | None:

@@ -107,7 +107,7 @@ def test_a_prediction_is_hollow_and_what_is_now_is_filled() -> None:
     assert widths(chart, "hollow") == pytest.approx([50.0])
     assert widths(chart, "bar") == pytest.approx([25.0])
     assert "ceiling, data for free: 4×" in chart.replace("\u00a0", " ")
-    assert "".join(parsed(chart).find(".//pre").itertext()) == "do --this\nand-that"  # as it is to be copied
+    assert "".join(next(parsed(chart).iter("pre")).itertext()) == "do --this\nand-that"  # as it is to be copied
 
 
 def test_what_a_whisker_is_stands_in_the_legend() -> None:
