@@ -177,7 +177,7 @@ def test_a_script_that_ends_well_after_a_signal_has_no_windows_and_no_trials(tmp
     assert status == 143, output
     assert (watched.told("training"), watched.told("handled")) == (1, 1)
     assert "no legs and no lines: interrupted" in output
-    assert "no trials: interrupted" in output  # what they are made with, which takes seconds to import, was left alone
+    assert "no trials: interrupted" in output  # and not even imported
     assert watched.record()["recording"]["script"]["exit_status"] == 0
 
 
