@@ -13,6 +13,7 @@ PALETTE = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c9")
 """CSS variables of the categorical palette (Okabe and Ito: safe for colour-blind eyes), in order of use."""
 HUES = {
     "waiting for data": "c4", "copying": "c6", "own Python": "c2", "computing": "c3", "the rest": "c3",
+    "cannot be told": "c8",
     **{name: stage.hue for name, stage in STAGES.items()},
 }  # fmt: skip
 """One colour through all charts: shares of the loop, parts of a step, a worker's stages."""

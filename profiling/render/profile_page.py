@@ -18,7 +18,7 @@ from feedline.profiling.explain.measure.workers import Workers
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Gpu, Leg, LegName, Line
-from feedline.profiling.render.report_remedies import in_vain, remedies, what_helps
+from feedline.profiling.render.report_remedies import in_vain, remedies, what_helps, what_may_help
 from feedline.profiling.render.report_time import resources, timeline
 from feedline.profiling.render.sections import (
     CEILING,
@@ -48,7 +48,10 @@ GPU_SHARES = {
     "dram_active": "DRAM active", "utilization": "utilisation (a kernel ran)",
 }  # fmt: skip
 """Fields of `Gpu` between 0 and 1, and what they are called."""
-OF_STEP = {"data": "waiting for data", "copy": "copying", "trainer": "own Python", "compute": "computing"}
+OF_STEP = {
+    "data": "waiting for data", "copy": "copying", "trainer": "own Python", "compute": "computing",
+    "other": "cannot be told",
+}  # fmt: skip
 """Fields of `Shares`, as they are called."""
 OF_LOOP = "share of the loop's time"
 MOST_TRANSFORMS = 10
@@ -107,6 +110,7 @@ def sections(diagnosis: Diagnosis) -> list[Section | None]:
     recording = diagnosis.recording
     return [
         what_helps(remedies(diagnosis, _unit(diagnosis))),
+        what_may_help(diagnosis),
         in_vain(diagnosis.predictions),
         _where_time_goes(diagnosis),
         timeline(recording),
@@ -147,8 +151,8 @@ def _step(label: str, diagnosis: Diagnosis) -> Stack:
     errors, _ = _errors(diagnosis)
     return Stack(
         label=label,
-        parts={words: shares[name] for name, words in OF_STEP.items()},
-        errors={words: errors.get(name) for name, words in OF_STEP.items()},
+        parts={OF_STEP[name]: share for name, share in shares.items()},
+        errors={OF_STEP[name]: error for name, error in errors.items()},
         note=_rate(now, _unit(diagnosis)) if label and now else "",
     )
 

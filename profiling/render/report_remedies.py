@@ -6,7 +6,7 @@ from dataclasses import replace
 from feedline.profiling.explain.predict import NOTABLE, Prediction
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units
-from feedline.profiling.render.sections import Prose, Reasons, Remedies, Remedy, Section, section
+from feedline.profiling.render.sections import Points, Prose, Reasons, Remedies, Remedy, Section, section
 
 MOST_FAMILIES = 10
 MOST_VARIANTS = 6
@@ -31,13 +31,26 @@ def remedies(diagnosis: Diagnosis, unit: str) -> Remedies | None:
 
 def what_helps(found: Remedies | None) -> Section | None:
     """Beside the first thing to do, which stands in the verdict."""
-    if found is None or len(found.rows) == 1:
+    if found is None or not found.rows[1:]:
         return None
-    if not found.rows:
-        nothing = Prose("Nothing that can be predicted would make this run notably faster.")
-        return section("What would help", nothing)
     lede = "Predicted from this run, ranked. Check one by applying it and profiling again."
     return section("What else would help", replace(found, rows=found.rows[1:]), lede=lede)
+
+
+def what_may_help(diagnosis: Diagnosis) -> Section | None:
+    """Gains that the run cannot tell from none; where nothing at all helps, that it is so."""
+    open_ = [p for p in diagnosis.predictions if _in_doubt(p)]
+    if open_:
+        words = "This run is too short or too uneven to tell these gains from none; more steps, or a machine without "
+        gains = [f"{p.remedy}: {units.gain(p.gain, p.gain_low, p.gain_high)}" for p in open_]
+        return section("What may help", Prose(f"{words}other programs, may tell."), Points(gains))
+    if not diagnosis.predictions or any(prediction.helps for prediction in diagnosis.predictions):
+        return None
+    return section("What would help", Prose("Nothing that can be predicted would make this run notably faster."))
+
+
+def _in_doubt(prediction: Prediction) -> bool:
+    return not prediction.helps and not prediction.vain and prediction.gain > 1 + NOTABLE
 
 
 def _remedy(prediction: Prediction, unit: str) -> Remedy:
@@ -59,12 +72,9 @@ def _remedy(prediction: Prediction, unit: str) -> Remedy:
 def in_vain(predictions: Iterable[Prediction]) -> Section | None:
     """What was considered, those with the same reason together."""
     by_reason: dict[str, list[str]] = {}
-    for prediction in (prediction for prediction in predictions if not prediction.helps):
-        gain, why = units.times(prediction.gain), prediction.why.removeprefix("this will not help, because ")
-        if not prediction.vain and prediction.gain > 1 + NOTABLE:
-            why = f"{gain}, which this run is too short or too uneven to tell from none: {why}"
-        elif not prediction.vain:
-            why = f"little or no gain ({gain}): {why}"
+    for prediction in (one for one in predictions if not one.helps and not _in_doubt(one)):
+        why = prediction.why.removeprefix("this will not help, because ")
+        why = why if prediction.vain else f"little or no gain ({units.times(prediction.gain)}): {why}"
         by_reason.setdefault(why, []).append(prediction.remedy)
     reasons = [("; ".join(names), why) for why, names in by_reason.items()]
     return section("What would not help", Reasons(reasons)) if reasons else None

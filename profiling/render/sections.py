@@ -126,11 +126,11 @@ class Remedies:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Named parts of one whole, all in one unit; `errors` are the standard errors of their shares, None or absent
-    where it is not known."""
+    """Named parts of one whole, all in one unit (None: not measured); `errors` are the standard errors of their
+    shares, None or absent where one is not known."""
 
     label: str
-    parts: Mapping[str, float]
+    parts: Mapping[str, float | None]
     errors: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     note: str = ""
 
@@ -166,17 +166,16 @@ class Stacks:
 
     def said(self, stack: Stack) -> list[tuple[str, float, str]]:
         """(name, share, the share in words with its error) of every part that is something."""
-        with_error = self.errors.startswith(POINTS)
-        return [
-            (name, share, units.share(share, error) if with_error else units.percent(share))
+        said = [
+            (name, share, units.share(share, error) if self.errors.startswith(POINTS) else units.percent(share))
             for name, share, error in _parts(stack)
         ]
+        return said + [(name, 0.0, "not known") for name, part in stack.parts.items() if part is None]
 
 
 def _parts(stack: Stack) -> list[tuple[str, float, float | None]]:
     """(name, share, error) of those that are something."""
-    parts = [(name, share, stack.errors.get(name)) for name, share in stack.shares.items()]
-    return [part for part in parts if part[1] >= LEAST_SHARE or (part[2] or 0.0) >= LEAST_SHARE]
+    return [(name, share, stack.errors.get(name)) for name, share in stack.shares.items() if share >= LEAST_SHARE]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,10 +129,9 @@ def test_a_loop_without_a_loader_is_shown_by_its_main_thread() -> None:
 
 
 def with_remedies(*named: dict[str, Any]) -> Diagnosis:
-    usual: dict[str, Any] = {"gain": 2.5, "gain_low": 2.2, "gain_high": 2.8, "helps": True}
-    predictions = [
-        Prediction(samples_per_s=900.0, low=800.0, high=1000.0, why="it is so", **usual | one) for one in named
-    ]
+    usual: dict[str, Any] = {"gain": 2.5, "gain_low": 2.2, "gain_high": 2.8, "helps": True,
+                             "why": "it is so"}  # fmt: skip
+    predictions = [Prediction(samples_per_s=900.0, low=800.0, high=1000.0, **usual | one) for one in named]
     return replace(diagnose(made()), predictions=predictions)
 
 
@@ -165,6 +164,19 @@ def test_a_run_that_nothing_helps_is_told_so() -> None:
     assert "Nothing that can be predicted would make this run notably faster." in text(page)
 
 
+def test_a_gain_that_cannot_be_told_from_none_is_neither_help_nor_none() -> None:
+    found = with_remedies(
+        {"remedy": "num_workers=4", "helps": False, "gain": 1.4, "gain_low": 0.7, "gain_high": 2.1},
+        {"remedy": "channels_last", "helps": False, "gain": 1.0},
+        {"remedy": "pin_memory=True", "helps": False, "gain": 1.4, "vain": True, "why": "nothing is copied"},
+    )
+    flat = " ".join(text(report(found)).split())
+    may, _, vain = flat.partition("WHAT WOULD NOT HELP")
+    assert "num_workers=4: 1.40× (0.70–2.1)" in may.partition("WHAT MAY HELP")[2]
+    assert "channels_last: little or no gain (1×): it is so" in vain and "pin_memory=True: nothing is copied" in vain
+    assert "Nothing that can be predicted" not in flat
+
+
 def test_every_share_has_its_error_or_says_that_it_is_not_known() -> None:
     seen = made()
     timed = [replace(worker, stages_error_s={"decode": 0.02 * worker.seconds}) for worker in seen.workers]
@@ -172,11 +184,11 @@ def test_every_share_has_its_error_or_says_that_it_is_not_known() -> None:
     assert "The step (share of the loop's time, errors not known) waiting for data" in shown
     assert "The workers (share of their time, ± points: 95 % interval, ?: not known)" in shown
     assert "worker 0 3.6 ± ? 36 ± 4 18 ± ?" in shown
-    parts, errors = {"a": 0.25, "b": 0.75, "c": 0.0}, {"a": 0.015, "b": 0.004, "c": None}
+    parts, errors = {"a": 0.25, "b": 0.75, "c": 0.0, "d": None}, {"a": 0.015, "b": 0.004, "c": None}
     chart = Stacks(total=Stack(label="all", parts=parts, errors=errors), title="t", unit="share")
     page = Page(title="", sections=[section("h", chart)])
-    assert "a ███████▌ 25 % ± 3 b ██████████████████████▌ 75 % ± 0.8" in " ".join(text(page).split())
-    assert "25 % ± 3" in html.document(page).replace("\u00a0", " ") and "not known" not in text(page)
+    assert "a ███████▌ 25 % ± 3 b ██████████████████████▌ 75 % ± 0.8 d not known" in " ".join(text(page).split())
+    assert "25 % ± 3" in html.document(page).replace("\u00a0", " ") and "?: not known" not in text(page)
 
 
 def test_where_it_cannot_tell_no_colour_says_good_or_bad() -> None:
