@@ -63,6 +63,10 @@ class Capture:
         """Above 0 while we work ourselves: loaders that are iterated then are not the script's."""
         self.error: str | None = None
         self.ended_by: str | None = None
+        self.trains: int | None = None
+        """The thread that steps the optimiser."""
+        self.over = False
+        """That thread shall leave its loop; another one has learned of it."""
         self.diagnosing = False
         """The verdict's steps are over, other windows follow."""
         self.optimizer_steps = 0
@@ -162,6 +166,7 @@ class Capture:
         """Raises Finished when enough was seen of a loop whose batches come from no loader we know: an optimiser step
         is the training step then."""
         self.optimizer_steps += 1
+        self.trains = threading.get_ident()
         if (row := self.loop.current) is not None:
             row.optimizer_s += seconds
             row.trained = True
@@ -200,10 +205,17 @@ class Capture:
         )
 
     def end_watch(self, reason: Reason) -> None:
-        """Nothing more is to be seen, and no window follows: raises Finished, unless the script shall run on."""
+        """Nothing more is to be seen, and no window follows: the script is ended, unless it shall run on."""
         self.leave(reason)
         if reason != "running":
+            self.finish()
+
+    def finish(self) -> None:
+        """Raises Finished in the thread that trains: now, or (batches are drawn by another one) behind its next
+        step."""
+        if self.trains in (None, threading.get_ident()):
             raise Finished
+        self.over = True
 
     def leave(self, ended_by: str | None) -> None:
         """Nothing more is to be seen; None: other windows follow. Called again as these and the script end, for how

@@ -55,7 +55,8 @@ class Loop:
         self.closed: deque[StepRow] = deque()
         self.rows = 0
         self.train_steps = 0
-        self.any_trained = False
+        self.trained = set[int]()
+        """Loaders between whose batches something was trained."""
         self.first_got: float | None = None
         self.totals = (0.0, 0.0, 0)
         """Of all closed rows: seconds waited, seconds without pauses, samples."""
@@ -63,7 +64,14 @@ class Loop:
         self._open: list[Pass] = []
         self._ended: dict[tuple[int, int], dict[str, Any]] = {}
 
+    @property
+    def any_trained(self) -> bool:
+        return bool(self.trained)
+
     def begin(self, loader: int, now: float, *, in_trainer: bool) -> Pass:
+        for left in [one for one in self._open if one.loader == loader and one.row is not None]:
+            self.close(left, now)  # the script has left it, as in `next(iter(loader))`
+            self.finish(left, now)
         begun = Pass(loader, self._epochs[loader], now, in_trainer, self.current)
         self._epochs[loader] += 1
         if begun.outer is not None:
@@ -105,7 +113,8 @@ class Loop:
         row.duration_s = now - row.start_s
         if row.trained:
             self.train_steps += 1
-            self.any_trained = of.trained = True
+            self.trained.add(of.loader)
+            of.trained = True
         if self.current is not None and self.current.start_s >= row.start_s:  # it, or one that was opened in it
             self.current = None
         waited_s, seconds, samples = self.totals
