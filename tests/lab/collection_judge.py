@@ -290,7 +290,11 @@ def _ending(ran: Ran) -> list[str]:
         return ["trained on behind --seconds"]
     if ran.status is None:
         return ["did not end"]
-    return [f"status {ran.status}"] if ran.status else []
+    return ([f"status {ran.status}"] if ran.status else []) + _processes(ran)
+
+
+def _processes(ran: Ran) -> list[str]:
+    return [f"leaves process {name}" for name in ran.processes]
 
 
 def changed(whole: Ran, profiled: Ran) -> list[str]:
@@ -301,7 +305,8 @@ def changed(whole: Ran, profiled: Ran) -> list[str]:
     more, less = set(profiled.files) - set(whole.files), set(whole.files) - set(profiled.files)
     troubles += [f"leaves {file}" for file in sorted(more)] + [f"does not leave {file}" for file in sorted(less)]
     more = kinds_of(profiled.temporary) - kinds_of(whole.temporary)
-    return troubles + [f"leaves {file} among temporary files" for file in sorted(more)]
+    troubles += [f"leaves {file} among temporary files" for file in sorted(more)]
+    return troubles + ([] if whole.processes else _processes(profiled))
 
 
 def more_left(ran: Ran, *others: Ran) -> list[str]:

@@ -36,6 +36,8 @@ STARTS_S, REPORTS_S = 300.0, 120.0
 """Until it trains, or a run to the end; a profiler's end beyond the time it has."""
 TRAINS_S = {"plain": PLAIN_S, "without": GAIN_S, "with": GAIN_S, "profiled": 45.0, "legs": 150.0}
 """From when it trains on; what is profiled is interrupted then."""
+LEAVES_S = 3.0
+"""In which what a program has started ends behind it."""
 LOOK_S = 0.1
 LOOP = ("wait", "compute", "own")
 STEPS = 3
@@ -116,6 +118,8 @@ class Ran:
     files: list[str] = field(default_factory=list)
     """What is left in its working directory."""
     temporary: list[str] = field(default_factory=list)
+    processes: list[str] = field(default_factory=list)
+    """What still ran when it had ended."""
     folder: Path = Path()
 
     @cached_property
@@ -225,12 +229,13 @@ class Lab:
             )  # fmt: skip
             try:
                 status, interrupted, origin_s = _watch(process, kind, script, folder / "laps")
+                processes = [] if status is None else _left(process.pid)
             finally:
                 _end(process)
         ran = Ran(
             kind=kind, command=[_short(word, self) for word in command], status=status, interrupted=interrupted,
             seconds=time.monotonic() - began, origin_s=origin_s, files=_files(place / "here"),
-            temporary=_files(place / "tmp"), folder=folder,
+            temporary=_files(place / "tmp"), processes=processes, folder=folder,
         )  # fmt: skip
         shutil.rmtree(place, ignore_errors=True)
         return ran
@@ -295,6 +300,20 @@ def _started_s(parent: "subprocess.Popen[bytes]", script: str) -> float | None:
                 since_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
                 return since_boot_s - (time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic())
     return None
+
+
+def _left(session: int) -> list[str]:
+    """The processes of an ended program's session that are still there after a while."""
+    until = time.monotonic() + LEAVES_S
+    while True:
+        left: list[str] = []
+        for one in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if os.getsid(one.pid) == session and one.status() != psutil.STATUS_ZOMBIE:
+                    left.append(one.name())
+        if not left or time.monotonic() > until:
+            return sorted(left)
+        time.sleep(LOOK_S)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

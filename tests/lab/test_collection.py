@@ -132,10 +132,13 @@ def test_what_a_profile_leaves_behind_is_found() -> None:
     whole = Ran(kind="whole", command=[], status=0, files=["model.pt"], temporary=["pymp-ab12cd_3/socket"])
     same = replace(whole, kind="whole_profiled", temporary=["pymp-zz99zz_9/socket"])
     assert changed(whole, same) == []
-    other = replace(same, files=["model.pt", "trace.json"], status=1, temporary=["journal"])
+    other = replace(same, files=["model.pt", "trace.json"], status=1, temporary=["journal"], processes=["python"])
     assert changed(whole, other) == [
-        "status 1 instead of 0", "leaves trace.json", "leaves journal among temporary files"
-    ]  # fmt: skip
+        "status 1 instead of 0",
+        "leaves trace.json",
+        "leaves journal among temporary files",
+        "leaves process python",
+    ]
     early = replace(same, files=["recon_0020.png"])
     assert more_left(early, replace(whole, files=["recon_0001.png", "recon_0002.png"])) == []
     assert more_left(early, whole) == ["leaves recon_N.png"]
