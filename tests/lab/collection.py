@@ -183,7 +183,7 @@ def row(one: Studied) -> tuple[str, ...]:
     return (
         script.name,
         stopwatch,
-        tally([(run.bound or "?", run.verdict in ("right", "close")) for run in runs]),
+        tally([(run.bound or "?", run.verdict in ("right", "close", "shown")) for run in runs]),
         tally([(run.cause, run.cause_right is not False) for run in runs if run.cause]),
         tally([(run.remedy, run.remedy_right) for run in runs]),
         f"{sum(inside)}/{len(inside)}" if inside else "",
@@ -234,6 +234,7 @@ def counts(cells: Sequence[tuple[str, Judged]]) -> dict[str, Any]:
     return {
         "verdict_right": f"{sum(run.verdict in ('right', 'close') for run in runs)}/{len(runs)}",
         "cannot_tell": [f"{name}: {run.headline}" for name, run in cells if run.verdict == "unknown"],
+        "otherwise_in_the_run": [f"{name}: {run.bound}" for name, run in cells if run.verdict == "shown"],
         "confidently_wrong": [f"{name}: {run.bound} {run.cause}" for name, run in cells if run.confidently_wrong],
         "close_and_not_said": [name for name, run in cells if run.is_close and not run.close and run.bound],
         "cause_right": f"{sum(bool(run.cause_right) for run in with_cause)}/{len(with_cause)}",

@@ -50,7 +50,9 @@ FAMILIES = (
     (r"GPUs$", "gpus"),
 )
 """Of the remedies of a profiler that names no families: what their words begin with."""
-Verdict = Literal["right", "wrong", "close", "unknown"]
+Verdict = Literal["right", "wrong", "close", "shown", "unknown"]
+"""shown: not what was written down, but what the stopwatch of this very run shows, as beside busy processes; counted
+apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +106,10 @@ def judge(script: Script, ran: Ran) -> Judged:
     profile = ran.profile
     said: dict[str, Any] = profile.get("verdict", {})
     name = SHARES[script.share]
-    truth, rate = of_profiled(script, ran)
+    shares, rate = of_profiled(script, ran)
+    truth = shares.get(script.share)
     is_close = truth is not None and abs(truth - THRESHOLDS.get(script.share, -1.0)) <= CLOSE
-    verdict = _verdict(script, said, is_close=is_close)
+    verdict = _verdict(script, said, shares, is_close=is_close)
     cause, cause_right = _cause(script, profile)
     first = first_remedy(profile)
     seen = said.get("bound") is not None or said.get("errors")
@@ -129,13 +132,21 @@ def judge(script: Script, ran: Ran) -> Judged:
     )
 
 
-def _verdict(script: Script, said: Mapping[str, Any], *, is_close: bool) -> Verdict:
+def _verdict(script: Script, said: Mapping[str, Any], shares: Mapping[str, float], *, is_close: bool) -> Verdict:
     bound, others = said.get("bound"), said.get("close") or []
     if bound is None:
         return "unknown"
     if bound in script.bound:
         return "right"
-    return "close" if is_close and set(others) & set(script.bound) else "wrong"
+    if is_close and set(others) & set(script.bound):
+        return "close"
+    return "shown" if shares and bound == bound_of(shares) else "wrong"
+
+
+def bound_of(shares: Mapping[str, float]) -> str:
+    """By the laps: the largest share at or above its threshold, else compute."""
+    above = [name for name in THRESHOLDS if shares.get(name, 0.0) >= THRESHOLDS[name]]
+    return SHARES[max(above, key=lambda name: shares[name])] if above else "compute"
 
 
 def _cause(script: Script, profile: Mapping[str, Any]) -> tuple[str, bool | None]:
@@ -237,11 +248,11 @@ def of_plain(script: Script, ran: Ran) -> tuple[dict[str, float], float | None]:
     return {name: share_of(name, loop, windows) for name in LOOP}, _rate(script, loop, windows)
 
 
-def of_profiled(script: Script, ran: Ran) -> tuple[float | None, float | None]:
-    """(the true share, laps a second) between the first measured step and the end of the last one."""
+def of_profiled(script: Script, ran: Ran) -> tuple[dict[str, float], float | None]:
+    """(shares of the loop's laps, laps a second) between the first measured step and the end of the last one."""
     loop, pids = _loop(script, ran)
     if not loop or not ran.profile or ran.origin_s is None:
-        return None, None
+        return {}, None
     recording = Recording.from_dict(ran.profile["recording"])
     by_rank = {one.rank: one.pid for one in recording.trainers if one.pid in pids}
     windows: dict[int, tuple[float, float]] = {}
@@ -251,8 +262,8 @@ def of_profiled(script: Script, ran: Ran) -> tuple[float | None, float | None]:
         end_s = max(step.start_s + step.duration_s for step in steps)
         windows[pid or 0] = (ran.origin_s + min(step.start_s for step in steps), ran.origin_s + end_s)
     if not windows:
-        return None, None
-    return share_of(script.share, loop, windows), _rate(script, loop, windows)
+        return {}, None
+    return {name: share_of(name, loop, windows) for name in LOOP}, _rate(script, loop, windows)
 
 
 def share_of(name: str, laps: Iterable[Lap], windows: Mapping[int, tuple[float, float]]) -> float:

@@ -84,6 +84,8 @@ def test_a_plain_run_is_looked_at_when_it_has_settled(tmp_path: Path) -> None:
 
 def test_verdicts_are_right_wrong_or_not_to_be_told(tmp_path: Path) -> None:
     assert judge(SCRIPT, ran(tmp_path)).verdict == "right"
+    shown = replace(SCRIPT, bound=["trainer"])
+    assert judge(shown, ran(tmp_path)).verdict == "shown"  # that the loop waits, its stopwatch shows
     wrong = judge(SCRIPT, ran(tmp_path, bound="compute", close=["data"]))
     assert (wrong.verdict, wrong.confidently_wrong) == ("wrong", True)  # 60 % is not close to any threshold
     untold = judge(SCRIPT, ran(tmp_path, bound=None, headline="cannot tell: too few steps"))
