@@ -31,6 +31,7 @@ from tests.lab.collection_judge import (
     changed,
     gain_of,
     judge,
+    last_line,
     more_left,
     of_plain,
     scored,
@@ -118,10 +119,12 @@ def study(lab: Lab, script: Script, args: argparse.Namespace) -> Studied:
     if "plain" in args.kinds:
         known.append(run(lab, "plain", script))
         shares, rate = of_plain(script, known[0])
+        if known[0].status:
+            troubles.append(f"fails by itself: {last_line(known[0])}")
     if "whole" in args.kinds:
         whole, profiled = run(lab, "whole", script), run(lab, "whole_profiled", script)
         known.append(whole)
-        troubles = changed(whole, profiled)
+        troubles += changed(whole, profiled)
     runs = [run(lab, "profiled", script, number) for number in range(args.runs if "profiled" in args.kinds else 0)]
     legs = [run(lab, "legs", script)] if "legs" in args.kinds else []
     if "gains" in args.kinds:

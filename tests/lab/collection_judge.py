@@ -116,7 +116,7 @@ def judge(script: Script, ran: Ran) -> Judged:
     return Judged(
         bound=said.get("bound"),
         verdict=verdict,
-        headline=said.get("headline") or _last_line(ran),
+        headline=said.get("headline") or last_line(ran),
         close=bool(said.get("close")),
         is_close=is_close,
         cause=cause,
@@ -228,7 +228,7 @@ def _workers(profile: Mapping[str, Any]) -> int | None:
     return training[0].get("num_workers") if training else None
 
 
-def _last_line(ran: Ran) -> str:
+def last_line(ran: Ran) -> str:
     return (ran.printed.strip() or "nothing printed").splitlines()[-1]
 
 

@@ -25,6 +25,8 @@ from typing import Any, Literal
 
 import psutil
 
+from feedline.pipeline.base.errors import UsageError
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
 PRODUCT = ("cli", "pipeline", "preprocess", "profiling", "benchmarks/what_if.py")
@@ -44,8 +46,6 @@ STEPS = 3
 """So many laps of the loop, and it trains: the first step may compile for a minute."""
 Kind = Literal["plain", "profiled", "legs", "whole", "whole_profiled", "without", "with"]
 PROFILED = ("profiled", "legs", "whole_profiled")
-
-
 NOTHING: Mapping[str, str] = {}
 
 
@@ -90,7 +90,7 @@ class Script:
 def scripts(only: Sequence[str] = ()) -> list[Script]:
     tables = tomllib.loads((SCRIPTS / "truths.toml").read_text())
     if unknown := set(only) - set(tables):
-        raise SystemExit(f"no script {', '.join(sorted(unknown))} in truths.toml")
+        raise UsageError(f"no script {', '.join(sorted(unknown))} in truths.toml")
     return [Script(name=name, **table) for name, table in tables.items() if not only or name in only]
 
 
