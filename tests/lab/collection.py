@@ -52,6 +52,8 @@ class Studied:
     shares: dict[str, float] = field(default_factory=dict)
     """Of the loop's laps in the plain run."""
     rate: float | None = None
+    others_cores: float | None = None
+    """Taken by other programs beside the plain run, whose rate then says little."""
     runs: list[Judged] = field(default_factory=list)
     legs: list[Judged] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
@@ -135,6 +137,7 @@ def study(lab: Lab, script: Script, args: argparse.Namespace) -> Studied:
         script=script,
         shares=shares,
         rate=rate,
+        others_cores=known[0].others_cores if known else None,
         runs=[judge(script, ran) for ran in runs],
         legs=[judge(script, ran) for ran in legs],
         troubles=sorted(set(troubles)),
@@ -222,6 +225,7 @@ def summary(studied: Sequence[Studied]) -> dict[str, Any]:
         "share_half_width_median": 1.64 * statistics.median(errors) if errors else None,
         "overhead_said_median": middle(run.overhead for run in runs),
         "overhead_of_the_rate_median": middle(one.overhead for one in studied),
+        "others_cores_median": middle(one.others_cores for one in studied),
         "side_effects": sorted(
             one.script.name for one in studied if one.troubles or any(r.troubles for r in one.runs)
         ),
@@ -255,6 +259,7 @@ def rows(studied: Sequence[Studied]) -> dict[str, Any]:
         one.script.name: {
             "stopwatch": {name: round(share, 4) for name, share in one.shares.items()},
             "laps_per_s": one.rate,
+            "others_cores": one.others_cores,
             "runs": [of_run(run) for run in one.runs],
             "legs": [of_run(run) for run in one.legs],
             "side_effects": one.troubles,

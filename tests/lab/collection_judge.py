@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from feedline.profiling.record.recording import Recording
-from tests.lab.collection_runs import LOOP, SETTLE_S, STEPS, Lap, Ran, Script
+from tests.lab.collection_processes import LOOP, STEPS
+from tests.lab.collection_runs import SETTLE_S, Lap, Ran, Script
 
 SHARES = {"wait": "data", "own": "trainer", "compute": "compute"}
 """The profiler's share of each lap."""

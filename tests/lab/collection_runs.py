@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -23,9 +22,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from feedline.pipeline.base.errors import UsageError
+from tests.lab.collection_processes import CoresUsed, end, left, text_of, watch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
@@ -34,18 +32,10 @@ IMAGES, SMALL = 2200, 400
 PLAIN_S, GAIN_S, PROFILE_S, LEGS_S = 30.0, 25.0, 20, 8
 SETTLE_S = 3.0
 """Of a run without a profiler, from its third step on, that is in no share and no rate."""
-STARTS_S, REPORTS_S = 300.0, 120.0
-"""Until it trains, or a run to the end; a profiler's end beyond the time it has."""
-TRAINS_S = {"plain": PLAIN_S, "without": GAIN_S, "with": GAIN_S, "profiled": 45.0, "legs": 150.0}
-"""From when it trains on; what is profiled is interrupted then."""
-LEAVES_S = 3.0
-"""In which what a program has started ends behind it."""
-LOOK_S = 0.1
-LOOP = ("wait", "compute", "own")
-STEPS = 3
-"""So many laps of the loop, and it trains: the first step may compile for a minute."""
 Kind = Literal["plain", "profiled", "legs", "whole", "whole_profiled", "without", "with"]
 PROFILED = ("profiled", "legs", "whole_profiled")
+TRAINS_S = {"plain": PLAIN_S, "without": GAIN_S, "with": GAIN_S, "profiled": 45.0, "legs": 150.0}
+"""From when it trains on; what is profiled is interrupted then."""
 NOTHING: Mapping[str, str] = {}
 
 
@@ -113,6 +103,8 @@ class Ran:
     interrupted: bool = False
     """A profile whose script trained on when it should have been over: Ctrl-C."""
     seconds: float = 0.0
+    others_cores: float | None = None
+    """What other programs took meanwhile, those of `--busy` too."""
     origin_s: float | None = None
     """When the profiler started the script."""
     files: list[str] = field(default_factory=list)
@@ -124,18 +116,18 @@ class Ran:
 
     @cached_property
     def laps(self) -> list[Lap]:
-        rows = (row.split() for row in _text(self.folder / "laps").splitlines())
+        rows = (row.split() for row in text_of(self.folder / "laps").splitlines())
         return [Lap(name=n, pid=int(p), start_s=float(end) - float(s), end_s=float(end)) for n, p, end, s in rows]
 
     @cached_property
     def profile(self) -> dict[str, Any]:
         """The record of `feedline profile`; empty where there is none."""
-        text = _text(self.folder / "profile.json")
+        text = text_of(self.folder / "profile.json")
         return json.loads(text) if text else {}
 
     @property
     def printed(self) -> str:
-        return _text(self.folder / "output.txt")
+        return text_of(self.folder / "output.txt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,21 +213,28 @@ class Lab:
                "TMPDIR": place / "tmp", "STOPWATCH": folder / "laps", "PYTHONPATH": self.frameworks}  # fmt: skip
         environment = {**inherited, **{name: str(path) for name, path in own.items()}, "HF_HUB_OFFLINE": "1", **env}
         command = self._command(kind, script, more, folder)
-        began = time.monotonic()
+        began, used = time.monotonic(), CoresUsed()
         with (folder / "output.txt").open("wb") as output:
             process = subprocess.Popen(
                 command, cwd=place / "here", env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             try:
-                status, interrupted, origin_s = _watch(process, kind, script, folder / "laps")
-                processes = [] if status is None else _left(process.pid)
+                status, interrupted, origin_s = watch(
+                    process,
+                    folder / "laps",
+                    used,
+                    trains_s=TRAINS_S.get(kind),
+                    profiles=script.path.name if kind in PROFILED else "",
+                )
+                others_cores = used.by_others()
+                processes = [] if status is None else left(process.pid)
             finally:
-                _end(process)
+                end(process)
         ran = Ran(
             kind=kind, command=[_short(word, self) for word in command], status=status, interrupted=interrupted,
-            seconds=time.monotonic() - began, origin_s=origin_s, files=_files(place / "here"),
-            temporary=_files(place / "tmp"), processes=processes, folder=folder,
+            seconds=time.monotonic() - began, others_cores=others_cores, origin_s=origin_s,
+            files=_files(place / "here"), temporary=_files(place / "tmp"), processes=processes, folder=folder,
         )  # fmt: skip
         shutil.rmtree(place, ignore_errors=True)
         return ran
@@ -268,81 +267,8 @@ def digest(parts: Iterable[bytes]) -> str:
     return whole.hexdigest()[:12]
 
 
-def _watch(
-    process: "subprocess.Popen[bytes]", kind: Kind, script: Script, laps: Path
-) -> tuple[int | None, bool, float | None]:
-    """Until it has ended or trained for long enough: (exit status, interrupted, when the profiler started it)."""
-    began, first_s, origin_s, interrupted = time.monotonic(), None, None, False
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(LOOK_S), interrupted, origin_s
-        now = time.monotonic()
-        if origin_s is None and kind in PROFILED:
-            origin_s = _started_s(process, script.path.name)
-        if first_s is None and any(f"\n{_text(laps)}".count(f"\n{name} ") >= STEPS for name in LOOP):
-            first_s = now
-        whole = kind.startswith("whole")
-        since_s, limit_s = (now - began, STARTS_S) if whole or first_s is None else (now - first_s, TRAINS_S[kind])
-        trains = first_s is not None and time.time() - laps.stat().st_mtime < 1.0
-        if kind in PROFILED and not whole and trains and since_s > limit_s and not interrupted:
-            interrupted = True
-            process.send_signal(signal.SIGINT)
-        if since_s > limit_s + (REPORTS_S if kind in PROFILED else 0.0):
-            return None, interrupted, origin_s
-
-
-def _started_s(parent: "subprocess.Popen[bytes]", script: str) -> float | None:
-    """When the profiler's child began, in seconds of the monotonic clock; the kernel's ticks are 10 ms."""
-    with suppress(psutil.Error, OSError):
-        for child in psutil.Process(parent.pid).children():
-            if any(word.endswith(script) for word in child.cmdline()):
-                fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
-                since_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-                return since_boot_s - (time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic())
-    return None
-
-
-def _left(session: int) -> list[str]:
-    """The processes of an ended program's session that are still there after a while."""
-    until = time.monotonic() + LEAVES_S
-    while True:
-        left: list[str] = []
-        for one in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if os.getsid(one.pid) == session and one.status() != psutil.STATUS_ZOMBIE:
-                    left.append(one.name())
-        if not left or time.monotonic() > until:
-            return sorted(left)
-        time.sleep(LOOK_S)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """And all that it started."""
-    family: list[psutil.Process] = []
-    with suppress(psutil.Error):
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for one in family:
-        with suppress(psutil.Error):
-            one.terminate()
-    _, left = psutil.wait_procs(family, timeout=5)
-    for one in left:
-        with suppress(psutil.Error):
-            one.kill()
-    with suppress(ProcessLookupError):  # what has lost its parent
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def _files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def _text(path: Path) -> str:
-    try:
-        text = path.read_text(errors="replace")
-    except FileNotFoundError:
-        return ""
-    return text[: text.rfind("\n") + 1] if path.name == "laps" else text
 
 
 def _short(word: str, lab: Lab) -> str:

@@ -22,6 +22,7 @@ from tests.lab.collection_judge import (
     of_plain,
     scored,
 )
+from tests.lab.collection_processes import LOOP
 from tests.lab.collection_runs import SCRIPTS, Lab, Ran, Script, scripts
 
 FAMILIES = {
@@ -62,7 +63,7 @@ def test_each_script_has_its_truth_in_known_words() -> None:
     for script in tables.values():
         assert set(script.bound) <= {"data", "copy", "trainer", "compute"}
         assert {remedy.partition(":")[0] for remedy in script.remedies} <= FAMILIES
-        assert script.share in collection_runs.LOOP
+        assert script.share in LOOP
         assert f'"{script.share}"' in script.text
         assert script.shortened
 
