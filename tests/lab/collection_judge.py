@@ -7,6 +7,7 @@ the very run: from the first measured step to the end of the last one.
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -314,10 +315,11 @@ def changed(whole: Ran, profiled: Ran) -> list[str]:
     troubles: list[str] = []
     if whole.status != profiled.status:
         troubles.append(f"status {profiled.status} instead of {whole.status}")
-    more, less = set(profiled.files) - set(whole.files), set(whole.files) - set(profiled.files)
-    troubles += [f"leaves {file}" for file in sorted(more)] + [f"does not leave {file}" for file in sorted(less)]
+    with_it, without = (Counter(map(kind_of, ran.files)) for ran in (profiled, whole))
+    troubles += [f"leaves {kind}" for kind in sorted(with_it - without)]
+    troubles += [f"does not leave {kind}" for kind in sorted(without - with_it)]
     more = kinds_of(profiled.temporary) - kinds_of(whole.temporary)
-    troubles += [f"leaves {file} among temporary files" for file in sorted(more)]
+    troubles += [f"leaves {kind} among temporary files" for kind in sorted(more)]
     return troubles + ([] if whole.processes else _processes(profiled))
 
 
@@ -328,8 +330,12 @@ def more_left(ran: Ran, *others: Ran) -> list[str]:
 
 
 def kinds_of(files: Iterable[str]) -> set[str]:
-    """Their names without numbers and random parts."""
-    return {re.sub(r"\d+", "N", re.sub(r"(?<=tmp|\w\w-|\w\w_)[a-z0-9_]{8}(?=/|$)", "*", file)) for file in files}
+    return set(map(kind_of, files))
+
+
+def kind_of(file: str) -> str:
+    """Its name without numbers and random parts."""
+    return re.sub(r"\d+", "N", re.sub(r"(?<=tmp|\w\w-|\w\w_)[a-z0-9_]{8}(?=/|$)", "*", file))
 
 
 # --- gains --------------------------------------------------------------------------------------------
