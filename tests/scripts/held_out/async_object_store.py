@@ -86,6 +86,7 @@ if __name__ == "__main__":
     parser.add_argument("--latency", type=float, default=0.04)
     parser.add_argument("--connections", type=int, default=4)
     args = parser.parse_args()
+    torch.set_num_threads(1)
 
     batches = AsyncBatches(os.path.join(args.data, "photos"), 32, 80, args.latency, args.connections)
     loader = DataLoader(batches, batch_size=None, num_workers=args.workers, persistent_workers=True)

@@ -89,9 +89,10 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("runs/balanced_sampler"))
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--samples-per-epoch", type=int, default=1600)
-    parser.add_argument("--crops", type=int, default=20)
+    parser.add_argument("--crops", type=int, default=14)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
+    torch.set_num_threads(1)
 
     dataset = CropList(args.data / "photos", 64, args.crops)
     print(f"{len(dataset)} crops of {len(dataset.photos)} photographs", flush=True)

@@ -84,6 +84,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     args = parser.parse_args()
+    torch.set_num_threads(1)
     os.makedirs(args.out, exist_ok=True)
 
     crop = transforms.Compose(

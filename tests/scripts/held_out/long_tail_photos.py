@@ -70,6 +70,7 @@ class DeepNet(nn.Module):
 
 
 def run(args: argparse.Namespace, folder: pathlib.Path) -> None:
+    torch.set_num_threads(1)
     photos = sorted(pathlib.Path(args.data, "photos").glob("*/*.*"))[:: args.every]
     panoramas = add_panoramas(photos[:: max(1, len(photos) // 12)], folder, 12)
     files = photos + [panoramas[i % len(panoramas)] for i in range(len(photos) // 15)]

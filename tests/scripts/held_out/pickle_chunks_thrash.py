@@ -94,6 +94,7 @@ ap.add_argument("--workers", type=int, default=2)
 
 
 def main(args, folder):
+    torch.set_num_threads(1)
     chunks, n = write_chunks(Path(args.data) / "photos", folder, args.rows_per_chunk, side=128)
     train = ChunkedPhotos(folder, chunks, args.rows_per_chunk, args.cached_chunks)
     dl = DataLoader(train, batch_size=32, shuffle=True, num_workers=args.workers, persistent_workers=True)

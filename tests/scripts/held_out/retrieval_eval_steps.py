@@ -90,6 +90,7 @@ def main():
     parser.add_argument("--eval-steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=16)
     args = parser.parse_args()
+    torch.set_num_threads(1)
     torch.manual_seed(2)
     np.random.seed(2)
 

@@ -80,6 +80,7 @@ class TarSamples(IterableDataset):
 
 
 def train(args, folder):
+    torch.set_num_threads(1)
     shards, classes = make_shards(args.data / "photos", folder, args.shards)
     loader = DataLoader(TarSamples(shards, args.side), batch_size=32, num_workers=args.workers, drop_last=True)
     model = nn.Sequential(

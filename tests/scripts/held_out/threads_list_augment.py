@@ -71,6 +71,7 @@ def main():
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--side", type=int, default=80)
     args = parser.parse_args()
+    torch.set_num_threads(1)
     os.makedirs(args.out, exist_ok=True)
     logging.basicConfig(
         filename=os.path.join(args.out, "samples.log"),

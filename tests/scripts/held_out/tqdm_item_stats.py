@@ -17,15 +17,16 @@ from tqdm import tqdm
 p = argparse.ArgumentParser()
 p.add_argument("data")
 p.add_argument("--out", default="runs/tqdm_item_stats")
-p.add_argument("--epochs", type=int, default=15)
+p.add_argument("--epochs", type=int, default=40)
 p.add_argument("--bs", type=int, default=128)
 p.add_argument("--lr", type=float, default=0.02)
 args = p.parse_args()
+torch.set_num_threads(1)
 
 root = pathlib.Path(args.data) / "photos"
 names = sorted(d.name for d in root.iterdir())
 xs, ys = [], []
-for f in sorted(root.rglob("*.jp*g")):
+for f in sorted(root.rglob("*.[jJ]*")):
     im = Image.open(f)
     im.draft("RGB", (64, 64))
     xs.append(TF.pil_to_tensor(im.convert("RGB").resize((32, 32))))
