@@ -52,9 +52,9 @@ def main():
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/accelerate_mutual_learning"))
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--steps-per-epoch", type=int, default=35)
-    parser.add_argument("--batch-size", type=int, default=24)
-    parser.add_argument("--side", type=int, default=96)
+    parser.add_argument("--steps-per-epoch", type=int, default=25)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--side", type=int, default=64)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
 

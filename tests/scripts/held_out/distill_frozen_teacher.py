@@ -81,7 +81,7 @@ def main():
 
     train_transform = transforms.Compose(
         [
-            transforms.RandomResizedCrop(96, scale=(0.4, 1.0)),
+            transforms.RandomResizedCrop(64, scale=(0.4, 1.0)),
             transforms.RandomHorizontalFlip(),
             transforms.ToTensor(),
             transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),

@@ -36,7 +36,7 @@ def small_photo(path):
 
 
 class Photos(L.LightningDataModule):
-    def __init__(self, root, batch_size, side=80):
+    def __init__(self, root, batch_size, side=64):
         super().__init__()
         self.root, self.batch_size = root, batch_size
         self.transform = v2.Compose(
@@ -91,7 +91,7 @@ class MomentumContrast(L.LightningModule):
             self.follow()
             keys = F.normalize(self.key_encoder(second), dim=1)
         positive = (queries * keys).sum(1, keepdim=True)
-        negative = queries @ self.queue.T
+        negative = queries @ self.queue.clone().T
         logits = torch.cat([positive, negative], dim=1) / self.hparams.temperature
         loss = F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
         self.enqueue(keys)
@@ -125,8 +125,8 @@ def cli():
     parser = argparse.ArgumentParser()
     parser.add_argument("data")
     parser.add_argument("--out", default="runs/lightning_momentum_contrast")
-    parser.add_argument("--max-steps", type=int, default=70)
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--max-steps", type=int, default=60)
+    parser.add_argument("--batch-size", type=int, default=24)
     args = parser.parse_args()
     L.seed_everything(29, verbose=False)
     trainer = L.Trainer(

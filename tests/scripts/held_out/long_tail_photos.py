@@ -20,7 +20,7 @@ def add_panoramas(photos: list[pathlib.Path], folder: pathlib.Path, number: int)
     for index, photo in enumerate(photos[:number]):
         target = folder / photo.parent.name / f"pano_{index}.jpg"
         target.parent.mkdir(exist_ok=True)
-        Image.open(photo).convert("RGB").resize((5600, 3200), Image.Resampling.BILINEAR).save(target, quality=90)
+        Image.open(photo).convert("RGB").resize((8000, 4600), Image.Resampling.BILINEAR).save(target, quality=90)
         made.append(target)
     return made
 
@@ -57,9 +57,9 @@ class Bottleneck(nn.Module):
 
 
 class DeepNet(nn.Module):
-    """Thirty layers in ten blocks."""
+    """Twenty-four layers in eight blocks."""
 
-    def __init__(self, classes: int, width: int = 16, blocks: int = 10):
+    def __init__(self, classes: int, width: int = 8, blocks: int = 8):
         super().__init__()
         self.stem = nn.Conv2d(3, width, 8, stride=8)
         self.blocks = nn.Sequential(*(Bottleneck(width) for _ in range(blocks)))

@@ -94,7 +94,7 @@ def main():
     torch.manual_seed(2)
     np.random.seed(2)
 
-    images, labels = read_photos(args.data / "photos", side=64, limit=150)
+    images, labels = read_photos(args.data / "photos", side=48, limit=150)
     loader = DataLoader(Triplets(images, labels), batch_size=args.batch_size, shuffle=True, drop_last=True)
     model = Embedder(32)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

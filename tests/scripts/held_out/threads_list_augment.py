@@ -69,7 +69,7 @@ def main():
     parser.add_argument("--out", default="runs/threads_list_augment")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--side", type=int, default=80)
+    parser.add_argument("--side", type=int, default=72)
     args = parser.parse_args()
     torch.set_num_threads(1)
     os.makedirs(args.out, exist_ok=True)

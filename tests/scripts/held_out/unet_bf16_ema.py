@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 class NoisyCrops(Dataset):
     """Crops of photographs kept in memory, with a noise level drawn for each; decoded once, when it is made."""
 
-    def __init__(self, root: Path, side: int = 64, keep: int = 600, length: int = 4096):
+    def __init__(self, root: Path, side: int = 40, keep: int = 600, length: int = 4096):
         self.side, self.length = side, length
         files = sorted(root.glob("*/*"))
         self.photos = []
@@ -45,7 +45,7 @@ def double_conv(a: int, b: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    def __init__(self, widths: tuple[int, ...] = (16, 32, 64)):
+    def __init__(self, widths: tuple[int, ...] = (16, 24, 48)):
         super().__init__()
         self.down = nn.ModuleList(double_conv(a, b) for a, b in zip((3, *widths), widths))
         self.up = nn.ModuleList(double_conv(a + b, b) for a, b in zip(widths[:0:-1], widths[-2::-1]))
@@ -102,6 +102,6 @@ if __name__ == "__main__":
     parser.add_argument("data")
     parser.add_argument("--out", default="runs/unet_bf16_ema")
     parser.add_argument("--micro-steps", type=int, default=96)
-    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--accumulate", type=int, default=4)
     train(**vars(parser.parse_args()))

@@ -32,7 +32,7 @@ def pack(photos, folder, per_shard, side):
     return shards, names
 
 
-def to_tensor(image, side=96):
+def to_tensor(image, side=64):
     with lap("transform"):
         pixels = np.asarray(image)
         top, left = np.random.randint(0, pixels.shape[0] - side + 1, size=2)
@@ -58,7 +58,7 @@ def get_loader(shards, args):
 def main(args):
     out = Path(args.out)
     (out / "shards").mkdir(parents=True, exist_ok=True)
-    shards, names = pack(Path(args.data, "photos"), out / "shards", per_shard=256, side=112)
+    shards, names = pack(Path(args.data, "photos"), out / "shards", per_shard=256, side=80)
     print(f"{len(shards)} shards", flush=True)
     loader = get_loader(shards, args)
     model = resnet18(num_classes=len(names))
