@@ -63,6 +63,8 @@ class Capture:
         """Above 0 while we work ourselves: loaders that are iterated then are not the script's."""
         self.error: str | None = None
         self.ended_by: str | None = None
+        self.over = False
+        """That thread shall leave its loop; another one has learned of it."""
         self.diagnosing = False
         """The verdict's steps are over, other windows follow."""
         self.optimizer_steps = 0
@@ -254,10 +256,17 @@ class Capture:
         )
 
     def end_watch(self, reason: Reason) -> None:
-        """Nothing more is to be seen, and no window follows: raises Finished, unless the script shall run on."""
+        """Nothing more is to be seen, and no window follows: the script is ended, unless it shall run on."""
         self.leave(reason)
         if reason != "running":
+            self.finish()
+
+    def finish(self) -> None:
+        """Raises Finished in the thread that trains: now, or (batches are drawn by another one) behind its next
+        step."""
+        if self.trainer in (None, threading.get_ident()):
             raise Finished
+        self.over = True
 
     def leave(self, ended_by: str | None) -> None:
         """Nothing more is to be seen; None: other windows follow. Called again as these and the script end, for how
