@@ -55,6 +55,7 @@ class Prediction:
     changes: str = ""  # what it changes in the training
     gain: float = 1.0  # factor over the measured rate, that too over whole epochs
     gain_low: float = 1.0
+    """Beside the same other programs: what these took is in the interval of the rate, not in that of the gain."""
     gain_high: float = 1.0
     effort: Effort = Effort.SETTING
     cost: str = ""
@@ -103,25 +104,15 @@ def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Predic
 
 def predict(at: Situation, change: Change) -> Prediction:
     """The rate after `change`, its interval, and whether that is worth having."""
-    then, ceiling = change.then, at.measured.rates.ceiling
-    ceiling_error = ceiling.error if ceiling else NO_CEILING_ERROR
-    same, modelled, top = then.binding() == at.now.binding(), then.rate(), at.ceiling * change.ceiling_times
+    then, now = change.then, at.rate_over_epochs
+    modelled, top = then.rate(), at.ceiling * change.ceiling_times
+    same = then.binding() == at.now.binding()
     applied = modelled * (at.factor if same else math.sqrt(at.factor)) if math.isfinite(modelled) else at.ceiling
-    value = min(top, applied)
-    errors = [at.rate.error, at.measured.machine.others_error, change.extra_error]
-    if not (change.measured and same and then.binding() == "compute"):
-        errors.append(MODEL_ERROR)
-        if then.binding() == "compute":
-            errors.append(ceiling_error)
-    if not same:
-        errors += [0.5 * abs(math.log(at.factor)), at.measured.workers.alone_error]
-    if then.workers and at.now.workers:
-        errors.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
-    reach = 1 + ERRORS_90 * math.hypot(*errors)
-    top_reach = 1 + ERRORS_90 * math.hypot(ceiling_error, at.rate.error)
-    whole = then.over_epochs(value)
-    low, high = whole / reach, max(whole, min(whole * reach, then.over_epochs(top * top_reach)))
-    gain, gain_low, gain_high = (rate / at.rate_over_epochs for rate in (whole, low, high))
+    whole = then.over_epochs(min(top, applied))
+    most = then.over_epochs(top * (1 + ERRORS_90 * math.hypot(_ceiling_error(at), at.rate.error)))
+    errors = _errors(at, change, same=same)
+    low, high = _interval(whole, [*errors, at.measured.machine.others_error], most)
+    gain, gain_low, gain_high = (rate / now for rate in (whole, *_interval(whole, errors, most)))
     once = _preparing(at, change, whole)
     vain = isinstance(change.why, Vain)
     return Prediction(
@@ -145,6 +136,29 @@ def predict(at: Situation, change: Change) -> Prediction:
         settings=dict(change.settings),
         **once,
     )
+
+
+def _ceiling_error(at: Situation) -> float:
+    ceiling = at.measured.rates.ceiling
+    return ceiling.error if ceiling else NO_CEILING_ERROR
+
+
+def _errors(at: Situation, change: Change, *, same: bool) -> list[float]:
+    """Relative standard errors of the rate after `change`, on a machine that has as much to do beside it as now."""
+    then, limit = change.then, change.then.binding()
+    errors = [at.rate.error, change.extra_error]
+    if not (change.measured and same and limit == "compute"):
+        errors += [MODEL_ERROR, _ceiling_error(at) if limit == "compute" else 0.0]
+    if not same:
+        errors += [0.5 * abs(math.log(at.factor)), at.measured.workers.alone_error]
+    if then.workers and at.now.workers:
+        errors.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
+    return errors
+
+
+def _interval(value: float, errors: Iterable[float], most: float) -> tuple[float, float]:
+    reach = 1 + ERRORS_90 * math.hypot(*errors)
+    return value / reach, max(value, min(value * reach, most))
 
 
 def _preparing(at: Situation, change: Change, rate: float) -> dict[str, float | None]:

@@ -36,7 +36,7 @@ REPLACED = {
 }  # fmt: skip
 """Transforms that feedline's loader does itself, lower case and without _: all others are the user's own."""
 PILLOWS = ("Image.py:", "ImageFile.py:", "JpegImagePlugin.py:")
-TORCHS_COLLATE = ("collate.py:", "fetch.py:")
+TORCHS_COLLATE = "collate.py:"
 
 
 class Cure(NamedTuple):
@@ -84,7 +84,7 @@ def place_of(at: Situation, stage: str) -> str:
 
 
 def own_collate(at: Situation) -> bool:
-    """Also where nothing says whose it is."""
+    """Also where nothing says whose it is: what torch calls for a batch (fetch.py) and is not its own."""
     return not place_of(at, "collate").startswith(TORCHS_COLLATE)
 
 
@@ -155,7 +155,7 @@ def _whose(at: Situation, stage: str) -> tuple[str, float, bool]:
 
 def _callable(target: str, place: str) -> str:
     """What `--lines-of` takes: a transform's class is called by its method."""
-    function = place.partition(" ")[0].rpartition(":")[2]
+    function = place.partition(" ")[0].rpartition(":")[2] if not place.startswith("fetch.py:") else "collate_fn"
     if not function or target == place or not target[:1].isupper():
         return function or target
     return f"{target}.{function}"

@@ -14,7 +14,7 @@ from feedline.profiling.explain.measure.situation import Situation, measure, sit
 from feedline.profiling.explain.predict import REMEDIES, Prediction, all_predictions, predict, prediction_for
 from feedline.profiling.explain.remedies.remedy import Change, Effort
 from feedline.profiling.explain.verdict import diagnose, record_keys
-from feedline.profiling.record.recording import Compute, Leg, LoaderPass, Recording, Script, Trial
+from feedline.profiling.record.recording import Compute, Leg, LoaderPass, Recording, Script, Series, Trial
 from tests.profiling.recordings import made, rich
 
 SMALL = {"read": 0.0, "decode": 0.0001, "transform": 0.0001, "collate": 0.0, "send": 0.0}
@@ -149,6 +149,19 @@ def test_what_helps_gains_something_for_sure() -> None:
         assert not one.helps or (one.gain_low > 1.0 and one.gain > 1.05)
 
 
+def test_what_helps_is_told_beside_other_programs_too() -> None:
+    """They take three quarters of the cores now, and would then: the rate is unsure by that, the gain is not."""
+    times = [float(second) for second in range(30)]
+    series = Series(name="cpu_cores", unit="cores", scope="host", source="/proc/stat", t_s=times, values=[2.0] * 30)
+    alone = slow_transform()
+    alone = replace(alone, costs=replace(alone.costs, worker_cpu_s=0.001))
+    beside = replace(alone, series=[series])
+    assert measure(beside).machine.others_cores > 1
+    one, other = (of_family(seen, "stage")[0] for seen in (alone, beside))
+    assert other.helps and other.low / other.samples_per_s < 0.8 * one.low / one.samples_per_s
+    assert other.gain_low / other.gain == pytest.approx(one.gain_low / one.gain, rel=0.1)
+
+
 def test_what_helps_stands_first_family_by_family() -> None:
     for seen in runs():
         found = found_in(seen)
@@ -235,6 +248,8 @@ def test_a_collate_function_of_ones_own_is_named_and_torchs_is_not_done_without(
     seen = made(wait_s=0.13, compute_s=0.01, workers=2, cores=2, stages=stages, ceiling=3200.0)
     own = with_workers(seen, functions={"collate train.py:pad": 2.0})
     assert (first(own).family, first(own).target) == ("stage", "collate") and "--lines-of pad" in first(own).command
+    unnamed = first(with_workers(seen, functions={"collate fetch.py:fetch": 2.0}))
+    assert unnamed.gain == first(own).gain and "--lines-of collate_fn" in unnamed.command
     torchs = of_family(with_workers(seen, functions={"collate collate.py:collate": 2.0}), "stage")[0]
     assert torchs.gain < 0.8 * first(own).gain and "not measured here" in torchs.why
 
