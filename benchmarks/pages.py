@@ -6,6 +6,7 @@ from typing import Any
 from feedline.benchmarks.grid import AXES, phrase, phrases
 from feedline.profiling.record import units
 from feedline.profiling.render.sections import (
+    CEILING,
     Bar,
     Bars,
     Curve,
@@ -15,12 +16,14 @@ from feedline.profiling.render.sections import (
     Points,
     Section,
     Table,
+    Tone,
     Verdict,
     section,
 )
 
 Row = Mapping[str, Any]
-WHISKERS = "whiskers: 95 % intervals of the median"
+TONES: dict[str, Tone] = {"best": "good", "same": "good", "open": "open"}
+"""By a cell's outcome; `outcome` says it in words."""
 
 
 # --- compare ------------------------------------------------------------------------------------------
@@ -38,7 +41,7 @@ def compare_page(record: Row) -> Page:
     )
     bars = [
         Bar(label=cell["name"], value=cell["samples_per_s"], low=cell["low"], high=cell["high"], note=outcome(cell),
-            tone="good" if cell["best"] or cell["outcome"] in ("same", "open") else "main")
+            tone=TONES.get(cell["outcome"], "main"))
         for cell in cells
     ]  # fmt: skip
     rows = [
@@ -50,13 +53,13 @@ def compare_page(record: Row) -> Page:
     over = Curves(
         curves=curves_over(numeric, [name for name in varied if name != numeric], cells) if numeric else [],
         title=f"Throughput over {AXES[numeric].word}" if numeric else "",
-        y_unit="samples/s", x_unit=AXES[numeric].word if numeric else "", note=WHISKERS,
+        y_unit="samples/s", x_unit=AXES[numeric].word if numeric else "",
     )  # fmt: skip
     return Page(
         title="Which settings, and by how much",
         verdict=Verdict(words=first, evidence=[rest, method] if rest else [method]),
         sections=[
-            section("Every cell", Bars(rows=bars, title="Throughput by cell", note=WHISKERS),
+            section("Every cell", Bars(rows=bars, title="Throughput by cell"),
                     Table(headers=headers, rows=rows, numeric=range(1, 6))),
             section(f"Over {over.x_unit}", over if over.curves else None),
             section("What was the same for all", Facts({**fixed, "cores": record.get("usable_cores")})),
@@ -113,7 +116,7 @@ def tune_page(record: Row) -> Page:
         curves.append(Curve(name="predicted from one worker's costs", points=points))
     chart = Curves(
         curves=curves, title="Training throughput over workers", y_unit="samples/s", x_unit="workers",
-        note="whiskers: 95 % intervals, where a setting was measured more than once",
+        note="No whisker: measured once, or predicted.",
     )  # fmt: skip
     rows = [(phrases(row), *figures(row)) for row in tried]
     table = Table(headers=("setting", "samples/s", "interval", "windows"), rows=rows, numeric=range(1, 4))
@@ -141,10 +144,9 @@ def ladder_section(record: Row) -> Section | None:
             for rung in rungs
         ],
         title="Throughput by rung",
-        reference=("data is free", record["ceiling_samples_per_s"]),
+        reference=(CEILING, record["ceiling_samples_per_s"]),
         staircase=True,
-        note=f"Median of {rungs[0].get('n')} windows, each in a fresh process, all rungs interleaved in random "
-        "order; whiskers: 95 % confidence intervals. Diamonds: predictions with theirs.",
+        note=f"Median of {rungs[0].get('n')} windows, each in a fresh process, all rungs in random order by turns.",
     )
     numeric = range(1, len(LADDER_HEADERS))
     table = Table(headers=LADDER_HEADERS, rows=ladder_rows(record), numeric=numeric, emphasised=(len(rungs),))

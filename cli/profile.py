@@ -1,17 +1,22 @@
 """`feedline profile`: why is this training script slow, proved, and what each remedy would give."""
 
 import os
+import shlex
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from feedline.cli.common import FailIf, HtmlFile, Record, TraceFile, say
 from feedline.cli.options import REQUIRED, Settings, command, fields
-from feedline.cli.report import show_recording
+from feedline.cli.report import show_recording, written
 from feedline.pipeline.base.errors import UsageError
+from feedline.profiling.record import units
 
 if TYPE_CHECKING:
+    from feedline.profiling.explain.verdict import Diagnosis
     from feedline.profiling.record.recording import Recording
 
 OPTIONS = fields(
@@ -44,12 +49,22 @@ def profile(
     it writes. The exit status is the script's own, or 0 once we ended it.
     Ctrl-C goes to the script; the report then shows what was seen until that. A second Ctrl-C ends all at once.
 
-    Example: feedline profile --steps 200 --legs --html report.html train.py --epochs 1
+    A script that fails has its own words last; what was seen of it is kept as a recording.
+
+    Examples:
+
+      feedline profile --steps 200 --legs --html report.html train.py --epochs 1
+
+      feedline profile -m package.train --epochs 1
+
+      feedline profile --steps 200 torchrun --nproc-per-node 4 train.py
+
+      feedline profile --steps 200 accelerate launch --num_processes 2 train.py
     """
     from feedline.profiling.explain.fail_if import check, parse
-    from feedline.profiling.explain.verdict import diagnose, record_keys
+    from feedline.profiling.explain.verdict import diagnose
     from feedline.profiling.interrupts import hearing
-    from feedline.profiling.profile_run import INTERRUPTED, chosen_legs, study
+    from feedline.profiling.profile_run import INTERRUPTED, chosen_legs, noted, study
     from feedline.profiling.record.journal import StudyConfig
 
     if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("LOCAL_RANK"):  # one profiler watches all ranks
@@ -58,21 +73,46 @@ def profile(
     options |= {"legs": chosen_legs(options["legs"], cold), "lines": options["lines"] or bool(options["functions"])}
     with hearing() as interrupts:
         done = study(StudyConfig(**options), say)
-        recording = with_trials(done.recording) if trials else done.recording
+        failed = bool(done.status) and not interrupts.number
+        recording = done.recording
+        if trials:
+            why = INTERRUPTED if interrupts.number else "the script failed" if failed else ""
+            recording = noted(recording, f"no trials: {why}") if why else with_trials(recording)
         diagnosis = diagnose(recording)
+        if failed:
+            tell_failure(diagnosis, done.status, record, html, trace)
+            raise typer.Exit(done.status)
         show_recording(diagnosis, html, trace)
-        record.write({**record_keys(diagnosis), "recording": recording.to_dict()})
+        write_record(diagnosis, record)
         if record.path is not None:
             say(f"wrote {record.path}")
     if interrupts.number:
         say(f"{INTERRUPTED}: this is what was seen until then")
         raise typer.Exit(interrupts.status)
-    if done.status:
-        script = recording.script
-        why = f" ({script.error})" if script.error else ""
-        say(f"{script.argv[0]} ended with status {script.exit_status}{why} after {len(recording.steps)} batches")
-        raise typer.Exit(done.status)
     check(conditions, diagnosis)
+
+
+def write_record(diagnosis: "Diagnosis", record: Record) -> None:
+    from feedline.profiling.explain.verdict import record_keys
+
+    record.write({**record_keys(diagnosis), "recording": diagnosis.recording.to_dict()})
+
+
+def tell_failure(diagnosis: "Diagnosis", status: int, record: Record, html: Path | None, trace: Path | None) -> None:
+    """In two lines, so that what the script said itself stays in sight: how it ended and what was seen until then,
+    and where the report of that is. One line where no step was measured."""
+    script, now = diagnosis.recording.script, diagnosis.measured.now
+    why = f" ({script.error})" if script.error else ""
+    seen = f"after {units.count(len(diagnosis.recording.steps), 'step')}. {diagnosis.headline}"
+    say(f"{script.argv[0]} ended with status {status}{why} {seen if now else 'before a training step was measured'}")
+    if record.path is None and now:
+        with tempfile.NamedTemporaryFile(prefix="feedline-profile-", suffix=".json", delete=False) as kept:
+            record.path = Path(kept.name)
+    write_record(diagnosis, record)
+    files = written(diagnosis, html, trace)
+    if now:
+        say(f"what was seen until then: feedline report {shlex.quote(str(record.path))}"
+            + "".join(f", {path}" for path in files))  # fmt: skip
 
 
 def with_trials(recording: "Recording") -> "Recording":
@@ -80,14 +120,14 @@ def with_trials(recording: "Recording") -> "Recording":
     from feedline.profiling.interrupts import Interrupted, hearing
     from feedline.profiling.profile_run import INTERRUPTED, noted
 
+    if recording.sample_paths:
+        say("the script is done; some of its samples are tried at other sizes and codecs (seconds; --no-trials: not)")
     try:
         from feedline.benchmarks.what_if import what_if, why_none
     except ImportError:  # no image libraries here: the other predictions stand
         return recording
     try:
         with hearing() as interrupts, interrupts.breaking_off():
-            if recording.sample_paths:
-                say("trials: some of the script's own samples at other sizes and codecs")
             trials = what_if(recording)
     except Interrupted:
         return noted(recording, f"no trials: {INTERRUPTED}")

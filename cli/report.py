@@ -35,9 +35,6 @@ def report(
         record.write(report_lines(recordings[0], html))
         return
     diagnoses = load(recordings)
-    for name, diagnosis in diagnoses.items():
-        if diagnosis.bound is None:
-            say(f"{name}: {diagnosis.headline}")
     if len(diagnoses) == 1:
         (diagnosis,) = diagnoses.values()
         show_recording(diagnosis, html, trace)
@@ -75,13 +72,24 @@ def load(paths: list[Path]) -> "dict[str, Diagnosis]":
 
 
 def show_recording(diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> None:
+    from feedline.profiling.render.profile_page import report
+
+    show(report(diagnosis))
+    for path in written(diagnosis, html, trace):
+        say(f"wrote {path}")
+
+
+def written(diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> list[Path]:
+    """The files that were asked for."""
     from feedline.profiling.render import profile_page
+    from feedline.profiling.render.html import document
     from feedline.profiling.render.trace import trace as timeline
 
-    show(profile_page.report(diagnosis), html)
+    if html is not None:
+        write(html, document(profile_page.report(diagnosis)))
     if trace is not None:
         write(trace, json.dumps(timeline(diagnosis.recording)))
-        say(f"wrote {trace}")
+    return [path for path in (html, trace) if path is not None]
 
 
 def report_several(diagnoses: "dict[str, Diagnosis]", html: Path | None) -> dict[str, Any]:

@@ -83,8 +83,8 @@ def over_batch(cells: Sequence[Row], name: str, title: str, unit: str, factor: f
         ends = [[factor * (cell[name] + sign * cell[f"{name}_deviation"]) for sign in (-1, 1)] for cell in members]
         points = [(float(cell["batch_global"]), factor * cell[name]) for cell in members]
         curves.append(Curve(name=group, points=points, intervals=[(low, high) for low, high in ends]))
-    note = "whiskers: one standard deviation to each side"
-    return Curves(curves=curves, title=f"{title} over the global batch", y_unit=unit, x_unit="samples", note=note)
+    title, interval = f"{title} over the global batch", "one standard deviation to each side"
+    return Curves(curves=curves, title=title, y_unit=unit, x_unit="samples", interval=interval)
 
 
 def layout(cell: Row) -> str:

@@ -25,7 +25,7 @@ from feedline.profiling.render.sections import Bar, Bars, Page, Section, Table, 
 
 LIMIT = "limit: bare kernel"
 PREPARING_LIMIT = "limit: bare pool"
-RANGE = "whiskers: range of the rounds"
+RANGE = "range of the rounds"
 TITLES = {
     "jpeg": ("From 256 px JPEG", "RandomResizedCrop 224 and flip, batches of 64, the same JPEG bytes for all"),
     "planes": (
@@ -118,7 +118,7 @@ def loading_section(name: str, rows: list[Mapping[str, Any]]) -> Section | None:
         for row in rows
     ]  # fmt: skip
     reference = ("a bare loop of the same kernel", limit) if limit else None
-    return section(title, Bars(rows=bars, title=title, reference=reference, note=RANGE), lede=lede)
+    return section(title, Bars(rows=bars, title=title, reference=reference, interval=RANGE), lede=lede)
 
 
 def preparing_section(preparing: Mapping[str, Any]) -> Section | None:
@@ -130,7 +130,7 @@ def preparing_section(preparing: Mapping[str, Any]) -> Section | None:
     bars += [Bar(label=name, note=reason, tone="bad") for name, reason in preparing["failed"].items()]
     limit = rates.get(PREPARING_LIMIT)
     reference = ("a bare pool of the same kernel", limit) if limit else None
-    chart = Bars(rows=bars, title="Preparing", reference=reference, note=f"{RANGE}; process starts apart")
+    chart = Bars(rows=bars, title="Preparing", reference=reference, interval=RANGE, note="Process starts apart.")
     rows = [(name, *(units.times(one[end]) for end in ("low", "median", "high"))) for name, one in ahead.items()]
     table = Table(headers=["feedline beside", "lowest", "median", "highest"], rows=rows, numeric=(1, 2, 3))
     return section("Preparing", chart, table, lede=preparing["what"])

@@ -199,7 +199,7 @@ def _worker_times(
             batches=len(given) if in_trainer else round(total.batches),
             samples=sum(one.samples for one in given) if in_trainer else round(total.samples),
             ticks=round(total.ticks),
-            ended="normally" if in_trainer or about["ended"] else "killed",
+            ended="normally" if in_trainer or about["ended"] else "killed" if killed(journal, about) else "running",
         )
         times += [time] if time.seconds > 0 else []
     return sorted(times, key=lambda time: (time.rank, time.loader, time.worker, time.pid or 0))
@@ -221,6 +221,11 @@ def _trainer_time(journal: Journal, trainer: About, windows: Windows, origin: fl
     )
 
 
+def killed(journal: Journal, worker: About) -> bool:
+    """By a signal that the script has not sent itself."""
+    return journal.has(f"killed-{worker['pid']}")
+
+
 def roles(journal: Journal) -> dict[int, str]:
     """Names of processes by id, as they introduced themselves."""
     trainers = {trainer["pid"]: scope_of(trainer.get("rank", 0)) for trainer in journal.all("trainer-")}
@@ -236,13 +241,13 @@ def _notes(
     elif not loaders:
         notes.append(
             "no DataLoader was iterated: the wait for data, workers and stages cannot be told; "
-            "use a loader that is watched (README), or `profiling.probe.watch` around your loop"
+            "use a loader that is watched (README), or `from feedline.profiling.probe import watch` around your loop"
         )
     elif not any(step.phase == "train" and not step.warm_up for step in steps):
         notes.append("too few batches to leave a warm-up out: run longer (no --steps, or a larger one)")
     if any(one["ended_by"] == "running" for one in trainers):
         notes.append("the rate was known well enough before the script ended: it ran on unwatched")
-    if killed := sum(not worker["ended"] for worker in journal.all("worker-")):
-        notes.append(f"{killed} worker(s) ended without saying so (killed?): counted up to their last second")
+    if count := sum(killed(journal, worker) for worker in journal.all("worker-")):
+        notes.append(f"{count} worker(s) killed by a signal: counted up to their last second")
     notes += journal.complaints()
     return list(dict.fromkeys(notes))

@@ -26,6 +26,11 @@ def rate(value: float | None, unit: str = "samples/s") -> str:
     return f"{number(value)} {unit}" if known(value) else UNKNOWN
 
 
+def per_s(loader: str | None) -> str:
+    """The unit of a run's rates by its loader's kind: of one that could not be watched only the steps are counted."""
+    return "steps/s" if loader == "unwatched" else "samples/s"
+
+
 def percent(fraction: float | None) -> str:
     """0.8234 -> 82 %; below ten per cent one decimal is kept: 0.0312 -> 3.1 %."""
     if not known(fraction):
@@ -36,9 +41,26 @@ def percent(fraction: float | None) -> str:
     return f"{value:.0f} %" if abs(value) >= 9.95 else f"{value:.1f} %"
 
 
+def share(fraction: float | None, error: float | None) -> str:
+    """With half of its 95 % interval, in points: 62 % ± 3; `error` is its standard error, and ± ? that of none."""
+    if not known(fraction):
+        return UNKNOWN
+    if not known(error):
+        return f"{percent(fraction)} ± ?"
+    points = 200 * error
+    words = percent(fraction) if points < 0.95 else f"{100 * fraction:.0f} %"
+    return f"{words} ± {points:.0f}" if points < 0.05 or points >= 0.95 else f"{words} ± {points:.1f}"
+
+
 def times(factor: float | None) -> str:
     """2.34 -> 2.3×."""
     return f"{number(factor, 2)}×" if known(factor) else UNKNOWN
+
+
+def gain(factor: float, low: float, high: float) -> str:
+    """2.9× (2.5–3.3); where a factor is close to 1, the second decimal counts: 1.08× (1.01–1.16)."""
+    best, *ends = (number(value, 2) if value >= 1.95 else f"{value:.2f}" for value in (factor, low, high))
+    return f"{best}× ({'–'.join(ends)})"
 
 
 def seconds(value_s: float | None) -> str:

@@ -7,13 +7,13 @@ from itertools import pairwise
 
 from feedline.profiling.record import units
 from feedline.profiling.record.stages import STAGES
-from feedline.profiling.render.sections import Bar, Bars, Columns, Curve, Curves, Shade
+from feedline.profiling.render.sections import CEILING, PREDICTED, Bar, Bars, Columns, Curve, Curves, Remedies, Shade
 
 PALETTE = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c9")
 """CSS variables of the categorical palette (Okabe and Ito: safe for colour-blind eyes), in order of use."""
 HUES = {
-    **dict.fromkeys(("data", "waiting"), "c4"), **dict.fromkeys(("copy", "copying"), "c6"),
-    **dict.fromkeys(("compute", "computing"), "c3"), "trainer": "c2",
+    "waiting for data": "c4", "copying": "c6", "own Python": "c2", "computing": "c3", "the rest": "c3",
+    "cannot be told": "c8",
     **{name: stage.hue for name, stage in STAGES.items()},
 }  # fmt: skip
 """One colour through all charts: shares of the loop, parts of a step, a worker's stages."""
@@ -23,7 +23,7 @@ STROKES = (("solid", None), ("dashed", "7 4"), ("dotted", "2 3"), ("dashed", "9 
 POINTS = 600  # more points than this are thinned (each kept point is the mean of its group): what a screen can show
 MOST_COLUMNS = 150
 
-Legend = list[tuple[str, str, str]]  # name, CSS of the swatch, and its shape: block, line, diamond
+Legend = list[tuple[str, str, str]]  # name, CSS of the swatch, and its shape: block, line, diamond, whisker …
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
@@ -77,6 +77,11 @@ def scale_of_bars(chart: Bars) -> Scale:
     return Scale.covering([*values, chart.reference[1] if chart.reference else None])
 
 
+def scale_of_remedies(chart: Remedies) -> Scale:
+    """From as fast as now."""
+    return Scale(low=0.0, high=max(1.0, chart.most, chart.ceiling or 0.0), ticks=())
+
+
 def scales_of_curves(chart: Curves) -> tuple[Scale, Scale]:
     xs = [x for curve in chart.curves for x, _ in curve.points]
     low, high = min(xs, default=0.0), max(xs, default=1.0)
@@ -122,18 +127,26 @@ def swatches(hues: Mapping[str, str], shape: str = "block") -> Legend:
 
 def legend_of_bars(chart: Bars) -> Legend:
     legend = [(chart.value_name, "background: var(--c1)", "block")]
+    if any(units.known(row.low) and units.known(row.high) for row in chart.rows):
+        legend.append((chart.interval, "", "whisker"))
     if any(row.predicted is not None for row in chart.rows):
-        legend.append(("predicted before", "", "diamond"))
+        legend.append((PREDICTED, "", "diamond"))
     if chart.reference is not None and units.known(chart.reference[1]):
         legend.append((f"{chart.reference[0]}: {units.number(chart.reference[1])}", "", "dashed"))
     return legend
 
 
+def legend_of_remedies(chart: Remedies) -> Legend:
+    ceiling = [(f"{CEILING}: {units.times(chart.ceiling)}", "", "dashed")] if units.known(chart.ceiling) else []
+    return [(PREDICTED, "", "hollow"), *ceiling]
+
+
 def legend_of_curves(chart: Curves) -> Legend:
-    return [
+    legend = [
         (curve.name, f"border-top: 3px {STROKES[index % 4][0]} var(--{PALETTE[index % 8]})", "line")
         for index, curve in enumerate(chart.curves)
     ]
+    return [*legend, (chart.interval, "", "whisker")] if any(curve.intervals for curve in chart.curves) else legend
 
 
 def summary_of_curves(chart: Curves) -> str:

@@ -6,6 +6,7 @@ Numbers to draw come from `charts.py`.
 Jinja escapes whatever they are given.
 """
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable
 from functools import cache
@@ -35,7 +36,8 @@ def part(shown: sections.Part) -> Markup:
 
 @cache
 def _templates() -> Environment:
-    filters: dict[str, Any] = {"pct": "{:.3f}%".format, "g": "{:.6g}".format, "together": together, "zip": zip,
+    filters: dict[str, Any] = {"pct": "{:.3f}%".format, "g": "{:.6g}".format, "together": together,
+                               "unbroken": unbroken, "zip": zip,
                                "base64": lambda data: b64encode(data).decode()}  # fmt: skip
     known: dict[str, Any] = {"charts": charts, "functions": functions, "part": part, "units": units}
     templates = Environment(
@@ -55,8 +57,16 @@ def _shown(value: Any) -> Any:
 
 
 def together(words: str) -> str:
-    """A number and its per cent sign stay on one line."""
-    return words.replace(" %", "\u00a0%")
+    """A number, its per cent sign and its error stay on one line."""
+    return words.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0").replace("± ", "±\u00a0")
+
+
+def unbroken(words: str) -> Markup:
+    """Each word in an element of its own, so that a line does not end within `--size`."""
+    return Markup("").join(
+        Markup("<span>{}</span>").format(word) if word.strip() else word
+        for word in re.split(r"(\s+)", printable(words, "\n"))
+    )
 
 
 def functions(lines: Iterable[Line]) -> list[list[Line]]:

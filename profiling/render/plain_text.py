@@ -22,8 +22,16 @@ def text(page: sections.Page, *, width: int = 88) -> str:
     """A terminal obeys nothing in it."""
     blocks: list[list[str]] = []
     if page.verdict is not None:
+        proof = _stacks(page.verdict.proof, width) if page.verdict.proof else []
         evidence = [line for sentence in page.verdict.evidence for line in _wrapped(sentence, width)]
-        blocks = [textwrap.wrap(page.verdict.words, width), evidence, _pairs(page.verdict.figures, width)]
+        first = ["DO THIS FIRST", *_remedies(page.verdict.first, width)] if page.verdict.first else []
+        blocks = [
+            textwrap.wrap(page.verdict.words, width),
+            proof,
+            evidence,
+            _pairs(page.verdict.figures, width),
+            first,
+        ]
     for section in page.sections:
         parts = [lines for part in section.parts if (lines := _part(part, width))] if section else []
         if section and parts:  # the heading stands right above its first part
@@ -51,6 +59,8 @@ def _part(part: sections.Part, width: int) -> list[str]:
             return _listing(part, width)
         case sections.Bars():
             return _bars(part, width)
+        case sections.Remedies():
+            return _remedies(part, width)
         case sections.Stacks():
             return _stacks(part, width)
         case sections.Pictures() | sections.Curves() | sections.Columns():
@@ -74,8 +84,9 @@ def _pairs(pairs: Iterable[tuple[str, str]], width: int) -> list[str]:
     return [line for name, value in known for line in _wrapped(value, width, column, f"{INDENT}{name}".ljust(column))]
 
 
-def _title(chart: sections.Bars | sections.Stacks) -> str:
-    return f"{INDENT}{chart.title} ({chart.unit})" if chart.unit else f"{INDENT}{chart.title}"
+def _title(title: str, *units_: str) -> str:
+    words = ", ".join(filter(None, units_))
+    return f"{INDENT}{title} ({words})" if words else f"{INDENT}{title}"
 
 
 def _table(table: sections.Table, width: int) -> list[str]:
@@ -96,7 +107,7 @@ def _bars(chart: sections.Bars, width: int) -> list[str]:
     """A figure, its interval (or a bar, where no row has one) and its name; a note on lines of its own."""
     top = max((row.value for row in chart.rows if row.value and units.known(row.value)), default=1.0)
     intervals = [units.spread(row.low, row.high) for row in chart.rows]
-    lines = [_title(chart)]
+    lines = [_title(chart.title, chart.unit, chart.interval if any(intervals) else "")]
     for row, interval in zip(chart.rows, intervals, strict=True):
         beside = f"({interval})" if interval else "" if any(intervals) else bar((row.value or 0.0) / top)
         beside = "not measured" if row.value is None else beside
@@ -108,16 +119,33 @@ def _bars(chart: sections.Bars, width: int) -> list[str]:
     return [*lines, *_wrapped(chart.note, width)]
 
 
+def _remedies(chart: sections.Remedies, width: int) -> list[str]:
+    """The gain and the name, and beneath them why, what it takes and the command, which is not wrapped."""
+    lines = [_title("Times as fast", sections.PREDICTED)]
+    if units.known(chart.ceiling):
+        lines[0] += f"; {sections.CEILING}: {units.times(chart.ceiling)}"
+    for remedy in chart.rows:
+        lines += _wrapped(f"{units.gain(remedy.gain, remedy.low, remedy.high)}  {remedy.name}", width, 6)
+        lines += _wrapped(". ".join(filter(None, (remedy.why, "; ".join(remedy.terms)))) + ".", width, 6, " " * 6)
+        lines += [f"{' ' * 8}{line}" for line in remedy.command.splitlines()]
+        for variant in remedy.variants:
+            gain = units.gain(variant.gain, variant.low, variant.high)
+            lines += _wrapped(f"or {gain}  {variant.name}", width, 9, " " * 6)
+    return lines
+
+
 def _stacks(chart: sections.Stacks, width: int) -> list[str]:
     """The total as bars, the rows as a table of shares."""
-    lines = [_title(chart)]
-    for name, share in chart.total.shares.items() if chart.total else ():
-        lines.append(f"{INDENT}{name:<18}{bar(share)} {units.percent(share):>6}")
+    lines = [_title(chart.title, chart.unit, chart.errors)]
+    said = chart.said(chart.total) if chart.total else []
+    column = max((len(name) for name, _, _ in said), default=0) + 2
+    lines += [f"{INDENT}{name:<{column}}{bar(share)} {words}" for name, share, words in said]
     if chart.rows:
-        names = list(dict.fromkeys(name for row in chart.rows for name in row.parts))
-        cells = [[row.label, *(units.percent(row.shares.get(name)) for name in names)] for row in chart.rows]
+        shares = [{name: words.replace(" %", "") for name, _, words in chart.said(row)} for row in chart.rows]
+        names = list(dict.fromkeys(name for row in shares for name in row))
+        cells = [[row.label, *(own.get(n, "") for n in names)] for row, own in zip(chart.rows, shares, strict=True)]
         numeric = range(1, len(names) + 1)
-        lines += _table(sections.Table(headers=["", *names], rows=cells, numeric=numeric), width)
+        lines += _table(sections.Table(headers=["in %", *names], rows=cells, numeric=numeric), width)
     return [*lines, *_wrapped(chart.note, width)]
 
 

@@ -3,21 +3,25 @@
 Two recordings beside each other and a line profile are pages of the same parts.
 """
 
+import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from feedline.profiling.explain.difference import Versus
 from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.measure.main_thread import parts_of
+from feedline.profiling.explain.measure.rates import Rate, median_rate
 from feedline.profiling.explain.measure.situation import DATA_BOUND
 from feedline.profiling.explain.measure.workers import Workers
-from feedline.profiling.explain.predict import NOTABLE, Prediction
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Gpu, Leg, LegName, Line
+from feedline.profiling.render.report_remedies import in_vain, remedies, what_helps, what_may_help
 from feedline.profiling.render.report_time import resources, timeline
 from feedline.profiling.render.sections import (
+    CEILING,
     Bar,
     Bars,
     Facts,
@@ -25,7 +29,6 @@ from feedline.profiling.render.sections import (
     Page,
     Points,
     Prose,
-    Reasons,
     Section,
     Stack,
     Stacks,
@@ -45,119 +48,124 @@ GPU_SHARES = {
     "dram_active": "DRAM active", "utilization": "utilisation (a kernel ran)",
 }  # fmt: skip
 """Fields of `Gpu` between 0 and 1, and what they are called."""
+OF_STEP = {
+    "data": "waiting for data", "copy": "copying", "trainer": "own Python", "compute": "computing",
+    "other": "cannot be told",
+}  # fmt: skip
+"""Fields of `Shares`, as they are called."""
 OF_LOOP = "share of the loop's time"
-SHARES_NOTE = "data: blocked on the next batch; trainer: the main thread's own Python."
-MOST_REMEDIES = 12
 MOST_TRANSFORMS = 10
 MOST_WORKERS = 16
 
 
 def report(diagnosis: Diagnosis) -> Page:
-    recording = diagnosis.recording
-    argv = recording.script.argv or ["recording"]
+    recording, script = diagnosis.recording, diagnosis.recording.script
+    argv = script.argv or ["recording"]
     started = recording.started.replace("T", " ").removesuffix("+00:00")
+    # Behind a launcher (torchrun, accelerate) comes what it launches.
+    name = next((word for word in argv if word.endswith(".py")), argv[0])
     return Page(
-        title=argv[0].rsplit("/", 1)[-1],
+        title=name.rsplit("/", 1)[-1],
         verdict=verdict(diagnosis),
         sections=sections(diagnosis),
         kicker="feedline profile",
-        command=shlex.join(argv),
+        command=shlex.join(["-m", *argv] if script.module else argv),
         subtitle=f"{started} UTC, {units.seconds(recording.seconds)} observed",
         footer=f"feedline {recording.feedline} · this page is one file and fetches nothing",
     )
 
 
 def verdict(diagnosis: Diagnosis) -> Verdict:
-    measured, ceiling = diagnosis.measured, diagnosis.measured.rates.ceiling
-    now, over_epochs, figures = measured.now, measured.over_epochs, list[tuple[str, str]]()
+    measured, ceiling, figures = diagnosis.measured, diagnosis.measured.rates.ceiling, list[tuple[str, str]]()
+    now, over_epochs, unit = measured.now, measured.over_epochs, _unit(diagnosis)
     if now is not None and over_epochs is not None:
         whole = over_epochs.value
-        free = units.rate(ceiling.value) if ceiling else "not measured (run with --legs)"
+        free = _rate(ceiling, unit) if ceiling else "not measured (run with --legs)"
         figures = [
-            ("now", f"{units.rate(now.value)} ({units.spread(now.low, now.high)})"),
-            *([("over whole epochs", units.rate(whole))] if whole < 0.97 * now.value else []),
-            ("ceiling, data for free", free),
-            ("waiting for data", units.percent(measured.trainer.wait_fraction)),
+            ("now", _rate(now, unit)),
+            *([("over whole epochs", units.rate(whole, unit))] if whole < 0.97 * now.value else []),
+            (CEILING, free),
             ("cost of profiling", units.percent(diagnosis.recording.overhead.fraction)),
         ]
-    tone: Tone = "main" if diagnosis.bound is None else "good" if diagnosis.bound == "compute" else "bad"
-    return Verdict(words=diagnosis.headline, evidence=diagnosis.evidence, figures=figures, tone=tone)
+    proof = Stacks(total=_step("", diagnosis), title="The step", unit=OF_LOOP) if now else None
+    tone: Tone = "open" if diagnosis.bound is None else "good" if diagnosis.bound == "compute" else "bad"
+    found = remedies(diagnosis, unit)
+    first = replace(found, rows=found.rows[:1]) if found and found.rows else None
+    return Verdict(
+        words=diagnosis.headline, proof=proof, evidence=diagnosis.evidence, figures=figures, first=first, tone=tone
+    )
+
+
+def _rate(rate: Rate, unit: str) -> str:
+    return f"{units.rate(rate.value, unit)} ({units.spread(rate.low, rate.high)})"
+
+
+def _unit(diagnosis: Diagnosis) -> str:
+    loader = diagnosis.measured.loader
+    return units.per_s(loader and loader.kind)
 
 
 def sections(diagnosis: Diagnosis) -> list[Section | None]:
     """Everything below the verdict, for pages that put a recording among other things."""
     recording = diagnosis.recording
     return [
-        _remedies(diagnosis),
-        _in_vain(diagnosis.predictions),
+        what_helps(remedies(diagnosis, _unit(diagnosis))),
+        what_may_help(diagnosis),
+        in_vain(diagnosis.predictions),
         _where_time_goes(diagnosis),
         timeline(recording),
         resources(recording),
         _gpus(recording.gpus, recording.gpu_note),
-        _legs(recording.legs),
+        _legs(recording.legs, _unit(diagnosis)),
         _listing(diagnosis.lines, {}),
         _about(diagnosis),
         section("Notes", Points(diagnosis.notes)) if diagnosis.notes else None,
     ]
 
 
-def _remedies(diagnosis: Diagnosis) -> Section | None:
-    rate, ceiling = diagnosis.measured.over_epochs, diagnosis.ceiling_samples_per_s
-    if not diagnosis.predictions or rate is None:
-        return None
-    helpful: list[Bar] = []
-    for p in [prediction for prediction in diagnosis.predictions if prediction.helps][:MOST_REMEDIES]:
-        epochs = p.break_even_epochs
-        paid = f"; paid back after {units.number(epochs, 2)} epochs" if epochs is not None else ""
-        words = f"{units.times(p.gain)}: {p.why}. Cost: {p.cost}{paid}."
-        helpful.append(Bar(label=p.remedy, value=p.samples_per_s, low=p.low, high=p.high, note=words))
-    if not helpful:
-        nothing = Prose("Nothing that can be predicted would make this run notably faster.")
-        return section("What would help", nothing)
-    now = Bar(label="as it is now", value=rate.value, low=rate.low, high=rate.high, tone="muted")
-    reference = ("ceiling", ceiling) if ceiling else None
-    chart = Bars(rows=[*helpful, now], title="Predicted throughput", reference=reference, value_name="predicted")
-    lede = (
-        "Predicted from this run, ranked; whiskers are the error bar. Check one by applying it and profiling again."
-    )
-    return section("What would help", chart, lede=lede)
-
-
-def _in_vain(predictions: Iterable[Prediction]) -> Section | None:
-    """What was considered, those with the same reason together."""
-    by_reason: dict[str, list[str]] = {}
-    for prediction in (prediction for prediction in predictions if not prediction.helps):
-        gain, why = units.times(prediction.gain), prediction.why
-        if not prediction.vain and prediction.gain > 1 + NOTABLE:
-            why = f"{gain}, which this run is too short or too uneven to tell from none: {why}"
-        elif not prediction.vain:
-            why = f"little or no gain ({gain}): {why}"
-        by_reason.setdefault(why, []).append(prediction.remedy)
-    reasons = [("; ".join(names), why) for why, names in by_reason.items()]
-    return section("What would not", Reasons(reasons)) if reasons else None
-
-
 def _where_time_goes(diagnosis: Diagnosis) -> Section | None:
-    recording, workers = diagnosis.recording, diagnosis.measured.workers
-    if diagnosis.measured.rates.now is not None:
-        loop = Stacks(total=_shares("the training loop", diagnosis), title="The step", unit=OF_LOOP, note=SHARES_NOTE)
-        lede = "Each row is somebody's whole time."
-        return section("Where the time goes", loop, _stages(workers), _transforms(workers), lede=lede)
-    # Where no loader was seen, what is known of the loop all the same.
-    parts = sorted(parts_of(recording).items(), key=lambda item: -item[1])
-    if not parts or not recording.optimizer_steps:
+    """The step itself stands beside the verdict."""
+    workers = diagnosis.measured.workers
+    return section("Where the time goes", _main_thread(diagnosis), _stages(diagnosis), _transforms(workers))
+
+
+def _main_thread(diagnosis: Diagnosis) -> Stacks | None:
+    """Where no loader was watched, it is all that is known of where data comes in."""
+    recording, loader = diagnosis.recording, diagnosis.measured.loader
+    parts = dict(sorted(parts_of(recording).items(), key=lambda item: -item[1]))
+    if not parts or not recording.optimizer_steps or (loader and loader.kind != "unwatched"):
         return None
-    rows = [Bar(label=name, value=100 * share) for name, share in parts]
+    whole_s = sum(trainer.seconds for trainer in recording.trainers)
+    # A part's error adds up over ranks as independent ones do; it is not known where one of them does not tell.
+    errors = {
+        name: math.hypot(*(trainer.parts_error_s.get(name, math.nan) for trainer in recording.trainers)) / whole_s
+        for name in parts
+    }
     title = f"The main thread, {units.count(recording.optimizer_steps, 'optimiser step')}"
-    chart = Bars(rows=rows, title=title, unit="%", value_name="share")
-    return section("Where the time goes", chart, lede="The batches come from no loader that can be watched.")
+    return Stacks(total=Stack(label="", parts=parts, errors=errors), title=title, unit="share of its time")
 
 
-def _shares(label: str, diagnosis: Diagnosis) -> Stack:
-    return Stack(label=label, parts=vars(diagnosis.measured.trainer.shares), note=units.rate(diagnosis.samples_per_s))
+def _step(label: str, diagnosis: Diagnosis) -> Stack:
+    """The step's shares and the rate."""
+    shares, now = vars(diagnosis.measured.trainer.shares), diagnosis.measured.now
+    errors, _ = _errors(diagnosis)
+    return Stack(
+        label=label,
+        parts={OF_STEP[name]: share for name, share in shares.items()},
+        errors={OF_STEP[name]: error for name, error in errors.items()},
+        note=_rate(now, _unit(diagnosis)) if label and now else "",
+    )
 
 
-def _stages(workers: Workers) -> Stacks | None:
+def _errors(diagnosis: Diagnosis) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Standard errors of the step's shares and of the workers' stages; empty where none is known."""
+    measured = diagnosis.measured
+    of_step: object = getattr(measured.trainer, "errors", None)
+    return vars(of_step) if of_step else {}, getattr(measured.workers, "stage_errors", {})
+
+
+def _stages(diagnosis: Diagnosis) -> Stacks | None:
+    workers = diagnosis.measured.workers
     if not workers.stages:
         return None
     rows: list[Stack] = []
@@ -165,12 +173,15 @@ def _stages(workers: Workers) -> Stacks | None:
         if not worker.in_trainer:
             rank = f"rank {worker.rank}, " if worker.rank else ""
             label = f"{rank}worker {worker.worker}" + (", killed" if worker.ended == "killed" else "")
-            rows.append(Stack(label=label, parts=stages, note=f"{worker.samples:,} samples"))
+            whole_s = max(worker.seconds, sum(worker.stages.values())) or 1.0
+            errors = {name: error_s / whole_s for name, error_s in worker.stages_error_s.items()}
+            rows.append(Stack(label=label, parts=stages, errors=errors, note=f"{worker.samples:,} samples"))
     shown = rows[:MOST_WORKERS] if len(rows) > 1 else []
     more = f"{len(rows) - MOST_WORKERS} more workers are in the record." if len(rows) > MOST_WORKERS else ""
     who, title = ("all workers", "The workers") if workers.count else ("in the trainer itself", "Preparing batches")
-    total = Stack(label=who, parts=workers.stages)
-    return Stacks(total=total, rows=shown, title=title, unit="share of their time", note=more)
+    total = Stack(label=who, parts=workers.stages, errors=_errors(diagnosis)[1])
+    each, unit = f"each of {units.count(len(rows), 'worker')}", "share of their time"
+    return Stacks(total=total, rows=shown, rows_name=each, title=title, unit=unit, note=more)
 
 
 def _transforms(workers: Workers) -> Bars | None:
@@ -179,20 +190,22 @@ def _transforms(workers: Workers) -> Bars | None:
         return None
     ranked = sorted(seconds, key=lambda name: -seconds[name])[:MOST_TRANSFORMS]
     rows = [Bar(label=name, value=1e3 * seconds[name] / workers.samples) for name in ranked]
-    return Bars(rows=rows, title="By transform", unit="ms per sample", value_name="time")
+    note = "Parts of the stage transform; the error of each is not known."
+    return Bars(rows=rows, title="By transform", unit="ms per sample", value_name="time", note=note)
 
 
-def _legs(measured: Sequence[Leg]) -> Section | None:
+def _legs(measured: Sequence[Leg], unit: str) -> Section | None:
     rows: list[Bar] = []
     for leg in measured:
-        rates, label = sorted(leg.samples_per_s) or [None], LEG_NAMES[leg.name]
+        rate, label = median_rate(leg.samples_per_s), LEG_NAMES[leg.name]
         if leg.num_workers is not None:
             busy = f"{leg.num_workers} busy beside"
             label += f", {busy if leg.name == 'crowded' else units.count(leg.num_workers, 'worker')}"
-        rows.append(Bar(label=label, value=rates[len(rates) // 2], low=rates[0], high=rates[-1], note=leg.note))
+        value, low, high = (rate.value, rate.low, rate.high) if rate else (None, None, None)
+        rows.append(Bar(label=label, value=value, low=low, high=high, note=leg.note))
     lede = "The same script with one thing taken away, in short windows that take turns."
-    chart = Bars(rows=rows, title="Legs: median and range of the windows")
-    return section("The proof", chart, lede=lede) if rows else None
+    chart = Bars(rows=rows, title="Medians of the windows", unit=unit)
+    return section("The legs", chart, lede=lede) if rows else None
 
 
 def _gpus(gpus: Sequence[Gpu], note: str) -> Section | None:
@@ -266,16 +279,17 @@ def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Ver
         low, high = (rate.low, rate.high) if rate else (None, None)
         rows.append(Bar(label=name, value=diagnosis.samples_per_s, low=low, high=high, note=diagnosis.headline))
     first, changes = versus[0], [change for compared in versus for change in compared.changes]
-    tone: Tone = "main" if first.ratio is None or (first.low or 0) <= 1 <= (first.high or 0) else "good"
+    tone: Tone = "good" if first.low is not None and first.low > 1 else "open"
     if first.high is not None and first.high < 1:
         tone = "bad"
-    stacks = [_shares(name, diagnosis) for name, diagnosis in recordings]
-    shares = Stacks(rows=stacks, title="The step", unit=OF_LOOP, note=SHARES_NOTE)
+    shares = Stacks(rows=[_step(name, one) for name, one in recordings], title="The step", unit=OF_LOOP)
+    unit = " or ".join(dict.fromkeys(_unit(diagnosis) for _, diagnosis in recordings))
+    rates = Bars(rows=rows, title="Measured throughput", unit=unit)
     return Page(
         title=" and ".join(name for name, _ in recordings),
         verdict=Verdict(words=first.statement, evidence=[compared.statement for compared in versus[1:]], tone=tone),
         sections=[
-            section("Rates", Bars(rows=rows, title="Measured throughput"), Points(changes) if changes else None),
+            section("Rates", rates, Points(changes) if changes else None),
             section("Where the time goes", shares),
         ],
         kicker="feedline report",

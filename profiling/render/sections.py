@@ -2,16 +2,25 @@
 
 `html.document` and `plain_text.text` render the same page, each a pure function: a new section or number is written
 once and shown by both. Pictures and charts over time need room: they are for HTML alone.
+
+Marks mean the same on every page, and legends take their words from here: a filled bar was measured, a hollow one and
+a diamond were predicted; a whisker is the interval named below; a dashed line is a ceiling. The tone `open` is for
+what cannot be told: neither good nor bad.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Line
 
-Tone = Literal["main", "muted", "good", "bad"]
+Tone = Literal["main", "muted", "good", "bad", "open"]
+MEASURED = "95 % interval"
+PREDICTED = "predicted, 90 % interval"
+POINTS = "± points: 95 % interval"
+CEILING = "ceiling, data for free"
+LEAST_SHARE = 0.0005  # less of a whole is nothing
 
 
 @dataclass(frozen=True)
@@ -86,16 +95,43 @@ class Bars:
     unit: str = "samples/s"
     reference: tuple[str, float] | None = None  # (name, value) of a dashed line through all of them
     value_name: str = "measured"  # what the legend calls the bars
+    interval: str = MEASURED  # and their whiskers
     staircase: bool = False  # each bar shows what it adds to the one before, and its factor over the first
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """Something to do: how many times as fast the script would be, and the command or line that does it. `terms` say
+    what it takes, needs and changes; `variants` are other ways to do the same."""
+
+    name: str
+    gain: float
+    low: float
+    high: float
+    why: str = ""
+    terms: Sequence[str] = ()
+    command: str = ""
+    variants: Sequence["Remedy"] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedies:
+    """What would help, ranked; drawn from 0 to `most` times as fast."""
+
+    rows: Sequence[Remedy]
+    most: float
+    ceiling: float | None = None  # times as fast, with data for free
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Named parts of one whole, all in one unit."""
+    """Named parts of one whole, all in one unit (None: not measured); `errors` are the standard errors of their
+    shares, None or absent where one is not known."""
 
     label: str
-    parts: Mapping[str, float]
+    parts: Mapping[str, float | None]
+    errors: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
     note: str = ""
 
     @property
@@ -108,13 +144,38 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Stacks:
-    """Rows of parts that add up, each drawn to its own whole. `total` is the sum or mean of the `rows`, and first."""
+    """Rows of parts that add up, each drawn to its own whole. `total` is the sum or mean of the `rows`, and first;
+    HTML folds the rows beneath it, under `rows_name`."""
 
     total: Stack | None = None
     rows: Sequence[Stack] = ()
+    rows_name: str = "each"
     title: str
     unit: str = "share of time"
     note: str = ""
+
+    @property
+    def stacks(self) -> list[Stack]:
+        return [*([self.total] if self.total else []), *self.rows]
+
+    @property
+    def errors(self) -> str:
+        """What the legend says of them."""
+        known = [units.known(stack.errors.get(name)) for stack in self.stacks for name, *_ in _parts(stack)]
+        return POINTS + ("" if all(known) else ", ?: not known") if any(known) else "errors not known"
+
+    def said(self, stack: Stack) -> list[tuple[str, float, str]]:
+        """(name, share, the share in words with its error) of every part that is something."""
+        said = [
+            (name, share, units.share(share, error) if self.errors.startswith(POINTS) else units.percent(share))
+            for name, share, error in _parts(stack)
+        ]
+        return said + [(name, 0.0, "not known") for name, part in stack.parts.items() if part is None]
+
+
+def _parts(stack: Stack) -> list[tuple[str, float, float | None]]:
+    """(name, share, error) of those that are something."""
+    return [(name, share, stack.errors.get(name)) for name, share in stack.shares.items() if share >= LEAST_SHARE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +206,7 @@ class Curves:
     y_unit: str
     x_unit: str = "s"
     shades: Sequence[Shade] = ()
+    interval: str = MEASURED  # what the legend calls the whiskers
     y_max: float | None = None
     note: str = ""
 
@@ -163,15 +225,18 @@ class Columns:
 
 
 Part: TypeAlias = (
-    Prose | Points | Code | Facts | Reasons | Pictures | Table | Listing | Bars | Stacks | Curves | Columns
+    Prose | Points | Code | Facts | Reasons | Pictures | Table | Listing | Bars | Remedies | Stacks | Curves | Columns
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The first thing seen: big words, the sentences that carry them, and the few numbers they rest on."""
+    """The first thing seen: big words, what proves them at a glance, the sentences and the few numbers behind it, and
+    the first thing to do."""
 
     words: str
+    proof: Stacks | None = None
+    first: Remedies | None = None
     evidence: Sequence[str] = ()
     figures: Sequence[tuple[str, str]] = ()
     tone: Tone = "main"

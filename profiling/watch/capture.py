@@ -63,6 +63,8 @@ class Capture:
         """Above 0 while we work ourselves: loaders that are iterated then are not the script's."""
         self.error: str | None = None
         self.ended_by: str | None = None
+        self.over = False
+        """That thread shall leave its loop; another one has learned of it."""
         self.diagnosing = False
         """The verdict's steps are over, other windows follow."""
         self.optimizer_steps = 0
@@ -160,6 +162,16 @@ class Capture:
         if self.asking is ending:
             self.asking = None
         self._closed(self.loop.end(ending, time.perf_counter(), exhausted=exhausted))
+        if ending.trained:
+            self._ask_for_refusals()
+
+    def _ask_for_refusals(self) -> None:
+        """Of loaders that the script still has: later they are gone."""
+        with self.unwatched():
+            for number, loader in self.loaders.alive():
+                about = self.loaders.about[number]
+                if about["kind"] == "torch" and "refused" not in about:
+                    about["refused"] = facts.refused(loader)
 
     def _closed(self, row: StepRow | None) -> None:
         if row is None:
@@ -198,7 +210,7 @@ class Capture:
                 self.watch.follow()
             if (other := self.loop.leave_to(thread)) is not None:
                 self.asking = None
-                self._background = other.loader
+                self._background, self._drawn = other.loader, other.drawn
                 self.loaders.about[other.loader]["background"] = True
         return None if thread != self.trainer else self.loop.current or self.loop.own
 
@@ -244,10 +256,17 @@ class Capture:
         )
 
     def end_watch(self, reason: Reason) -> None:
-        """Nothing more is to be seen, and no window follows: raises Finished, unless the script shall run on."""
+        """Nothing more is to be seen, and no window follows: the script is ended, unless it shall run on."""
         self.leave(reason)
         if reason != "running":
+            self.finish()
+
+    def finish(self) -> None:
+        """Raises Finished in the thread that trains: now, or (batches are drawn by another one) behind its next
+        step."""
+        if self.trainer in (None, threading.get_ident()):
             raise Finished
+        self.over = True
 
     def leave(self, ended_by: str | None) -> None:
         """Nothing more is to be seen; None: other windows follow. Called again as these and the script end, for how
@@ -261,6 +280,8 @@ class Capture:
             return
         if self.watch is not None:
             self.watch.sampler.stop()
+        if self.loop.any_trained:
+            self._ask_for_refusals()
         self.flush()
         self.journal.write(f"left-{self.pid}", {})  # its workers that live on say their last and stop looking
 
@@ -275,7 +296,7 @@ class Capture:
         self._see_rank()
         collect_paths()
         self.facts.look()
-        self.watch = TrainerWatch(self.journal, lambda: self.asking, self.facts.on_device, self.flush)
+        self.watch = TrainerWatch(self, self.journal, self.facts.on_device)
         self.flush()
         self.watch.sampler.start()  # from here on it flushes
 

@@ -15,6 +15,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import NamedTuple
 
+from feedline.pipeline.base.process import read_text
+
 SLEEP, READ, LOCK, WAIT = "sleep", "file", "lock", "wait"
 _CALLS: dict[str, dict[str, tuple[int, ...]]] = {
     "x86_64": {
@@ -35,6 +37,15 @@ PAGE_FAULT = -1
 """In place of a system call: a page of a mapped file is read."""
 
 
+SCHEDSTAT = "schedstat"
+
+
+def run_queue_delay_s(pid: int) -> float | None:
+    """Of a process's main thread, so far; None where the system does not tell."""
+    text = read_text(f"/proc/{pid}/{SCHEDSTAT}").split()
+    return 1e-9 * int(text[1]) if len(text) == 3 else None
+
+
 class Spent(NamedTuple):
     """Of a thread, since it was asked last."""
 
@@ -45,9 +56,6 @@ class Spent(NamedTuple):
     def mostly_blocked(self, seconds: float) -> bool | None:
         """Whether it neither ran nor wanted to for most of so long; None where that is not known."""
         return None if self.cpu_s is None else self.cpu_s + (self.delay_s or 0.0) < 0.5 * seconds
-
-
-NOTHING = Spent(None, None)
 
 
 class ThreadEvidence:
@@ -62,7 +70,7 @@ class ThreadEvidence:
         with suppress(AttributeError, OSError):  # Linux has it
             self._clock = time.pthread_getcpuclockid(thread_id)
         with suppress(OSError):
-            self._schedstat = os.open(f"{self._task}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            self._schedstat = os.open(f"{self._task}/{SCHEDSTAT}", os.O_RDONLY | os.O_CLOEXEC)
         self.spent()
 
     def __del__(self) -> None:

@@ -34,7 +34,7 @@ class Pass:
     background: bool = False
     """Another thread than the one that trains draws them: they have no rows."""
     drawn: tuple[int, int] = (0, 0)
-    """Samples and bytes of its last batch, in the background."""
+    """Samples and bytes of its last batch."""
     restart: bool = False
     """It takes the place of a pass of one batch, as `next(iter(loader))` has them: its start is part of the step."""
     pin_thread: Any = None
@@ -71,7 +71,8 @@ class Loop:
         self.closed: deque[StepRow] = deque()
         self.rows = 0
         self.train_steps = 0
-        self.any_trained = False
+        self.trained = set[int]()
+        """Loaders between whose batches something was trained."""
         self.first_got: float | None = None
         self.totals = (0.0, 0.0, 0)
         """Of all closed rows: seconds waited, seconds without pauses, samples."""
@@ -79,10 +80,14 @@ class Loop:
         self._open: list[Pass] = []
         self._ended: dict[tuple[int, int], dict[str, Any]] = {}
 
+    @property
+    def any_trained(self) -> bool:
+        return bool(self.trained)
+
     def begin(self, loader: int, now: float, *, in_trainer: bool, background: bool = False) -> Pass:
-        """A pass over a loader whose last batch has been trained on leaves the pass that gave it."""
-        left = [one for one in self._open if one.loader == loader and one.row is not None and one.row.trained]
-        for one in () if background else left:
+        """A new pass over a loader leaves the one that is open, as `next(iter(loader))` does."""
+        left = [one for one in self._open if one.loader == loader and one.row is not None and not background]
+        for one in left:
             self.close(one, now)
             self.finish(one, now)
         begun = Pass(loader, self._epochs[loader], now, in_trainer, self.current, threading.get_ident(), background)
@@ -110,6 +115,7 @@ class Loop:
         to.first_got = now if to.first_got is None else to.first_got
         self.first_got = now if self.first_got is None else self.first_got
         to.waited_s += now - to.asked
+        to.drawn = samples, size
         to.samples += samples
         to.batches += 1
         return [to.row, *beside]
@@ -130,7 +136,8 @@ class Loop:
         row.duration_s = now - row.start_s
         if row.trained:
             self.train_steps += 1
-            self.any_trained = of.trained = True
+            self.trained.add(of.loader)
+            of.trained = True
         if self.current is not None and self.current.start_s >= row.start_s:  # it, or one that was opened in it
             self.current = None
         waited_s, seconds, samples = self.totals
@@ -156,7 +163,8 @@ class Loop:
         self.first_got = now if self.first_got is None else self.first_got
         if row is None:
             return None
-        row.duration_s, row.trained, self.any_trained = now - row.start_s, True, True
+        row.duration_s, row.trained = now - row.start_s, True
+        self.trained.add(loader)
         self.train_steps += 1
         waited_s, seconds, all_samples = self.totals
         self.totals = waited_s, seconds + row.duration_s - row.pause_s, all_samples + row.samples

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
@@ -23,21 +23,25 @@ PIN_LOOP, PIN = "_pin_memory_loop", "pin_memory"
 STEPS_SEEN = 3
 
 
-class TrainerWatch:
-    """Of the thread that makes it. `asking` tells which pass the loop waits for, `on_device` whether the model
-    computes on one; `flush` is called when rows are due."""
+class WatchedLoop(Protocol):
+    """`profiling.watch.capture.Capture`."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        asking: Callable[[], Pass | None],
-        on_device: Callable[[], bool],
-        flush: Callable[[], None],
-    ) -> None:
+    asking: Pass | None
+    """The pass that the loop waits for."""
+    ours: int
+    """Above 0 while iterators are made and asked by us."""
+
+    def flush(self) -> None:
+        """Called when rows are due."""
+
+
+class TrainerWatch:
+    """Of the thread that makes it, until another one trains. `on_device`: whether the model computes on one."""
+
+    def __init__(self, loop: WatchedLoop, journal: Journal, on_device: Callable[[], bool]) -> None:
+        self._watched = loop
         self._journal = journal
-        self._asking = asking
         self._on_device = on_device
-        self._flush = flush
         self._pid = os.getpid()
         self.follow()
         self._loop = LoopCode()
@@ -68,7 +72,7 @@ class TrainerWatch:
             self._stats[number] = LoaderStats(loader, number, rank)
 
     def _look(self, frames_by_thread: dict[int, FrameType], seconds: float, held: bool | None) -> None:
-        frame, asking = frames_by_thread.get(self.thread), self._asking()
+        frame, asking = frames_by_thread.get(self.thread), self._watched.asking
         if frame is None:
             return
         self._asked = asking or self._asked
@@ -83,6 +87,8 @@ class TrainerWatch:
             self._main.add(Place("load", "loader"), seconds, spent)
         else:
             place = part(frame, on_device=self._on_device(), loop=self._loop, blocked=blocked(), held=held)
+            if self._watched.ours and asking is None:  # a pass begins: its workers start
+                place = Place("wait", place.where)
             pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
             pinning = pin_work(pin_frame)
             if asking is not None and place.stage not in ("unpickle", "pin"):
@@ -91,7 +97,7 @@ class TrainerWatch:
                 spent = Spent((spent.cpu_s or 0.0) + (pin_cpu_s or 0.0), spent.delay_s)
             self._main.add(place, seconds, spent)
         if self._main.due:
-            self._flush()
+            self._watched.flush()
 
     def write(self) -> None:
         """Rows since the last time."""

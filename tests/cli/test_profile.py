@@ -16,7 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
+from feedline.cli.profile import with_trials
 from feedline.profiling.interrupts import SAME_S
+from feedline.profiling.record.recording import Recording, Script, Trial
 
 pytest.importorskip("torch")
 
@@ -163,15 +165,19 @@ def test_a_signal_in_a_window(tmp_path: Path, number: signal.Signals, send: Send
     assert "cli/main.py" not in output  # no traceback of ours; torch's own is of its workers, which had it too
 
 
+NOTHING_TO_TRY_WITH = "import sys; sys.modules['feedline.benchmarks.what_if'] = None"
+
+
 @pytest.mark.parametrize("send", [to_driver, to_group])
-def test_a_script_that_ends_well_after_a_signal_has_no_windows(tmp_path: Path, send: Send) -> None:
-    watched = Watched(tmp_path, "--legs", "--lines", how="leaves")
+def test_a_script_that_ends_well_after_a_signal_has_no_windows_and_no_trials(tmp_path: Path, send: Send) -> None:
+    watched = Watched(tmp_path, "--legs", "--lines", how="leaves", patch=NOTHING_TO_TRY_WITH)
     watched.wait_for("training", 1)
     send(watched, signal.SIGTERM)
     status, output = watched.ended()
     assert status == 143, output
     assert (watched.told("training"), watched.told("handled")) == (1, 1)
     assert "no legs and no lines: interrupted" in output
+    assert "no trials: interrupted" in output  # and not even imported
     assert watched.record()["recording"]["script"]["exit_status"] == 0
 
 
@@ -242,3 +248,56 @@ def test_a_signal_to_the_group_before_the_script_is_there(tmp_path: Path) -> Non
     status, output = watched.ended()
     assert status == 143 and watched.told("training") == 0, output
     assert "no legs: interrupted" in output
+
+
+FAILING = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number, (x,) in enumerate(DataLoader(TensorDataset(torch.rand(256, 4)), batch_size=8)):
+    model(x).sum().backward()
+    optimizer.step()
+raise ValueError("at the end")
+"""
+
+
+def test_a_failing_script_has_the_last_word_but_two_lines(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FAILING)
+    command = [sys.executable, "-c", "from feedline.cli.main import run; run()"]
+
+    def feedline(*words: str) -> "subprocess.CompletedProcess[str]":
+        here = os.environ | {"TMPDIR": str(tmp_path)}
+        return subprocess.run([*command, *words], cwd=tmp_path, env=here, capture_output=True, text=True)
+
+    done = feedline("profile", "train.py")
+    assert done.returncode == 1 and not done.stdout
+    *_, error, ended, kept = done.stderr.splitlines()
+    assert error == "ValueError: at the end"
+    assert ended.startswith("feedline: train.py ended with status 1 (ValueError: at the end) after 32 steps. ")
+    told, _, words = kept.partition("feedline report ")
+    assert told == "feedline: what was seen until then: "
+    shown = feedline("report", words)
+    assert "no trials: the script failed" in shown.stdout and "THE STEP" in shown.stdout.upper()
+
+    done = feedline("profile", "--json", "out.json", "--html", "out.html", "train.py")
+    assert done.stderr.splitlines()[-1] == f"{told}feedline report out.json, out.html"
+    assert (tmp_path / "out.html").exists() and not done.stdout
+
+
+def test_trials_are_announced_and_nobody_waits_for_them_after_a_signal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import feedline.benchmarks.what_if as module
+
+    announced: list[str] = []
+
+    def what_if(_: Recording) -> list[Trial]:
+        announced.append(capsys.readouterr().err)
+        return [Trial(codec="raw")]
+
+    monkeypatch.setattr(module, "what_if", what_if)
+    recording = Recording(script=Script(argv=["train.py"]), sample_paths=["a.jpg"])
+    assert with_trials(recording).trials == [Trial(codec="raw")]
+    assert announced[0].startswith("feedline: the script is done; some of its samples are tried")

@@ -11,9 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from feedline.cli.common import console
 from feedline.cli.main import app
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.profiling.record.recording import Recording
+from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.record.recording import Recording, Script
+from feedline.profiling.render import profile_page
+from feedline.profiling.render.plain_text import text
 from tests.profiling.recordings import made, rich
 
 runner = CliRunner()
@@ -31,11 +35,18 @@ def test_one_recording_in_every_form(tmp_path: Path) -> None:
         app, ["report", str(run), "--html", str(html), "--trace", str(trace), "--json", str(record)]
     )
     assert shown.exit_code == 0, shown.output
-    assert "Data-bound" in shown.output and "WHAT WOULD HELP" in shown.output
+    assert "Data-bound" in shown.output and "DO THIS FIRST" in shown.output
     assert html.read_text().startswith("<!doctype html>")
     assert json.loads(trace.read_text())["traceEvents"]
     keys = json.loads(record.read_text())
     assert keys["verb"] == "report" and keys["verdict"]["bound"] == "data" and keys["predictions"]
+
+
+@pytest.mark.parametrize("seen", [rich(), made(wait_s=0.0), Recording(script=Script(argv=["x.py"]))])
+def test_a_recording_says_the_same_as_when_it_was_made(tmp_path: Path, seen: Recording) -> None:
+    shown = runner.invoke(app, ["report", str(saved(tmp_path / "run.json", seen))])
+    then = text(profile_page.report(diagnose(seen)), width=console.width)
+    assert (shown.stdout, shown.stderr) == (then, "")
 
 
 def test_the_record_of_profile_is_read_too(tmp_path: Path) -> None:

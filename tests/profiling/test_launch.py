@@ -1,5 +1,6 @@
 """A script runs under the probe exactly as without it: arguments, streams, status, signals. No torch in these."""
 
+import json
 import os
 import signal
 import subprocess
@@ -107,9 +108,9 @@ def test_how_a_script_ended(tmp_path: Path, text: str, by: str) -> None:
 
 def test_what_is_left_out_after_a_failure_is_said(tmp_path: Path) -> None:
     script(tmp_path, "raise ValueError")
-    done = feedline("--legs", "--lines", "script.py", cwd=tmp_path)
+    done = feedline("--legs", "--lines", "--json", "out.json", "script.py", cwd=tmp_path)
     assert done.returncode == 1
-    assert b"no legs and no lines: the script failed" in done.stdout
+    assert "no legs and no lines: the script failed" in json.loads((tmp_path / "out.json").read_text())["notes"]
 
 
 def test_files_are_written_in_utf_8_whatever_the_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +132,12 @@ def test_a_script_without_any_loader_gets_one_line_that_says_so(tmp_path: Path) 
     script(tmp_path, "raise ValueError('before the data')")
     done = feedline("script.py", cwd=tmp_path)
     assert done.returncode == 1
-    assert b"the script ended before a DataLoader was iterated" in done.stdout + done.stderr
+    last = done.stderr.splitlines()
+    assert last[-2] == b"ValueError: before the data"
+    ended = (
+        b"feedline: script.py ended with status 1 (ValueError: before the data) before a training step was measured"
+    )
+    assert last[-1] == ended and not done.stdout
 
 
 def test_forks_and_changes_of_folder_are_the_scripts_business(tmp_path: Path) -> None:

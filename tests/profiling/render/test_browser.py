@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from feedline.profiling.render.sections import (
     Curve,
     Curves,
     Page,
+    Remedies,
+    Remedy,
     Section,
     Stack,
     Stacks,
@@ -56,10 +59,12 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def every_chart() -> str:
     """Every kind of chart once, in one page."""
+    remedy = Remedy(name="r", gain=2.0, low=1.5, high=2.5, command=f"feedline prepare {'/long' * 30} --size 64")
     rows = [Bar(label="a", value=1.0, low=0.5, high=1.5, predicted=1.2), Bar(label="b")]
     parts = [
         Bars(rows=rows, title="bars", reference=("ceiling", 2.0)),
         Bars(rows=rows, title="staircase", reference=("ceiling", 2.0), staircase=True),
+        Remedies(rows=[remedy, replace(remedy, variants=[remedy])], most=2.5, ceiling=3.0),
         Stacks(rows=[Stack(label="w", parts={"x": 1.0, "y": 2.0})], title="stacks"),
         Curves(curves=[Curve(name="flat", points=[(0, 0), (1, 0)])], title="curves", y_unit="s"),
         Columns(parts={"x": [0.0, 1.0]}, starts=[0, 1], title="columns", y_unit="s"),
@@ -84,7 +89,16 @@ def fetched(browser: Any) -> list[str]:
     return [address for address in sent if not address.startswith("data:")]
 
 
-SCREENS = {"wide": (1280, False), "dark": (1280, True), "phone": (360, False)}
+SMALL = """return [...document.querySelectorAll('main *')].filter(element =>
+    [...element.childNodes].some(node => node.nodeType == 3 && node.data.trim())
+    && parseFloat(getComputedStyle(element).fontSize) < 11).map(element => element.outerHTML.slice(0, 80))"""
+"""Texts too small for a phone."""
+OVERLAPPING = """return [...document.querySelectorAll('.head')].filter(head => {
+    const [a, b] = [...head.children].map(child => child.getBoundingClientRect());
+    return a.width && b.width && a.right > b.left + 1 && a.bottom > b.top + 1 && b.bottom > a.top + 1;
+}).map(head => head.textContent)"""
+"""Names and values that stand on each other."""
+SCREENS = {"wide": (1280, False), "dark": (1280, True), "phone": (390, False), "small": (360, True)}
 
 
 @pytest.mark.parametrize(("width", "dark"), list(SCREENS.values()), ids=list(SCREENS))
@@ -106,6 +120,8 @@ def test_in_a_real_browser(browser: Any, tmp_path: Path, name: str, width: int, 
     assert [title for title, box, _ in drawn if not box > 0] == []
     assert [title for title, _, seen in drawn if title and not seen > 0] == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.execute_script(SMALL) == []
+    assert browser.execute_script(OVERLAPPING) == []
     background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(18, 20, 24)") is dark
 

@@ -20,6 +20,8 @@ from feedline.profiling.render.sections import (
     Curve,
     Curves,
     Listing,
+    Remedies,
+    Remedy,
     Shade,
     Stack,
     Stacks,
@@ -27,6 +29,7 @@ from feedline.profiling.render.sections import (
 
 values = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True, width=32))
 texts = st.text(max_size=20)
+finite = st.floats(0, 1e9)
 
 
 def parsed(markup: Markup) -> ElementTree.Element:
@@ -98,6 +101,31 @@ def test_a_rung_shows_what_it_adds() -> None:
     assert "4×" in chart
 
 
+def test_a_prediction_is_hollow_and_what_is_now_is_filled() -> None:
+    rows = [Remedy(name="a", gain=2.0, low=1.5, high=2.5, command="do --this\nand-that")]
+    chart = part(Remedies(rows=rows, most=2.5, ceiling=4.0))
+    assert widths(chart, "hollow") == pytest.approx([50.0])
+    assert widths(chart, "bar") == pytest.approx([25.0])
+    assert "ceiling, data for free: 4×" in chart.replace("\u00a0", " ")
+    assert "".join(next(parsed(chart).iter("pre")).itertext()) == "do --this\nand-that"  # as it is to be copied
+
+
+def test_what_a_whisker_is_stands_in_the_legend() -> None:
+    row = Bar(label="a", value=2.0, low=1.0, high=3.0)
+    assert "95 % interval" in part(Bars(rows=[row], title="t")).replace("\u00a0", " ")
+    assert "range" in part(Bars(rows=[row], title="t", interval="range"))
+    assert "95" not in part(Bars(rows=[Bar(label="a", value=2.0)], title="t"))
+    curve = Curve(name="c", points=[(0.0, 1.0)], intervals=[(0.5, 1.5)])
+    assert "95 % interval" in part(Curves(curves=[curve], title="t", y_unit="s")).replace("\u00a0", " ")
+
+
+@given(
+    st.lists(st.builds(Remedy, name=texts, gain=finite, low=finite, high=finite, command=texts), max_size=4), finite
+)
+def test_remedies_draw_anything(rows: list[Remedy], ceiling: float) -> None:
+    assert_finite(part(Remedies(rows=rows, most=max((row.high for row in rows), default=1.0), ceiling=ceiling)))
+
+
 def test_unknown_is_a_dash_not_a_bar() -> None:
     chart = part(Bars(rows=[Bar(label="a", value=None)], title="t"))
     assert widths(chart, "bar") == []
@@ -154,6 +182,13 @@ def test_numbers(value: float | None, text: str) -> None:
 def test_units() -> None:
     assert units.percent(0.8234) == "82 %"
     assert units.percent(0.0312) == "3.1 %"
+    assert units.share(0.6234, 0.015) == "62 % ± 3"
+    assert units.share(0.0312, 0.012) == "3 % ± 2"
+    assert units.share(0.0312, 0.002) == "3.1 % ± 0.4"
+    assert units.share(0.0312, None) == "3.1 % ± ?"
+    assert units.gain(2.91, 2.53, 3.31) == "2.9× (2.5–3.3)"
+    assert units.gain(1.08, 0.99, 1.2) == "1.08× (0.99–1.20)"
+    assert (units.per_s("unwatched"), units.per_s("torch"), units.per_s(None)) == ("steps/s", *["samples/s"] * 2)
     assert units.seconds(75) == "1 min 15 s"
     assert units.seconds(0.00042) == "420 µs"
     assert units.seconds(7260) == "2 h 1 min"

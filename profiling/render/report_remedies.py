@@ -1,0 +1,80 @@
+"""The parts of a report that say what would help, a row a family of predictions, and what would not. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from feedline.profiling.explain.predict import NOTABLE, Prediction
+from feedline.profiling.explain.verdict import Diagnosis
+from feedline.profiling.record import units
+from feedline.profiling.render.sections import Points, Prose, Reasons, Remedies, Remedy, Section, section
+
+MOST_FAMILIES = 10
+MOST_VARIANTS = 6
+
+
+def remedies(diagnosis: Diagnosis, unit: str) -> Remedies | None:
+    """A row a family, in their order; None where no rate was measured."""
+    rate, ceiling = diagnosis.measured.over_epochs, diagnosis.ceiling_samples_per_s
+    if not diagnosis.predictions or rate is None:
+        return None
+    families: dict[str, list[Prediction]] = {}
+    for prediction in diagnosis.predictions:
+        if prediction.helps:
+            families.setdefault(prediction.family or prediction.remedy, []).append(prediction)
+    rows = [
+        replace(_remedy(best, unit), variants=[_remedy(one, unit) for one in others[:MOST_VARIANTS]])
+        for best, *others in families.values()
+    ]
+    most = max((one.high for row in rows for one in (row, *row.variants)), default=1.0)
+    return Remedies(rows=rows[:MOST_FAMILIES], most=most, ceiling=ceiling / rate.value if ceiling else None)
+
+
+def what_helps(found: Remedies | None) -> Section | None:
+    """Beside the first thing to do, which stands in the verdict."""
+    if found is None or not found.rows[1:]:
+        return None
+    lede = "Predicted from this run, ranked. Check one by applying it and profiling again."
+    return section("What else would help", replace(found, rows=found.rows[1:]), lede=lede)
+
+
+def what_may_help(diagnosis: Diagnosis) -> Section | None:
+    """Gains that the run cannot tell from none; where nothing at all helps, that it is so."""
+    open_ = [p for p in diagnosis.predictions if _in_doubt(p)]
+    if open_:
+        words = "This run is too short or too uneven to tell these gains from none; more steps, or a machine without "
+        gains = [f"{p.remedy}: {units.gain(p.gain, p.gain_low, p.gain_high)}" for p in open_]
+        return section("What may help", Prose(f"{words}other programs, may tell."), Points(gains))
+    if not diagnosis.predictions or any(prediction.helps for prediction in diagnosis.predictions):
+        return None
+    return section("What would help", Prose("Nothing that can be predicted would make this run notably faster."))
+
+
+def _in_doubt(prediction: Prediction) -> bool:
+    return not prediction.helps and not prediction.vain and prediction.gain > 1 + NOTABLE
+
+
+def _remedy(prediction: Prediction, unit: str) -> Remedy:
+    p, epochs = prediction, prediction.break_even_epochs
+    terms = [
+        f"{units.rate(p.samples_per_s, unit)} ({units.spread(p.low, p.high)})",
+        "" if p.cost.startswith(p.effort.words) else p.effort.words,
+        p.cost,
+        f"needs {p.needs}" if p.needs else "",
+        f"changes the training: {p.changes}" if p.changes else "",
+        f"paid back after {units.number(epochs, 2)} epochs" if epochs is not None else "",
+    ]
+    return Remedy(
+        name=p.remedy, gain=p.gain, low=p.gain_low, high=p.gain_high, why=p.why, command=p.command,
+        terms=[term for term in terms if term],
+    )  # fmt: skip
+
+
+def in_vain(predictions: Iterable[Prediction]) -> Section | None:
+    """What was considered, those with the same reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for prediction in (one for one in predictions if not one.helps and not _in_doubt(one)):
+        why = prediction.why.removeprefix("this will not help, because ")
+        why = why if prediction.vain else f"little or no gain ({units.times(prediction.gain)}): {why}"
+        by_reason.setdefault(why, []).append(prediction.remedy)
+    reasons = [("; ".join(names), why) for why, names in by_reason.items()]
+    return section("What would not help", Reasons(reasons)) if reasons else None
