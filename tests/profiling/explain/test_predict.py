@@ -448,13 +448,13 @@ def test_the_calibration_carries_over() -> None:
 def test_a_little_less_to_do_is_a_little_faster_whatever_limit_takes_over() -> None:
     """A run at a quarter of its model, of which two limits tie: neither change of the limit makes up for that."""
     stages = {"decode": 0.004}
-    found = at(made(workers=2, stages=stages, wait_s=0.25, compute_s=0.006, cores=2, trainer_cpu_s=1e-4))
+    found = at(made(workers=2, stages=stages, wait_s=0.25, compute_s=0.006, cores=2))
     assert found.factor < 0.5
     for left in (0.99, 0.95):
         then = replace(found.now, worker_s=left * found.now.worker_s, worker_cpu_s=left * found.now.worker_cpu_s)
         for one in (then, replace(found.now, worker_s=then.worker_s)):
             change = Change(family="stage", remedy="x", then=one, effort=Effort.CODE, why="x", command="x")
-            assert predict(found, change).gain < 1.1
+            assert predict(found, change).gain < 1.15
 
 
 def test_a_trial_replaces_the_workers_cost() -> None:
