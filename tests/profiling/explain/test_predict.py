@@ -286,7 +286,7 @@ def test_a_compute_bound_run_is_offered_the_layout_and_the_memory_and_no_data() 
     layout, memory = (of_family(seen, family)[0] for family in ("layout", "memory"))
     assert layout.gain == pytest.approx(1.4, rel=0.02) and "measured" in layout.why
     assert memory.gain == pytest.approx(1.2, rel=0.02) and "measured" in memory.why
-    assert memory.command.startswith("MALLOC_TRIM_THRESHOLD_=") and memory.command.endswith(" python train.py")
+    assert memory.command.startswith("export MALLOC_TRIM_") and memory.command.endswith("\npython train.py")
     assert "channels_last" in layout.command
     for family in ("shards", "loader", "workers"):
         assert all(one.vain and "hardly waits" in one.why for one in of_family(seen, family)) and of_family(
@@ -352,7 +352,7 @@ def test_a_collate_function_of_ones_own_is_kept_unless_like_takes_the_loader() -
 @pytest.mark.parametrize(
     ("refused", "effort", "line", "needs"),
     [
-        ("", Effort.PREPARING, 'loader = Loader.like(your_dataloader, "OUT/train")', "import Loader"),
+        ("", Effort.PREPARING, 'loader = Loader.like(your_dataloader, "OUT/train")', ""),
         ("the collate_fn pad", Effort.REWRITE, 'loader = Loader("OUT/train", ', "the collate_fn pad"),
         (None, Effort.REWRITE, 'loader = Loader("OUT/train", ', "not checked"),
     ],
@@ -366,6 +366,8 @@ def test_feedlines_loader_is_offered_as_what_it_takes(
     assert shards.command.splitlines()[0] == f"feedline prepare SOURCE OUT --output 256:{shards.settings['codec']}"
     assert keep.command.splitlines()[0] == "feedline prepare SOURCE OUT --codec keep"
     assert all(line in one.command and needs in one.needs for one in (shards, keep))
+    assert all("from feedline.pipeline.loader import Loader" in one.command for one in (shards, keep))
+    assert (shards.needs == "") == (refused == "")
     assert "256 px of the short side" in shards.changes and "40 dB" in shards.changes and keep.changes == ""
 
 
@@ -385,7 +387,7 @@ def test_the_scripts_own_command_line_is_in_the_commands() -> None:
     seen = made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL, script=script)
     assert shlex.split(first(seen).command)[-3:] == ["tools/train it.py", "--data", "a b"]
     module = made(**COMPUTING, compute=FAULTY, script=Script(argv=["pkg.train", "--fast"], module=True))
-    assert of_family(module, "memory")[0].command.endswith(" python -m pkg.train --fast")
+    assert of_family(module, "memory")[0].command.endswith("\npython -m pkg.train --fast")
 
 
 # --- the figures --------------------------------------------------------------------------------------
