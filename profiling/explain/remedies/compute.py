@@ -118,7 +118,7 @@ def kept_memory(at: Situation) -> Iterable[Change]:
     yield Change(
         family="memory", remedy="freed memory kept", then=then, effort=Effort.SETTING, why=why, measured=True,
         extra_error=math.hypot(kept.error, cached.error) if kept and cached else FAULTS_ERROR,
-        command=f"{KEEP_MEMORY} {script_command(at.recording)}", cost="two variables of the environment",
+        command=f"export {KEEP_MEMORY}\n{script_command(at.recording)}", cost="two variables of the environment",
         needs="memory: the process stays as large as its largest step", settings={"keep_freed_memory": True},
         ceiling_times=math.inf,
     )  # fmt: skip
