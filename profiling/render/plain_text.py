@@ -46,7 +46,7 @@ def _part(part: sections.Part, width: int) -> list[str]:
         case sections.Prose():
             return _wrapped(part.words, width)
         case sections.Points():
-            return [line for item in part.items for line in _wrapped(f"· {item}", width)]
+            return [line for item in part.items for line in _wrapped(f"· {item}", width, 4)]
         case sections.Code():
             return [INDENT + line for line in part.words.splitlines()]
         case sections.Facts():
