@@ -38,12 +38,15 @@ def what_helps(found: Remedies | None) -> Section | None:
 
 
 def what_may_help(diagnosis: Diagnosis) -> Section | None:
-    """Gains that the run cannot tell from none; where nothing at all helps, that it is so."""
+    """Gains that cannot be told from none; where nothing at all helps, that it is so."""
     open_ = [p for p in diagnosis.predictions if _in_doubt(p)]
     if open_:
-        words = "This run is too short or too uneven to tell these gains from none; more steps, or a machine without "
+        words = (
+            "These gains are too small or too uncertain to be told from none; a longer run, on a machine without other "
+            "programs, narrows them."
+        )
         gains = [f"{p.remedy}: {units.gain(p.gain, p.gain_low, p.gain_high)}" for p in open_]
-        return section("What may help", Prose(f"{words}other programs, may tell."), Points(gains))
+        return section("What may help", Prose(words), Points(gains))
     if not diagnosis.predictions or any(prediction.helps for prediction in diagnosis.predictions):
         return None
     return section("What would help", Prose("Nothing that can be predicted would make this run notably faster."))
