@@ -42,8 +42,8 @@ def what_may_help(diagnosis: Diagnosis) -> Section | None:
     open_ = [p for p in diagnosis.predictions if _in_doubt(p)]
     if open_:
         words = (
-            "These gains are too small or too uncertain to be told from none; a longer run, on a machine without other "
-            "programs, narrows them."
+            "These gains are too small or too uncertain to be told from none; a longer run on a machine without "
+            "other programs narrows them."
         )
         gains = [f"{p.remedy}: {units.gain(p.gain, p.gain_low, p.gain_high)}" for p in open_]
         return section("What may help", Prose(words), Points(gains))
@@ -58,17 +58,20 @@ def _in_doubt(prediction: Prediction) -> bool:
 
 def _remedy(prediction: Prediction, unit: str) -> Remedy:
     p, epochs = prediction, prediction.break_even_epochs
-    terms = [
-        f"{units.rate(p.samples_per_s, unit)} ({units.spread(p.low, p.high)})",
+    takes = [
         "" if p.cost.startswith(p.effort.words) else p.effort.words,
         p.cost,
-        f"needs {p.needs}" if p.needs else "",
-        f"changes the training: {p.changes}" if p.changes else "",
         f"paid back after {units.number(epochs, 2)} epochs" if epochs is not None else "",
     ]
+    terms = {
+        "gives": f"{units.rate(p.samples_per_s, unit)} ({units.spread(p.low, p.high)})",
+        "takes": ", ".join(filter(None, takes)),
+        "needs": p.needs,
+        "changes": p.changes and f"the training: {p.changes}",
+    }
     return Remedy(
         name=p.remedy, gain=p.gain, low=p.gain_low, high=p.gain_high, why=p.why, command=p.command,
-        terms=[term for term in terms if term],
+        terms={name: words for name, words in terms.items() if words},
     )  # fmt: skip
 
 
