@@ -184,7 +184,7 @@ def test_a_gain_that_cannot_be_told_from_none_is_neither_help_nor_none() -> None
 
 def test_every_share_has_its_error_or_says_that_it_is_not_known() -> None:
     seen = made()
-    errors_s = [{name: 0.02 * worker.seconds for name in worker.stages} for worker in seen.workers]
+    errors_s = [dict.fromkeys(worker.stages, 0.02 * worker.seconds) for worker in seen.workers]
     timed = [replace(one, stages_error_s=own) for one, own in zip(seen.workers, errors_s, strict=True)]
     assert "worker 0 4 ± 4 36 ± 4 18 ± 4" in " ".join(shown_as_text(replace(seen, workers=timed)).split())
     parts, errors = {"a": 0.25, "b": 0.75, "c": 0.0, "d": None}, {"a": 0.015, "b": 0.004, "c": None}
