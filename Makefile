@@ -1,13 +1,15 @@
 # make demo   set-up, then the whole story on a synthetic ImageNet
 # make test   set-up, then every test
+# COLLECTION  more arguments of make test-frameworks, e.g. COLLECTION="--only torch_own_generator --runs 1"
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench test-matrix pins licences audit clean
+.PHONY: help setup demo test lint bench test-matrix test-frameworks pins licences audit clean
 
 help:
 	@echo "make demo   set-up, then profile, prepare, train and the ladder on a synthetic ImageNet"
 	@echo "make test   set-up, then every test      make lint   ruff and pyright"
 	@echo "make test-matrix   the tests under every Python from 3.11 on that is here, without Pillow-SIMD and Java"
+	@echo "make test-frameworks   profile the collection of training scripts (hours; goes on where it was ended)"
 	@echo "make bench  a short fixed set of benchmarks against the committed baseline"
 
 .venv/.ready: requirements.txt pyproject.toml bootstrap.py
@@ -48,5 +50,13 @@ audit: .venv/.ready
 test-matrix: .venv/.ready-tests
 	.ci/matrix
 
+.frameworks/.ready: .venv/.ready tests/scripts/frameworks.txt
+	.venv/bin/uv venv -q --clear --python .venv/bin/python .frameworks
+	.venv/bin/uv pip install -q --no-deps --compile-bytecode --python .frameworks/bin/python -r tests/scripts/frameworks.txt
+	touch $@
+
+test-frameworks: .frameworks/.ready
+	.venv/bin/python -m tests.lab.collection --work runs/collection $(COLLECTION)
+
 clean:
-	rm -rf .matrix .venv .typing build *.egg-info
+	rm -rf .frameworks .matrix .venv .typing build *.egg-info

@@ -23,7 +23,7 @@ from feedline.benchmarks.measure.intervals import estimate
 from feedline.benchmarks.measure.rounds import Bench, require_torch, rounds
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.variants import find_train, kept_shards
-from feedline.benchmarks.what_if import image_size, what_if
+from feedline.benchmarks.what_if import what_if
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.base.process import usable_cores
@@ -32,6 +32,7 @@ from feedline.pipeline.format.manifest import refuse_address
 from feedline.preprocess.picture import Output
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
+from feedline.profiling.explain.remedies.remedy import image_size
 from feedline.profiling.record.recording import Recording
 
 NAIVE = Path(__file__).with_name("naive.py")
@@ -125,7 +126,7 @@ def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
     workers = usable_cores() if config.num_workers is None else config.num_workers
     recording = profile(config, script, say)
     loader = training_loader(recording)
-    raw_px = image_size(recording)
+    raw_px = image_size(recording.train_loader)
     recording = with_trials(recording, config.size_px, raw_px)
     prepared = config.prepared or prepare(config, raw_px, say)
     raw = find_train(prepared, "raw", raw_px) if raw_px else None
@@ -197,7 +198,7 @@ def with_trials(recording: Recording, size_px: int, raw_px: int | None) -> Recor
         return recording
     raw = [Output(codec="raw", size_px=raw_px, resize="square")] if raw_px else []
     forms = (Output(codec="keep"), Output(codec="jpeg", size_px=size_px), *raw)
-    return replace(recording, trials=what_if(recording, forms=forms) or recording.trials)
+    return replace(recording, trials=what_if(recording, forms=forms, script_loader=True) or recording.trials)
 
 
 def predictions(recording: Recording, *, workers: int, size_px: int, raw_px: int | None) -> dict[str, Prediction]:

@@ -1,11 +1,14 @@
 """What if the samples were prepared? A few hundred of the user's own, decoded, resized, re-encoded, and loaded again.
 
-For every form (256 px JPEG, 64 px raw, the files as they are, …): bytes per sample, the CPU time to prepare one, what
-it loses (PSNR of the re-encoded against the resized pixels), and the CPU time to load one for training, twice: with
-feedline's loader, from real shards in a temporary folder, and with the usual PIL transforms, as the script's own
-loader would. Rounds visit all forms in turn, so that a busy moment hits none alone; the median of the rounds counts.
+For every form (the files as they are, JPEG of a little more than the script crops, …): bytes per sample, the CPU time
+to prepare one, what it loses (PSNR of the re-encoded against the resized pixels), and the CPU time to load one for
+training with feedline's loader, from real shards in a temporary folder; where it is asked for, with the usual PIL
+transforms too, as the script's own loader would. Rounds visit all forms in turn, so that a busy moment hits none
+alone; the median of the rounds counts. The user's own transforms take no part: what they take is known from the
+workers, and `profiling.explain.remedies` adds it to whatever loads the samples.
 
-The result is a list of plain `Trial`s for `profiling.explain.predict`. Costs about ten seconds of one core.
+The result is a list of plain `Trial`s for `profiling.explain.predict`. Costs a few seconds of one core, and nothing
+where no form could help.
 """
 
 import io
@@ -14,7 +17,8 @@ import statistics
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,32 +30,57 @@ from PIL import Image
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD
-from feedline.pipeline.codecs.pillow import EXTENSIONS
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
 from feedline.preprocess.fingerprint import fingerprint
 from feedline.preprocess.picture import BadImage, Output, Prepared, Preparer
+from feedline.profiling.explain.measure.situation import measure, situation
+from feedline.profiling.explain.remedies.own_loader import unwatched
+from feedline.profiling.explain.remedies.remedy import image_size
 from feedline.profiling.record.recording import Recording, Trial
 
-FORMS = (
-    Output(codec="keep"),
-    Output(codec="jpeg", size_px=256),
-    Output(codec="jpeg", size_px=160),
-    Output(codec="planes", size_px=256),
-    Output(codec="raw", size_px=64, resize="square"),
-)
+MARGIN = 8 / 7  # of the stored short side over the crop: 256 px for 224, as everybody has it
+STEP_PX = 32
+MOST_RAW_PX = 128  # larger squares of pixels take more of the disk than most originals
+OF_THE_JOB = ("num_workers", "rank", "world_size", "transform", "batch_transform", "pin_memory", "seed")
+"""Settings of a loader that a trial does without."""
 PSNR_SAMPLES = 24
+MOST_BYTES = 1 << 26  # a larger member of a tar is taken for no image
 PASSES_S = 0.1
 """Loading is timed over whole passes, as many as fill this: one over small raw samples is too short for the clock."""
 
 
-def what_if(recording: Recording, **options: Any) -> list[Trial]:
-    """Trials on the samples a recording names, at the size its training loop asks for; [] where there are none."""
-    return trials(recording.sample_paths, image_size(recording) or 224, **options)
+def what_if(recording: Recording, *, forms: Sequence[Output] | None = None, **options: Any) -> list[Trial]:
+    """Trials on the samples a recording names, at the size its training loop asks for; [] where there are none.
+    Without `forms`, those that fit its crops, and none where `needless` says why. Options are those of `trials`."""
+    crop_px = image_size(recording.train_loader) or 224
+    if forms is None:
+        forms = () if needless(recording) else forms_for(crop_px)
+    return trials(recording.sample_paths, crop_px, forms=forms, **options)
+
+
+def forms_for(crop_px: int) -> tuple[Output, ...]:
+    """None has less resolution than the crop."""
+    stored_px = math.ceil(MARGIN * crop_px / STEP_PX) * STEP_PX
+    sized = [Output(codec=codec, size_px=stored_px) for codec in ("jpeg", "planes")]
+    raw = [Output(codec="raw", size_px=stored_px, resize="square")] if stored_px <= MOST_RAW_PX else []
+    return (Output(codec="keep"), *sized, *raw)
+
+
+def needless(recording: Recording) -> str:
+    """Why no trial could show anything that helps; "" where one may."""
+    at = situation(measure(recording))
+    if at is None:
+        return "no rate was measured to compare with"
+    if unwatched(at):
+        return "its batches come from no loader that could be replaced by one"
+    return "the loop hardly waits for data" if at.hardly_waits else ""
 
 
 def why_none(recording: Recording) -> str:
     """For a recording that gave no trials."""
+    if reason := needless(recording):
+        return f"prepared shards were not tried: {reason}"
     seen = len(recording.sample_paths)
     opened = f"of the {seen:,} files seen to be opened none is" if seen else "the script was not seen to open"
     return (
@@ -60,34 +89,28 @@ def why_none(recording: Recording) -> str:
     )
 
 
-def image_size(recording: Recording) -> int | None:
-    """Side of the images in the training loader's batches, NCHW or NHWC."""
-    loader = recording.train_loader
-    shape = next((shape for shape in (loader.batch_shapes if loader else []) if len(shape) == 4), None)
-    if shape is None:
-        return None
-    _, first, middle, last = shape
-    return middle if first in (1, 3) else min(first, middle) if last in (1, 3) else None
-
-
 def trials(
     paths: Sequence[str | Path],
     image_size_px: int,
     *,
-    forms: Sequence[Output] = FORMS,
+    forms: Sequence[Output],
     samples: int = 200,
     rounds: int = 3,
-    script_loader: bool = True,
+    options: Mapping[str, Any] | None = None,
+    script_loader: bool = False,
 ) -> list[Trial]:
     """One trial per form and loader, on at most so many samples. Files that are no images (nor tars of images) are
-    passed over. `script_loader`: also with the usual PIL transforms, where torchvision is installed."""
-    originals = [data for data in samples_of(paths, samples) if is_usable(data)]
+    passed over. `options`: LoaderConfig fields that the script's own loader would get (`options_like`).
+    `script_loader`: also with the usual PIL transforms, where torchvision is installed."""
+    originals = [data for data in samples_of(paths, samples) if is_usable(data)] if forms else []
     if not originals:
         return []
+    settings = {"image_size": image_size_px, **(options or {})}
+    settings = {name: value for name, value in settings.items() if name not in OF_THE_JOB}
     transform = usual_transform(image_size_px) if script_loader else None
     with tempfile.TemporaryDirectory(prefix="feedline-whatif-") as folder, ExitStack() as stack:
         made = [prepare_form(originals, form, Path(folder)) for form in forms]
-        ways = [(form, *way) for form in made for way in ways_to_load(form, image_size_px, transform, stack)]
+        ways = [(form, *way) for form in made for way in ways_to_load(form, settings, transform, stack)]
         costs: list[list[float]] = [[] for _ in ways]
         for turn in range(rounds + 1):
             for (_, _, load), measured in zip(ways, costs, strict=True):
@@ -101,24 +124,42 @@ def trials(
 
 
 def samples_of(paths: Sequence[str | Path], most: int) -> Iterator[bytes]:
-    """The bytes of up to `most` images, from image files and from tars, evenly over the paths."""
-    files = [Path(path) for path in dict.fromkeys(map(str, paths))]
-    images = [path for path in files if path.suffix.lower() in EXTENSIONS]
+    """The bytes of up to `most` images, from image files and from tars, evenly over the paths. Their contents say
+    what they are."""
+    files = [path for path in map(Path, dict.fromkeys(map(str, paths))) if path.is_file()]
+    images = [path for path in files if is_image(path)]
     for path in images[:: max(1, len(images) // most)][:most]:
         with suppress(OSError):  # gone since the script ran
             yield path.read_bytes()
-    tars = [path for path in files if path.suffix.lower() == ".tar"] if not images else []
+    tars = [path for path in files if is_tar(path)] if not images else []
     for path in tars:
         yield from members_of(path, -(-most // len(tars)))
 
 
+def is_image(file: Path | io.BytesIO) -> bool:
+    """Of a format that Pillow knows, by its first bytes."""
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(file):
+            return True
+    except Exception:  # whatever a damaged file makes of a parser
+        return False
+
+
+def is_tar(path: Path) -> bool:
+    try:
+        return tarfile.is_tarfile(path)
+    except (OSError, EOFError):
+        return False
+
+
 def members_of(path: Path, most: int) -> Iterator[bytes]:
     """The first images of a tar, as far as it can be read."""
-    with suppress(OSError, tarfile.TarError), tarfile.open(path, "r|") as archive:
+    with suppress(OSError, tarfile.TarError), tarfile.open(path, "r|*") as archive:
         for member in archive:
-            if member.isfile() and member.name.lower().endswith(EXTENSIONS):
-                file = archive.extractfile(member)
-                yield file.read() if file else b""
+            file = archive.extractfile(member) if member.isfile() and member.size <= MOST_BYTES else None
+            data = file.read() if file else b""
+            if is_image(io.BytesIO(data)):
+                yield data
                 most -= 1
             if most <= 0:
                 return
@@ -192,14 +233,14 @@ Transform = Callable[[Image.Image], Any]
 
 
 def ways_to_load(
-    form: Form, size_px: int, transform: Transform | None, stack: ExitStack
+    form: Form, settings: Mapping[str, Any], transform: Transform | None, stack: ExitStack
 ) -> Iterator[tuple[str, Load]]:
     """With feedline's loader in this process, which `stack` closes, and as the script would. What cannot be loaded
     fails in the call."""
     from feedline.pipeline.loader import Loader
 
-    batch_size = min(32, len(form.members))
-    loader = Loader(form.split, batch_size=batch_size, image_size=size_px, num_workers=0, seed=1)
+    batch_size = min(settings.get("batch_size", 32), len(form.members))
+    loader = Loader(form.split, **{**settings, "batch_size": batch_size}, num_workers=0, seed=1)
     stack.callback(loader.close)
     yield "feedline", lambda: sum(len(labels_N) for _, labels_N in loader)
     if transform is not None and (form.output.form.image_file or not form.output.form.lossy):

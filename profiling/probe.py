@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, StudyConfig
 from feedline.profiling.watch.capture import Capture
+from feedline.profiling.watch.endings import Endings
 from feedline.profiling.watch.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 HEAR_S = 3.0  # the longest wait for the last words of workers that live on; they speak within a tenth of a second
 _active: Capture | None = None
+_profiled = False
+"""By `feedline profile`."""
 
 
 def start_from_environment() -> None:
@@ -35,6 +38,8 @@ def start_from_environment() -> None:
     folder = os.environ.get(ENVIRONMENT)
     if not folder or not os.path.isdir(folder):  # noqa: PTH112  cheap: this runs in every interpreter of the run
         return
+    global _profiled
+    _profiled = True
     journal = Journal(Path(folder))
     if not hasattr(builtins, "profile"):
 
@@ -58,16 +63,16 @@ def _start(journal: Journal, config: StudyConfig) -> tuple[Capture, Hooks]:
         from feedline.profiling.watch.legs.director import Director
 
         hooks.feeds.director = Director(hooks.feeds)
-    hooks.install()
-    _active = capture
-    _remember_errors(hooks)
-    pid = os.getpid()
 
     def at_exit() -> None:
-        if os.getpid() == pid:
+        if os.getpid() == capture.pid:
             capture.leave("error" if capture.error else "itself")
             capture.end()
 
+    Endings(capture, hooks.patches, at_exit)
+    hooks.install()
+    _active = capture
+    _remember_errors(hooks)
     atexit.register(at_exit)
     hooks.patches.on_remove(lambda: atexit.unregister(at_exit))
     return capture, hooks
@@ -93,8 +98,9 @@ def _remember_errors(hooks: Hooks) -> None:
 class Seen:
     """What `watch` saw; `recording` is there once the block has ended."""
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, *, profiled: bool = False) -> None:
         self._capture = capture
+        self._profiled = profiled
         self._recording: Recording | None = None
 
     def metrics(self) -> dict[str, float]:
@@ -103,6 +109,8 @@ class Seen:
 
     @property
     def recording(self) -> "Recording":
+        if self._profiled:
+            raise RuntimeError("the recording is `feedline profile`'s, which this script runs under (--json FILE)")
         if self._recording is None:
             raise RuntimeError("the recording is there once the `with watch()` block has ended")
         return self._recording
@@ -113,15 +121,19 @@ def watch(*, resources: bool = True) -> Generator[Seen]:
     """Profile the training that runs in this block, in this process and the workers it starts: for notebooks, and for
     code that cannot be launched through `feedline profile`. Loaders must be iterated inside the block.
 
-    Yields an object whose `recording` holds a `profiling.record.recording.Recording` after the block.
+    Yields an object whose `recording` holds a `profiling.record.recording.Recording` after the block; under `feedline
+    profile`, which sees more, that command alone has one.
     """
     from feedline.pipeline.base.scratch import scratch_folder
     from feedline.profiling.machine.resources import ResourceSampler
     from feedline.profiling.record.merge import merge, roles
 
     global _active
+    if _profiled and _active is not None:
+        yield Seen(_active, profiled=True)
+        return
     if _active is not None and _active.active:
-        raise RuntimeError("already being profiled: `watch` inside `feedline profile` or inside another `watch`")
+        raise RuntimeError("already being profiled: `watch` inside another `watch`")
     with scratch_folder("watch") as folder:
         journal = Journal(folder)
         origin = time.perf_counter()

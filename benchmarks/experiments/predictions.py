@@ -27,7 +27,7 @@ from feedline.benchmarks.compare import read_lines
 from feedline.benchmarks.experiments.harness import end_with, options, say, show, write
 from feedline.benchmarks.measure.rounds import Bench, quietest, rounds
 from feedline.benchmarks.measure.window import Subject, Window
-from feedline.benchmarks.what_if import FORMS, prepare_form, what_if
+from feedline.benchmarks.what_if import prepare_form, what_if
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.preprocess.picture import Output
 from feedline.preprocess.synth.inventory import SynthConfig
@@ -59,8 +59,10 @@ class Case:
 
 
 AS_IS = Case(settings={})
-KEEP, JPEG_256, JPEG_160, PLANES_256, RAW_64 = FORMS
-RAW_96 = Output(codec="raw", size_px=96, resize="square")
+KEEP = Output(codec="keep")
+JPEG_256, JPEG_160 = (Output(codec="jpeg", size_px=size_px) for size_px in (256, 160))
+PLANES_256 = Output(codec="planes", size_px=256)
+RAW_64, RAW_96 = (Output(codec="raw", size_px=size_px, resize="square") for size_px in (64, 96))
 
 
 def prepared(form: Output, workers: int = 1) -> Case:
@@ -96,7 +98,7 @@ def profiled(name: str, argv: list[str], work: Path) -> Recording:
         say(f"profiling {name} with legs")
         config = StudyConfig(argv=argv, steps=STEPS, legs=LEGS)
         recording = quietest(lambda: watched(config), others_of)
-        replace(recording, trials=what_if(recording, forms=forms_of(name), script_loader=False)).save(path)
+        replace(recording, trials=what_if(recording, forms=forms_of(name))).save(path)
     return Recording.load(path)
 
 

@@ -42,13 +42,16 @@ def versus(before: Diagnosis, after: Diagnosis, names: tuple[str, str] = ("A", "
 
 
 def _changes(before: Diagnosis, after: Diagnosis) -> list[str]:
+    """Those that the errors bear."""
     changes: list[str] = []
-    if before.bound != after.bound:
+    if before.bound != after.bound and not {before.bound, after.bound} <= {*before.close, *after.close}:
         changes.append(f"the bound went from {before.bound or 'unknown'} to {after.bound or 'unknown'}")
-    waits = before.measured.trainer.wait_fraction, after.measured.trainer.wait_fraction
-    if abs(waits[0] - waits[1]) >= 0.02:
-        changes.append(f"waiting for data went from {units.percent(waits[0])} to {units.percent(waits[1])}")
-    stages = before.top_stage or "none", after.top_stage or "none"
-    if stages[0] != stages[1]:
+    (a, a_error), (b, b_error) = (
+        (one.measured.trainer.wait_fraction, one.measured.trainer.errors.data) for one in (before, after)
+    )
+    if a is not None and b is not None and abs(a - b) >= max(0.02, ERRORS_95 * math.hypot(a_error, b_error)):
+        changes.append(f"waiting for data went from {units.percent(a)} to {units.percent(b)}")
+    stages = before.top_stage, after.top_stage
+    if None not in stages and stages[0] != stages[1]:
         changes.append(f"the workers' top stage went from {stages[0]} to {stages[1]}")
     return changes

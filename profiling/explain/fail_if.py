@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.profiling.explain.verdict import Bound, Diagnosis, record_keys
+from feedline.profiling.explain.bound import Bound
+from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95
+from feedline.profiling.explain.verdict import Diagnosis, record_keys
 from feedline.profiling.record import units
 from feedline.profiling.record.stages import STAGES
 
@@ -49,7 +51,15 @@ class Condition:
         if value is None:
             return True, f"{self.name} could not be measured"
         words = f"bound = {value}" if self.name == "bound" else f"{self.name} = {units.number(value)}"
-        return OPERATORS[self.sign](value, self.limit), words
+        return OPERATORS[self.sign](value, self.limit), words + (", close" if self.is_close(record) else "")
+
+    def is_close(self, record: Mapping[str, Any]) -> bool:
+        """Whether the limit lies inside the value's interval."""
+        if isinstance(self.limit, str):
+            verdict, close = record["verdict"], record["verdict"].get("close") or []
+            return bool(close) and self.limit in (verdict["bound"], *close)
+        value, error = _value(self.name, record), _error(self.name, record)
+        return value is not None and error is not None and abs(value - self.limit) <= ERRORS_90 * error
 
 
 def parse(text: str) -> Condition:
@@ -74,13 +84,28 @@ def parse(text: str) -> Condition:
     return Condition(text=text, name=name, sign=sign, limit=limit)
 
 
-def check(conditions: Iterable[Condition], diagnosis: Diagnosis) -> None:
-    """Raises ConditionMet, exit status 1, for the first condition that holds."""
-    record = record_keys(diagnosis)
+def check(conditions: Iterable[Condition], diagnosis: Diagnosis) -> list[str]:
+    """Raises ConditionMet, exit status 1, for the first condition that holds. Comes back with those that came close,
+    in words."""
+    record, close = record_keys(diagnosis), list[str]()
     for condition in conditions:
         met, words = condition.holds(record)
         if met:
             raise ConditionMet(f"--fail-if {condition.text!r}: {words}")
+        if condition.is_close(record):
+            close.append(f"--fail-if {condition.text!r} passed: {words}")
+    return close
+
+
+def _error(name: str, record: Mapping[str, Any]) -> float | None:
+    """Absolute standard error; None where there is none to tell."""
+    verdict = record["verdict"]
+    if name in STAGES:
+        return (record.get("stage_errors") or {}).get(name)
+    if name in ("rate", "samples_per_s"):
+        high, value = verdict.get("high"), verdict.get("samples_per_s")
+        return None if high is None or value is None else (high - value) / ERRORS_95
+    return (verdict.get("errors") or {}).get("data" if name == "wait" else name)
 
 
 def _value(name: str, record: Mapping[str, Any]) -> Any:

@@ -6,48 +6,58 @@ predictions (`benchmarks.experiments.predictions`) all ask it.
 The model is calibrated by the run itself: what it says of the present settings is scaled to what was measured, and
 the same factor is applied to the prediction, wholly when the same resource stays the limit, by its square root when
 another takes over. The interval is ±1.64 standard errors of: the measured rate, what other programs may have taken
-from it, the measured ceiling, the part of the factor that was not applied, and the model's own error (`MODEL_ERROR`,
-larger without legs and for each doubling of the workers). It ends at the ceiling's own upper
-end.
+from it, the measured ceiling, the part of the factor that was not applied, what a sample costs a worker where that is
+not what was measured, and the model's own error (`MODEL_ERROR`, larger without legs and for each doubling of the
+workers). It ends at the ceiling's own upper end.
+
+What helps gains something at the lower end of its interval. Families (workers, shards, …) stand in the order of what
+they gain for sure, less what they ask for (`WORTH`); before them stands what mends the very cause, and what is a
+setting and all but reaches the ceiling. Within a family the best is the first.
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import Measured, Situation, situation
-from feedline.profiling.explain.remedies import compute, own_loader, storage
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Vain
+from feedline.profiling.explain.remedies import compute, own_loader, sample_cost, storage
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Family, Vain
 from feedline.profiling.record import units
 
-REMEDIES = (*own_loader.REMEDIES, *storage.REMEDIES, *compute.REMEDIES)
+REMEDIES = (*own_loader.REMEDIES, *sample_cost.REMEDIES, *compute.REMEDIES, *storage.REMEDIES)
 MODEL_ERROR = 0.075
 """With it 12 of the 14 gains of results/predictions.json lie inside their 90 % intervals; with 0.05, 7 did."""
 NO_CEILING_ERROR = 0.08
 """Added where the ceiling was not measured by a leg but taken from the time the steps did not wait."""
 ERROR_PER_DOUBLING = 0.04
 NOTABLE = 0.05  # a gain below this share is none
+WORTH = {Effort.SETTING: 1.0, Effort.CODE: 0.95, Effort.PREPARING: 0.87, Effort.REWRITE: 0.7, Effort.HARDWARE: 0.6}
+"""What is left of a gain when what it asks for is held against it: a setting comes before preparing that gains 15 %
+more."""
+LESS_ALIKE = 0.95  # the same for what changes the training
+REACHED = 0.9  # share of the ceiling from which nothing more is to be looked for
+TIE = 0.03  # gains that differ by less are the same
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     remedy: str
+    family: Family | Literal[""] = ""
     samples_per_s: float  # over whole epochs, what they begin and end with included
     low: float
     high: float
     why: str
+    command: str = ""  # what to type or the line to write, to be copied
+    target: str = ""  # the stage, function or transform that it is about
+    needs: str = ""  # what it takes beside the command
+    changes: str = ""  # what it changes in the training
     gain: float = 1.0  # factor over the measured rate, that too over whole epochs
+    gain_low: float = 1.0
+    gain_high: float = 1.0
     effort: Effort = Effort.SETTING
     cost: str = ""
-    gain_low: float = 0.0
-    gain_high: float = 0.0
-    family: str = ""
-    target: str = ""
-    command: str = ""
-    needs: str = ""
-    changes: str = ""
     helps: bool = False
     vain: bool = False  # no figure but a reason says that it does not help
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -58,7 +68,7 @@ class Prediction:
 
 
 def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[Prediction]:
-    """Ranked: what helps first, by its rate; near ties (3 %) by how little it takes; then what does not help.
+    """What helps, family by family, the first thing to do first; then what does not.
 
     One per change that a remedy offers: for a few numbers of workers and for each of the recording's trials of
     prepared samples; for the numbers in `workers` too, both ways. Empty where no rate was measured.
@@ -66,9 +76,24 @@ def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[
     at = situation(measured, tuple(workers))
     if at is None:
         return []
-    predictions = [predict(at, change) for remedy in REMEDIES for change in remedy(at)]
-    step = 0.03 * at.rate.value
-    return sorted(predictions, key=lambda p: (not p.helps, -round(p.samples_per_s / step), p.effort))
+    found = [(change, predict(at, change)) for remedy in REMEDIES for change in remedy(at)]
+    best = sorted((one for one in found if one[1].helps), key=lambda one: _within(one[1]))
+    order = list(dict.fromkeys(one.family for _, one in sorted(best, key=lambda one: _among(at, *one))))
+    helping = sorted((one for _, one in best), key=lambda one: order.index(one.family))
+    return helping + sorted((one for _, one in found if not one.helps), key=lambda one: (-one.gain, one.effort))
+
+
+def _within(one: Prediction) -> tuple[float, int]:
+    """Of one family, the best first; near ties by how little they take, then as they are offered: fewest workers."""
+    return -round(math.log(one.gain_low) / TIE), one.effort
+
+
+def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, int, float]:
+    whole = change.then.over_epochs(at.ceiling)
+    of_data = one.effort == Effort.SETTING and math.isfinite(change.ceiling_times)
+    leads = change.cause or (of_data and one.samples_per_s >= REACHED * whole)
+    worth = WORTH[one.effort] * (LESS_ALIKE if one.changes else 1.0)
+    return not leads, one.effort if leads else 0, -one.gain_low * worth
 
 
 def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Prediction | None:
@@ -83,31 +108,39 @@ def predict(at: Situation, change: Change) -> Prediction:
     same, modelled, top = then.binding() == at.now.binding(), then.rate(), at.ceiling * change.ceiling_times
     applied = modelled * (at.factor if same else math.sqrt(at.factor)) if math.isfinite(modelled) else at.ceiling
     value = min(top, applied)
-    errors = [MODEL_ERROR, at.rate.error, at.measured.machine.others_error, change.extra_error]
+    errors = [at.rate.error, at.measured.machine.others_error, change.extra_error]
+    if not (change.measured and same and then.binding() == "compute"):
+        errors.append(MODEL_ERROR)
+        if then.binding() == "compute":
+            errors.append(ceiling_error)
     if not same:
-        errors.append(0.5 * abs(math.log(at.factor)))
-    if then.binding() == "compute":
-        errors.append(ceiling_error)
+        errors += [0.5 * abs(math.log(at.factor)), at.measured.workers.alone_error]
     if then.workers and at.now.workers:
         errors.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
     reach = 1 + ERRORS_90 * math.hypot(*errors)
     top_reach = 1 + ERRORS_90 * math.hypot(ceiling_error, at.rate.error)
     whole = then.over_epochs(value)
-    gain = whole / at.rate_over_epochs
+    low, high = whole / reach, max(whole, min(whole * reach, then.over_epochs(top * top_reach)))
+    gain, gain_low, gain_high = (rate / at.rate_over_epochs for rate in (whole, low, high))
     once = _preparing(at, change, whole)
     vain = isinstance(change.why, Vain)
     return Prediction(
         remedy=change.remedy,
+        family=change.family,
         samples_per_s=whole,
-        low=whole / reach,
-        high=max(whole, min(whole * reach, then.over_epochs(top * top_reach))),
+        low=low,
+        high=high,
+        command=change.command,
+        target=change.target,
+        needs=change.needs,
+        changes=change.changes,
         gain=gain,
-        gain_low=gain / reach,
-        gain_high=max(whole, min(whole * reach, then.over_epochs(top * top_reach))) / at.rate_over_epochs,
+        gain_low=gain_low,
+        gain_high=gain_high,
         effort=change.effort,
         cost=_cost(change, once),
         why=f"this will not help, because {change.why}" if vain else change.why,
-        helps=not vain and gain > max(1.0 + NOTABLE, at.rate.high / at.rate.value),
+        helps=not vain and gain > 1.0 + NOTABLE and gain_low > 1.0,
         vain=vain,
         settings=dict(change.settings),
         **once,
@@ -117,7 +150,7 @@ def predict(at: Situation, change: Change) -> Prediction:
 def _preparing(at: Situation, change: Change, rate: float) -> dict[str, float | None]:
     """What it costs once, and after how many epochs it is paid back."""
     samples, trial = at.dataset_samples, change.trial
-    if trial is None or trial.codec == "as-is" or not samples:
+    if trial is None or not samples:
         return {}
     per_sample_s, bytes_each = trial.prepare_cpu_s_per_sample, trial.bytes_per_sample
     prepare_s = samples * per_sample_s / at.measured.machine.cores if per_sample_s is not None else None
@@ -130,12 +163,10 @@ def _preparing(at: Situation, change: Change, rate: float) -> dict[str, float | 
 
 
 def _cost(change: Change, once: Mapping[str, float | None]) -> str:
-    """The change's own words, with figures where preparing has them."""
-    parts = [change.cost or change.effort.words]
+    """Effort's words and the change's own, with figures where preparing has them."""
+    parts = [change.effort.words + (f": {change.cost}" if change.cost else "")]
     if (prepare_s := once.get("prepare_s")) is not None:
         parts.append(f"{units.seconds(prepare_s)} on this machine")
     if (disk := once.get("disk_bytes")) is not None:
         parts.append(f"{units.size(disk)} of disk")
-    if change.trial is not None and change.trial.psnr_db is not None and once:
-        parts.append(f"{change.trial.psnr_db:.0f} dB PSNR")
     return ", ".join(parts)

@@ -161,6 +161,8 @@ def _of_machine(disks: set[str]) -> Iterator[Reading]:
     if Path("/dev/shm").is_dir():
         yield "shm_bytes", "B", "statvfs /dev/shm", float(shutil.disk_usage("/dev/shm").used)
     yield "cpu_cores", "cores", "/proc/stat", busy_core_seconds()
+    if hasattr(times := psutil.cpu_times(), "steal"):
+        yield "steal_cores", "cores", "/proc/stat", times.steal
     with suppress(OSError, RuntimeError):
         counters = psutil.disk_io_counters(perdisk=True)
         if whole := [counters[name] for name in counters if name in disks]:

@@ -43,8 +43,9 @@ def legs(journal: Journal) -> list[Leg]:
 
 
 def _leg(name: str, num_workers: int | None, by_rank: list[list[LegRow]], ranks: int) -> Leg:
-    """Windows count that all ranks had."""
-    windows = list(zip(*by_rank, strict=False)) if len(by_rank) == ranks else []
+    """Windows count that all ranks had, and that no neighbour has disturbed."""
+    had = list(zip(*by_rank, strict=False)) if len(by_rank) == ranks else []
+    windows = [window for window in had if not any(row.disturbed for row in window)]
     rows = [row for window in windows for row in window]
     cpu_s = [row.worker_cpu_s / row.samples for row in rows if row.worker_cpu_s is not None and row.samples]
     used = [(sum(row.trainer_cpu_s for row in window), sum(row.samples for row in window)) for window in windows]
@@ -57,6 +58,7 @@ def _leg(name: str, num_workers: int | None, by_rank: list[list[LegRow]], ranks:
         trainer_cpu_s_per_sample=[] if name == "loader_only" else [own_s / max(1, many) for own_s, many in used],
         note="; ".join(Counter(row.note for row in rows if row.note)),
         dropped=min((row.dropped or 0.0 for row in rows), default=None) if name == "cold" else None,
+        disturbed=len(had) - len(windows),
     )
 
 

@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 ENVIRONMENT = "FEEDLINE_PROFILE"
 """Set in the profiled script's environment: the run's folder."""
+NOTABLE = 0.2
+"""Share of the cores that neighbours may have while a leg's window lasts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,15 @@ class LegRow(NamedTuple):
     note: str
     dropped: float | None
     """cold: the share of the data's files that were out of memory when it began."""
+    others: float | None = None
+    """Share of the cores that processes beside the run had; None where that cannot be told."""
+    idle: float | None = None
+    """Share of the cores that nobody had."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Others had a notable share of the cores, and hardly any was left."""
+        return self.others is not None and self.others >= NOTABLE and (self.idle or 0.0) < NOTABLE
 
 
 class LineRow(NamedTuple):

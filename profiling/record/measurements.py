@@ -25,6 +25,8 @@ class Leg:
     """What qualifies it, e.g. whether dropping the page cache worked."""
     dropped: float | None = None
     """cold: the share of the data's files known to be out of memory when it began."""
+    disturbed: int = 0
+    """Windows that are left out, because other processes had a notable share of the cores meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)

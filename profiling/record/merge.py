@@ -146,9 +146,8 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
     }
     steps: list[Step] = []
     for (loader, epoch), members in by_pass.items():
-        wanted = (
-            queued.get(loader, 0) + 3 if epoch == 0 else 1
-        )  # a killed process may not have told of its last loader
+        # A killed process may not have told of its last loader; `next(iter(loader))` makes passes of one batch.
+        wanted = queued.get(loader, 0) + 3 if epoch == 0 else 1 if len(members) > 1 else 0
         warm = min(wanted, max(1, len(members) // 4))
         for position, row in enumerate(members):
             row.start_s -= origin
@@ -192,12 +191,15 @@ def _worker_times(
             cpu_s=(sum(total.stages_cpu.values()) or None) if in_trainer else total.cpu_s,
             stages=dict.fromkeys(STAGES, 0.0) | total.stages,
             stages_cpu_s=dict(total.stages_cpu),
+            stages_delay_s=total.stages_delay,
+            stages_error_s=total.stages_error_s(),
+            **total.sample_seconds(),
             transforms=dict(total.transforms),
             functions=total.top_functions,
             batches=len(given) if in_trainer else round(total.batches),
             samples=sum(one.samples for one in given) if in_trainer else round(total.samples),
             ticks=round(total.ticks),
-            ended="normally" if in_trainer or about["ended"] else "killed",
+            ended="normally" if in_trainer or about["ended"] else "killed" if killed(journal, about) else "running",
         )
         times += [time] if time.seconds > 0 else []
     return sorted(times, key=lambda time: (time.rank, time.loader, time.worker, time.pid or 0))
@@ -211,10 +213,17 @@ def _trainer_time(journal: Journal, trainer: About, windows: Windows, origin: fl
         seconds=total.seconds,
         parts=dict(total.stages),
         parts_cpu_s=dict(total.stages_cpu),
+        parts_delay_s=total.stages_delay,
+        parts_error_s=total.stages_error_s(),
         functions=total.top_functions,
         cpu_s=total.cpu_s,
         ticks=round(total.ticks),
     )
+
+
+def killed(journal: Journal, worker: About) -> bool:
+    """By a signal that the script has not sent itself."""
+    return journal.has(f"killed-{worker['pid']}")
 
 
 def roles(journal: Journal) -> dict[int, str]:
@@ -232,13 +241,13 @@ def _notes(
     elif not loaders:
         notes.append(
             "no DataLoader was iterated: the wait for data, workers and stages cannot be told; "
-            "use a loader that is watched (README), or `profiling.probe.watch` around your loop"
+            "use a loader that is watched (README), or `from feedline.profiling.probe import watch` around your loop"
         )
     elif not any(step.phase == "train" and not step.warm_up for step in steps):
         notes.append("too few batches to leave a warm-up out: run longer (no --steps, or a larger one)")
     if any(one["ended_by"] == "running" for one in trainers):
         notes.append("the rate was known well enough before the script ended: it ran on unwatched")
-    if killed := sum(not worker["ended"] for worker in journal.all("worker-")):
-        notes.append(f"{killed} worker(s) ended without saying so (killed?): counted up to their last second")
+    if count := sum(killed(journal, worker) for worker in journal.all("worker-")):
+        notes.append(f"{count} worker(s) killed by a signal: counted up to their last second")
     notes += journal.complaints()
     return list(dict.fromkeys(notes))

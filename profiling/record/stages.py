@@ -6,15 +6,14 @@ from typing import NamedTuple
 class Stage(NamedTuple):
     words: str  # in a sentence: 41 % in decoding
     hue: str  # CSS variable of the charts' palette
-    needs_core: bool = False  # and nothing else: its wall over CPU time is how much the cores were fought for
     shrinks: bool = False  # with smaller pictures and prepared shards
 
 
 STAGES: dict[str, Stage] = {
     "read": Stage("reading", "c5", shrinks=True),
-    "decode": Stage("decoding", "c1", needs_core=True, shrinks=True),
-    "transform": Stage("transforming", "c3", needs_core=True, shrinks=True),
-    "collate": Stage("collating", "c2", needs_core=True),
+    "decode": Stage("decoding", "c1", shrinks=True),
+    "transform": Stage("transforming", "c3", shrinks=True),
+    "collate": Stage("collating", "c2"),
     "send": Stage("sending", "c4"),  # serialising and handing over
     "blocked": Stage("waiting for something outside", "c7"),  # a sleep, a server: neither a core nor a file
     "lock": Stage("waiting for a lock", "c9"),  # that another thread or worker holds

@@ -1,5 +1,6 @@
 """Which time counts: the training loader's measured steps of one rank. Sums of rows and means of series over it."""
 
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -50,23 +51,58 @@ class RowSum:
 
     def __init__(self, rows: list[TimeRow], windows: Windows, origin: float) -> None:
         self.stages, self.stages_cpu, self.transforms, functions = (defaultdict[str, float](float) for _ in range(4))
+        delays = defaultdict[str, float](float)
         self.batches = self.samples = self.cpu_s = self.ticks = 0.0
+        self._blocks: list[tuple[dict[str, float], float]] = []
+        """By row: seconds by stage, and samples."""
         for row in rows:
             share = windows.share(row.t0 - origin, row.t1 - origin)
             if share <= 0:
                 continue
             for sums, more in (
-                (self.stages, row.stages), (self.stages_cpu, row.stages_cpu), (self.transforms, row.transforms),
-                (functions, row.functions),
+                (self.stages, row.stages), (self.stages_cpu, row.stages_cpu),
+                (delays, row.stages_delay or {}),
+                (self.transforms, row.transforms), (functions, row.functions),
             ):  # fmt: skip
                 for key, value in more.items():
                     sums[key] += share * value
+            self._blocks.append(({name: share * value for name, value in row.stages.items()}, share * row.samples))
             self.batches += share * row.batches
             self.samples += share * row.samples
             self.cpu_s += share * row.cpu_s
             self.ticks += share * row.ticks
+        self.stages_delay = dict(delays) if any(row.stages_delay is not None for row in rows) else None
         self.seconds = sum(self.stages.values())
         self.top_functions = dict(sorted(functions.items(), key=lambda item: -item[1])[:TOP_FUNCTIONS])
+
+    def stages_error_s(self) -> dict[str, float]:
+        """Standard error of each stage's seconds: that of a ratio estimate over blocks (Cochran, 1977, chapter 6),
+        and at least that of so many single looks."""
+        errors: dict[str, float] = {}
+        lengths = [sum(stages.values()) for stages, _ in self._blocks]
+        for name, seconds in self.stages.items() if self.seconds else ():
+            share = seconds / self.seconds
+            looks_s = self.seconds * math.sqrt(share * (1 - share) / max(1.0, self.ticks))
+            errors[name] = max(looks_s, ratio_error([stages.get(name, 0.0) for stages, _ in self._blocks], lengths))
+        return errors
+
+    def sample_seconds(self) -> dict[str, float | None]:
+        """Fields of `recording.WorkerTime`: what a sample keeps it busy, and the error of that over blocks."""
+        busy = [sum(stages.values()) - stages.get("idle", 0.0) for stages, _ in self._blocks]
+        samples = [count for _, count in self._blocks]
+        if not sum(samples):
+            return {"sample_s": None, "sample_error_s": None}
+        error = ratio_error(busy, samples) / sum(samples) if sum(count > 0 for count in samples) > 2 else None
+        return {"sample_s": sum(busy) / sum(samples), "sample_error_s": error}
+
+
+def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
+    """Standard error of sum(parts), by how the blocks' ratios to `wholes` differ; 0 for fewer than three."""
+    count = len(parts)
+    if count < 3 or not sum(wholes):
+        return 0.0
+    ratio = sum(parts) / sum(wholes)
+    return math.sqrt(count / (count - 1) * sum((a - ratio * b) ** 2 for a, b in zip(parts, wholes, strict=True)))
 
 
 def of_lowest_rank(steps: Sequence[Step]) -> Windows:

@@ -63,9 +63,13 @@ class Capture:
         """Above 0 while we work ourselves: loaders that are iterated then are not the script's."""
         self.error: str | None = None
         self.ended_by: str | None = None
+        self.over = False
+        """That thread shall leave its loop; another one has learned of it."""
         self.diagnosing = False
         """The verdict's steps are over, other windows follow."""
         self.optimizer_steps = 0
+        self.trainer: int | None = None
+        """The thread that trains, once one has."""
         self.asking: Pass | None = None
         self.loop = Loop()
         self.loaders = facts.Loaders()
@@ -80,6 +84,12 @@ class Capture:
         self._said = float("-inf")
         self._metered = self.loop.totals
         """What `take_metrics` has handed out."""
+        self._pacer = 0
+        """The optimiser whose steps are a loop's, where it asks no watched loader itself."""
+        self._background: int | None = None
+        """The loader that such a loop's batches come from."""
+        self._drawn = (1, 0)
+        """Samples and bytes of the last batch drawn in the background."""
         self._sync_places: Counter[tuple[int, str]] = Counter()
         self._usage: Any = None
 
@@ -111,7 +121,10 @@ class Capture:
             in_trainer = not self.loaders.about[number]["num_workers"]
         assert self.watch is not None
         self.watch.see_loader(loader, number, self.rank)
-        return self.loop.begin(number, time.perf_counter(), in_trainer=in_trainer)
+        background = self.trainer not in (None, threading.get_ident())
+        if background:
+            self.loaders.about[number]["background"] = True
+        return self.loop.begin(number, time.perf_counter(), in_trainer=in_trainer, background=background)
 
     def ask(self, by: Pass) -> None:
         """The loop asks for the next batch."""
@@ -128,6 +141,11 @@ class Capture:
         now = time.perf_counter()
         if "batch_bytes" not in (about := self.loaders.about[by.loader]):
             about.update(describe(batch))
+        if by.background:  # perhaps since it asked
+            samples, size = sizes(batch)
+            by.drawn = self._drawn = samples or 0, size
+            self._background = by.loader
+            return
         self.costing(self._got, by, batch, now)
 
     def _got(self, by: Pass, batch: Any, now: float) -> None:
@@ -144,6 +162,16 @@ class Capture:
         if self.asking is ending:
             self.asking = None
         self._closed(self.loop.end(ending, time.perf_counter(), exhausted=exhausted))
+        if ending.trained:
+            self._ask_for_refusals()
+
+    def _ask_for_refusals(self) -> None:
+        """Of loaders that the script still has: later they are gone."""
+        with self.unwatched():
+            for number, loader in self.loaders.alive():
+                about = self.loaders.about[number]
+                if about["kind"] == "torch" and "refused" not in about:
+                    about["refused"] = facts.refused(loader)
 
     def _closed(self, row: StepRow | None) -> None:
         if row is None:
@@ -154,32 +182,60 @@ class Capture:
             self.facts.see_usage(self._usage)
 
     def backward(self, seconds: float) -> None:
-        if (row := self.loop.current) is not None:
+        if (row := self._row()) is not None:
             row.backward_s += seconds
             row.trained = True
 
-    def optimizer_step(self, seconds: float) -> None:
-        """Raises Finished when enough was seen of a loop whose batches come from no loader we know: an optimiser step
-        is the training step then."""
+    def optimizer_step(self, seconds: float, optimizer: int = 0, frame: FrameType | None = None) -> None:
+        """Raises Finished when enough was seen of a loop whose batches come from no loader that it asks itself: the
+        steps of its first `optimizer` are the training steps then. `frame`: of the call."""
         self.optimizer_steps += 1
-        if (row := self.loop.current) is not None:
+        row = self._row()
+        if self.watch is not None and threading.get_ident() == self.trainer:
+            self.watch.see_step(frame)
+        if row is not None:
             row.optimizer_s += seconds
             row.trained = True
-        elif not self.loop.any_trained:
-            now = time.perf_counter()
-            self.loop.first_got = self.loop.first_got or now
-            self.stop.steadiness.add(now, 1, 0.0)
-            if reason := self.enough(now):
-                self.end_watch(reason)
+        if self.loop.current is not None:
+            self.loop.own = None
+        elif self.trainer == threading.get_ident() and (self.loop.own is not None or not self.loop.any_trained):
+            self._own_step(optimizer)
+
+    def _row(self) -> StepRow | None:
+        """The open row of the thread that trains, which is the first that calls; None in another one."""
+        thread = threading.get_ident()
+        if self.trainer is None:
+            self.trainer = thread
+            if self.watch is not None and self.watch.thread != thread:
+                self.watch.follow()
+            if (other := self.loop.leave_to(thread)) is not None:
+                self.asking = None
+                self._background, self._drawn = other.loader, other.drawn
+                self.loaders.about[other.loader]["background"] = True
+        return None if thread != self.trainer else self.loop.current or self.loop.own
+
+    def _own_step(self, optimizer: int) -> None:
+        self._pacer = self._pacer or optimizer
+        if optimizer != self._pacer:
+            return
+        now, (samples, size) = time.perf_counter(), self._drawn
+        if self._background is None:
+            self._background = self.loaders.unwatched()
+            samples = 1
+        row = self.loop.own_step(now, self._background, samples or 1, size)
+        if row is not None:
+            self._closed(row)
+        if reason := self.enough(now):
+            self.end_watch(reason)
 
     def pause(self, seconds: float) -> None:
         """A checkpoint."""
-        if (row := self.loop.current) is not None:
+        if (row := self.loop.current or self.loop.own) is not None:
             row.pause_s += seconds
 
     def synchronised(self, seconds: float, frame: FrameType) -> None:
         """`frame`: of the call."""
-        if (row := self.loop.current) is not None:
+        if (row := self.loop.current or self.loop.own) is not None:
             row.sync_s += seconds
             row.syncs += 1
             self._sync_places[row.loader, own_place(frame)] += 1
@@ -200,10 +256,17 @@ class Capture:
         )
 
     def end_watch(self, reason: Reason) -> None:
-        """Nothing more is to be seen, and no window follows: raises Finished, unless the script shall run on."""
+        """Nothing more is to be seen, and no window follows: the script is ended, unless it shall run on."""
         self.leave(reason)
         if reason != "running":
+            self.finish()
+
+    def finish(self) -> None:
+        """Raises Finished in the thread that trains: now, or (batches are drawn by another one) behind its next
+        step."""
+        if self.trainer in (None, threading.get_ident()):
             raise Finished
+        self.over = True
 
     def leave(self, ended_by: str | None) -> None:
         """Nothing more is to be seen; None: other windows follow. Called again as these and the script end, for how
@@ -217,6 +280,8 @@ class Capture:
             return
         if self.watch is not None:
             self.watch.sampler.stop()
+        if self.loop.any_trained:
+            self._ask_for_refusals()
         self.flush()
         self.journal.write(f"left-{self.pid}", {})  # its workers that live on say their last and stop looking
 
@@ -231,7 +296,7 @@ class Capture:
         self._see_rank()
         collect_paths()
         self.facts.look()
-        self.watch = TrainerWatch(self.journal, lambda: self.asking, self.facts.on_device, self.flush)
+        self.watch = TrainerWatch(self, self.journal, self.facts.on_device)
         self.flush()
         self.watch.sampler.start()  # from here on it flushes
 

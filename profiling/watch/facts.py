@@ -41,6 +41,33 @@ def settings(one: Any) -> dict[str, Any]:
     }
 
 
+def own_code(loader: Any) -> str | None:
+    """What of a dataset is code of its own, which `Loader.like` therefore refuses; None where it is torchvision's."""
+    dataset = getattr(loader, "dataset", None)
+    for name in ("__iter__", "__getitems__", "__getitem__"):
+        home = str(getattr(getattr(type(dataset), name, None), "__module__", None) or "torchvision.")
+        if not home.startswith(("torchvision.", "torch.utils.data.dataset")):
+            return f"{type(dataset).__name__}.{name} is code of its own"
+    return None
+
+
+def refused(loader: Any) -> str | None:
+    """Why `Loader.like` does not take a torch DataLoader's settings over, "" where it does. None where that cannot be
+    asked."""
+    try:
+        from feedline.pipeline.base.errors import UsageError
+        from feedline.pipeline.like import options_like
+    except ImportError:
+        return None
+    try:
+        options_like(loader)
+    except UsageError as error:
+        return str(error)
+    except Exception:  # a user's object may raise anything
+        return None
+    return ""
+
+
 def innermost(dataset: Any) -> Any:
     """The dataset inside Subset and the like."""
     for _ in range(8):
@@ -97,10 +124,20 @@ class Loaders:
         self._roles: list[tuple[str, dict[str, Any]]] = []
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
+    def alive(self) -> list[tuple[int, Any]]:
+        """Loaders that the script still has, by number."""
+        return [(number, one) for one, number in list(self._numbers.items())]
+
     def known(self, one: Any) -> int | None:
         with suppress(TypeError):  # not hashable
             return self._numbers.get(one)
         return None
+
+    def unwatched(self) -> int:
+        """The number of what feeds a loop that asks no loader of a known kind."""
+        self.about.append({"id": len(self.about), "kind": "unwatched", **settings(None)})
+        self._roles.append(("", {}))
+        return len(self.about) - 1
 
     def number(self, one: Any, kind: str, place: str) -> int:
         number = self.known(one)
@@ -110,6 +147,8 @@ class Loaders:
             number = next(former, len(self.about))
             if number == len(self.about):
                 self.about.append({"id": number, "kind": kind, **its[1]})
+                if kind == "torch" and (own := own_code(one)):
+                    self.about[number]["refused"] = own
                 self._roles.append(its)
             with suppress(TypeError):
                 self._numbers[one] = number

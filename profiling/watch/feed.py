@@ -9,6 +9,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Protocol
 
 from feedline.profiling.watch.capture import Capture
@@ -23,6 +24,9 @@ class Director(Protocol):
     """`profiling.watch.legs.director.Director`."""
 
     directing: bool
+
+    def hold(self, frame: FrameType) -> None:
+        """The loop that trains asks for a batch there: it shall not leave its pass by its own count."""
 
     def take_over(self, feed: "Feed", why: str) -> None:
         """The verdict's steps are over."""
@@ -56,6 +60,8 @@ class WatchedLoader:
             feed = feeds.open(self, loader, original) if self.is_watched(loader) else None
             if feed is None:
                 return original(loader)
+            if feed.directed:
+                return FedIterator(feed, LateIterator(feeds.capture, functools.partial(original, loader)))
             with feeds.capture.unwatched():
                 iterator = original(loader)
                 feed.see_thread(iterator)
@@ -105,6 +111,7 @@ class Feed:
         self._iterate = iterate
         self._original: Draw | None = None
         self._again: Draw | None = None
+        self._holds = False
         self._pass = self._begin_pass() if self._capture.active else None
 
     @property
@@ -119,9 +126,18 @@ class Feed:
             return director.next(self)
         if not capture.active or capture.asking is not None or passed is None or passed.done:
             return (self._again or original)()
+        if passed.background:  # no loop of the script's waits here
+            batch = original()
+            capture.got(passed, batch)
+            return batch
         capture.ask(passed)
-        if (director is None or passed.trained or not capture.loop.any_trained) and (
-            reason := capture.enough(passed.asked, held=self._again is not None)
+        trains = passed.loader in capture.loop.trained
+        if director is not None and passed.trained and not self._holds:
+            self._holds = True
+            director.hold(sys._getframe(1))
+        held = self._again is not None or passed.epoch > 0
+        if (director is None or trains or not capture.loop.any_trained) and (
+            reason := capture.enough(passed.asked, held=held)
         ):
             capture.asking = None
             if director is None:
@@ -213,6 +229,25 @@ class Feeds:
             original=loop, module=loop.__module__, folder=str(capture.journal.folder), rank=capture.rank,
             trainer=capture.pid, loader=capture.loaders.known(loader) or 0, lines=self.worker_lines,
         )  # fmt: skip
+
+
+class LateIterator:
+    """The loader's iterator, begun once something of it is asked for: a pass that is handed kept batches starts no
+    workers."""
+
+    def __init__(self, capture: Capture, begin: Callable[[], Any]) -> None:
+        self._capture, self._begin = capture, begin
+
+    @functools.cached_property
+    def _iterator(self) -> Any:
+        with self._capture.unwatched():
+            return iter(self._begin())
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
 
 
 class FedIterator:

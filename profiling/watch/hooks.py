@@ -48,12 +48,19 @@ class Hooks:
         self.patches.remove()
 
     def forked(self) -> None:
-        """In a worker or a child of the script's own: what it iterates over is not the training loop."""
-        self.capture.active = False
-        self.capture.asking = self.capture.loop.current = None
+        """In a child: a loader's worker, or one that trains in its parent's place, watched from its beginning."""
+        capture = self.capture
+        trained = (one.get("ended_by") for one in capture.journal.all("trainer-"))
+        if capture.watch is None and capture.active and not any(trained):
+            device, autocast = capture.device, capture.facts.autocast
+            capture.__init__(capture.journal, capture.config)
+            capture.device, capture.facts.autocast = device, autocast
+            return
+        capture.active = False
+        capture.asking = capture.loop.current = None
         self.feeds.director = None
-        if self.capture.watch is not None:
-            self.capture.watch.sampler.restore_interval()
+        if capture.watch is not None:
+            capture.watch.sampler.restore_interval()
 
     def _torch(self, torch: Any) -> None:
         capture, replace = self.capture, self.patches.replace
@@ -96,20 +103,21 @@ class Hooks:
                 capture.facts.see_optimizer(optimizer)
             started = clock()
 
-        def after(*_: Any) -> None:
+        def after(optimizer: Any, *_: Any) -> None:
             seconds = clock() - started
             if capture.active:
                 capture.start()
-                capture.costing(capture.optimizer_step, seconds)
+                capture.costing(capture.optimizer_step, seconds, id(optimizer), sys._getframe(1))
+            elif capture.over:
+                capture.finish()
 
         self.patches.on_remove(optimizers.register_optimizer_step_pre_hook(before).remove)
         self.patches.on_remove(optimizers.register_optimizer_step_post_hook(after).remove)
 
     def _noting_autocast(self, original: Any) -> Any:
-        facts = self.capture.facts
-
         @functools.wraps(original)
         def __enter__(context: Any) -> Any:
+            facts = self.capture.facts
             facts.autocast = facts.autocast or bool(getattr(context, "_enabled", True))
             return original(context)
 

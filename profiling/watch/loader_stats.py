@@ -10,6 +10,7 @@ from typing import Any
 
 from feedline.pipeline.base.process import cpu_seconds
 from feedline.profiling.record.journal import Journal, TimeRow
+from feedline.profiling.watch.evidence import run_queue_delay_s
 from feedline.profiling.watch.sampler import WORKER_HZ
 
 NOTHING: dict[str, Any] = {"seconds": {}, "batches": 0, "samples": 0, "cpu_s": 0.0}
@@ -42,10 +43,15 @@ class LoaderStats:
 
     def _row(self, pid: int, counted: dict[str, Any], then: float) -> TimeRow:
         """Every second counts as so many looks as a sampler has, though its error is only the clock's."""
-        now: dict[str, Any] = {**counted, "cpu_s": cpu_seconds(pid)}
+        now: dict[str, Any] = {**counted, "cpu_s": cpu_seconds(pid), "delay_s": run_queue_delay_s(pid)}
         before = self._before.get(pid, NOTHING)
         self._before[pid] = now
         stages = {name: value - before["seconds"].get(name, 0.0) for name, value in now["seconds"].items()}
         batches, samples = now["batches"] - before["batches"], now["samples"] - before["samples"]
         used_s, looks = max(0.0, now["cpu_s"] - before["cpu_s"]), round(WORKER_HZ * sum(stages.values()))
-        return TimeRow(then, self._asked, stages, {}, {}, {}, batches, samples, used_s, looks)
+        delays = None
+        if now["delay_s"] is not None and before.get("delay_s") is not None:  # of whatever it was doing
+            busy_s = sum(stages.values()) - stages.get("idle", 0.0)
+            share = (now["delay_s"] - before["delay_s"]) / busy_s if busy_s > 0 else 0.0
+            delays = {name: min(1.0, share) * seconds for name, seconds in stages.items() if name != "idle"}
+        return TimeRow(then, self._asked, stages, {}, {}, {}, batches, samples, used_s, looks, delays)

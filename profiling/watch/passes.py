@@ -3,8 +3,12 @@
 A row opens when a batch is asked for and closes when the next one is asked for; a pass that runs to its end inside
 another's open row (an evaluation inside a training step) is that row's pause. A pass of fewer batches in there is
 part of the step, and one that began before is beside it (`zip(a, b)`): the row waits for their batches too.
+
+Where the thread that trains asks no watched loader itself (a generator or a queue of the script's own, a thread that
+draws ahead), rows go from one step of its optimiser to the next, and what it waits is left to the sampler.
 """
 
+import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +16,8 @@ from typing import Any
 from feedline.profiling.record.journal import StepRow
 
 EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
+OWN_EPOCH = -1
+"""Of rows that an optimiser's steps delimit."""
 OF_STEP = ("backward_s", "optimizer_s", "pause_s", "sync_s", "syncs")
 """Fields of a row that go over to the one whose step it is part of."""
 
@@ -23,6 +29,14 @@ class Pass:
     started: float
     in_trainer: bool
     outer: StepRow | None
+    thread: int = 0
+    """That draws its batches."""
+    background: bool = False
+    """Another thread than the one that trains draws them: they have no rows."""
+    drawn: tuple[int, int] = (0, 0)
+    """Samples and bytes of its last batch."""
+    restart: bool = False
+    """It takes the place of a pass of one batch, as `next(iter(loader))` has them: its start is part of the step."""
     pin_thread: Any = None
     """Which makes its batches ready in this process, if one does."""
     row: StepRow | None = None
@@ -52,10 +66,13 @@ class Loop:
     def __init__(self) -> None:
         self.current: StepRow | None = None
         """The row that is open, of the pass that was last given a batch."""
+        self.own: StepRow | None = None
+        """Open, of a loop that asks no watched loader: from one step of its optimiser to the next."""
         self.closed: deque[StepRow] = deque()
         self.rows = 0
         self.train_steps = 0
-        self.any_trained = False
+        self.trained = set[int]()
+        """Loaders between whose batches something was trained."""
         self.first_got: float | None = None
         self.totals = (0.0, 0.0, 0)
         """Of all closed rows: seconds waited, seconds without pauses, samples."""
@@ -63,9 +80,21 @@ class Loop:
         self._open: list[Pass] = []
         self._ended: dict[tuple[int, int], dict[str, Any]] = {}
 
-    def begin(self, loader: int, now: float, *, in_trainer: bool) -> Pass:
-        begun = Pass(loader, self._epochs[loader], now, in_trainer, self.current)
+    @property
+    def any_trained(self) -> bool:
+        return bool(self.trained)
+
+    def begin(self, loader: int, now: float, *, in_trainer: bool, background: bool = False) -> Pass:
+        """A new pass over a loader leaves the one that is open, as `next(iter(loader))` does."""
+        left = [one for one in self._open if one.loader == loader and one.row is not None and not background]
+        for one in left:
+            self.close(one, now)
+            self.finish(one, now)
+        begun = Pass(loader, self._epochs[loader], now, in_trainer, self.current, threading.get_ident(), background)
+        begun.restart = any(one.batches == 1 for one in left)
         self._epochs[loader] += 1
+        if background:
+            return begun
         if begun.outer is not None:
             for other in self._open:
                 if other.row is begun.outer:
@@ -81,10 +110,12 @@ class Loop:
         beside = [row for row in others if to.started < row.start_s]
         for row in beside:
             row.wait_s += now - to.asked
-        to.row = self.current = StepRow(to.asked, now - to.asked, samples, size, to.loader, to.epoch)
+        began = to.started if to.restart and not to.batches else to.asked
+        to.row = self.current = StepRow(began, now - began, samples, size, to.loader, to.epoch)
         to.first_got = now if to.first_got is None else to.first_got
         self.first_got = now if self.first_got is None else self.first_got
         to.waited_s += now - to.asked
+        to.drawn = samples, size
         to.samples += samples
         to.batches += 1
         return [to.row, *beside]
@@ -105,11 +136,38 @@ class Loop:
         row.duration_s = now - row.start_s
         if row.trained:
             self.train_steps += 1
-            self.any_trained = of.trained = True
+            self.trained.add(of.loader)
+            of.trained = True
         if self.current is not None and self.current.start_s >= row.start_s:  # it, or one that was opened in it
             self.current = None
         waited_s, seconds, samples = self.totals
         self.totals = waited_s + row.wait_s, seconds + row.duration_s - row.pause_s, samples + row.samples
+        self.closed.append(row)
+        self.rows += 1
+        return row
+
+    def leave_to(self, thread: int) -> Pass | None:
+        """That thread trains: passes of others are in the background, and what was noted of them is no step."""
+        others = [one for one in self._open if one.thread != thread]
+        for one in others:
+            one.background, one.row = True, None
+            self._open.remove(one)
+            for row in [row for row in self.closed if row.loader == one.loader]:
+                self.closed.remove(row)
+        self.current = None if others else self.current
+        return others[-1] if others else None
+
+    def own_step(self, now: float, loader: int, samples: int, size: int) -> StepRow | None:
+        """An optimiser has stepped in a loop that asks no watched loader: the row since the last such step ends."""
+        row, self.own = self.own, StepRow(now, 0.0, samples, size, loader, OWN_EPOCH)
+        self.first_got = now if self.first_got is None else self.first_got
+        if row is None:
+            return None
+        row.duration_s, row.trained = now - row.start_s, True
+        self.trained.add(loader)
+        self.train_steps += 1
+        waited_s, seconds, all_samples = self.totals
+        self.totals = waited_s, seconds + row.duration_s - row.pause_s, all_samples + row.samples
         self.closed.append(row)
         self.rows += 1
         return row

@@ -1,17 +1,18 @@
 """Patches of modules, put in place as the script imports them and taken back at the end. Nothing is imported."""
 
-import importlib.abc
-import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 Patch = Callable[[ModuleType], None]
 
 
-class Patches(importlib.abc.MetaPathFinder):
+class Patches:
     """Finds the modules it has patches for as the other finders would, and calls back when their code has run."""
 
     def __init__(self, complain: Callable[[str], None]) -> None:
@@ -55,7 +56,7 @@ class Patches(importlib.abc.MetaPathFinder):
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> "ModuleSpec | None":
         patches = self._targets.get(fullname)
         if patches is None and self.others is None:
             return None

@@ -1,21 +1,24 @@
-"""Reading a stack by a table of rules: what a worker prepares (`classify`), what the training thread does (`part`).
+"""Reading a stack by tables of rules: what a worker prepares (`classify`), what the training thread does (`part`).
 
-From the innermost frame outwards, the first frame that a rule knows decides. Rules for libraries name a file and,
-where it matters, a function or the text of the source line; rules for a user's own code look at the line ("np.load("
-reads, "imdecode(" decodes) and then at the function's name. PIL decodes lazily, so `ImageFile.load` is where decoding
-happens, whoever called it; a transform that triggers it is not blamed. Standard-library frames that no rule knows are
-charged to whoever called them.
+From the innermost frame outwards, the first frame that a rule knows decides. Rules know libraries: a file of theirs
+and, where it matters, a function, or a C function of theirs that a script calls itself (`calls`). A user's code is
+not guessed at, neither by its text nor by its names: what it does is told by what it calls, by what its thread is
+blocked in (`evidence`), and by who called it. PIL decodes lazily, so `ImageFile.load` is where decoding happens,
+whoever called it; a transform that triggers it is not blamed. Standard-library frames that no rule knows are charged
+to whoever called them.
 
 Cost: one dictionary look-up per frame once a place has been seen.
 """
 
-import linecache
 import re
 import sysconfig
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FrameType
+
+from feedline.profiling.watch.calls import called, source_line
+from feedline.profiling.watch.evidence import LOCK, READ, SLEEP, WAIT
 
 DEPTH = 80  # frames looked at; deeper stacks are cut at the outside
 HERE = __file__.replace("\\", "/").rpartition("/watch/")[0] + "/"
@@ -52,39 +55,32 @@ class Place:
 
 
 class Rules:
-    """A table: rules for libraries, and (name, regular expression) for lines and functions of the user's own code."""
+    """A table for libraries' frames, and one for what C code is called in a script's own: (stage, regular expression
+    that the whole of `calls.called` matches)."""
 
-    def __init__(
-        self,
-        library: Sequence[Rule],
-        lines: Sequence[tuple[str, str]],
-        functions: Sequence[tuple[str, str]],
-        otherwise: str | None = None,
-    ) -> None:
-        """`otherwise`: what the user's own code is that no rule knows."""
+    def __init__(self, library: Sequence[Rule], calls: Sequence[tuple[str, str]]) -> None:
         self.library = library
-        self.lines = lines
-        self.functions = functions
-        self._otherwise = otherwise
         self.stage_of = lru_cache(maxsize=16384)(self._stage_of)
-        """(code, line number) -> the name of one frame by itself; None when no rule knows it."""
+        """(code, line number) -> the stage of a library's frame by itself; None when no rule knows it."""
+        self._calls = [(stage, re.compile(pattern)) for stage, pattern in calls]
+        self.stage_of_call = lru_cache(maxsize=4096)(self._stage_of_call)
+        """What `calls.called` says -> its stage; None when no rule knows it."""
 
     def _stage_of(self, code: CodeType, line_number: int | None) -> str | None:
-        file, function = slashed(code.co_filename), code.co_name
+        file = slashed(code.co_filename)
+        if not is_library(file):
+            return None
         text = source_line(code.co_filename, line_number)
-        if is_library(file):
-            return next((rule.stage for rule in self.library if rule.fits(file, function, text)), None)
-        by_line = (stage for stage, pattern in self.lines if re.search(pattern, text))
-        by_name = (stage for stage, pattern in self.functions if re.search(pattern, function.lower()))
-        return next(by_line, None) or next(by_name, self._otherwise)
+        return next((rule.stage for rule in self.library if rule.fits(file, code.co_name, text)), None)
+
+    def _stage_of_call(self, call: str) -> str | None:
+        return next((stage for stage, pattern in self._calls if pattern.fullmatch(call)), None)
 
 
-TORCH_WORKERS = "/torch/utils/data/_utils/worker.py /torchdata/stateful_dataloader/worker.py"
+LOCKS = r"_thread\.\S*(acquire\S*|lock|RLock)|_multiprocessing\.SemLock\S*|fcntl\.(flock|lockf)"
 WORKER = Rules(
     (
         # torch's own loader
-        Rule("idle", TORCH_WORKERS, line=r"index_queue\.get"),
-        Rule("send", TORCH_WORKERS, line=r"data_queue\.put"),
         Rule("collate", "/torch/utils/data/_utils/fetch.py", line=r"collate_fn\("),
         Rule("collate", "/torch/utils/data/_utils/collate.py"),
         Rule("send", "/torch/multiprocessing/reductions.py /multiprocessing/reduction.py"),
@@ -116,20 +112,14 @@ WORKER = Rules(
         Rule("read", "/numpy/lib/format.py /numpy/lib/_format_impl.py /torch/serialization.py /pathlib"),
         Rule("decode", "/simplejpeg/ /turbojpeg /imageio/ /skimage/io/"),
         Rule("transform", "/skimage/ /scipy/ndimage/"),
+        Rule("lock", "/multiprocessing/synchronize.py /filelock/"),
     ),
-    lines=(
-        ("decode", r"imdecode|imread\(|decode_(jpe?g|png|image)|jpeg\.decode|\.convert\(|fromarray\(|from_?buffer\("),
-        ("read", r"\bopen\(|\.read(_bytes|_text|into|lines?)?\(|np\.load\(|torch\.load\(|read_file\(|\.get_object|"
-                 r"requests\.|\.fetch\(|\.download|memmap\("),
-        ("collate", r"collate\w*\("),
-        ("transform", r"(?<!def )\b\w*transforms?\w*\(|augment\w*\(|\baug\(|\.resize\(|\.crop\(|\.flip\(|"
-                      r"normali[sz]e\(|from_numpy\(|np\.(as)?array\(|\.astype\(|\.permute\(|\btorch\.(as_)?tensor\("),
-    ),
-    functions=(
-        ("collate", r"collate|to_batch|make_batch"),
-        ("decode", r"decod|imread"),
-        ("read", r"read|fetch|download|load_bytes|load_file|open"),
-        ("transform", r"transform|augment|resize|crop|flip|jitter|blur|normali[sz]e"),
+    calls=(
+        ("blocked", r"time\.sleep"),
+        ("lock", LOCKS),
+        ("decode", r"cv2\.im(de|re)\w+|(simplejpeg|_?turbojpeg|imagecodecs|nvidia)\b.*|.*\bdecode_(jpe?g|png|image)"),
+        ("read", r"_?io\.\S*(open|read\w*|seek)|builtins\.open"
+                 r"|(posix|nt|mmap)\.\S*(open|read\w*|stat|scandir|listdir|mmap\S*)|(h5py|lmdb|zarr|pyarrow|sqlite3|_sqlite3|_socket|_ssl)\b.*|numpy\.(fromfile|memmap)"),
     ),
 )  # fmt: skip
 TRAINER = Rules(
@@ -147,65 +137,128 @@ TRAINER = Rules(
         Rule("logging", "/tensorboard/ /torch/utils/tensorboard/ /tensorboardX/ /wandb/ /mlflow/"),
         Rule("logging", "/logging/__init__.py /tqdm/ /rich/ /matplotlib/"),
         Rule("python", "/torch/utils/data/"),
-        Rule("forward", "/torch/ /torchvision/models/ /torchvision/ops/ /timm/ /torchmetrics/"),
+        Rule("forward", "/torch/ /torchvision/models/ /torchvision/ops/ /timm/models/ /timm/layers/ /torchmetrics/"),
         Rule("python", "/numpy/"),
+        Rule("wait", "/multiprocessing/connection.py /multiprocessing/synchronize.py /queue.py"),
     ),
-    lines=(
-        ("backward", r"\.backward\("),
-        ("optimizer", r"\b(optim\w*|opt|scaler)\.(step|zero_grad)\(|zero_grad\("),
-        ("checkpoint", r"torch\.save\("),
-        ("synchronise", r"\.item\(|\.cpu\(|\.tolist\(|\.numpy\(|synchronize\("),
-        ("copy", r"\.to\(|\.cuda\("),
-        ("logging", r"\bprint\(|\blog(ger|ging)?\.\w+\(|writer\.add_|\.log\(|add_scalar"),
-        ("forward", r"\b(model|net|network|criterion|loss_fn|loss_func|self\.\w+)\(|\bF\.\w+\(|\btorch\.\w+\("),
+    calls=(
+        ("wait", LOCKS + r"|_queue\.\S*get|_?(multiprocessing|socket|ssl|posixshmem)\b.*|select\..*"),
+        ("synchronise", r"torch\b.*\.(item|cpu|tolist|numpy|synchronize|__bool__|__float__|__int__)"),
+        ("copy", r"torch\b.*\.(to|cuda)"),
+        ("checkpoint", r"torch\b.*(PyTorchFileWriter|write_record)\S*"),
+        ("backward", r"torch\b.*\b(run_backward|backward)"),
+        ("forward", r"torch\w*\b.*"),
+        ("logging", r"builtins\.print|_?io\.\S*(write|flush)|_?json\b.*"),
     ),
-    functions=(("forward", r"^forward$"),),
-    otherwise="python",
-)
-ON_CPU = Rules(
-    TRAINER.library,
-    [line for line in TRAINER.lines if line[0] != "synchronise"],
-    TRAINER.functions,
-    otherwise="python",
-)
-"""Where there is no device to wait for."""
+)  # fmt: skip
+ONLY_ON_DEVICE = ("synchronise", "copy")
+"""Where there is no device, what a model computes is all there is behind these calls."""
 COMPOSERS = re.compile(
     r"/torchvision/transforms/(transforms|v2/_container)\.py:Compose\.(__call__|forward)"
     r"|/albumentations/core/composition\.py:\w+\.__call__"
 )
 """Frames (file:qualified name) that call one transform after the other: the frame they called is the transform."""
+GENERATOR = 0x20 | 0x200
+"""Flags of code: a generator's, an asynchronous one's."""
+BLOCKED = {SLEEP: "blocked", WAIT: "blocked", READ: "read", LOCK: "lock"}
+"""What a worker's thread is blocked in -> the stage, where no rule knows better."""
 FETCH = "/torch/utils/data/_utils/fetch.py"
 """What calls the dataset for every sample. Code of the user's own under it that no rule knows prepares a sample."""
 PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
 
 
-def part(frame: FrameType | None, *, on_device: bool) -> Place:
+@dataclass(frozen=True)
+class LoopCode:
+    """What is known of a training loop's code, while it runs."""
+
+    steps: set[CodeType] = field(default_factory=set[CodeType])
+    """Code on the stack as the optimiser steps: what these functions call is the loop's work."""
+    makers: set[CodeType] = field(default_factory=set[CodeType])
+    """Functions that the loop calls and that were seen reading or decoding: they make its batches."""
+
+
+def part(
+    frame: FrameType | None,
+    *,
+    on_device: bool,
+    loop: LoopCode | None = None,
+    blocked: str | None = None,
+    held: bool | None = None,
+) -> Place:
     """What the training thread does (`recording.TrainerPart`), given its innermost frame, and where: at
-    `file:function:line` of the user's own. What that called in a library decides, where a rule knows it."""
-    found, rules = None, TRAINER if on_device else ON_CPU
+    `file:function:line` of the user's own. What that called in a library decides, where a rule knows it; else what C
+    function it calls, and whose. `blocked` is what the thread is mostly blocked in, `held` whether it held the
+    interpreter lock."""
+    inner, found, beneath = True, None, list[CodeType]()
+    own: FrameType | None = None
+    made = False
     for one in frames(frame):
-        file = one.f_code.co_filename
-        if not is_ours(file):
-            found = found or rules.stage_of(one.f_code, one.f_lineno)
-            if not is_library(file):
-                return Place(found or "other", f"{place_name(one.f_code)}:{one.f_lineno}")
-    return Place(found or "other", "nowhere")
+        code, file = one.f_code, one.f_code.co_filename
+        if is_ours(file):
+            continue
+        library = is_library(file) or generated(one)
+        call = called(one) if inner else None
+        if found is None:
+            found = TRAINER.stage_of(code, one.f_lineno) or (TRAINER.stage_of_call(call) if call else None)
+            if found is None and generated(one):
+                found = "forward"
+            elif found is None and not library:
+                found = _of_own(call, blocked, held) if inner else "python"
+        reads = WORKER.stage_of(code, one.f_lineno) or (WORKER.stage_of_call(call) if call else None)
+        made = made or reads in ("read", "decode")
+        inner = False
+        own = own or (None if library else one)
+        if loop is not None and code in loop.steps:
+            if found not in ("logging", "checkpoint", "backward", "optimizer") and _makes(beneath, made, loop):
+                found = "load"
+            break
+        beneath.append(code)
+    found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
+    return Place(found or "other", f"{place_name(own.f_code)}:{own.f_lineno}" if own else "nowhere")
 
 
-def classify(frame: FrameType | None) -> Place:
+def _of_own(call: str | None, blocked: str | None, held: bool | None) -> str:
+    """The script's own code that calls what no rule knows, or nothing."""
+    if blocked in (LOCK, WAIT):
+        return "wait"
+    unknown = call == "" and not blocked and held is False  # it computes in C, for whom is not known
+    return "other" if unknown else "python"
+
+
+def _makes(beneath: Sequence[CodeType], made: bool, loop: LoopCode) -> bool:
+    """Whether what the loop has called makes batches: an iterator of the script's own, or a function that was seen
+    reading or decoding pictures."""
+    if made and beneath:
+        loop.makers.add(beneath[-1])
+    generators = any(code.co_flags & GENERATOR or code.co_name == "__next__" for code in beneath)
+    return generators or made or bool(beneath and beneath[-1] in loop.makers)
+
+
+def generated(frame: FrameType) -> bool:
+    """Code that torch has made of the script's, as Inductor's kernels and FX's graphs are."""
+    file = frame.f_code.co_filename
+    return file.startswith("<eval_with_key") or (
+        frame.f_back is not None and "/torch/_inductor/" in slashed(frame.f_back.f_code.co_filename)
+    )
+
+
+def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda: None) -> Place:
     """The stage of a worker's whole stack, given its innermost frame. What the user's own code does for a sample, and
-    no rule knows, is `transform` by the name of its function; what else no rule knows is `other`."""
+    no rule knows, is `transform` by the name of its function, unless the thread is `blocked` meanwhile; what else no
+    rule knows is `other`."""
     own: FrameType | None = None
     inner: FrameType | None = None
     for one in frames(frame):
         code = one.f_code
         stage = WORKER.stage_of(code, one.f_lineno)
+        if stage is None and one is frame and (call := called(one)):
+            stage = WORKER.stage_of_call(call)
         if stage is not None:
-            return Place(stage, place_name(code), transform_name(one, inner) if stage == "transform" else None)
+            place = place_name((own or one).f_code) if stage in ("blocked", "lock") else place_name(code)
+            return Place(stage, place, transform_name(one, inner) if stage == "transform" else None)
         if own is not None and FETCH in slashed(code.co_filename):
-            if "sleep(" in source_line(own.f_code.co_filename, own.f_lineno):  # it stands in for a slow source
-                return Place("read", place_name(own.f_code))
-            return Place("transform", place_name(own.f_code), display_name(own))
+            stage = BLOCKED.get(blocked() or "", "transform")
+            return Place(stage, place_name(own.f_code), display_name(own) if stage == "transform" else None)
         if not slashed(code.co_filename).endswith(PLUMBING):
             inner = one
         if own is None and not is_library(code.co_filename):
@@ -244,7 +297,7 @@ def slashed(file: str) -> str:
 def display_name(frame: FrameType) -> str:
     """Class of a method, name of a function."""
     function = frame.f_code.co_name
-    if function in ("__call__", "forward", "transform", "_transform", "apply", "<lambda>"):
+    if function in ("__call__", "forward", "transform", "_transform", "apply", "encodes", "<lambda>"):
         owner = frame.f_locals.get("self")
         if owner is not None:
             return type(owner).__name__
@@ -258,23 +311,6 @@ def frames(frame: FrameType | None) -> Iterator[FrameType]:
             return
         yield frame
         frame = frame.f_back
-
-
-@lru_cache(maxsize=1024)
-def _source(file: str) -> list[str]:
-    # linecache only where there is no file, as of a notebook's cell, and as it is: other threads use it meanwhile.
-    try:
-        with open(file, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123  cheap: inside the script
-            return lines.readlines()
-    except OSError:
-        entry = linecache.cache.get(file, ())
-        return list(entry[2]) if len(entry) == 4 else []
-
-
-def source_line(file: str, number: int | None) -> str:
-    """Empty where there is no source. A frame between two lines has no number."""
-    lines = _source(file)
-    return lines[number - 1] if number and 0 < number <= len(lines) else ""
 
 
 @lru_cache(maxsize=4096)

@@ -19,8 +19,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from feedline.profiling.record.journal import Journal, TimeRow
+from feedline.profiling.watch.evidence import Spent, ThreadEvidence
 from feedline.profiling.watch.rules import Place
 
 WORKER_HZ, TRAINER_HZ = 100.0, 50.0
@@ -36,15 +38,19 @@ FIRST_ROW_S, ROW_S = 0.1, 1.0
 """The first row of sums is written soon, so that workers that live on after a short run have spoken, each further one
 a little later than the one before, up to this: a row takes about a millisecond."""
 
-SUMS = ("stages", "stages_cpu", "transforms", "functions")
+SUMS = ("stages", "stages_cpu", "stages_delay", "transforms", "functions")
+HELD_S = 1.4e-4
+"""A look that comes so late, its wait for a core left out, has waited for the interpreter lock: a thread that runs
+Python gives it up after SWITCH_INTERVAL_S; timers are late by 0.05 ms."""
 
 
 class StackSampler(threading.Thread):
-    """Calls `look(frames by thread id, seconds since the last look)` about `rate_hz` times a second until stopped."""
+    """Calls `look(frames by thread id, seconds since the last look, whether another thread held the interpreter lock
+    as this one wanted it)` about `rate_hz` times a second until stopped. The last is None where that is not known."""
 
     def __init__(
         self,
-        look: Callable[[dict[int, FrameType], float], None],
+        look: Callable[[dict[int, FrameType], float, bool | None], None],
         journal: Journal,
         *,
         rate_hz: float,
@@ -80,25 +86,31 @@ class StackSampler(threading.Thread):
 
     def run(self) -> None:
         draw = random.Random(self.native_id).uniform  # not the global one: it is the script's
+        evidence = ThreadEvidence(threading.get_ident(), self.native_id)
         last = time.perf_counter()
         cost_s = 0.0
         while self._running:
             longest_s = SOON_LONGEST_S if self.looks < SOON_LOOKS else LONGEST_S
-            time.sleep(min(max(self._shortest_s, cost_s / BUDGET), longest_s) * draw(0.5, 1.5))
+            for_s = min(max(self._shortest_s, cost_s / BUDGET), longest_s) * draw(0.5, 1.5)
+            evidence.spent()
+            began = time.perf_counter()
+            time.sleep(for_s)
             now = time.perf_counter()
+            delay_s = evidence.spent().delay_s
+            held = None if delay_s is None else now - began - for_s - delay_s > HELD_S
             with self._looking:
                 if self._running:
-                    self._look_once(now - last)
+                    self._look_once(now - last, held)
             last = now
             self.looks += 1
             spent_s, self.cpu_s = self.cpu_s, time.thread_time()
             cost_s += 0.1 * (self.cpu_s - spent_s - cost_s)
 
-    def _look_once(self, seconds: float) -> None:
+    def _look_once(self, seconds: float, held: bool | None) -> None:
         interval_s = sys.getswitchinterval()
         sys.setswitchinterval(max(interval_s, LOOKING_INTERVAL_S))
         try:
-            self._look(sys._current_frames(), seconds)
+            self._look(sys._current_frames(), seconds, held)
         except Exception as error:  # a stack nobody foresaw must not end the watch, nor be heard in the script
             if not self._failed:
                 line = f"a look at the stacks failed: {type(error).__name__}: {error} (process {os.getpid()})"
@@ -111,43 +123,6 @@ class StackSampler(threading.Thread):
                 self.restore_interval()
 
 
-class ThreadClock:
-    """CPU time of another thread of this process."""
-
-    def __init__(self, thread_id: int) -> None:
-        """The thread must be alive: of another number the C library may crash."""
-        try:
-            self._clock = time.pthread_getcpuclockid(thread_id)
-            self._before_s = time.clock_gettime(self._clock)
-        except (AttributeError, OSError):  # Linux has it
-            self._clock = None
-
-    def spent_s(self) -> float | None:
-        """Since the last call; None where the system does not tell."""
-        if self._clock is None:
-            return None
-        before_s, self._before_s = self._before_s, time.clock_gettime(self._clock)
-        return self._before_s - before_s
-
-
-class HelperThread:
-    """A thread that a loader starts, as `find` tells."""
-
-    def __init__(self, find: Callable[[], threading.Thread | None]) -> None:
-        self._find = find
-        self._thread: threading.Thread | None = None
-        self._clock: ThreadClock | None = None
-
-    def look(self, frames: dict[int, FrameType]) -> tuple[FrameType | None, float | None]:
-        """Its innermost frame, None while there is no such thread, and its CPU seconds since the last look."""
-        thread = self._find()
-        if thread is None or thread.ident is None or not thread.is_alive():
-            return None, None
-        if thread is not self._thread or self._clock is None:
-            self._thread, self._clock = thread, ThreadClock(thread.ident)
-        return frames.get(thread.ident), self._clock.spent_s()
-
-
 class TimeSums:
     """What a thread spent its time on, handed on as short rows, so that a reader can choose which times count. Not
     thread-safe: one sampler feeds it, and takes from it until it has stopped."""
@@ -156,6 +131,7 @@ class TimeSums:
         self.batches = 0
         self.samples = 0
         self._rows = 0
+        self._delay_known = False
         self._process_cpu_s = time.process_time()
         self._open()
 
@@ -165,10 +141,12 @@ class TimeSums:
         self._ticks = 0
         self._counted = (self.batches, self.samples)
 
-    def add(self, place: Place, seconds: float, cpu_s: float | None) -> None:
-        """One look; `cpu_s` is what the thread, and who works for it, has used since the last one."""
+    def add(self, place: Place, seconds: float, spent: Spent) -> None:
+        """One look; `spent` is of the thread, and who works for it, since the last one."""
         self._sums["stages"][place.stage] += seconds
-        self._sums["stages_cpu"][place.stage] += cpu_s or 0.0
+        self._sums["stages_cpu"][place.stage] += spent.cpu_s or 0.0
+        self._sums["stages_delay"][place.stage] += min(seconds, spent.delay_s or 0.0)
+        self._delay_known = spent.delay_s is not None
         if place.transform:
             self._sums["transforms"][place.transform] += seconds
         self._sums["functions"][f"{place.stage} {place.where}"] += seconds
@@ -181,7 +159,11 @@ class TimeSums:
     def take(self) -> TimeRow:
         """The row since the last one."""
         cpu_s = time.process_time()
-        sums = {name: {key: round(value, 6) for key, value in one.items()} for name, one in self._sums.items()}
+        sums: dict[str, Any] = {
+            name: {key: round(s, 6) for key, s in one.items()} for name, one in self._sums.items()
+        }
+        if not self._delay_known:
+            sums["stages_delay"] = None
         row = TimeRow(
             t0=self._started,
             t1=time.perf_counter(),

@@ -9,71 +9,95 @@ import os
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from feedline.profiling.record.journal import Journal
+from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
 from feedline.profiling.watch.loader_stats import LoaderStats
 from feedline.profiling.watch.passes import Pass
-from feedline.profiling.watch.rules import TRAINER, Place, classify, frames, part
-from feedline.profiling.watch.sampler import TRAINER_HZ, HelperThread, StackSampler, ThreadClock, TimeSums
+from feedline.profiling.watch.rules import TRAINER, LoopCode, Place, classify, frames, is_ours, part
+from feedline.profiling.watch.sampler import TRAINER_HZ, StackSampler, TimeSums
 
 PIN_LOOP, PIN = "_pin_memory_loop", "pin_memory"
 """torch's functions: the pinning thread's loop, and what pins a batch in it."""
+STEPS_SEEN = 3
+
+
+class WatchedLoop(Protocol):
+    """`profiling.watch.capture.Capture`."""
+
+    asking: Pass | None
+    """The pass that the loop waits for."""
+    ours: int
+    """Above 0 while iterators are made and asked by us."""
+
+    def flush(self) -> None:
+        """Called when rows are due."""
 
 
 class TrainerWatch:
-    """Of the thread that makes it. `asking` tells which pass the loop waits for, `on_device` whether the model
-    computes on one; `flush` is called when rows are due."""
+    """Of the thread that makes it, until another one trains. `on_device`: whether the model computes on one."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        asking: Callable[[], Pass | None],
-        on_device: Callable[[], bool],
-        flush: Callable[[], None],
-    ) -> None:
+    def __init__(self, loop: WatchedLoop, journal: Journal, on_device: Callable[[], bool]) -> None:
+        self._watched = loop
         self._journal = journal
-        self._asking = asking
         self._on_device = on_device
-        self._flush = flush
         self._pid = os.getpid()
-        self._thread = threading.get_ident()
-        self._clock = ThreadClock(self._thread)
+        self.follow()
+        self._loop = LoopCode()
         self._main = TimeSums()
         self._loading: dict[int, TimeSums] = {}
         """By loader: what a loader without workers did in this thread."""
+        self._steps_seen = 0
         self._asked: Pass | None = None
         """The pass that the loop has asked last."""
         self._pin_thread = HelperThread(lambda: self._asked.pin_thread if self._asked is not None else None)
         self._stats: dict[int, LoaderStats] = {}
         self.sampler = StackSampler(self._look, journal, rate_hz=TRAINER_HZ)
 
+    def follow(self) -> None:
+        """The calling thread is the one that trains."""
+        self.thread = threading.get_ident()
+        self._evidence = ThreadEvidence(self.thread, threading.get_native_id())
+
+    def see_step(self, frame: FrameType | None) -> None:
+        """An optimiser steps; `frame` is of whoever asked it to. Looked at a few times only: loops seldom change."""
+        if self._steps_seen < STEPS_SEEN:
+            self._steps_seen += 1
+            self._loop.steps.update(one.f_code for one in frames(frame) if not is_ours(one.f_code.co_filename))
+
     def see_loader(self, loader: Any, number: int, rank: int) -> None:
         """A pass begins."""
         if number not in self._stats and hasattr(loader, "worker_pids") and callable(getattr(loader, "stats", None)):
             self._stats[number] = LoaderStats(loader, number, rank)
 
-    def _look(self, frames_by_thread: dict[int, FrameType], seconds: float) -> None:
-        frame, asking = frames_by_thread.get(self._thread), self._asking()
+    def _look(self, frames_by_thread: dict[int, FrameType], seconds: float, held: bool | None) -> None:
+        frame, asking = frames_by_thread.get(self.thread), self._watched.asking
         if frame is None:
             return
         self._asked = asking or self._asked
-        cpu_s = self._clock.spent_s()
+        spent = self._evidence.spent()
+
+        def blocked() -> str | None:
+            return self._evidence.blocked_in() if spent.mostly_blocked(seconds) else None
+
         if asking is not None and asking.in_trainer:
             if asking.loader not in self._stats:
-                self._loading.setdefault(asking.loader, TimeSums()).add(classify(frame), seconds, cpu_s)
-            self._main.add(Place("load", "loader"), seconds, cpu_s)
+                self._loading.setdefault(asking.loader, TimeSums()).add(classify(frame, blocked), seconds, spent)
+            self._main.add(Place("load", "loader"), seconds, spent)
         else:
-            place = part(frame, on_device=self._on_device())
+            place = part(frame, on_device=self._on_device(), loop=self._loop, blocked=blocked(), held=held)
+            if self._watched.ours and asking is None:  # a pass begins: its workers start
+                place = Place("wait", place.where)
             pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
             pinning = pin_work(pin_frame)
             if asking is not None and place.stage not in ("unpickle", "pin"):
                 place = Place(pinning or "wait", place.where)
             if asking is not None and place.stage == pinning:
-                cpu_s = (cpu_s or 0.0) + (pin_cpu_s or 0.0)
-            self._main.add(place, seconds, cpu_s)
+                spent = Spent((spent.cpu_s or 0.0) + (pin_cpu_s or 0.0), spent.delay_s)
+            self._main.add(place, seconds, spent)
         if self._main.due:
-            self._flush()
+            self._watched.flush()
 
     def write(self) -> None:
         """Rows since the last time."""

@@ -18,11 +18,12 @@ from typing import Any
 from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.batches import sizes
 from feedline.profiling.watch.data_files import collect_paths, opened
+from feedline.profiling.watch.evidence import HelperThread, ThreadEvidence
 from feedline.profiling.watch.rules import Place, classify, frames
-from feedline.profiling.watch.sampler import WORKER_HZ, HelperThread, StackSampler, ThreadClock, TimeSums
+from feedline.profiling.watch.sampler import WORKER_HZ, StackSampler, TimeSums
 
 SAY_S = 3.0
-DATASET, QUEUE, COLLATE, WORKER_ID = 1, 3, 6, 10
+DATASET, INDICES, QUEUE, COLLATE, WORKER_ID = 1, 2, 3, 6, 10
 """Positions among the arguments of torch's _worker_loop, since 1.2."""
 
 
@@ -52,11 +53,12 @@ class WorkerEntry:
             loop = loop.original
         try:
             if self.lines is not None:
-                tell = self.lines(args[DATASET], args[COLLATE])
+                queues = args[INDICES], WatchedQueue(args[QUEUE], tell=self.lines(args[DATASET], args[COLLATE]))
             else:
                 worker = kwargs.get("worker_id", args[WORKER_ID] if len(args) > WORKER_ID else 0)
-                tell = WorkerWatch(self, worker, args[QUEUE]).count
-            args = (*args[:QUEUE], WatchedQueue(args[QUEUE], tell), *args[QUEUE + 1 :])
+                watch = WorkerWatch(self, worker, args[QUEUE])
+                queues = WatchedQueue(args[INDICES], watch), WatchedQueue(args[QUEUE], watch, watch.count)
+            args = (*args[:INDICES], *queues, *args[QUEUE + 1 :])
         except Exception:
             # The script must run, watched or not; the parent notices that this worker said nothing.
             pass
@@ -71,12 +73,14 @@ class WorkerWatch:
         self.sums = TimeSums()
         self.hook_s = 0.0
         """CPU time of counting batches."""
+        self.inside: str | None = None
+        """The stage of the queue's call that it is in."""
         self._feeder = HelperThread(lambda: getattr(queue, "_thread", None))
         self._journal = Journal(Path(entry.folder))
         self._left = f"left-{entry.trainer}"
         self._name = f"worker-{os.getpid()}"
         self._main = threading.get_ident()
-        self._clock = ThreadClock(self._main)
+        self._evidence = ThreadEvidence(self._main, threading.get_native_id())
         self._about = {
             "pid": os.getpid(), "worker": worker, "loader": entry.loader, "rank": entry.rank, "created": time.time(),
         }  # fmt: skip
@@ -97,11 +101,17 @@ class WorkerWatch:
             self.sums.samples += samples
         self.hook_s += time.thread_time() - began_s
 
-    def _look(self, frames_by_thread: dict[int, FrameType], seconds: float) -> None:
-        place = classify(frames_by_thread.get(self._main))
-        if self._feeds(frames_by_thread, seconds) and place.stage == "idle":
+    def _look(self, frames_by_thread: dict[int, FrameType], seconds: float, _: bool | None) -> None:
+        spent, inside = self._evidence.spent(), self.inside
+
+        def blocked() -> str | None:
+            return self._evidence.blocked_in() if spent.mostly_blocked(seconds) else None
+
+        frame = frames_by_thread.get(self._main)
+        place = Place(inside, "worker.py:_worker_loop") if inside else classify(frame, blocked)
+        if self._feeds(frames_by_thread, seconds) and inside == "idle":
             place = Place("send", "queues.py:_feed")
-        self.sums.add(place, seconds, self._clock.spent_s())
+        self.sums.add(place, seconds, spent)
         left = self._journal.has(self._left)
         if left or self.sums.due:
             self._journal.append(self._name, [self.sums.take()])
@@ -136,15 +146,29 @@ class WorkerWatch:
 
 
 class WatchedQueue:
-    """The worker's data queue; what is put into it is told."""
+    """One of the worker's queues: what is put into it is told, and the watch knows while it is in here."""
 
-    def __init__(self, queue: Any, tell: Callable[[Any], None]) -> None:
-        self._queue = queue
-        self._tell = tell
+    def __init__(
+        self, queue: Any, watch: WorkerWatch | None = None, tell: Callable[[Any], None] | None = None
+    ) -> None:
+        self._queue, self._watch, self._tell = queue, watch, tell
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        return self._doing("idle", self._queue.get, *args, **kwargs)
 
     def put(self, item: Any, *args: Any, **kwargs: Any) -> None:
-        self._tell(item)
-        self._queue.put(item, *args, **kwargs)
+        if self._tell is not None:
+            self._tell(item)
+        self._doing("send", self._queue.put, item, *args, **kwargs)
+
+    def _doing(self, stage: str, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._watch is None:
+            return work(*args, **kwargs)
+        self._watch.inside = stage
+        try:
+            return work(*args, **kwargs)
+        finally:
+            self._watch.inside = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)

@@ -3,15 +3,19 @@
 import io
 import tarfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from feedline.benchmarks.what_if import image_size, samples_of, trials, what_if
+from feedline.benchmarks.what_if import forms_for, needless, samples_of, trials, what_if, why_none
 from feedline.preprocess.picture import Output
+from feedline.profiling.explain.remedies.remedy import image_size
 from feedline.profiling.record.recording import LoaderSeen, Recording, Script, Trial
+from tests.profiling.recordings import made
 
 FORMS = (
     Output(codec="keep"),
@@ -20,8 +24,8 @@ FORMS = (
 )
 
 
-def quick(paths: Sequence[Path]) -> list[Trial]:
-    return trials(paths, 32, forms=FORMS, rounds=2, samples=12)
+def quick(paths: Sequence[Path], **options: Any) -> list[Trial]:
+    return trials(paths, 32, forms=FORMS, rounds=2, samples=12, **options)
 
 
 def photo(seed: int) -> Image.Image:
@@ -40,7 +44,7 @@ def photos(tmp_path: Path) -> list[Path]:
 
 
 def test_trials_are_plain_and_plausible(photos: list[Path]) -> None:
-    found = {(trial.codec, trial.loader): trial for trial in quick(photos)}
+    found = {(trial.codec, trial.loader): trial for trial in quick(photos, script_loader=True)}
     assert set(found) == {(codec, who) for codec in ("as-is", "jpeg", "raw") for who in ("feedline", "script")}
     jpeg, raw, as_is = found["jpeg", "feedline"], found["raw", "feedline"], found["as-is", "feedline"]
     assert raw.bytes_per_sample == 32 * 32 * 3 + 128
@@ -97,5 +101,50 @@ def test_samples_come_out_of_tars(tmp_path: Path) -> None:
 )
 def test_the_size_the_loop_asks_for(shapes: list[list[int]], size: int | None) -> None:
     seen = Recording(script=Script(argv=["t.py"]), loaders=[LoaderSeen(id=0, kind="torch", batch_shapes=shapes)])
-    assert image_size(seen) == size
+    assert image_size(seen.train_loader) == size
     assert what_if(seen) == []
+
+
+@pytest.mark.parametrize(("crop_px", "stored_px"), [(224, 256), (64, 96), (32, 64), (160, 192), (384, 448)])
+def test_no_form_has_less_resolution_than_the_crop(crop_px: int, stored_px: int) -> None:
+    forms = forms_for(crop_px)
+    assert [form.codec for form in forms][:3] == ["keep", "jpeg", "planes"]
+    assert all(form.size_px == stored_px >= 8 / 7 * crop_px for form in forms[1:])
+    assert ("raw" in {form.codec for form in forms}) == (stored_px <= 128)
+
+
+def test_names_say_nothing_of_what_a_file_is(photos: list[Path], tmp_path: Path) -> None:
+    """Images without a suffix or with a wrong one, in tars that are called something else."""
+    plain = [photo.rename(tmp_path / f"blob-{photo.stem}") for photo in photos[:3]]
+    lie = tmp_path / "lie.jpg"
+    lie.write_text("no image at all")
+    assert len(list(samples_of([lie, *plain], 9))) == 3
+    shard = tmp_path / "shard.bin"
+    with tarfile.open(shard, "w") as archive:
+        for path in [lie, *plain]:
+            archive.add(path, f"{path.name}.dat")
+    assert len(list(samples_of([shard, lie], 9))) == 3
+
+
+def test_a_trial_loads_as_the_scripts_own_loader_would(photos: list[Path]) -> None:
+    """Batches of floats, as `Loader.like` says; the user's own transform takes no part."""
+
+    def fails(*_: Any) -> Any:
+        raise AssertionError("the user's own transform")
+
+    options = {"batch_size": 4, "device": "cpu", "num_workers": 3, "image_size": 24, "transform": fails, "seed": 9}
+    assert {trial.loader for trial in quick(photos, options=options)} == {"feedline"}
+    assert {trial.codec for trial in quick(photos, options=options)} == {"as-is", "jpeg", "raw"}
+
+
+def test_nothing_is_tried_where_nothing_of_the_data_could_help(photos: list[Path]) -> None:
+    paths = [str(path) for path in photos]
+    small = {"read": 0.0, "decode": 0.0001}
+    computing = made(wait_s=0.001, compute_s=0.1, stages=small, ceiling=322.0, sample_paths=paths)
+    waiting = made(sample_paths=paths)
+    queue = replace(waiting, loaders=[replace(waiting.loaders[0], kind="unwatched")])
+    assert what_if(computing) == [] and "the loop hardly waits for data" in why_none(computing)
+    assert what_if(queue) == [] and "no loader" in why_none(queue)
+    assert what_if(Recording(script=Script(argv=["t.py"]), sample_paths=paths)) == []
+    assert needless(waiting) == "" and "none is an image" in why_none(waiting)
+    assert what_if(computing, forms=FORMS[:1], rounds=1, samples=3)  # who asks for it, gets it

@@ -81,6 +81,7 @@ def made(
                     "forward": compute_s * steps, "python": python_s * steps,
                 },
                 functions={"train.py:log:12": python_s * steps} if python_s else {},
+                ticks=1000,
             )
         ],
         costs=Costs(

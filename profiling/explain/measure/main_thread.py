@@ -1,27 +1,40 @@
-"""What the training loop's time goes to, and what a sample costs the trainer. Pure.
+"""What the training loop's time goes to, how well that is known, and what a sample costs the trainer. Pure.
 
 Seconds are per sample of one rank. Shares are of the time of the measured steps and sum to 1:
 
     data      blocked on the next batch, unpickling included (CUDA: the device had run dry for want of it)
     copy      host-to-device copies the step waited for
     trainer   the main thread's own Python, logging, checkpoints
+    other     what nothing decides
     compute   the rest: forward, backward, optimiser, waiting for the device
+
+A watched loader's waits are timed one by one. Where another thread draws the batches, or nobody hands them over that
+is watched, data is what looks at the training thread see of waiting for batches and making them.
 """
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from feedline.profiling.explain.measure.rates import Rate, median_rate, seconds_of, waited_s
-from feedline.profiling.explain.measure.workers import sums
+from feedline.profiling.explain.measure.rates import (
+    ERRORS_90,
+    Rate,
+    look_error,
+    median_rate,
+    seconds_of,
+    share_error,
+    stretches,
+    waited_s,
+)
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, sums
 from feedline.profiling.record.recording import Recording, Step, TrainerPart
 
 PARTS = get_args(TrainerPart)
 OWN = ("python", "logging", "checkpoint")  # parts that are the script's own Python
-NOT_BUSY = ("wait", "load", "unpickle", "copy", "synchronise", "other")
-"""Parts in which the main thread may rightly sleep."""
+DATA = ("wait", "load", "unpickle", "pin")  # parts that wait for a batch or make it
+LEAST_ERROR = 0.005  # no share is known better: hooks and looks take a little themselves
 LEAST_KERNEL_SHARE = 0.04
 LEAST_FAULTS = 200  # per step; below either, keeping memory would gain nothing that can be told from noise
 FAULTS_COST = 1.25
@@ -36,18 +49,24 @@ class Shares:
     copy: float = 0.0
     trainer: float = 0.0
     compute: float = 0.0
+    other: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
     steps: int
     seconds: float  # of all measured steps, one rank's
-    wait_fraction: float
+    looks: int  # stack samples of the main threads
+    sampled: bool  # the share of data is from these looks
+    wait_fraction: float | None  # None where nothing saw the loop wait
     shares: Shares
+    errors: Shares  # their absolute standard errors
     step_s: float  # main thread outside the wait: copy, compute and Python
     copy_s: float | None  # None where nothing measured it
     unpickle_s: float  # main thread, unpickling batches inside the wait
     unpickle_share: float  # of the loop's time
+    unpickle_error: float  # absolute standard error of it
+    delay: float | None  # share of the main thread's time beside data that it had no core; None: not told
     cpu_s: float  # CPU time of all its threads, with free data where a leg measured that; 0 where it is not known
     faults_per_step: float
     """glibc gives a step's activations back to the kernel, and the next step takes them again, zeroed, page by page.
@@ -63,9 +82,12 @@ class Trainer:
 def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     seconds, samples = seconds_of(steps), max(1, sum(step.samples for step in steps))
     ranks_s = seconds * max(1, len({step.rank for step in steps}))
-    all_waited_s = sum(map(waited_s, steps))
-    wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s else 0.0
-    unpickling, slowdown = _unpickling(recording)
+    loader, looks = recording.train_loader, sum(trainer.ticks for trainer in recording.trainers)
+    sampled = loader is not None and (loader.background or loader.kind == "unwatched")
+    shares, errors = _shares(recording, steps, ranks_s, sampled=sampled)
+    all_waited_s = shares.data * ranks_s if sampled else sum(map(waited_s, steps))
+    wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s and (looks >= FEW_LOOKS or not sampled) else None
+    unpickle_share, unpickle_alone = _unpickling(recording)
     copies = [step.copy_s for step in steps if step.copy_s is not None]
     free_cpu_s = recording.leg("cached").trainer_cpu_s_per_sample
     compute, (layout_gain, legs_left) = recording.compute, _of_legs(recording)
@@ -81,12 +103,17 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     return Trainer(
         steps=len(steps),
         seconds=seconds,
+        looks=looks,
+        sampled=sampled,
         wait_fraction=wait_fraction,
-        shares=_shares(steps, ranks_s, wait_fraction, parts_of(recording)),
+        shares=shares,
+        errors=errors,
         step_s=max(0.0, ranks_s - all_waited_s) / samples,
         copy_s=sum(copies) / samples if copies else None,
-        unpickle_s=unpickling * ranks_s / samples / slowdown,
-        unpickle_share=min(wait_fraction, unpickling),
+        unpickle_s=unpickle_alone * ranks_s / samples,
+        unpickle_share=min(wait_fraction or 0.0, unpickle_share),
+        unpickle_error=looked(recording, ("unpickle",))[1],
+        delay=_delay(recording),
         cpu_s=(statistics.median(free_cpu_s) if free_cpu_s else recording.costs.trainer_cpu_s) or 0.0,
         faults_per_step=faults_per_step,
         kernel_share=kernel_share,
@@ -104,8 +131,8 @@ def parts_of(recording: Recording) -> dict[str, float]:
 
 
 def busiest_place(recording: Recording) -> str | None:
-    """Where the script's own Python takes most of the main thread's time. A recorded place may have its part before
-    it (`python train.py:log:12`): those of other parts do not count."""
+    """Where the script's own Python takes the main thread longest; None where no place leads beyond its error (90 %).
+    A recorded place may have its part before it (`python train.py:log:12`): those of other parts do not count."""
     places: dict[str, float] = {}
     for name, seconds in sums(trainer.functions for trainer in recording.trainers).items():
         part, _, place = name.partition(" ")  # the first: a file's name may have more of them
@@ -113,39 +140,81 @@ def busiest_place(recording: Recording) -> str | None:
             part, place = "python", name
         if part in OWN:
             places[place] = places.get(place, 0.0) + seconds
-    return max(places, key=lambda place: places[place], default=None)
+    total_s = sum(trainer.seconds for trainer in recording.trainers)
+    if not places or not total_s:
+        return None
+    looks = sum(trainer.ticks for trainer in recording.trainers)
+    first, *_ = ranked = sorted(places, key=lambda place: -places[place])
+    one, next_one = (*(min(1.0, places[place] / total_s) for place in ranked[:2]), 0.0)[:2]
+    unsure = ERRORS_90 * (look_error(one, looks) + look_error(next_one, looks))
+    return first if one - next_one > unsure else None
 
 
-def _shares(steps: Sequence[Step], ranks_s: float, data: float, parts: Mapping[str, float]) -> Shares:
+def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, sampled: bool) -> tuple[Shares, Shares]:
     if not ranks_s:
-        return Shares()
-    copy = min(1.0 - data, sum(step.copy_s or 0.0 for step in steps) / ranks_s)
-    on_device = any(step.starved_s is not None for step in steps)
-    own = sum(parts.get(name, 0.0) for name in OWN)
-    trainer = min(1.0 - data - copy, own)
-    if on_device:
+        return Shares(), Shares()
+    blocks = stretches(steps)
+    whole_s = [sum(step.duration_s - step.pause_s for step in block) for block in blocks]
+    copy = sum(step.copy_s or 0.0 for step in steps) / ranks_s
+    copy_error = (
+        share_error([sum(step.copy_s or 0.0 for step in block) for block in blocks], whole_s) if copy else 0.0
+    )
+    (own, own_error), (other, other_error) = looked(recording, OWN), looked(recording, ("other",))
+    data, data_error = seen, seen_error = looked(recording, DATA)
+    if not sampled:
+        data = min(1.0, sum(map(waited_s, steps)) / ranks_s)
+        data_error = share_error([sum(map(waited_s, block)) for block in blocks], whole_s)
+    if sum(one.ticks for one in recording.trainers) < FEW_LOOKS:
+        own, other = 0.0, 1.0
+    copy = min(1.0 - data, copy)
+    if any(step.starved_s is not None for step in steps):
         # Python is hidden while the device has queued work; it counts as far as the device ran dry beyond the wait.
         dry = sum(max(0.0, (step.starved_s or 0.0) - step.wait_s) for step in steps) / ranks_s
-        trainer, data = min(own, dry), max(0.0, data - min(own, dry))
-    return Shares(data=data, copy=copy, trainer=trainer, compute=max(0.0, 1.0 - data - copy - trainer))
+        own = min(own, dry)
+        other = min(other, dry - own)
+        data = max(0.0, data - own - other)
+    elif not sampled:  # batches made where the loader's clock does not run
+        other += max(0.0, seen - data - 2 * seen_error)
+    trainer = min(1.0 - data - copy, own)
+    other = min(1.0 - data - copy - trainer, other)
+    compute = max(0.0, 1.0 - data - copy - trainer - other)
+    known = [math.hypot(LEAST_ERROR, error) for error in (data_error, copy_error, own_error, other_error)]
+    errors = Shares(data=known[0], copy=known[1], trainer=known[2], other=known[3], compute=math.hypot(*known))
+    return Shares(data=data, copy=copy, trainer=trainer, compute=compute, other=other), errors
+
+
+def looked(recording: Recording, parts: Sequence[str]) -> tuple[float, float]:
+    """The share of the main threads' time in these parts, and its standard error: over blocks, and no less than so
+    many looks can tell."""
+    share = sum(parts_of(recording).get(name, 0.0) for name in parts)
+    total_s = sum(trainer.seconds for trainer in recording.trainers)
+    blocks_s = math.hypot(*(one.parts_error_s.get(name, 0.0) for one in recording.trainers for name in parts))
+    of_looks = look_error(min(1.0, share), sum(trainer.ticks for trainer in recording.trainers))
+    return min(1.0, share), max(blocks_s / total_s if total_s else 0.0, of_looks)
+
+
+def _delay(recording: Recording) -> float | None:
+    busy_s, delay_s = 0.0, 0.0
+    for trainer in recording.trainers:
+        if trainer.parts_delay_s is None:
+            return None
+        busy_s += sum(seconds for name, seconds in trainer.parts.items() if name not in DATA)
+        delay_s += sum(seconds for name, seconds in trainer.parts_delay_s.items() if name not in DATA)
+    return min(1.0, delay_s / busy_s) if busy_s else None
 
 
 def _unpickling(recording: Recording) -> tuple[float, float]:
-    """The share of the main thread's time in which it really unpickles, and its wall over CPU time while it did
-    something (1 where its CPU time is not known, and on a GPU, where it sleeps while it synchronises).
+    """The share of the main thread's time in which it unpickles, and what that would be with a core to itself.
 
-    What it waits, while it unpickles, for the worker that has the bytes (a busy one answers late when its memory is
-    asked for) is waiting for the worker.
+    What it is blocked meanwhile, for the worker that has the bytes (a busy one answers late when its memory is asked
+    for), is waiting for the worker.
     """
     total_s = sum(trainer.seconds for trainer in recording.trainers)
-    wall_s = sums(trainer.parts for trainer in recording.trainers)
     cpu_s = sums(trainer.parts_cpu_s for trainer in recording.trainers)
-    busy_s, busy_cpu_s = (sum(s for name, s in of.items() if name not in NOT_BUSY) for of in (wall_s, cpu_s))
-    slowdown = max(1.0, busy_s / busy_cpu_s) if busy_cpu_s and recording.compute.device == "cpu" else 1.0
-    unpickling_s = wall_s.get("unpickle", 0.0)
-    if any(cpu_s.values()):
-        unpickling_s = min(unpickling_s, cpu_s.get("unpickle", 0.0) * slowdown)
-    return unpickling_s / total_s if total_s else 0.0, slowdown
+    wall_s = sums(trainer.parts for trainer in recording.trainers).get("unpickle", 0.0)
+    delay_s = min(wall_s, sums(trainer.parts_delay_s or {} for trainer in recording.trainers).get("unpickle", 0.0))
+    alone_s = min(wall_s - delay_s, cpu_s.get("unpickle", 0.0)) if any(cpu_s.values()) else wall_s - delay_s
+    return ((alone_s + delay_s) / total_s, alone_s / total_s) if total_s else (0.0, 0.0)
 
 
 def _of_legs(recording: Recording) -> tuple[Rate | None, float | None]:

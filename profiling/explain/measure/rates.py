@@ -1,7 +1,7 @@
-"""How fast the training loop runs: as it is, over whole epochs, and in the legs. Pure.
+"""How fast the training loop runs: as it is, over whole epochs, and in the legs; and how well that is known. Pure.
 
 Rates are samples per second over the time of the measured steps (warm-up, evaluation and checkpoint pauses left
-out), summed over ranks.
+out), summed over ranks. In a loop whose batches nobody sees (`LoaderSeen.kind` unwatched) a sample is a step.
 """
 
 import math
@@ -9,14 +9,17 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from feedline.profiling.record import units
 from feedline.profiling.record.recording import Recording, Step
 
 # How many standard errors an interval reaches either way: what was measured is shown with its 95 %, what is predicted
 # with its 90 %.
 ERRORS_95, ERRORS_90 = 2.0, 1.64
-GROUPS = 10  # steps are cut into this many stretches; the spread of their rates is the rate's uncertainty
-FEW_STEPS = 8  # fewer measured steps than this give a verdict with a warning
+GROUPS = 10  # steps are cut into this many stretches; their spread is the uncertainty of rates and shares
+UNKNOWN_ERROR = 0.1  # of what was measured too seldom to have a spread
 MOSTLY_COLD = 0.9  # a cold leg counts when this share of the data's files was out of memory
+SCATTERED = 0.25  # a leg whose windows leave its rate a larger error than this says nothing
+AGREE = 0.1  # rates this close are the same loop's: windows of a second differ by so much on a quiet machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +43,21 @@ class Rates:
     """samples/s of all ranks; None where it was not measured."""
 
     now: Rate | None  # between the first and the last batch of an epoch
-    ceiling: Rate | None  # with cached batches: data is free
+    ceiling: Rate | None  # with cached batches: data is free; None too where that cannot be believed
+    doubt: str  # why it cannot, for a reader
     cold: Rate | None  # with the data's files out of memory; None too where dropping them did not work
     loader_only: dict[int, Rate]  # the loader's own rate by number of workers
     epoch_start_s: float
     """What beginning and ending a pass over the loader takes beside its steps; 0 where no second pass was seen."""
     epoch_samples: float | None  # of one whole pass, all ranks together; None where none was seen
+    epoch_start_error: float = 0.0  # relative
+
+    @property
+    def start_share(self) -> float:
+        """Of a whole epoch's time, what it begins and ends with."""
+        if self.now is None or not self.epoch_samples:
+            return 0.0
+        return self.epoch_start_s / (self.epoch_start_s + self.epoch_samples / self.now.value)
 
 
 def measure_rates(recording: Recording, steps: Sequence[Step]) -> Rates:
@@ -56,14 +68,18 @@ def measure_rates(recording: Recording, steps: Sequence[Step]) -> Rates:
         if leg.name == "loader_only":
             workers = current if leg.num_workers is None else leg.num_workers
             windows.setdefault(workers, []).extend(leg.samples_per_s)
-    epoch_start_s, epoch_samples = _epoch(recording, steps)
+    epoch_start_s, epoch_start_error, epoch_samples = _epoch(recording, steps)
+    now = _rate_now(steps)
+    ceiling, doubt = _ceiling(recording, now)
     return Rates(
-        now=_rate_now(steps),
-        ceiling=median_rate(recording.leg("cached").samples_per_s),
+        now=now,
+        ceiling=ceiling,
+        doubt=doubt,
         cold=median_rate(cold.samples_per_s) if (cold.dropped or 0.0) >= MOSTLY_COLD else None,
         loader_only={count: rate for count in sorted(windows) if (rate := median_rate(windows[count]))},
         epoch_start_s=epoch_start_s,
         epoch_samples=epoch_samples,
+        epoch_start_error=epoch_start_error,
     )
 
 
@@ -76,10 +92,7 @@ def measured_steps(recording: Recording) -> tuple[list[Step], list[str]]:
     if of_loader and not training:
         notes.append("No training step was seen: the numbers are of a loop over a loader.")
     chosen = training or of_loader
-    measured = [step for step in chosen if not step.warm_up]
-    if chosen and len(measured) < FEW_STEPS:
-        notes.append(f"Only {len(measured)} steps after the warm-up: let it run longer for numbers to rely on.")
-    return measured or chosen, notes
+    return [step for step in chosen if not step.warm_up] or chosen, notes
 
 
 def seconds_of(steps: Sequence[Step]) -> float:
@@ -94,32 +107,84 @@ def waited_s(step: Step) -> float:
 
 
 def median_rate(values: Sequence[float]) -> Rate | None:
-    """None where there is no value above 0."""
+    """None where there is no value above 0, and where they are too far apart to mean anything."""
     known = [value for value in values if value > 0]
-    return Rate(value=statistics.median(known), error=_spread_error(known)) if known else None
+    error = _spread_error(known)
+    return Rate(value=statistics.median(known), error=error) if known and error <= SCATTERED else None
+
+
+def stretches(steps: Sequence[Step]) -> list[Sequence[Step]]:
+    """Up to ten (of fewer than twenty steps, one each) of equal numbers of steps, as time went on."""
+    ordered = sorted(steps, key=lambda step: step.start_s)
+    size = max(1, len(ordered) // GROUPS)
+    return [ordered[at : at + size] for at in range(0, len(ordered) - size + 1, size)]
+
+
+def share_error(parts_s: Sequence[float], whole_s: Sequence[float]) -> float:
+    """Absolute standard error of the parts' share of the whole, over blocks: that of the ratio estimator, widened for
+    few blocks as Student's t is (n - 3). The most it can be where there are fewer than four."""
+    count, total_s = len(whole_s), sum(whole_s)
+    share = min(1.0, sum(parts_s) / total_s) if total_s > 0 else 0.5
+    if count < 4:
+        return math.sqrt(share * (1.0 - share))
+    off = sum((part_s - share * block_s) ** 2 for part_s, block_s in zip(parts_s, whole_s, strict=True))
+    return math.sqrt(count / (count - 3) * off) / total_s
+
+
+def look_error(share: float, looks: float) -> float:
+    """Absolute standard error of a share by so many independent looks: what one in so many more would show."""
+    if looks < 2:
+        return 0.5
+    share = min(max(share, 1.0 / looks), 1.0 - 1.0 / looks)
+    return math.sqrt(share * (1.0 - share) / looks)
 
 
 def _spread_error(values: Sequence[float]) -> float:
-    """Relative standard error of the mean of `values`; a tenth when there are too few to tell."""
-    if len(values) < 3 or statistics.fmean(values) <= 0:
-        return 0.1
-    return statistics.stdev(values) / statistics.fmean(values) / math.sqrt(len(values))
+    """Relative standard error of the mean of `values`; a tenth or more when there are too few to tell."""
+    if len(values) < 2 or statistics.fmean(values) <= 0:
+        return UNKNOWN_ERROR
+    error = statistics.stdev(values) / statistics.fmean(values) / math.sqrt(len(values))
+    return error if len(values) > 2 else max(error, UNKNOWN_ERROR)
 
 
 def _rate_now(steps: Sequence[Step]) -> Rate | None:
-    """The error is that of the rates of up to ten stretches of equal numbers of steps."""
+    """The error is that of the rates of its stretches."""
     seconds, samples = seconds_of(steps), sum(step.samples for step in steps)
     if not seconds or not samples:
         return None
-    ordered = sorted(steps, key=lambda step: step.start_s)
-    size = max(1, len(ordered) // GROUPS)
-    groups = [ordered[at : at + size] for at in range(0, len(ordered) - size + 1, size)]
-    rates = [sum(step.samples for step in group) / group_s for group in groups if (group_s := seconds_of(group)) > 0]
+    rates = [
+        sum(step.samples for step in group) / group_s
+        for group in stretches(steps)
+        if (group_s := seconds_of(group)) > 0
+    ]
     return Rate(value=samples / seconds, error=_spread_error(rates))
 
 
-def _epoch(recording: Recording, steps: Sequence[Step]) -> tuple[float, float | None]:
-    """(seconds that a pass takes beside its steps, samples of a pass).
+def _ceiling(recording: Recording, now: Rate | None) -> tuple[Rate | None, str]:
+    """The cached leg's rate, or None and why it is not believed: its windows scatter, or the machine was not the same
+    as before, for the loop as it is ran at another rate among them."""
+    windows = recording.leg("cached").samples_per_s
+    ceiling, normal = median_rate(windows), median_rate(recording.leg("normal").samples_per_s)
+    if ceiling is None and any(windows):
+        spread = units.spread(min(windows), max(windows))
+        return None, f"The ceiling is not claimed: with data for free, windows ran at {spread} samples/s."
+    if ceiling is None or now is None:
+        return ceiling, ""
+    if normal and _apart(normal, now):
+        ran = f"the loop as it is ran at {units.rate(normal.value)}, before them at {units.rate(now.value)}"
+        return None, f"The ceiling is not claimed: among its windows {ran}. Something else was using the machine."
+    if ceiling.value < now.value and _apart(ceiling, now):
+        ran = f"ran at {units.rate(ceiling.value)}, slower than the loop before at {units.rate(now.value)}"
+        return None, f"The ceiling is not claimed: with data for free it {ran}. Something else was using the machine."
+    return ceiling, ""
+
+
+def _apart(one: Rate, other: Rate) -> bool:
+    return abs(one.value / other.value - 1.0) > max(AGREE, ERRORS_95 * math.hypot(one.error, other.error))
+
+
+def _epoch(recording: Recording, steps: Sequence[Step]) -> tuple[float, float, float | None]:
+    """(seconds that a pass takes beside its steps, their relative error, samples of a pass).
 
     From asking for an iterator to its first batch, in second and later passes, and from asking for a batch that is
     not there to being told so; less the wait that the first batch would have had anyway.
@@ -129,8 +194,9 @@ def _epoch(recording: Recording, steps: Sequence[Step]) -> tuple[float, float | 
     starts = [epoch.start_s for epoch in passes if epoch.epoch > 0]
     whole = [epoch for epoch in passes if epoch.end_s is not None]
     if not starts or not whole or not steps:
-        return 0.0, None
+        return 0.0, 0.0, None
     beside_s = statistics.fmean(starts) + statistics.fmean(epoch.end_s or 0.0 for epoch in whole)
     usual_s = statistics.fmean(waited_s(step) for step in steps)
     ranks = len({epoch.rank for epoch in whole})
-    return max(0.0, beside_s - usual_s), statistics.fmean(epoch.samples for epoch in whole) * ranks
+    samples = statistics.fmean(epoch.samples for epoch in whole) * ranks
+    return max(0.0, beside_s - usual_s), _spread_error(starts), samples

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from feedline.profiling.explain.measure.main_thread import Trainer, measure_trainer
-from feedline.profiling.explain.measure.rates import Rate, Rates, measure_rates, measured_steps
+from feedline.profiling.explain.measure.main_thread import Shares, Trainer, measure_trainer
+from feedline.profiling.explain.measure.rates import ERRORS_90, Rate, Rates, measure_rates, measured_steps
 from feedline.profiling.explain.measure.throughput import Throughput, over_epochs
 from feedline.profiling.explain.measure.workers import Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording, Step
@@ -16,6 +16,7 @@ DATA_BOUND = 0.10  # a loop that waits for data this share of its time is bound 
 HARDLY = 0.03  # a share of waiting below this is noise
 NOTABLE = 0.2  # share of its cores from which what other programs take counts …
 FULL = 0.85  # … on a machine of which this share is busy
+HANDOVER = 0.8  # workers that idle more than this share of the time have batches ready
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Machine:
     on_cpu: bool  # the model computes on the same cores as the workers
     others_busy: float  # cores that other programs used while the steps ran; 0 where nobody counted
     others_cores: float  # those that they took from the script: a fifth or more of its own, where none was free
+    throttled: float  # share of the time in which a quota kept the script from running; 0 where nobody counted
 
     @property
     def others_error(self) -> float:
@@ -55,37 +57,94 @@ class Measured:
         return now and replace(now, value=over_epochs(now.value, rates.epoch_start_s, rates.epoch_samples))
 
     @property
+    def free(self) -> Rate | None:
+        """How many times as fast the loop is with data for free."""
+        now, ceiling = self.rates.now, self.rates.ceiling
+        if now is None or ceiling is None:
+            return None
+        return Rate(value=ceiling.value / now.value, error=math.hypot(ceiling.error, now.error))
+
+    @property
+    def unit(self) -> str:
+        """Of its rates."""
+        return "steps/s" if self.loader is not None and self.loader.kind == "unwatched" else "samples/s"
+
+    @property
     def unpickling_limits(self) -> bool:
         """The loop waits for its own unpickling more than for its workers, and these have time to spare."""
         spare = self.workers.count == 0 or self.workers.stages.get("idle", 1.0) >= 0.25
-        share = self.trainer.unpickle_share
-        return spare and share >= 0.1 and share > 0.5 * self.trainer.wait_fraction
+        share, unsure = self.trainer.unpickle_share, ERRORS_90 * self.trainer.unpickle_error
+        return spare and share >= 0.1 and share - unsure > 0.5 * (self.trainer.wait_fraction or 0.0)
+
+    @property
+    def batches_ready(self) -> bool:
+        """The workers hardly do anything, and neither unpickling, pinning nor one of them explains a wait."""
+        pinned = self.loader is not None and self.loader.pin_memory and not self.machine.on_cpu
+        explained = pinned or self.workers.slow is not None or self.unpickling_limits
+        idle = self.workers.stages.get("idle", 0.0) - ERRORS_90 * self.workers.stage_errors.get("idle", 0.0)
+        return self.workers.count > 0 and idle > HANDOVER and not explained
 
 
 def measure(recording: Recording) -> Measured:
     steps, notes = measured_steps(recording)
     rates = measure_rates(recording, steps)
     machine = _machine(recording, steps, rates.now.value if rates.now else 0.0)
+    workers, trainer = measure_workers(recording), _with_starts(measure_trainer(recording, steps), rates)
+    if workers.count and workers.stages and workers.delay is None:
+        notes.append("Whether the workers lacked cores cannot be told: the kernel did not say how long they waited.")
     return Measured(
         recording=recording,
         rates=rates,
-        workers=measure_workers(recording, machine.cores),
-        trainer=measure_trainer(recording, steps),
+        workers=workers,
+        trainer=replace(trainer, errors=_beside_others(trainer, workers, machine)),
         machine=machine,
         loader=recording.train_loader,
-        notes=notes,
+        notes=[*notes, *([rates.doubt] if rates.doubt else [])],
     )
+
+
+def _with_starts(trainer: Trainer, rates: Rates) -> Trainer:
+    """Its shares over whole epochs: what these begin and end with is waiting for data."""
+    share, waited = rates.start_share, trainer.wait_fraction
+    shares, errors = (
+        Shares(**{name: (1.0 - share) * value for name, value in vars(of).items()})
+        for of in (trainer.shares, trainer.errors)
+    )
+    return replace(
+        trainer,
+        wait_fraction=None if waited is None else waited * (1.0 - share) + share,
+        shares=replace(shares, data=shares.data + share),
+        errors=replace(errors, data=math.hypot(errors.data, share * rates.epoch_start_error)),
+    )
+
+
+def _beside_others(trainer: Trainer, workers: Workers, machine: Machine) -> Shares:
+    """The errors of its shares, widened by what other programs may have made of them: as a rate's, two of it are what
+    they took. Data is what is left of it once workers and trainer have the cores they waited for, where that is
+    known."""
+    if not machine.others_cores:
+        return trainer.errors
+    errors, data = vars(trainer.errors), trainer.shares.data
+    taken = {name: share * (1.0 - share) * machine.others_error for name, share in vars(trainer.shares).items()}
+    if workers.delay is not None and trainer.delay is not None:
+        step, core = (1.0 - data) * (1.0 - trainer.delay), 1.0 - workers.delay
+        wait = max(0.0, workers.busy * core - step) if workers.count else data * core
+        taken["data"] = abs(data - (wait / (wait + step) if wait + step else 0.0)) / 2
+    return Shares(**{name: math.hypot(error, taken[name]) for name, error in errors.items()})
 
 
 def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) -> Machine:
     """Others' cores are those busy on the whole machine less those that the script's own processes used: by their
     clocks where these were read, else by the sampler, whichever says more, so that a worker that lived shortly is not
-    mistaken for another program."""
+    mistaken for another program. Cores that the host gave to other guests are others', too."""
     cores, costs = float(recording.host.get("affinity") or recording.host.get("cores") or 1), recording.costs
-    windows, host, sampled = of_lowest_rank(steps), 0.0, 0.0
+    windows, sampled = of_lowest_rank(steps), 0.0
+    of_host = {
+        series.name: mean_over(series, windows) or 0.0 for series in recording.series if series.scope == "host"
+    }
     for series in (series for series in recording.series if series.name == "cpu_cores"):
-        mean = mean_over(series, windows) or 0.0
-        host, sampled = (host + mean, sampled) if series.scope == "host" else (host, sampled + mean)
+        sampled += 0.0 if series.scope == "host" else mean_over(series, windows) or 0.0
+    host = of_host.get("cpu_cores", 0.0) + of_host.get("steal", 0.0)
     others = max(
         0.0, host - max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
     )
@@ -96,6 +155,7 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) 
         on_cpu=recording.compute.device == "cpu",
         others_busy=others,
         others_cores=min(others, cores) if full and others >= NOTABLE * cores else 0.0,
+        throttled=of_host.get("throttled", 0.0),
     )
 
 
@@ -158,9 +218,9 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     ranks, others, count = machine.ranks, machine.others_cores, preparing.count
     step_s = ranks / rates.ceiling.value if rates.ceiling else trainer.step_s
     # Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all.
-    worker_s = preparing.even_s * preparing.slow[1] if preparing.slow else preparing.alone_s
+    worker_s = preparing.even_s * preparing.slow.factor if preparing.slow else preparing.alone_s
     if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost
-        worker_s = trainer.wait_fraction * ranks / rates.now.value
+        worker_s = max(0.0, ranks / rates.now.value - trainer.step_s)
     worker_cpu_s = preparing.cpu_s or 0.0
     if count == 0 and preparing.cpu_s is None:  # it is what the trainer needs less of with free data
         worker_cpu_s = max(0.0, (measured.recording.costs.trainer_cpu_s or 0.0) - trainer.cpu_s)

@@ -1,18 +1,32 @@
-"""What preparing a sample costs the workers, and on what. Pure.
+"""What preparing a sample costs the workers, on what, and how well that is known. Pure.
 
 The workers are those of the training loader, or with num_workers=0 the trainer while it prepares batches itself.
-Seconds are per sample.
+Seconds are per sample. What a worker waits for a core is no cost of a stage: the kernel counts it, and where it does
+not, wall time counts.
 """
 
-import statistics
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95, UNKNOWN_ERROR, Rate, look_error
 from feedline.profiling.record.recording import Recording, WorkerTime
 from feedline.profiling.record.stages import STAGES
 
-CPU_STAGES = [name for name, stage in STAGES.items() if stage.needs_core]
-SLOW = 1.6  # a worker that takes this many times as long per sample as the others is called slow
+SLOW = 1.6  # a worker that takes this many times as long per sample as the others is called slow …
+SURELY_SLOW = 1.3  # … where its 95 % interval lies above this
+BLOCKED = ("blocked", "lock")
+FEW_LOOKS = 20  # fewer stack samples than this show no share
+
+
+class Slow(NamedTuple):
+    """One worker that needs far longer per sample than the others: how many times as long, and the standard error of
+    that factor."""
+
+    worker: WorkerTime
+    factor: float
+    error: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,24 +34,45 @@ class Workers:
     count: int  # of each rank; 0: the trainer prepares batches itself
     stages: dict[str, float]
     """Fractions of the time of all workers, in the order of `STAGES`, sum 1; empty when no worker was seen."""
+    stage_errors: dict[str, float]  # their absolute standard errors
+    looks: int  # stack samples behind them
     transforms: dict[str, float]  # seconds of all workers
+    functions: dict[str, float]  # seconds of their busiest places, `stage file:function`
     samples: int
     each: list[tuple[WorkerTime, dict[str, float]]]  # one per worker number, with its own fractions
     cpu_s: float | None
     stage_alone_s: dict[str, float]
-    """What a stage takes a worker that has a core to itself: CPU time plus time blocked on storage and pipes."""
+    """What a stage takes a worker that has a core to itself."""
     alone_s: float  # all stages together; 0 where it could not be seen
-    slowdown: float  # wall over CPU time of the CPU-only stages: 1 when nobody fights for cores
-    slow: tuple[WorkerTime, float] | None
-    """One worker that needs far longer per sample than the others, and how many times as long."""
+    alone_error: float  # relative standard error of it
+    delay: float | None  # share of the busy time without a core; None where the kernel does not tell
+    slow: Slow | None
 
     @property
     def even_s(self) -> float:
         """What a sample takes the other workers, where one is slow."""
-        return self.alone_s * len(self.each) / (len(self.each) - 1 + self.slow[1]) if self.slow else self.alone_s
+        return self.alone_s * len(self.each) / (len(self.each) - 1 + self.slow.factor) if self.slow else self.alone_s
+
+    @property
+    def busy(self) -> float:
+        """The share of their time in which they are not waiting for work."""
+        return 1.0 - self.stages.get("idle", 1.0)
+
+    @property
+    def top(self) -> str | None:
+        """What takes them longest; None where no stage leads by more than its and the next one's errors (90 %)."""
+        first, second = sorted(
+            (name for name in STAGES if name != "idle"), key=lambda name: -self.stages.get(name, 0.0)
+        )[:2]
+        if self.looks < FEW_LOOKS or first == "other":
+            return None
+        lead = self.stages[first] - self.stages[second]
+        # What one stage has too much, another may have too little: errors add up.
+        unsure = ERRORS_90 * (self.stage_errors[first] + self.stage_errors[second])
+        return first if lead > unsure else None
 
 
-def measure_workers(recording: Recording, cores: float) -> Workers:
+def measure_workers(recording: Recording) -> Workers:
     loader, costs = recording.train_loader, recording.costs
     of_loader = [worker for worker in recording.workers if loader is None or worker.loader == loader.id]
     groups: dict[tuple[int, int, bool], list[WorkerTime]] = {}
@@ -45,33 +80,27 @@ def measure_workers(recording: Recording, cores: float) -> Workers:
         groups.setdefault((worker.rank, worker.worker, worker.in_trainer), []).append(worker)
     workers = [_merged(groups[key]) for key in sorted(groups)]
     whole = _merged(workers or [WorkerTime(worker=0)])
-    # Every worker and every thread of the trainer may want a core at once; more than that is sleep, not contention.
-    stage_alone_s, slowdown = _alone(whole, most=1.0 + (len(workers) + cores) / cores)
+    stages, cost = _fractions(whole), _cost(whole)
+    busy_s, delays_s = _busy_s(whole), whole.stages_delay_s
+    delay_s = None if delays_s is None else sum(delays_s.get(name, 0.0) for name in _busy_stages())
     count = len({worker.worker for worker in workers if not worker.in_trainer})
     return Workers(
         count=loader.num_workers if loader and loader.num_workers is not None else count,
-        stages=_fractions(whole),
+        stages=stages,
+        stage_errors={name: _share_error(whole, name, share) for name, share in stages.items()},
+        looks=whole.ticks,
         transforms=whole.transforms,
+        functions=whole.functions,
         samples=whole.samples,
         each=[(worker, _fractions(worker)) for worker in workers],
         cpu_s=costs.worker_cpu_s,
-        stage_alone_s=stage_alone_s,
-        alone_s=sum(stage_alone_s.values()) or costs.worker_wall_s or 0.0,
-        slowdown=slowdown,
+        stage_alone_s={name: _alone_s(whole, name) / whole.samples for name in _busy_stages()}
+        if whole.samples
+        else {},
+        alone_s=cost.value if cost else costs.worker_wall_s or 0.0,
+        alone_error=cost.error if cost else UNKNOWN_ERROR,
+        delay=min(1.0, delay_s / busy_s) if delay_s is not None and busy_s else None,
         slow=_slow_worker(workers),
-    )
-
-
-def _merged(group: Sequence[WorkerTime]) -> WorkerTime:
-    """One worker number over its processes (without persistent_workers every epoch starts new ones), or all."""
-    return replace(
-        group[-1],
-        seconds=sum(worker.seconds for worker in group),
-        samples=sum(worker.samples for worker in group),
-        stages=sums(worker.stages for worker in group),
-        stages_cpu_s=sums(worker.stages_cpu_s for worker in group),
-        transforms=sums(worker.transforms for worker in group),
-        ended="killed" if any(worker.ended == "killed" for worker in group) else group[-1].ended,
     )
 
 
@@ -83,6 +112,44 @@ def sums(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
+def _merged(group: Sequence[WorkerTime]) -> WorkerTime:
+    """One worker number over its processes (without persistent_workers every epoch starts new ones), or all."""
+    delays = [worker.stages_delay_s for worker in group if worker.stages_delay_s is not None]
+    errors_s = sums({name: error_s**2 for name, error_s in worker.stages_error_s.items()} for worker in group)
+    samples = sum(worker.samples for worker in group)
+    known = all(worker.sample_error_s is not None for worker in group if worker.samples)
+    of_samples_s = math.hypot(*(worker.samples * (worker.sample_error_s or 0.0) for worker in group))
+    return replace(
+        group[-1],
+        seconds=sum(worker.seconds for worker in group),
+        samples=samples,
+        ticks=sum(worker.ticks for worker in group),
+        stages=sums(worker.stages for worker in group),
+        stages_cpu_s=sums(worker.stages_cpu_s for worker in group),
+        stages_delay_s=sums(delays) if len(delays) == len(group) else None,
+        stages_error_s={name: math.sqrt(square) for name, square in errors_s.items()},
+        sample_error_s=of_samples_s / samples if known and samples else None,
+        transforms=sums(worker.transforms for worker in group),
+        functions=sums(worker.functions for worker in group),
+        ended="killed" if any(worker.ended == "killed" for worker in group) else group[-1].ended,
+    )
+
+
+def _busy_stages() -> list[str]:
+    return [name for name in STAGES if name != "idle"]
+
+
+def _busy_s(worker: WorkerTime) -> float:
+    return sum(worker.stages.get(name, 0.0) for name in _busy_stages())
+
+
+def _alone_s(worker: WorkerTime, stage: str) -> float:
+    """Without its delay. What is blocked wants no core: the delay that a look found there is that of what came
+    before."""
+    delay_s = 0.0 if stage in BLOCKED else (worker.stages_delay_s or {}).get(stage, 0.0)
+    return max(0.0, worker.stages.get(stage, 0.0) - delay_s)
+
+
 def _fractions(worker: WorkerTime) -> dict[str, float]:
     """Shares of its wall time by stage; what is not accounted for is `other`; they sum to 1."""
     seconds = {name: worker.stages.get(name, 0.0) for name in STAGES}
@@ -91,32 +158,32 @@ def _fractions(worker: WorkerTime) -> dict[str, float]:
     return {name: value / total for name, value in seconds.items()} if total > 0 else {}
 
 
-def _alone(whole: WorkerTime, most: float) -> tuple[dict[str, float], float]:
-    """Seconds per sample by stage of a worker with a core to itself, and how far the recorded ones were from that.
-
-    A stage that only computes takes `slowdown` times its CPU time when cores are fought for: the least of these
-    stages' ratios, those too short to tell left out. One stage alone may sleep on purpose, so it is believed up to
-    `most` only; when several agree, cores are short, however much. What a stage took beyond that, it was blocked: on
-    storage, a pipe, a sleep.
-    """
-    wall_s = {n: whole.stages.get(n, 0.0) / whole.samples for n in STAGES if n != "idle"} if whole.samples else {}
-    if not wall_s or not whole.stages_cpu_s:
-        return wall_s, 1.0
-    cpu_s = {n: min(wall_s[n], whole.stages_cpu_s.get(n, 0.0) / whole.samples) for n in wall_s}
-    notable_s = 0.05 * sum(wall_s.values())
-    ratios = [wall_s[name] / cpu_s[name] for name in CPU_STAGES if wall_s[name] > notable_s and cpu_s[name] > 0]
-    slowdown = max(1.0, min(ratios, default=1.0))
-    slowdown = slowdown if len(ratios) > 1 else min(slowdown, most)
-    return {n: cpu_s[n] + max(0.0, wall_s[n] - slowdown * cpu_s[n]) for n in wall_s}, slowdown
+def _share_error(worker: WorkerTime, stage: str, share: float) -> float:
+    """Over blocks, and no less than so many looks can tell."""
+    of_blocks = worker.stages_error_s.get(stage, 0.0) / worker.seconds if worker.seconds else 0.0
+    return max(of_blocks, look_error(share, worker.ticks))
 
 
-def _slow_worker(workers: Sequence[WorkerTime]) -> tuple[WorkerTime, float] | None:
-    costs = [
-        (w, (w.seconds - w.stages.get("idle", 0.0)) / w.samples) for w in workers if w.samples and not w.in_trainer
-    ]
-    if len(costs) < 2:
+def _cost(worker: WorkerTime) -> Rate | None:
+    """Seconds of a sample with a core to itself; its error over blocks, and no less than its busy looks can tell."""
+    busy_s = _busy_s(worker)
+    if not worker.samples or busy_s <= 0:
         return None
-    slowest, cost_s = max(costs, key=lambda pair: pair[1])
-    usual_s = statistics.median(other_s for worker, other_s in costs if worker is not slowest)
-    busy = 1.0 - slowest.stages.get("idle", 0.0) / slowest.seconds if slowest.seconds else 0.0
-    return (slowest, cost_s / usual_s) if usual_s > 0 and cost_s >= SLOW * usual_s and busy > 0.5 else None
+    looks = worker.ticks * busy_s / max(worker.seconds, busy_s)
+    of_blocks = (worker.sample_error_s or 0.0) * worker.samples / busy_s
+    alone_s = sum(_alone_s(worker, name) for name in _busy_stages())
+    return Rate(value=alone_s / worker.samples, error=max(of_blocks, 1.0 / math.sqrt(max(1.0, looks))))
+
+
+def _slow_worker(workers: Sequence[WorkerTime]) -> Slow | None:
+    """The slowest, if it is surely slow and hardly ever idle, so that the others wait for it."""
+    known = [(cost, worker) for worker in workers if not worker.in_trainer and (cost := _cost(worker))]
+    if len(known) < 2:
+        return None
+    *others, (cost, slowest) = sorted(known, key=lambda one: one[0].value)
+    usual = others[len(others) // 2][0]
+    if usual.value <= 0 or _busy_s(slowest) <= 0.5 * slowest.seconds:
+        return None
+    factor = cost.value / usual.value
+    error = factor * math.hypot(cost.error, usual.error)
+    return Slow(slowest, factor, error) if factor >= SLOW and factor - ERRORS_95 * error > SURELY_SLOW else None

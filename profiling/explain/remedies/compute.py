@@ -8,13 +8,20 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from feedline.profiling.explain.measure.main_thread import busiest_place
+from feedline.profiling.explain.measure.main_thread import FAULTS_ERROR, busiest_place
+from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Situation
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Family, Remedy, Vain, lines_of, script_command
 from feedline.profiling.record import units
 
 PINNED_SPEEDUP = 2.0  # pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step
 TYPICAL = "as is typical of a convolutional network; not measured here"
+SOME = 0.05  # share of the script's own Python, for sure, from which it is worth a word
+COPIES, TRAINER = 0.15, 0.25  # shares from which copies, or the script's own Python, are what holds the loop up
+CHANNELS_LAST = """model = model.to(memory_format=torch.channels_last)
+images = images.to(memory_format=torch.channels_last)"""
+AUTOCAST = """with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = criterion(model(images), labels)"""
 KEEP_MEMORY = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824"
 
 
@@ -33,18 +40,24 @@ def pinned(at: Situation) -> Iterable[Change]:
         then, error = replace(at.now, step_s=left_s, handover_s=0.0), 0.15
         share, faster = units.percent(at.measured.trainer.shares.copy), units.times(PINNED_SPEEDUP)
         why = f"copies take {share} of a step; pinned ones are typically {faster} as fast (not measured here)"
-    yield Change(remedy="pin_memory=True", then=then, effort=Effort.SETTING, why=why, extra_error=error,
-                 settings={"pin_memory": True}, ceiling_times=math.inf)  # fmt: skip
+    yield Change(family="pin", remedy="pin_memory=True", then=then, effort=Effort.SETTING, why=why, extra_error=error,
+                 command="DataLoader(…, pin_memory=True)\nimages = images.to(device, non_blocking=True)",
+                 settings={"pin_memory": True}, cause=at.measured.trainer.shares.copy >= COPIES,
+                 ceiling_times=math.inf)  # fmt: skip
 
 
 def main_thread(at: Situation) -> Iterable[Change]:
     share, place = at.measured.trainer.shares.trainer, busiest_place(at.recording)
-    if share < 0.1:
+    error = at.measured.trainer.errors.trainer
+    if share - ERRORS_90 * error < SOME:
         return
     where = f"; most of it in {place}" if place else ""
     then = replace(at.now, step_s=max(0.0, at.now.step_s - share * at.now.ranks / at.rate.value))
     why = f"the main thread spends {units.percent(share)} of the time in Python of its own{where}"
-    yield Change(remedy="less Python in the training loop", then=then, effort=Effort.CODE, why=why, extra_error=0.1,
+    function = (place or "").rpartition(":")[0]  # without its line
+    yield Change(family="python", remedy="less Python in the training loop", then=then, effort=Effort.CODE, why=why,
+                 command=lines_of(at.recording, function.rpartition(":")[2] or "main"), target=function,
+                 extra_error=math.hypot(0.1, error / (1 - min(share, 0.9))), cause=share >= TRAINER,
                  ceiling_times=math.inf)  # fmt: skip
 
 
@@ -53,45 +66,62 @@ def hidden_synchronisations(at: Situation) -> Iterable[Change]:
     if not compute.items or not seconds:
         return
     share = min(0.95, compute.items_s / seconds / at.now.ranks)
-    where = f" at {', '.join(compute.item_lines[:2])}" if compute.item_lines else ""
+    lines = ", ".join(compute.item_lines[:2])
+    where = f" at {lines}" if lines else ""
     why = f"{compute.items:,} of them{where} took {units.percent(share)} of the time"
     notable = share >= 0.02
-    # A synchronisation mostly waits for work that something else would wait for: half is an even guess.
+    # A synchronisation mostly waits for work that something else would wait for: half is an even guess, and 0.3 the
+    # standard deviation of one between nothing and all.
     then = replace(at.now, step_s=at.now.step_s * (1 - 0.5 * share)) if notable else at.now
-    yield Change(remedy="no hidden synchronisations", then=then, effort=Effort.CODE, extra_error=0.5 * share,
+    yield Change(family="sync", remedy="no hidden synchronisations", then=then, effort=Effort.CODE, target=lines,
                  why=f"{why}; that half of it could overlap is assumed" if notable else Vain(why),
+                 command="total += loss.detach()  # and .item() once, when it is printed", extra_error=0.3 * share,
                  ceiling_times=math.inf)  # fmt: skip
 
 
 def faster_model(at: Situation) -> Iterable[Change]:
-    """channels_last, and on a GPU autocast, where the script does without."""
+    """channels_last for a model of pictures, and on a GPU autocast, where the script does without."""
     compute, shares, gain = at.recording.compute, at.measured.trainer.shares, at.measured.trainer.layout_gain
-    ways: list[tuple[str, float, float, str]] = []
-    if not compute.channels_last and gain is not None:
-        ways.append(("channels_last", gain.value, gain.error, "measured"))
-    elif not compute.channels_last:
-        ways.append(("channels_last", 1.1 if at.measured.machine.on_cpu else 1.15, 0.12, TYPICAL))
-    if compute.device.startswith("cuda") and not compute.autocast:
-        ways.append(("autocast bf16", 1.5, 0.25, TYPICAL))
-    for name, times, error, source in ways:
+    on_gpu, shapes = compute.device.startswith("cuda"), at.measured.loader.batch_shapes if at.measured.loader else []
+    pictures = not shapes or any(len(shape) == 4 for shape in shapes)
+    typical = (1.15 if on_gpu else 1.1, 0.12)
+    times, error = (gain.value, gain.error) if gain else typical
+    ways: list[tuple[Family, str, str, float, float, bool]] = []
+    if not compute.channels_last and pictures:
+        ways.append(("layout", "channels_last", CHANNELS_LAST, times, error, gain is not None))
+    if on_gpu and not compute.autocast:
+        ways.append(("autocast", "autocast bf16", AUTOCAST, 1.5, 0.25, False))
+    for family, name, command, times, error, measured in ways:
         then, why = at.now, Vain("the model is not what the loop waits for")
         if shares.compute > 0.5 and shares.data < DATA_BOUND:
             then = replace(at.now, step_s=at.now.step_s / times, trainer_cpu_s=at.now.trainer_cpu_s / times)
-            why = f"{units.times(times)} the compute rate, {source}"
-        yield Change(remedy=name, then=then, effort=Effort.CODE, why=why, extra_error=error, ceiling_times=math.inf)
+            why = f"{units.times(times)} the compute rate, {'measured on cached batches' if measured else TYPICAL}"
+        yield Change(
+            family=family, remedy=name, then=then, effort=Effort.CODE, why=why, command=command, cost="two lines",
+            extra_error=error, measured=measured,
+            changes="the forward pass computes in bfloat16" if family == "autocast" else "", ceiling_times=math.inf,
+        )  # fmt: skip
 
 
 def kept_memory(at: Situation) -> Iterable[Change]:
     trainer = at.measured.trainer
-    left = trainer.kept_left
-    if left == 1.0:
+    if trainer.kept_left == 1.0:
         return
-    then = replace(at.now, step_s=at.now.step_s * left, trainer_cpu_s=at.now.trainer_cpu_s * left)
+    layout = trainer.layout_gain.value if trainer.layout_gain else 1.0
+    times = trainer.our_batches.value / layout
+    then = replace(at.now, step_s=at.now.step_s / times, trainer_cpu_s=at.now.trainer_cpu_s / times)
     share, each = units.percent(trainer.kernel_share), units.number(trainer.faults_per_step)
     why = f"{each} page faults a step: {share} of the model's CPU time is the kernel's"
-    yield Change(remedy="freed memory kept", then=then, effort=Effort.SETTING, why=why, extra_error=0.15,
-                 cost=f"environment: {KEEP_MEMORY}; feedline's loader does it by itself",
-                 settings={"keep_freed_memory": True}, ceiling_times=math.inf)  # fmt: skip
+    cached, kept = (median_rate(at.recording.leg(name).samples_per_s) for name in ("cached", "kept"))
+    if kept and cached:
+        why += f"; {units.times(times)} as fast without them, measured on cached batches"
+    yield Change(
+        family="memory", remedy="freed memory kept", then=then, effort=Effort.SETTING, why=why, measured=True,
+        extra_error=math.hypot(kept.error, cached.error) if kept and cached else FAULTS_ERROR,
+        command=f"{KEEP_MEMORY} {script_command(at.recording)}", cost="two variables of the environment",
+        needs="memory: the process stays as large as its largest step", settings={"keep_freed_memory": True},
+        ceiling_times=math.inf,
+    )  # fmt: skip
 
 
 def more_gpus(at: Situation) -> Iterable[Change]:
@@ -103,9 +133,13 @@ def more_gpus(at: Situation) -> Iterable[Change]:
         why = f"with {at.now.workers} workers each; 5 % for all-reduce is assumed, not measured"
         if then.binding() != "compute":
             why = f"limited by {then.binding()}, not by the GPUs: mend the data first"
-        there = ranks <= seen
-        yield Change(remedy=f"{ranks} GPUs", then=then, effort=Effort.SETTING if there else Effort.HARDWARE,
-                     cost="an argument of torchrun" if there else "", why=why, extra_error=0.1,
+        there, words = ranks <= seen, ("torchrun", "--nproc-per-node", str(ranks))
+        launched = at.recording.script.argv[0].endswith("torchrun")
+        yield Change(family="gpus", remedy=f"{ranks} GPUs", then=then, why=why, extra_error=0.1,
+                     effort=Effort.SETTING if there else Effort.HARDWARE,
+                     cost="an argument of torchrun" if there else "",
+                     command=" ".join([*words, "…"]) if launched else script_command(at.recording, *words),
+                     changes="the batches of all GPUs together are larger: another learning rate",
                      settings={"world_size": ranks}, ceiling_times=math.inf)  # fmt: skip
 
 

@@ -1,49 +1,94 @@
-"""Remedies for the script's own loader: its workers, its queue, what its stages cost. Pure."""
+"""Remedies for how the script draws its batches: workers, their queue, their start, or a loader at all. Pure."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.pipeline.base.settings import PREFETCH
-from feedline.profiling.explain.measure.situation import HARDLY, Situation
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain
+from feedline.profiling.explain.measure.main_thread import looked
+from feedline.profiling.explain.measure.rates import ERRORS_90
+from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Situation
+from feedline.profiling.explain.measure.throughput import Throughput
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, sums
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, lines_of
 from feedline.profiling.record import units
 
 MOST_WORKERS = 32
-MOVING_S_PER_BYTE = 3e-9
-"""The most that collating and sending a byte costs: three passes over it at about 1 GB/s, fresh pages included."""
+WAITING = 0.5  # share of a sample's time that is waiting for files or servers, from which cores are no limit
+LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers only wait longer
+SOME = 1.02  # less is no gain
 NO_WAIT = Vain("the loop hardly waits for its workers")
-HINTS = {
-    "collate": " (write samples straight into one batch array, as feedline's loader does)",
-    "send": " (hand over tensors rather than objects, uint8 rather than float, few pieces per batch)",
-    "decode": " (decode smaller or prepared images)",
-}
 
 
-def more_workers(at: Situation) -> Iterable[Change]:
-    """1, 2, 4, … up to the cores each rank can use; further when the workers mostly wait for storage."""
-    share = max(1.0, at.measured.machine.cores / at.now.ranks)
-    cpu_share = at.now.worker_cpu_s / at.now.worker_s if at.now.worker_s else 1.0
-    waiting = cpu_share < 0.5 and at.measured.workers.slow is None
-    top = min(MOST_WORKERS, int(share / max(cpu_share, 0.1)) if waiting else int(share))
+def unwatched(at: Situation) -> bool:
+    """Its batches come from no loader that is known: a generator, a queue."""
+    return at.measured.loader is None or at.measured.loader.kind == "unwatched"
+
+
+def share_of(at: Situation, *stages: str) -> float:
+    """Of what a sample takes a worker with a core to itself."""
+    workers = at.measured.workers
+    return sum(workers.stage_alone_s.get(name, 0.0) for name in stages) / workers.alone_s if workers.alone_s else 0.0
+
+
+def surely(at: Situation, *stages: str) -> float:
+    """The lower end (90 %) of that; 0 where too few looks were taken to say anything."""
+    workers = at.measured.workers
+    if workers.looks < FEW_LOOKS or not workers.busy:
+        return 0.0
+    error = math.hypot(*(workers.stage_errors.get(name, 0.0) for name in stages)) / workers.busy
+    return max(0.0, share_of(at, *stages) - ERRORS_90 * error)
+
+
+def handing_over(at: Situation) -> float:
+    """The share of the time that the loop waits although batches lie ready: for their handing over; 0 where it is
+    not that."""
+    share = at.measured.trainer.shares.data - at.measured.rates.start_share
+    return share if at.measured.batches_ready and share >= DATA_BOUND else 0.0
+
+
+def other_workers(at: Situation) -> Iterable[Change]:
+    """1, 2, 4, … up to the cores each rank can use; further only where workers wait for files or servers. None, where
+    handing batches over is what takes the time."""
+    if unwatched(at):
+        return
+    share, waiting = max(1.0, at.measured.machine.cores / at.now.ranks), surely(at, "blocked", "read")
+    waits = waiting > WAITING and at.measured.workers.slow is None and surely(at, "lock") < LOCKED
+    top = min(MOST_WORKERS, int(share / max(1 - waiting, 0.1)) if waits else int(share))
     counts = {int(share), *at.workers, *(2**power for power in range(6) if 2**power <= top)}
+    counts |= {0} if handing_over(at) else set()
     for count in sorted(counts - {at.now.workers}):
-        then = at.with_workers(count)
-        yield Change(remedy=f"num_workers={count}", then=then, effort=Effort.SETTING,
-                     why=_why_workers(at, count, then.binding()), settings={"num_workers": count})  # fmt: skip
+        then, persists = at.with_workers(count), ", persistent_workers=True" if count else ""
+        more = count > at.now.workers
+        yield Change(
+            family="workers" if more else "fewer-workers", remedy=f"num_workers={count}", then=then,
+            effort=Effort.SETTING, why=_why_workers(at, then), settings={"num_workers": count},
+            command=f"DataLoader(…, num_workers={count}{persists})", cause=more and (waits or not at.now.workers),
+        )  # fmt: skip
 
 
-def _why_workers(at: Situation, count: int, binding: str) -> str:
-    if not at.now.workers:
-        return "the training process prepares every batch itself: a worker would prepare the next while it computes"
+def _why_workers(at: Situation, then: Throughput) -> str:
     if at.hardly_waits:
         return NO_WAIT
-    if count < at.now.workers:
-        better = at.with_workers(count).rate() > at.now.rate()
+    if not at.now.workers:
+        return "the training process prepares every batch itself: a worker would prepare the next while it computes"
+    gains, binding, cores = then.rate() > SOME * at.now.rate(), then.binding(), at.measured.machine.cores
+    if not then.workers:
+        return "batches are ready when they are asked for: without workers nothing has to be handed over"
+    if then.workers < at.now.workers:
         more = f"{at.now.workers} workers are there now"
-        return "fewer workers leave the model more of the cores" if better else Vain(more)
+        return "fewer workers leave the model more of the cores" if gains else Vain(more)
+    if surely(at, "lock") >= LOCKED:
+        locked = units.percent(share_of(at, "lock"))
+        return Vain(f"a worker waits for a lock {locked} of its time, and more of them wait longer")
+    if handing_over(at):
+        return Vain("batches are ready when they are asked for")
     if binding == "cores":
-        return f"the {at.measured.machine.cores:g} cores are then the limit: workers and trainer share them"
+        limit = f"the {cores:g} cores are then the limit: workers and trainer share them"
+        return limit if gains else Vain(limit)
+    if surely(at, "blocked", "read") > WAITING:
+        outside = units.percent(share_of(at, "blocked", "read"))
+        return f"a worker waits for what it reads {outside} of its time, and needs no core meanwhile"
     if binding == "compute":
         return "the workers then keep up with the model"
     return f"each worker prepares {units.rate(1 / at.now.worker_s if at.now.worker_s else None)}"
@@ -64,8 +109,9 @@ def prefetch(at: Situation) -> Iterable[Change]:
             # Half of what the loader could do alone: with the model running it will not get all of it back.
             then = replace(at.now, worker_s=at.now.worker_s / (0.5 + 0.5 * room), contention={})
             why, error = f"the loader alone reaches {units.rate(alone.value)}: its batches come unevenly", 0.15
-    yield Change(remedy=f"prefetch_factor={deeper}", then=then, effort=Effort.SETTING, why=why,
-                 settings={"prefetch_factor": deeper}, extra_error=error)  # fmt: skip
+    yield Change(family="prefetch", remedy=f"prefetch_factor={deeper}", then=then, effort=Effort.SETTING, why=why,
+                 command=f"DataLoader(…, prefetch_factor={deeper})", settings={"prefetch_factor": deeper},
+                 extra_error=error)  # fmt: skip
 
 
 def kept_workers(at: Situation) -> Iterable[Change]:
@@ -73,76 +119,67 @@ def kept_workers(at: Situation) -> Iterable[Change]:
     loader, now = at.measured.loader, at.now
     if not now.workers or loader is None or loader.persistent_workers is not False or not now.epoch_samples:
         return
-    seconds = now.epoch_samples / at.rate.value + now.epoch_start_s
-    why = f"starting an epoch takes {units.seconds(now.epoch_start_s)} of its {units.seconds(seconds)}"
-    yield Change(remedy="persistent_workers=True", effort=Effort.SETTING, extra_error=0.02,
-                 then=replace(now, epoch_start_s=at.kept_start_s(now.worker_s)),
-                 why=Vain(why) if now.epoch_start_s < HARDLY * seconds else why,
-                 settings={"persistent_workers": True})  # fmt: skip
+    steps_s = now.epoch_samples / at.rate.value
+    whole_s = steps_s + now.epoch_start_s
+    why = f"starting an epoch takes {units.seconds(now.epoch_start_s)} of its {units.seconds(whole_s)}"
+    yield Change(
+        family="persistent", remedy="persistent_workers=True", effort=Effort.SETTING, extra_error=0.02,
+        then=replace(now, epoch_start_s=at.kept_start_s(now.worker_s)),
+        why=Vain(why) if now.epoch_start_s < HARDLY * whole_s else why,
+        command="DataLoader(…, persistent_workers=True)", settings={"persistent_workers": True},
+        cause=at.measured.rates.start_share > 0.5 * at.measured.trainer.shares.data,
+    )  # fmt: skip
 
 
-def slow_worker(at: Situation) -> Iterable[Change]:
-    workers = at.measured.workers
-    if workers.slow is None or not at.now.workers:
+def larger_batches(at: Situation) -> Iterable[Change]:
+    """Half as many to hand over."""
+    batch, data = at.measured.loader and at.measured.loader.batch_size, handing_over(at)
+    if not batch or not data:
         return
-    worker, factor = workers.slow
-    cpu_s = min(at.now.worker_cpu_s, workers.even_s)
-    then = replace(at.now, worker_s=workers.even_s, worker_cpu_s=cpu_s, contention={})
-    why = f"it takes {units.times(factor)} as long per sample as the others, and batches are taken in turn"
-    yield Change(remedy=f"mend worker {worker.worker}", then=then, effort=Effort.CODE, why=why, extra_error=0.05)
+    yield Change(
+        family="batch", remedy=f"batch_size={2 * batch}", then=replace(at.now, step_s=at.now.step_s * (1 - data / 2)),
+        effort=Effort.CODE, command=f"DataLoader(…, batch_size={2 * batch})", extra_error=0.1,
+        why=f"batches are ready, and handing over takes {units.percent(data)} of the time: half as many take half",
+        changes="twice the batch: fewer optimiser steps an epoch, another learning rate",
+    )  # fmt: skip
 
 
-def cheaper_stage(at: Situation) -> Iterable[Change]:
-    """What taking the top stage (or its top transform) away would give: the upper bound of tuning it."""
-    workers = at.measured.workers
-    stages = {n: s for n, s in workers.stage_alone_s.items() if n not in ("idle", "other", "read")}
-    name = max(stages, key=lambda stage: workers.stages.get(stage, 0.0), default="")
-    short = not workers.alone_s or not at.now.worker_s or stages.get(name, 0.0) < 0.15 * workers.alone_s
-    if short or workers.slow is not None:  # where one worker is slow, its stages are not those of all
+def a_loader_at_all(at: Situation) -> Iterable[Change]:
+    """For a loop of its own generator, or one that draws from a queue."""
+    if not unwatched(at):
         return
-    what, part, transforms = name, 1.0, workers.transforms
-    if name == "transform" and sum(transforms.values()) > 0:
-        top = max(transforms, key=lambda transform: transforms[transform])
-        what, part = f"transform {top}", transforms[top] / sum(transforms.values())
-    share = part * stages[name] / workers.alone_s
-    left_s = (1.0 - share) * at.now.worker_s
-    cpu_s = min(left_s, max(0.0, at.now.worker_cpu_s - part * stages[name]))
-    then = replace(at.now, worker_s=left_s, worker_cpu_s=cpu_s, contention={})
-    why = f"it takes {units.percent(share)} of a worker's busy time: this is what it would give if it cost nothing"
-    yield Change(remedy=f"cheaper {what}", then=then, effort=Effort.CODE, extra_error=0.08,
-                 why=NO_WAIT if at.hardly_waits else why + HINTS.get(name, ""))  # fmt: skip
-
-
-def lighter_batches(at: Situation) -> Iterable[Change]:
-    """Batches whose objects take the main thread long to unpickle."""
-    if not at.measured.unpickling_limits:
+    step_s, cores = at.now.ranks / at.rate.value, at.measured.machine.cores / at.now.ranks
+    (load, load_error), (wait, wait_error) = (looked(at.recording, (part,)) for part in ("load", "wait"))
+    part, share, error = max(("load", load, load_error), ("wait", wait, wait_error), key=lambda one: one[1])
+    if share - ERRORS_90 * error < HARDLY:
         return
-    left_s = max(0.0, at.now.worker_s - at.measured.workers.stage_alone_s.get("send", 0.0))
-    then = replace(at.now, handover_s=0.0, worker_s=left_s, worker_cpu_s=min(at.now.worker_cpu_s, left_s))
-    share = units.percent(at.measured.trainer.unpickle_share)
-    why = f"the training process spends {share} of the time unpickling batches{HINTS['send']}"
-    yield Change(remedy="cheaper send: lighter batches", then=then, effort=Effort.CODE, why=why, extra_error=0.08)
-
-
-def uint8(at: Situation) -> Iterable[Change]:
-    """Four times fewer bytes to collate, send, unpickle and copy; made float and normalised on the device."""
-    loader, stages, now = at.measured.loader, at.measured.workers.stage_alone_s, at.now
-    if loader is None or not any("float32" in kind for kind in loader.batch_dtypes):
+    then, place = replace(at.now, step_s=step_s * (1 - share), worker_s=0.0), _where(at, part)
+    most_of_it = f", most of it in {place}" if place else ""
+    error = math.hypot(0.1, error / (1 - min(share, 0.9)))
+    if part == "wait":
+        yield Change(
+            family="stage", remedy="a faster source of batches", target=place, then=then, effort=Effort.CODE,
+            why=f"the loop waits {units.percent(share)} of the time for batches that are made elsewhere{most_of_it}: "
+            "this is what it would give if they were always ready", extra_error=error, cause=True,
+            command=lines_of(at.recording, place.rpartition(":")[2] or "FUNCTION"),
+        )  # fmt: skip
         return
-    # Only what goes with the bytes gets cheaper: a collate function with costs of its own keeps them.
-    per_sample = (loader.batch_bytes or 0) / max(loader.batch_size or 1, 1)
-    moving_s = min(stages.get("collate", 0.0) + stages.get("send", 0.0), per_sample * MOVING_S_PER_BYTE)
-    saved_s, copy_s = min(now.worker_s, 0.75 * moving_s), 0.75 * (at.measured.trainer.copy_s or 0.0)
-    then = replace(now, worker_s=now.worker_s - saved_s, worker_cpu_s=max(0.0, now.worker_cpu_s - saved_s),
-                   handover_s=now.handover_s / 4, step_s=max(0.0, now.step_s - copy_s))  # fmt: skip
-    why: str = f"collating, sending and copying a quarter of {units.size(loader.batch_bytes)} a batch"
-    if saved_s < 0.03 * now.worker_s and copy_s + 0.75 * now.handover_s < 0.03 * now.step_s:
-        why = Vain("collating, sending and copying batches takes next to no time")
-    yield Change(remedy="uint8 batches", then=then, effort=Effort.CODE, why=why, extra_error=0.05,
-                 cost="a change of code: normalise on the device", settings={"dtype": "uint8"},
-                 ceiling_times=math.inf if copy_s else 1.0)  # fmt: skip
+    for count in sorted({1, 2, int(max(1.0, cores))}):
+        yield Change(
+            family="dataloader", remedy=f"a DataLoader with {units.count(count, 'worker')}", target=place,
+            then=replace(then, workers=count, worker_s=step_s * share, worker_cpu_s=step_s * share), cause=True,
+            why=f"the training thread makes its batches itself, {units.percent(share)} of its time{most_of_it}",
+            command=f"DataLoader(dataset, batch_size=…, num_workers={count}, persistent_workers=True)",
+            needs=f"a Dataset whose __getitem__ does what {place or 'the loop'} does for one sample",
+            effort=Effort.CODE, extra_error=error,
+        )  # fmt: skip
 
 
-REMEDIES: tuple[Remedy, ...] = (
-    more_workers, prefetch, kept_workers, slow_worker, cheaper_stage, lighter_batches, uint8,
-)  # fmt: skip
+def _where(at: Situation, part: str) -> str:
+    """file:function where the training thread spends most of this part."""
+    functions = sums(trainer.functions for trainer in at.recording.trainers)
+    places = {name.partition(" ")[2]: s for name, s in functions.items() if name.startswith(f"{part} ")}
+    return max(places, key=lambda place: places[place], default="").rpartition(":")[0]
+
+
+REMEDIES: tuple[Remedy, ...] = (other_workers, prefetch, kept_workers, larger_batches, a_loader_at_all)

@@ -3,18 +3,24 @@
     def my_remedy(at: Situation) -> Iterable[Change]: ...
 
 It yields nothing where it does not apply, and a change that is `Vain`, with the reason, where it applies and would
-not help. Its name is listed in the `REMEDIES` of its file; what a change gives is predicted by
-`profiling.explain.predict`.
+not help. Its name is listed in the `REMEDIES` of its file; what a change gives, and what comes first, is for
+`profiling.explain.predict` to say.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.record.recording import Trial
+from feedline.profiling.record.recording import LoaderSeen, Recording, Trial
+
+Family = Literal[
+    "workers", "fewer-workers", "persistent", "prefetch", "pin", "slow-worker", "stage", "send", "uint8", "batch",
+    "loader", "shards", "cache", "storage", "python", "sync", "layout", "memory", "autocast", "gpus", "dataloader",
+]  # fmt: skip
 
 
 class Effort(IntEnum):
@@ -23,11 +29,13 @@ class Effort(IntEnum):
     SETTING = 0
     CODE = 1
     PREPARING = 2
-    HARDWARE = 3
+    REWRITE = 3
+    HARDWARE = 4
 
     @property
     def words(self) -> str:
-        return ("one argument", "a change of code", "preparing once", "hardware")[self]
+        names = ("a setting", "a change of code", "preparing once", "preparing once and a rewrite", "hardware")
+        return names[self]
 
 
 class Vain(str):
@@ -40,17 +48,53 @@ class Vain(str):
 class Change:
     """One remedy on one run, before it is turned into a prediction."""
 
+    family: Family
     remedy: str  # its name, with its values
     then: Throughput  # the model as it would be
     effort: Effort
     why: str  # it may help (how much is for the model to say), or is `Vain`
-    cost: str = ""  # what it costs, where the effort's words do not say it
+    command: str  # what to type or the line to write, to be copied
+    target: str = ""  # the stage, function or transform that it is about
+    needs: str = ""  # what it takes beside the command
+    changes: str = ""  # what it changes in the training
+    cost: str = ""  # what it costs beside the effort's words
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What to change, as keywords of the loader or of `feedline prepare`."""
     trial: Trial | None = None  # prepared samples that it rests on
     extra_error: float = 0.0  # relative error beyond the model's own, e.g. of an assumed factor
     ceiling_times: float = 1.0
     """How far it moves the ceiling; infinite where that is not known, as for copies and compute."""
+    cause: bool = False
+    """It mends the very cause that was found: it comes before what gains more by another way."""
+    measured: bool = False
+    """Its factor was measured on this loop: while compute stays the limit, the model's own error is not in it."""
 
 
 Remedy = Callable[[Situation], Iterable[Change]]
+
+
+def image_size(loader: LoaderSeen | None) -> int | None:
+    """Side of the images in its batches, NCHW or NHWC."""
+    shape = next((shape for shape in (loader.batch_shapes if loader else []) if len(shape) == 4), None)
+    if shape is None:
+        return None
+    _, first, middle, last = shape
+    return middle if first in (1, 3) else min(first, middle) if last in (1, 3) else None
+
+
+def without_handover(at: Situation) -> float:
+    """How far it moves the ceiling that batches need no unpickling."""
+    return (at.now.step_s + at.now.handover_s) / at.now.step_s if at.now.step_s else 1.0
+
+
+def script_command(recording: Recording, *before: str) -> str:
+    """The script's own command line, started by `python`, or with other words before it."""
+    script = recording.script
+    words = ["-m"] * script.module + script.argv
+    python = ["python"] if script.module or "".join(script.argv[:1]).endswith(".py") else []
+    return shlex.join([*(before or python), *words])
+
+
+def lines_of(recording: Recording, function: str) -> str:
+    """What shows which lines of a function take the time."""
+    return script_command(recording, "feedline", "profile", "--lines-of", function)

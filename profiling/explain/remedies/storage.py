@@ -1,4 +1,8 @@
-"""Remedies for where samples come from: feedline's loader, prepared shards, memory, faster storage. Pure."""
+"""Remedies for where samples come from: feedline's loader, prepared shards, memory, faster storage. Pure.
+
+The user's own transforms (and what their code waits for) stay in the cost of every sample: no gain comes from leaving
+them out.
+"""
 
 import math
 from collections.abc import Iterable
@@ -7,13 +11,16 @@ from dataclasses import replace
 from feedline.profiling.explain.measure.rates import Rate
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain
+from feedline.profiling.explain.remedies.own_loader import unwatched
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, image_size, without_handover
+from feedline.profiling.explain.remedies.sample_cost import own_collate, own_transforms
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import Trial
+from feedline.profiling.record.recording import LoaderSeen, Trial
 from feedline.profiling.record.stages import STAGES
 
 NO_WAIT = Vain("the loop hardly waits for data")
-NOTABLE = 1.05  # a model that is faster by less on feedline's batches is as fast as before
+SURE = 0.05  # share of a worker's time that reading takes before anything is said of it
+FASTER = 1.05  # a model that is faster by less on feedline's batches is as fast as before
 LIMITS = {
     "compute": "; the model is then the limit",
     "cores": "; the cores are then the limit",
@@ -22,33 +29,41 @@ LIMITS = {
 
 
 def prepared(at: Situation) -> Iterable[Change]:
-    """One per trial on the user's own samples, and number of workers."""
+    """One per trial on the user's own samples, and number of workers. None would have less resolution than what the
+    script crops."""
+    loader, crop_px = at.measured.loader, image_size(at.measured.loader) or 0
+    if loader is None or unwatched(at):
+        return
     as_is = {trial.loader: trial for trial in at.recording.trials if trial.codec == "as-is"}
     usual = at.now.workers or max(1, min(2, int(at.measured.machine.cores)))
     for trial in at.recording.trials:
-        if trial.codec == "as-is" and trial.loader != "feedline":
+        own_already = trial.codec == "as-is" and (trial.loader != "feedline" or loader.kind == "feedline")
+        if own_already or (trial.size_px or crop_px) < crop_px:
             continue
         for count in sorted({usual, *at.workers}):
             then = _with_trial(at, at.with_workers(count), trial, as_is.get(trial.loader))
             if then is not None:
-                yield _prepared(at, trial, replace(then, storage_samples_per_s=_from_storage(at, trial)))
+                yield _prepared(at, loader, trial, replace(then, storage_samples_per_s=_from_storage(at, trial)))
 
 
 def _with_trial(at: Situation, now: Throughput, trial: Trial, as_is: Trial | None) -> Throughput | None:
     """The model with the costs of prepared samples.
 
-    feedline's loader: the trial's own cost, nothing to collate, serialise or unpickle, and the model computes on its
-    batches. The script's own loader: its reading, decoding and transforming shrink by the ratio of the trial to the
-    same trial on the samples as they are.
+    feedline's loader: the trial's own cost and that of the user's code, nothing to serialise or unpickle, and the
+    model computes on its batches. The script's own loader: its reading, decoding and transforming shrink by the ratio
+    of the trial to the same trial on the samples as they are.
     """
     cost_s = trial.load_cpu_s_per_sample
     if cost_s is None:
         return None
     if trial.loader == "feedline":
         times = at.measured.trainer.our_batches.value
+        computed_s, waited_s = own_s(at)
+        worker_s, worker_cpu_s = cost_s + computed_s + waited_s, cost_s + computed_s
         return replace(
-            now, worker_s=cost_s, worker_cpu_s=cost_s, handover_s=0.0, contention={},
-            epoch_start_s=at.kept_start_s(cost_s), step_s=now.step_s / times, trainer_cpu_s=now.trainer_cpu_s / times,
+            now, worker_s=worker_s, worker_cpu_s=worker_cpu_s, handover_s=0.0, contention={},
+            epoch_start_s=at.kept_start_s(worker_s), step_s=now.step_s / times,
+            trainer_cpu_s=now.trainer_cpu_s / times,
         )  # fmt: skip
     if as_is is None or not as_is.load_cpu_s_per_sample:
         return None
@@ -59,26 +74,84 @@ def _with_trial(at: Situation, now: Throughput, trial: Trial, as_is: Trial | Non
     return replace(now, worker_s=now.worker_s * scale, worker_cpu_s=now.worker_cpu_s * scale)
 
 
-def _prepared(at: Situation, trial: Trial, then: Throughput) -> Change:
+def own_s(at: Situation) -> tuple[float, float]:
+    """Seconds per sample of the user's own code, which any loader has to run: computing, and waiting. What a slow
+    worker takes beyond the others is own code, too, for all that is known; so is a collate function that
+    `Loader.like` has not shown to be torch's."""
+    workers, loader = at.measured.workers, at.measured.loader
+    stages = workers.stage_alone_s
+    computed_s = sum(own_transforms(at).values())
+    if loader is not None and loader.refused != "" and stages.get("collate") and own_collate(at):
+        computed_s += stages["collate"]
+    if workers.slow is not None:
+        computed_s += max(0.0, at.now.worker_s - workers.even_s)
+    return computed_s, stages.get("blocked", 0.0) + stages.get("lock", 0.0)
+
+
+def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput) -> Change:
     as_is, ours, count = trial.codec == "as-is", trial.loader == "feedline", then.workers
     batches = at.measured.trainer.our_batches if ours else Rate(value=1.0, error=0.0)
     spread = (trial.load_cpu_s_spread or 0.0) / (trial.load_cpu_s_per_sample or 1.0)
     what = "your files as they are" if as_is else f"prepared {trial.size_px} px {trial.codec} shards"
     whose = "feedline's loader" if ours else "your own loader"
     workers = "" if count == at.now.workers else f", {units.count(count, 'worker')}"
-    cost, before = units.seconds(trial.load_cpu_s_per_sample), units.seconds(at.now.worker_s or None)
-    why: str = (
-        f"one sample then takes {cost} of a core instead of {before}, measured on {trial.samples} of yours"
-        + LIMITS.get(then.binding(), "")
-    )
-    if at.hardly_waits:
-        faster = f"the model is {units.times(batches.value)} as fast on batches as feedline's loader hands them over"
-        why = faster if batches.value > NOTABLE else NO_WAIT
+    fits = ours and (loader.refused == "" or loader.kind == "feedline")
     return Change(
-        remedy=f"{what}, {whose}{workers}", then=then, effort=Effort.CODE if as_is else Effort.PREPARING, why=why,
+        family="loader" if as_is else "shards",
+        remedy=f"{what}, {whose}{workers}",
+        then=then, effort=Effort.PREPARING if fits else Effort.REWRITE,
+        why=NO_WAIT if at.hardly_waits else _why_prepared(at, trial, then, batches),
+        command=_prepare_command(trial) + (f"\n{_loader_line(at, loader, count, fits=fits)}" if ours else ""),
+        needs=_needs(loader, trial), changes=_changes(at, trial), trial=trial,
+        extra_error=math.hypot(max(0.05, spread), batches.error),
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
-        trial=trial, extra_error=math.hypot(max(0.05, spread), batches.error), ceiling_times=batches.value,
+        ceiling_times=batches.value * (without_handover(at) if ours else 1.0),
     )  # fmt: skip
+
+
+def _why_prepared(at: Situation, trial: Trial, then: Throughput, batches: Rate) -> str:
+    cost, before = units.seconds(then.worker_s), units.seconds(at.now.worker_s or None)
+    own = ", your own transforms with it" if trial.loader == "feedline" and own_transforms(at) else ""
+    why = f"one sample then takes {cost} of a worker instead of {before}{own}, measured on {trial.samples} of yours"
+    moved = then.rate() > at.ceiling and batches.value > FASTER
+    faster = f"; the model is {units.times(batches.value)} as fast on its batches (layout, freed memory kept)"
+    return why + LIMITS.get(then.binding(), "") + (faster if moved else "")
+
+
+def _prepare_command(trial: Trial) -> str:
+    square = ":square" if trial.codec == "raw" else ""
+    form = "--codec keep" if trial.codec == "as-is" else f"--output {trial.size_px}:{trial.codec}{square}"
+    return f"feedline prepare SOURCE OUT {form}"
+
+
+def _loader_line(at: Situation, loader: LoaderSeen, count: int, *, fits: bool) -> str:
+    workers = f", num_workers={count}" if count != at.now.workers else ""
+    if fits and loader.kind != "feedline":
+        return f'loader = Loader.like(your_dataloader, "OUT/train"{workers})'
+    sizes = f", image_size={size}" if (size := image_size(loader)) else ""
+    sizes += f", batch_size={loader.batch_size}" if loader.batch_size else ""
+    own = ", transform=your_transforms" if own_transforms(at) else ""
+    return f'loader = Loader("OUT/train"{sizes}, num_workers={count}{own})'
+
+
+def _needs(loader: LoaderSeen, trial: Trial) -> str:
+    if trial.loader != "feedline":
+        return "a dataset of your own that reads the shards, as stock webdataset does"
+    if loader.refused == "" or loader.kind == "feedline":
+        return "from feedline.pipeline.loader import Loader"
+    reason = loader.refused or "not checked for this loader"
+    return f"a rewrite around feedline's loader, Loader.like does not take yours over: {reason}"
+
+
+def _changes(at: Situation, trial: Trial) -> str:
+    if trial.codec == "as-is":
+        return ""
+    loss = f", re-encoded ({trial.psnr_db:.0f} dB)" if trial.psnr_db is not None else ""
+    size, crop_px = trial.size_px, image_size(at.measured.loader)
+    if trial.codec == "raw":
+        return f"pictures are stored as squares of {size} px: what lies outside is lost, crops are cut out of them"
+    crops = f"crops of {crop_px} px" if crop_px else "crops"
+    return f"pictures are stored at {size} px of the short side{loss}: {crops} are cut out of smaller pictures"
 
 
 def _from_storage(at: Situation, trial: Trial) -> float | None:
@@ -103,12 +176,14 @@ def _outgrows_memory(at: Situation, size_bytes: float) -> bool:
 
 def without_reading(at: Situation) -> Iterable[Change]:
     """Memory and faster storage both take away the time blocked in reads, no more."""
+    if unwatched(at):
+        return
     now, memory = at.now, units.size(float(at.recording.host.get("memory_bytes") or 0))
     read_s = at.measured.workers.stage_alone_s.get("read", 0.0)
     share = read_s / now.worker_s if now.worker_s else 0.0
     reason = f"reading is {units.percent(share)} of a worker's busy time"
-    then, why = now, NO_WAIT if share >= 0.05 else Vain(reason)
-    if share >= 0.05 and not at.hardly_waits:
+    then, why = now, NO_WAIT if share >= SURE else Vain(reason)
+    if share >= SURE and not at.hardly_waits:
         left_s = max(0.0, now.worker_s - 0.9 * read_s)
         cpu_s = min(now.worker_cpu_s, left_s)
         then = replace(now, worker_s=left_s, worker_cpu_s=cpu_s, storage_samples_per_s=None)
@@ -116,15 +191,18 @@ def without_reading(at: Situation) -> Iterable[Change]:
     whole = (at.recording.costs.read_bytes or 0.0) * (at.dataset_samples or 0)
     outgrown = _outgrows_memory(at, whole)
     no_room = outgrown and not isinstance(why, Vain)
-    cost = f"{units.size(whole)} of memory" if whole else "memory for the whole dataset"
-    yield Change(remedy="cache in RAM", then=now if no_room else then, effort=Effort.CODE, extra_error=0.05,
+    needs = f"{units.size(whole)} of memory" if whole else "memory for the whole dataset"
+    yield Change(family="cache", remedy="cache in RAM", then=now if no_room else then, effort=Effort.CODE,
                  why=Vain(f"{units.size(whole)} of data do not fit into {memory} of memory") if no_room else why,
-                 cost=f"{cost}, from the second epoch on")  # fmt: skip
+                 command="cp -r DATA /dev/shm/  # and give the script that path", needs=needs, extra_error=0.05,
+                 cost="a copy before each training", target="read")  # fmt: skip
     if cold := _slower_when_cold(at):
         when = "in a first epoch and all others" if outgrown else "in a first epoch"
         from_storage = f"; from storage itself, as {when}, the loop runs at {units.rate(cold.value)}"
         why = type(why)(why + from_storage)
-    yield Change(remedy="faster storage", then=then, effort=Effort.HARDWARE, why=why, extra_error=0.05)
+    yield Change(family="storage", remedy="faster storage", then=then, effort=Effort.HARDWARE, why=why,
+                 command="rsync -a DATA /local/  # a disk of this machine; and give the script that path",
+                 needs="a faster disk, or one nearer", extra_error=0.05, target="read")  # fmt: skip
 
 
 REMEDIES: tuple[Remedy, ...] = (prepared, without_reading)

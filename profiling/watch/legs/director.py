@@ -3,13 +3,16 @@ batches are directed.
 
 The loop is what it was: same process, same model, same workers. Windows differ in what it is handed (`ways`): its own
 batches, cached ones, or nothing while the loader is drained; rates of cached batches are the ceiling. The loop stays
-inside its pass, for a loader that runs out is begun again underneath; where the script leaves the pass itself, the
-window starts anew in the next one. At the end `Finished` is raised in the loop.
+inside its pass, for a loader that runs out is begun again underneath, and frameworks that count batches themselves
+are told of more (`counting`); where the script leaves the pass all the same, the window goes on in the next one. At
+the end `Finished` is raised in the loop.
 """
 
 import os
 import time
+from collections import Counter
 from collections.abc import Generator
+from types import FrameType
 from typing import Any, NoReturn
 
 from feedline.profiling.record.journal import LegRow
@@ -18,24 +21,18 @@ from feedline.profiling.watch.batches import sizes
 from feedline.profiling.watch.capture import Finished
 from feedline.profiling.watch.facts import role
 from feedline.profiling.watch.feed import Feed, Feeds
-from feedline.profiling.watch.legs.ways import (
-    LEAST_STEPS,
-    MOST_WINDOWS,
-    Batches,
-    LoaderOnly,
-    NoMore,
-    Way,
-    plan,
-    worker_counts,
-)
+from feedline.profiling.watch.legs import counting
+from feedline.profiling.watch.legs.neighbours import Neighbours
+from feedline.profiling.watch.legs.tally import Tally
+from feedline.profiling.watch.legs.ways import LEAST_STEPS, Batches, LoaderOnly, NoMore, Way, plan, worker_counts
 from feedline.profiling.watch.saves import Saves
 
 LIMIT_S = 120.0
 """After this long in legs only those that were not measured yet."""
+MOST_S = 240.0
+"""After this long nothing more."""
 AGREE_S = 20.0
 """Ranks end the verdict's last step together: none waits for rank 0 much longer than that one needs to write."""
-MOST_STARTS = 3
-"""A window that the script breaks off is started anew, until it has begun so often."""
 
 
 class Director:
@@ -46,6 +43,7 @@ class Director:
         self._capture = feeds.capture
         self._config = feeds.capture.config
         self._saves = Saves(feeds.patches)
+        counting.attach(feeds.patches)
         self._lines: list[Way] = []
         """Windows in which lines are timed."""
         if self._config.lines:
@@ -57,10 +55,18 @@ class Director:
         self._way: Way | None = None
         """Whose window it is."""
         self._rows: list[LegRow] = []
-        self._disturbed = False
-        """The script has left its pass and begun another one."""
+        self._left_out: Counter[str] = Counter()
+        """Windows by leg that there was no time for."""
+        self._repeats = self._config.rounds
+        """Windows that may be measured again because of what neighbours did."""
+        self._interrupted = False
+        """A pass has begun within the step: the script has left its own, or is inside another loader's."""
         self._ended_by = "steps"
         self._why = ""
+
+    def hold(self, frame: FrameType) -> None:
+        """The loop, as called from there, in the pass that trains it."""
+        counting.hold(frame)
 
     def take_over(self, feed: Feed, why: str) -> None:
         self._capture.leave(None)
@@ -73,97 +79,118 @@ class Director:
 
     def adopts(self, feed: Feed) -> bool:
         assert self._batches is not None
-        self._disturbed = True
+        self._interrupted = True
         mine = self._batches.feed
         same = feed.loader is mine.loader
         if same or role(feed.place, feed.loader) == role(mine.place, mine.loader):
-            self._batches.feed = feed
+            self._batches.pass_on(feed)
+            if self._way is not None:
+                self._way.next_pass(self._batches)
             return True
         return False
 
     def next(self, feed: Feed) -> Any:
         assert self._batches is not None and self._handed_out is not None
-        if self._capture.ended_by is not None:  # somebody has caught what should end the loop
-            raise Finished
-        if feed is not self._batches.feed:  # an older pass over it, gone on with beside
+        if self._capture.ended_by is None and feed is not self._batches.feed:  # an older pass over it, beside
             return feed.draw()
-        if self._capture.journal.has("interrupted"):
-            self._leave("interrupted by a signal", ended_by="signal")
         try:
-            return next(self._handed_out)
+            if self._capture.ended_by is None:  # else somebody has caught what should end the loop
+                if self._capture.journal.has("interrupted"):
+                    self._leave("interrupted by a signal", ended_by="signal")
+                return next(self._handed_out)
         except NoMore:
-            self._leave("its loader had no more batches")
+            self._end("its loader had no more batches", self._ended_by)
         except StopIteration:  # the loader has failed, and the script has caught that
-            self._leave("its loader has failed")
+            self._end("its loader has failed", self._ended_by)
+        except Finished:
+            pass
+        self._capture.finish()
+        if not self._batches.cache.kept:
+            raise Finished
+        return self._batches.cache.next()  # until the thread that trains has heard of it
 
     # --- windows ------------------------------------------------------------------------------------------
 
     def _windows(self, batches: Batches) -> Generator[Any]:
         """What the loop is handed. Raises Finished behind the last window."""
-        config, adapter = self._config, batches.feed.adapter
-        deadline = time.perf_counter() + LIMIT_S
-        steps = self._agreed_steps() if self._capture.facts.world_size > 1 else None
+        config, adapter, began = self._config, batches.feed.adapter, time.perf_counter()
+        steps, rounds = self._agreed() if self._capture.facts.world_size > 1 else (None, config.rounds)
         counts = worker_counts(adapter.workers(batches.feed.loader))
-        for way in plan(config.legs, adapter.kind, counts, config.rounds, self._lines):
-            if steps is None and time.perf_counter() > deadline and way.leg in {row.leg for row in self._rows}:
+        planned = plan(config.legs, adapter.kind, counts, rounds, self._lines)
+        for way in planned:
+            if steps is None and self._late(way, time.perf_counter() - began):
+                self._left_out[way.leg] += 1
                 continue
             self._way = way
             self._write()
-            if isinstance(way, LoaderOnly):
-                with self._capture.unwatched():
-                    row = way.measure(batches, config.window_s)
-            else:
-                row = yield from self._window(way, batches, way.steps or steps)
+            row = yield from self._measured(way, batches, steps)
+            while row is not None and row.disturbed and self._repeats and steps is None:
+                self._repeats -= 1
+                row = (yield from self._measured(way, batches, steps)) or row
             self._rows += [row] if row is not None else []
         self._way = None
-        self._leave()
+        self._leave(self._what_was_left_out(len(planned), time.perf_counter() - began))
 
-    def _window(self, way: Way, batches: Batches, wanted: int | None) -> Generator[Any, None, LegRow | None]:
-        """One way, once. `wanted`: it has so many steps, however long they take (ranks turn together)."""
-        window_s = self._config.window_s
-        for starts in range(MOST_STARTS):
-            self._disturbed = False
-            skip = way.begin(batches)
-            if skip is None:
-                return None
-            for _ in range(skip):
-                yield way.batch(batches)
-            cuda.settle_device()
-            began, began_cpu_s, left_out_s = time.perf_counter(), time.process_time(), 0.0
-            samples = steps = 0
-            while not (self._disturbed and starts < MOST_STARTS - 1):
-                seconds = time.perf_counter() - began - left_out_s
-                long = seconds >= window_s or seconds + left_out_s > MOST_WINDOWS * window_s
-                if steps >= (wanted or LEAST_STEPS) and (wanted or long):
-                    cuda.settle_device()
-                    seconds, cpu_s = time.perf_counter() - began - left_out_s, time.process_time() - began_cpu_s
-                    way.end()
-                    row = LegRow(way.leg, way.count, samples, seconds, None, cpu_s, way.note, way.dropped)
-                    return None if way.steps else row
-                asked = time.perf_counter()
-                batch = way.batch(batches)
-                count, restarted = sizes(batch)[0] or 0, batches.restarted
-                yield batch
-                steps += 1
-                if restarted:  # the first batch of a pass, and the step with it, are warm-up, as in the verdict
-                    left_out_s += time.perf_counter() - asked
-                else:
-                    samples += count
-            way.end()
-        return None
+    def _late(self, way: Way, seconds: float) -> bool:
+        return seconds > (LIMIT_S if any(row.leg == way.leg for row in self._rows) else MOST_S)
 
-    def _agreed_steps(self) -> int:
-        """As many of a window as rank 0 says."""
-        journal, until = self._capture.journal, time.monotonic() + AGREE_S
+    def _what_was_left_out(self, planned: int, seconds: float) -> str:
+        if not self._left_out:
+            return ""
+        never = [leg for leg in self._left_out if not any(row.leg == leg for row in self._rows)]
+        which = f", all of {' and '.join(never)}" if never else ""
+        return f"{self._left_out.total()} of {planned} windows were left out after {seconds:.0f} s{which}"
+
+    def _measured(self, way: Way, batches: Batches, steps: int | None) -> Generator[Any, None, LegRow | None]:
+        """One way, once."""
+        neighbours = Neighbours(self._config.parent)
+        if isinstance(way, LoaderOnly):
+            with self._capture.unwatched():
+                row = way.measure(batches, self._config.window_s, neighbours)
+        else:
+            row = yield from self._window(way, batches, neighbours, way.steps or steps)
+        return row and row._replace(others=neighbours.others, idle=neighbours.idle)
+
+    def _window(
+        self, way: Way, batches: Batches, neighbours: Neighbours, wanted: int | None
+    ) -> Generator[Any, None, LegRow | None]:
+        """`wanted`: it has so many steps, however long they take (ranks turn together)."""
+        skip = way.begin(batches)
+        if skip is None:
+            return None
+        for _ in range(skip):
+            yield way.batch(batches)
+        cuda.settle_device()
+        neighbours.begin()
+        tally = Tally(self._config.window_s, LEAST_STEPS)
+        while not (tally.steps >= wanted if wanted else tally.full) and not way.lasts(tally.elapsed_s):
+            tally.asks()
+            self._interrupted = False
+            batch = way.batch(batches)
+            samples, restarted = sizes(batch)[0] or 0, batches.restarted
+            yield batch
+            tally.add(samples, apart=restarted or self._interrupted)
+        cuda.settle_device()
+        counted = tally.counted()
+        neighbours.end()
+        way.end()
+        row = LegRow(way.leg, way.count, counted.samples, counted.seconds, None, counted.cpu_s, way.note, way.dropped)
+        return None if way.steps else row
+
+    def _agreed(self) -> tuple[int, int]:
+        """Steps of a window, and rounds, as rank 0 says: as many as there is time for."""
+        journal, until, config = self._capture.journal, time.monotonic() + AGREE_S, self._config
         loop = self._capture.loop
         if self._capture.rank == 0:
             step_s = (time.perf_counter() - (loop.first_got or 0.0)) / max(1, loop.train_steps)
-            journal.write("windows", {"steps": max(LEAST_STEPS, round(self._config.window_s / step_s))})
+            steps = max(LEAST_STEPS, round(config.window_s / step_s))
+            rounds = int(LIMIT_S / (len(config.legs) + 2) / (steps * step_s))
+            journal.write("windows", {"steps": steps, "rounds": min(config.rounds, max(1, rounds))})
         while (agreed := journal.read("windows")) is None:
             if time.monotonic() > until:
                 self._leave("rank 0 did not get to its windows")
             time.sleep(0.01)
-        return agreed["steps"]
+        return agreed["steps"], agreed["rounds"]
 
     # --- the end ------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from feedline.profiling.watch.legs.ways import Batches, Way, end_workers
 from feedline.profiling.watch.rules import is_library
 
 DUMP_S = 0.5
+MOST_S = 60.0
 
 
 class LinesWindow(Way):
@@ -74,8 +75,18 @@ class LinesWindow(Way):
         self._watch.dump_sometimes()
         return batches.draw(lambda: self._open(batches.feed))
 
+    def next_pass(self, batches: Batches) -> None:
+        self._close()
+        self._open(batches.feed)
+
+    def lasts(self, seconds: float) -> bool:
+        return self._feeds.capture.facts.world_size == 1 and seconds > MOST_S
+
     def end(self) -> None:
         self._watch.stop()
+        self._close()
+
+    def _close(self) -> None:
         if self._fresh is not None:
             feed, iterator = self._fresh
             end_workers(iterator)  # they write down what they counted

@@ -21,11 +21,11 @@ from feedline.profiling.watch.data_files import MOST_PATHS, dataset_files, drop,
 from feedline.profiling.watch.facts import settings
 from feedline.profiling.watch.feed import Feed
 from feedline.profiling.watch.legs.cached import Cache
+from feedline.profiling.watch.legs.neighbours import Neighbours
+from feedline.profiling.watch.legs.tally import MOST_WINDOWS
 
 SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds the last step's work
 LEAST_STEPS = 4  # of a window, however long they take
-MOST_WINDOWS = 10
-"""A window with what is left out of it is over after so many times its length."""
 FINISHED_S, FINISH_MOST_S = 0.1, 5.0
 """Workers that were idle for so long have no batch to make; nobody waits longer than that for it."""
 
@@ -71,11 +71,17 @@ class Batches:
     restarted: bool = False
     """The batch that was drawn last is the first of a pass."""
     _drawn: int = 0
+    _first: bool = False
+
+    def pass_on(self, feed: Feed) -> None:
+        """The script has begun its next pass."""
+        self.feed = feed
+        self._first, self._drawn = self._drawn > 1, 0
 
     def draw(self, begin_again: Callable[[], Any] | None = None) -> Any:
         """A batch of the script's own loader, from its beginning again when it has run out. Raises NoMore where that
         gives none either."""
-        self.restarted = False
+        self.restarted, self._first = self._first, False
         try:
             batch = self.feed.draw()
         except StopIteration:
@@ -119,6 +125,13 @@ class Way:
         batch = batches.draw()
         batches.cache.keep(batch)
         return batch
+
+    def next_pass(self, batches: Batches) -> None:
+        """The script has left its pass, and begun another one."""
+
+    def lasts(self, seconds: float) -> bool:
+        """Too long, however few steps it has had."""
+        return False
 
     def end(self) -> None:
         """The window is over, or broken off."""
@@ -180,24 +193,27 @@ class LoaderOnly(Way):
     def __init__(self, count: int | None = None) -> None:
         self.count = count
 
-    def measure(self, batches: Batches, window_s: float) -> LegRow | None:
+    def measure(self, batches: Batches, window_s: float, neighbours: Neighbours) -> LegRow | None:
         """None where the loader cannot be had with so many workers."""
         if self.count is None:
             drawn = ((batches.draw(), batches.restarted) for _ in repeat(None))
-            return self._drain(drawn, batches.queued() + 1, window_s)
+            return self._drain(drawn, batches.queued() + 1, window_s, neighbours)
         loader = batches.feed.adapter.again(batches.feed.loader, self.count)
         if loader is None:
             return None
         endless = endlessly(loader)
         try:
-            return self._drain(endless, batches.queued(self.count) + self.count, window_s)
+            return self._drain(endless, batches.queued(self.count) + self.count, window_s, neighbours)
         finally:
             endless.close()
 
-    def _drain(self, batches: Iterator[tuple[Any, bool]], skip: int, window_s: float) -> LegRow | None:
+    def _drain(
+        self, batches: Iterator[tuple[Any, bool]], skip: int, window_s: float, neighbours: Neighbours
+    ) -> LegRow | None:
         """The first batch of a pass is left out, as in the verdict: what passes begin with is added by itself."""
         for _ in islice(batches, skip):
             pass
+        neighbours.begin()
         cpu_s, asked = children_cpu_seconds(), time.perf_counter()
         until = asked + MOST_WINDOWS * window_s
         samples = left_out = steps = 0
@@ -210,6 +226,7 @@ class LoaderOnly(Way):
                 samples, seconds, steps = samples + count, seconds + came - asked, steps + 1
             if steps >= LEAST_STEPS and (seconds >= window_s or came > until):
                 used_s = (children_cpu_seconds() - cpu_s) * samples / max(1, samples + left_out)
+                neighbours.end()
                 return LegRow(self.leg, self.count, samples, seconds, used_s if used_s > 0 else None, 0.0, "", None)
             asked = time.perf_counter()
         return None

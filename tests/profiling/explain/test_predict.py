@@ -1,77 +1,384 @@
-"""One path to a number, and remedies that are told apart by their fields."""
+"""One path to a number; remedies that can be carried out; and the first is what an expert would say first."""
 
 import math
+import shlex
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.profiling.explain.measure.rates import ERRORS_90
-from feedline.profiling.explain.measure.situation import measure, situation
-from feedline.profiling.explain.predict import REMEDIES, all_predictions, predict, prediction_for
+from feedline.profiling.explain.measure.situation import Situation, measure, situation
+from feedline.profiling.explain.predict import REMEDIES, Prediction, all_predictions, predict, prediction_for
 from feedline.profiling.explain.remedies.remedy import Change, Effort
 from feedline.profiling.explain.verdict import diagnose, record_keys
-from feedline.profiling.record.recording import Compute, LoaderPass, Recording, Trial
+from feedline.profiling.record.recording import Compute, Leg, LoaderPass, Recording, Script, Trial
 from tests.profiling.recordings import made, rich
 
 SMALL = {"read": 0.0, "decode": 0.0001, "transform": 0.0001, "collate": 0.0, "send": 0.0}
 FAULTY = Compute(device="cpu", user_cpu_s=6.0, kernel_cpu_s=4.0, page_faults=400_000, faulty_steps=100)
 GPU = Compute(device="cuda:0", items=9, items_s=1.0)
+COMPUTING: dict[str, Any] = {"wait_s": 0.001, "compute_s": 0.1, "stages": SMALL}
+PASSES = [LoaderPass(epoch=epoch, samples=1600, start_s=0.5, end_s=0.06) for epoch in range(3)]
+
+
+def trials_of(*forms: tuple[str, int | None, float]) -> list[Trial]:
+    return [
+        Trial(codec=codec, size_px=size, samples=99, bytes_per_sample=9e3, load_cpu_s_per_sample=cost, psnr_db=40.0)
+        for codec, size, cost in forms
+    ]
+
+
+TRIALS = trials_of(("as-is", None, 2e-3), ("jpeg", 256, 4e-4), ("planes", 256, 1e-4))
+
+
+def with_loader(seen: Recording, **settings: Any) -> Recording:
+    return replace(seen, loaders=[replace(seen.loaders[0], **settings)])
+
+
+def with_workers(seen: Recording, **fields: Any) -> Recording:
+    """What all of them have."""
+    return replace(seen, workers=[replace(worker, **fields) for worker in seen.workers])
+
+
+def with_trainer(seen: Recording, **fields: Any) -> Recording:
+    return replace(seen, trainers=[replace(seen.trainers[0], **fields)])
+
+
+def slow_transform(own: float = 0.9) -> Recording:
+    """Two workers on two cores that spend most of a sample in a transform of the user's own."""
+    stages = {"read": 0.0001, "decode": 0.0005, "transform": 0.004, "collate": 0.0001, "send": 0.0001}
+    seen = made(wait_s=0.08, compute_s=0.01, workers=2, cores=2, ceiling=3200.0, stages=stages, trials=TRIALS)
+    seconds = seen.workers[0].stages["transform"]
+    names = {"Slow": own * seconds, "RandomResizedCrop": (1 - own) * seconds}
+    return with_workers(seen, transforms=names, functions={"transform data.py:__call__": seconds})
+
+
+def waiting_outside(stage: str, cores: int = 2) -> Recording:
+    """Two workers that wait, for a server or a lock, nine tenths of a sample's time."""
+    stages = {"decode": 0.0004, stage: 0.0045}
+    seen = made(wait_s=0.08, compute_s=0.01, stages=stages, stages_cpu={"decode": 0.0004}, cores=cores)
+    return with_workers(seen, functions={f"{stage} store.py:read_record (sleep)": 3.0, "decode a.py:b": 0.3})
+
+
+def without_loader(**parts: float) -> Recording:
+    """A hundred optimiser steps a second, samples=1, whose thread's time goes to `parts`."""
+    seen = made(wait_s=0.0, compute_s=0.01, batch=1, cores=2, workers=0)
+    seconds = seen.trainers[0].seconds
+    places = {"load data.py:batches:9": 3.0, "wait queue.py:get:17": 3.0, "forward train.py:main:8": 3.0}
+    shares = {name: share * seconds for name, share in parts.items()}
+    seen = with_trainer(seen, parts=shares, functions=places)
+    return with_loader(replace(seen, workers=[]), kind="unwatched", num_workers=None, batch_size=None)
 
 
 def runs() -> list[Recording]:
     """Between them every remedy applies, where it helps and where it does not."""
-    waiting, computing = {"wait_s": 0.06, "compute_s": 0.03}, {"wait_s": 0.001, "compute_s": 0.1, "stages": SMALL}
-    passes = [LoaderPass(epoch=epoch, samples=1600, start_s=0.5, end_s=0.06) for epoch in range(3)]
-    short = replace(made(passes=passes), loaders=[replace(made().loaders[0], persistent_workers=False)])
+    waiting: dict[str, Any] = {"wait_s": 0.06, "compute_s": 0.03}
+    short = with_loader(made(passes=PASSES), persistent_workers=False)
     return [
         rich(),
         short,
         made(**waiting),
         made(**waiting, workers=4, slow=6.0),
-        made(**computing, compute=FAULTY),
-        made(**computing, compute=replace(GPU, items_s=0.0), starved_s=0.0),
+        made(**COMPUTING, compute=FAULTY),
+        made(**COMPUTING, compute=replace(GPU, items_s=0.0), starved_s=0.0),
         made(wait_s=0.001, compute_s=0.02, copy_s=0.02, compute=GPU, starved_s=0.0),
         made(wait_s=0.001, compute_s=0.02, python_s=0.08),
         made(wait_s=0.09, unpickle_s=0.085, compute_s=0.02, stages=SMALL),
+        made(wait_s=0.06, compute_s=0.02, stages=SMALL),
+        slow_transform(),
+        waiting_outside("blocked"),
+        waiting_outside("lock"),
+        without_loader(load=0.6, forward=0.4),
+        without_loader(wait=0.6, forward=0.4),
     ]
 
 
-def test_every_remedy_has_its_effort_and_its_reason_in_fields() -> None:
+def found_in(seen: Recording) -> list[Prediction]:
+    return all_predictions(measure(seen))
+
+
+def first(seen: Recording) -> Prediction:
+    found = found_in(seen)[0]
+    assert found.helps
+    return found
+
+
+def helping(seen: Recording) -> list[str]:
+    return list(dict.fromkeys(one.family for one in found_in(seen) if one.helps))
+
+
+def of_family(seen: Recording, family: str) -> list[Prediction]:
+    return [one for one in found_in(seen) if one.family == family]
+
+
+def at(seen: Recording) -> Situation:
+    found = situation(measure(seen))
+    assert found is not None
+    return found
+
+
+# --- what every remedy says ---------------------------------------------------------------------------
+
+
+def test_every_remedy_can_be_carried_out() -> None:
+    """A family, an effort, a reason, and the command or the line."""
     offered: set[str] = set()
     for seen in runs():
-        at = situation(measure(seen))
-        assert at is not None
         for remedy in REMEDIES:
-            for change in remedy(at):
+            for change in remedy(at(seen)):
                 offered.add(remedy.__name__)
-                assert change.effort in Effort and change.remedy
-                assert change.why
+                assert change.effort in Effort and change.family and change.remedy
+                assert change.why and change.command
     assert offered == {remedy.__name__ for remedy in REMEDIES}
 
 
 def test_what_is_vain_never_helps_and_says_so_whatever_its_words() -> None:
-    found = [prediction for seen in runs() for prediction in all_predictions(measure(seen))]
+    found = [prediction for seen in runs() for prediction in found_in(seen)]
     assert any(one.vain for one in found) and any(one.helps for one in found)
     for one in found:
         assert not (one.vain and one.helps)
         assert one.why.startswith("this will not help, because ") == one.vain
 
 
-def test_what_helps_comes_first_and_near_ties_go_by_effort() -> None:
+def test_what_helps_gains_something_for_sure() -> None:
+    for one in (one for seen in runs() for one in found_in(seen)):
+        assert one.gain_low <= one.gain <= one.gain_high
+        assert not one.helps or (one.gain_low > 1.0 and one.gain > 1.05)
+
+
+def test_what_helps_stands_first_family_by_family() -> None:
     for seen in runs():
-        found = all_predictions(measure(seen))
+        found = found_in(seen)
         assert [one.helps for one in found] == sorted((one.helps for one in found), reverse=True)
-        step = 0.03 * (diagnose(seen).samples_per_s or 0.0)
-        ranks = [(not one.helps, -round(one.samples_per_s / step), one.effort) for one in found]
-        assert ranks == sorted(ranks)
+        families = [one.family for one in found if one.helps]
+        assert families == sorted(families, key=families.index)
+
+
+def test_the_record_has_what_a_remedy_says() -> None:
+    keys = record_keys(diagnose(slow_transform()))["predictions"]
+    assert {"family", "target", "command", "needs", "changes", "gain_low", "gain_high"} <= set(keys[0])
+    assert {one["effort"] for one in record_keys(diagnose(rich()))["predictions"]} >= {"setting", "code", "hardware"}
+
+
+@pytest.mark.parametrize("seen", runs(), ids=range(len(runs())))
+def test_the_interval_holds_the_figure(seen: Recording) -> None:
+    for one in found_in(seen):
+        assert 0 <= one.low <= one.samples_per_s <= one.high
+
+
+# --- what an expert would say first -------------------------------------------------------------------
+
+
+def test_a_slow_worker_is_mended_first() -> None:
+    seen = made(wait_s=0.1, compute_s=0.01, workers=4, slow=6.0, cores=4, ceiling=3200.0, trials=TRIALS)
+    seen = with_workers(seen, functions={"idle worker.py:_worker_loop": 9.0, "transform data.py:only_me": 2.0})
+    assert (first(seen).family, first(seen).target) == ("slow-worker", "data.py:only_me")
+    assert "--lines-of only_me train.py" in first(seen).command
+
+
+def test_workers_stay_where_their_starts_take_the_time() -> None:
+    passes = [replace(one, start_s=4.0) for one in PASSES]
+    seen = with_loader(made(wait_s=0.02, compute_s=0.05, passes=passes, trials=TRIALS), persistent_workers=False)
+    assert first(seen).family == "persistent" and "persistent_workers=True" in first(seen).command
+
+
+def test_batches_made_in_the_main_thread_want_workers_first() -> None:
+    seen = made(workers=0, cores=4, wait_s=0.12, compute_s=0.03, ceiling=1066.0, trials=TRIALS)
+    assert first(seen).family == "workers"
+    assert "persistent_workers=True" in first(seen).command and "num_workers=" in first(seen).command
+
+
+def test_workers_that_wait_for_a_server_want_more_of_them_than_there_are_cores() -> None:
+    found = found_in(waiting_outside("blocked"))
+    assert found[0].family == "workers" and found[0].settings["num_workers"] > 2
+    assert helping(waiting_outside("blocked"))[:2] == ["workers", "stage"]
+    assert next(one for one in found if one.family == "stage").target == "store.py:read_record (sleep)"
+    assert "cache" not in helping(waiting_outside("blocked"))
+
+
+def test_more_workers_only_wait_longer_for_a_lock() -> None:
+    found = found_in(waiting_outside("lock", cores=8))
+    assert (found[0].family, found[0].target) == ("stage", "store.py:read_record (sleep)")
+    assert all(one.vain and "lock" in one.why for one in found if one.family == "workers")
+
+
+def test_cores_that_are_all_busy_decoding_are_not_helped_by_more_workers() -> None:
+    stages = {"decode": 0.004, "transform": 0.0005}
+    seen = made(wait_s=0.08, compute_s=0.01, workers=2, cores=2, stages=stages, trials=TRIALS, ceiling=3200.0)
+    seen = with_loader(seen, refused="")
+    assert "workers" not in helping(seen)
+    assert first(seen).family in ("shards", "loader", "stage")
+    assert {"shards", "stage"} <= set(helping(seen))
+
+
+def test_the_trainers_own_python_is_named_by_its_function() -> None:
+    seen = made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL, trials=TRIALS)
+    assert (first(seen).family, first(seen).target) == ("python", "train.py:log")
+    assert first(seen).command == "feedline profile --lines-of log train.py"
+
+
+def test_copies_are_pinned_first() -> None:
+    gpu = Compute(device="cuda:0", channels_last=True, autocast=True)
+    seen = made(wait_s=0.001, compute_s=0.02, copy_s=0.03, compute=gpu, starved_s=0.0, stages=SMALL)
+    assert first(seen).family == "pin" and "non_blocking=True" in first(seen).command
+
+
+def test_what_is_dear_to_unpickle_is_sent_lighter() -> None:
+    assert first(made(wait_s=0.09, unpickle_s=0.085, compute_s=0.02, stages=SMALL)).family == "send"
+
+
+def test_a_collate_function_of_ones_own_is_named_and_torchs_is_not_done_without() -> None:
+    stages = {"decode": 0.0003, "collate": 0.004}
+    seen = made(wait_s=0.13, compute_s=0.01, workers=2, cores=2, stages=stages, ceiling=3200.0)
+    own = with_workers(seen, functions={"collate train.py:pad": 2.0})
+    assert (first(own).family, first(own).target) == ("stage", "collate") and "--lines-of pad" in first(own).command
+    torchs = of_family(with_workers(seen, functions={"collate collate.py:collate": 2.0}), "stage")[0]
+    assert torchs.gain < 0.8 * first(own).gain and "not measured here" in torchs.why
+
+
+def test_batches_that_lie_ready_want_less_handing_over() -> None:
+    seen = made(wait_s=0.06, compute_s=0.02, stages=SMALL, cores=4)
+    assert {"batch", "fewer-workers"} >= set(helping(seen)) and "batch" in helping(seen)
+    assert "learning rate" in of_family(seen, "batch")[0].changes
+    assert all(one.vain for one in of_family(seen, "workers"))
+
+
+def test_a_generator_of_ones_own_is_put_into_a_dataloader() -> None:
+    seen = without_loader(load=0.6, forward=0.4)
+    assert (first(seen).family, first(seen).target) == ("dataloader", "data.py:batches")
+    assert "data.py:batches" in first(seen).needs and not of_family(seen, "workers")
+
+
+def test_a_queue_that_another_thread_fills_is_left_to_its_source() -> None:
+    seen = without_loader(wait=0.6, forward=0.4)
+    assert (first(seen).family, first(seen).target) == ("stage", "queue.py:get")
+    assert not {one.family for one in found_in(seen)} & {"workers", "dataloader", "shards", "loader", "cache"}
+
+
+def legs_of(seen: Recording, kept: float, laid_out: float) -> Recording:
+    """The ceiling's windows with memory kept, and in channels_last too, so many times as fast."""
+    cached = seen.leg("cached").samples_per_s
+    both = Leg(name="laid_out", samples_per_s=[kept * laid_out * rate for rate in cached])
+    return replace(seen, legs=[*seen.legs, Leg(name="kept", samples_per_s=[kept * rate for rate in cached]), both])
+
+
+def test_a_compute_bound_run_is_offered_the_layout_and_the_memory_and_no_data() -> None:
+    seen = legs_of(made(**COMPUTING, ceiling=322.0, trials=TRIALS, compute=FAULTY), kept=1.2, laid_out=1.4)
+    assert helping(seen) == ["layout", "memory"]
+    layout, memory = (of_family(seen, family)[0] for family in ("layout", "memory"))
+    assert layout.gain == pytest.approx(1.4, rel=0.02) and "measured" in layout.why
+    assert memory.gain == pytest.approx(1.2, rel=0.02) and "measured" in memory.why
+    assert memory.command.startswith("MALLOC_TRIM_THRESHOLD_=") and memory.command.endswith(" python train.py")
+    assert "channels_last" in layout.command
+    for family in ("shards", "loader", "workers"):
+        assert all(one.vain and "hardly waits" in one.why for one in of_family(seen, family)) and of_family(
+            seen, family
+        )
+
+
+def test_nothing_helps_a_compute_bound_run_of_which_nothing_is_measured() -> None:
+    assert helping(made(**COMPUTING, ceiling=322.0, trials=TRIALS)) == []
+
+
+def test_a_few_looks_blame_no_stage_and_no_place() -> None:
+    for seen in (slow_transform(), waiting_outside("lock"), waiting_outside("blocked")):
+        found = found_in(with_workers(seen, ticks=5))
+        assert "stage" not in {one.family for one in found}
+        assert not any("lock" in one.why for one in found)
+
+
+# --- a free cure before a dear one --------------------------------------------------------------------
+
+
+def test_a_setting_comes_before_preparing_that_gains_hardly_more() -> None:
+    """Eight cores and one worker: seven more reach the ceiling, as shards would."""
+    seen = made(wait_s=0.12, compute_s=0.03, workers=1, cores=8, ceiling=1060.0, trials=TRIALS)
+    assert helping(with_loader(seen, refused=""))[0] == "workers"
+    assert {"shards", "loader"} <= set(helping(with_loader(seen, refused="")))
+
+
+def test_preparing_comes_first_where_it_gains_far_more() -> None:
+    stages = {"decode": 0.02}
+    seen = made(wait_s=0.6, compute_s=0.01, workers=1, cores=2, stages=stages, trials=TRIALS, ceiling=3200.0)
+    assert helping(with_loader(seen, refused=""))[0] == "shards"
+
+
+# --- the user's own transforms, and Loader.like -------------------------------------------------------
+
+
+def test_the_users_own_transform_is_never_left_out() -> None:
+    seen = with_loader(slow_transform(), refused="Data.__getitem__, which is not torchvision's,")
+    assert (first(seen).family, first(seen).target) == ("stage", "Slow")
+    assert "--lines-of Slow.__call__ train.py" in first(seen).command
+    for family in ("shards", "loader"):
+        for one in of_family(seen, family):
+            assert one.gain < 1.5 and one.effort == Effort.REWRITE
+            assert "Data.__getitem__, which is not torchvision's" in one.needs
+    assert helping(seen)[0] == "stage"
+
+
+def test_transforms_that_the_loader_has_itself_cost_what_its_trial_says() -> None:
+    plain, own = (of_family(slow_transform(own=share), "shards")[0].samples_per_s for share in (0.0, 0.9))
+    assert plain > 3 * own
+
+
+def test_a_collate_function_of_ones_own_is_kept_unless_like_takes_the_loader() -> None:
+    stages = {"decode": 0.003, "collate": 0.003}
+    seen = made(wait_s=0.2, compute_s=0.01, workers=2, cores=2, stages=stages, trials=TRIALS, ceiling=3200.0)
+    own = with_workers(seen, functions={"collate train.py:pad": 2.0})
+    torchs = with_workers(seen, functions={"collate collate.py:collate": 2.0})
+    rates = [of_family(one, "shards")[0].samples_per_s for one in (own, torchs, with_loader(own, refused=""))]
+    assert rates[0] < 0.5 * rates[1] and rates[1] == rates[2]
+
+
+@pytest.mark.parametrize(
+    ("refused", "effort", "line", "needs"),
+    [
+        ("", Effort.PREPARING, 'loader = Loader.like(your_dataloader, "OUT/train")', "import Loader"),
+        ("the collate_fn pad", Effort.REWRITE, 'loader = Loader("OUT/train", ', "the collate_fn pad"),
+        (None, Effort.REWRITE, 'loader = Loader("OUT/train", ', "not checked"),
+    ],
+)
+def test_feedlines_loader_is_offered_as_what_it_takes(
+    refused: str | None, effort: Effort, line: str, needs: str
+) -> None:
+    seen = with_loader(made(trials=TRIALS, ceiling=3000.0), refused=refused)
+    shards, keep = of_family(seen, "shards")[0], of_family(seen, "loader")[0]
+    assert shards.effort == keep.effort == effort
+    assert shards.command.splitlines()[0] == f"feedline prepare SOURCE OUT --output 256:{shards.settings['codec']}"
+    assert keep.command.splitlines()[0] == "feedline prepare SOURCE OUT --codec keep"
+    assert all(line in one.command and needs in one.needs for one in (shards, keep))
+    assert "256 px of the short side" in shards.changes and "40 dB" in shards.changes and keep.changes == ""
+
+
+def test_another_number_of_workers_is_in_the_line() -> None:
+    seen = with_loader(made(trials=TRIALS, ceiling=3000.0, workers=0, wait_s=0.2), refused="")
+    assert all("num_workers=2" in one.command for one in of_family(seen, "shards"))
+
+
+def test_no_shards_of_less_resolution_than_the_crops_are_offered() -> None:
+    trials = trials_of(("jpeg", 256, 4e-4), ("jpeg", 160, 2e-4), ("raw", 64, 1e-5), ("raw", 224, 2e-5))
+    seen = with_loader(made(trials=trials, ceiling=3000.0), batch_shapes=[[32, 3, 224, 224], [32]])
+    assert {one.settings["size"] for one in of_family(seen, "shards")} == {256, 224}
+
+
+def test_the_scripts_own_command_line_is_in_the_commands() -> None:
+    script = Script(argv=["tools/train it.py", "--data", "a b"])
+    seen = made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL, script=script)
+    assert shlex.split(first(seen).command)[-3:] == ["tools/train it.py", "--data", "a b"]
+    module = made(**COMPUTING, compute=FAULTY, script=Script(argv=["pkg.train", "--fast"], module=True))
+    assert of_family(module, "memory")[0].command.endswith(" python -m pkg.train --fast")
+
+
+# --- the figures --------------------------------------------------------------------------------------
 
 
 def test_other_numbers_of_workers_may_be_asked_for_and_change_no_figure() -> None:
-    trial = Trial(codec="jpeg", size_px=160, samples=99, bytes_per_sample=9e3, load_cpu_s_per_sample=3e-4)
-    seen = made(workers=1, cores=2, ceiling=3000.0, trials=[trial])
-    report, asked = diagnose(seen).predictions, all_predictions(measure(seen), workers=[1, 3])
+    seen = made(workers=1, cores=2, ceiling=3000.0, trials=trials_of(("jpeg", 160, 3e-4)))
+    report, asked = found_in(seen), all_predictions(measure(seen), workers=[1, 3])
     assert all(one in asked for one in report)
     assert prediction_for(report, num_workers=3) is None and prediction_for(asked, num_workers=3)
     shards = {"codec": "jpeg", "size": 160, "loader": "feedline"}
@@ -79,62 +386,55 @@ def test_other_numbers_of_workers_may_be_asked_for_and_change_no_figure() -> Non
     assert prediction_for(asked, **shards, num_workers=3)
 
 
-def test_the_record_names_the_effort() -> None:
-    efforts = {one["effort"] for one in record_keys(diagnose(rich()))["predictions"]}
-    assert efforts == {"setting", "code", "preparing", "hardware"}
-
-
-@pytest.mark.parametrize("seen", runs(), ids=range(len(runs())))
-def test_the_interval_holds_the_figure(seen: Recording) -> None:
-    for one in all_predictions(measure(seen)):
-        assert 0 <= one.low <= one.samples_per_s <= one.high
-
-
 def ceiling_high(seen: Recording) -> float:
     """Where the measured ceiling may be at most, as a window of the same script measures it later."""
-    at = situation(measure(seen))
-    assert at is not None
-    ceiling = at.measured.rates.ceiling
+    found = at(seen)
+    ceiling = found.measured.rates.ceiling
     assert ceiling is not None
-    return at.ceiling * (1 + ERRORS_90 * math.hypot(ceiling.error, at.rate.error))
+    return found.ceiling * (1 + ERRORS_90 * math.hypot(ceiling.error, found.rate.error))
 
 
 @given(st.floats(0.001, 0.2), st.floats(0.001, 0.2), st.integers(0, 4), st.floats(1.0, 20.0))
 def test_predictions_keep_their_promises(wait: float, compute: float, workers: int, above: float) -> None:
     """Intervals hold their rate; no data remedy beats the ceiling; less preparing is never slower."""
     rate = 32 / (wait + compute)
-    trials = [
-        Trial(codec="jpeg", size_px=size, samples=9, bytes_per_sample=1.0, load_cpu_s_per_sample=cost)
-        for size, cost in ((256, 0.0006), (160, 0.0003), (64, 0.00002))
-    ]
+    trials = trials_of(("jpeg", 256, 0.0006), ("jpeg", 160, 0.0003), ("jpeg", 64, 0.00002))
     seen = made(wait_s=wait, compute_s=compute, workers=workers, ceiling=rate * above, trials=trials, steps=20)
-    found = all_predictions(measure(seen))
+    found = found_in(seen)
     assert found
     for one in found:
         assert 0 <= one.low <= one.samples_per_s <= one.high
-        if one.remedy.startswith(("num_workers", "prepared", "cache", "faster", "cheaper")):
+        if one.family in ("workers", "fewer-workers", "shards", "cache", "storage", "stage", "batch"):
             assert one.samples_per_s <= max(rate * above, rate) * 1.001
             assert one.high <= ceiling_high(seen) * 1.001
     by_size = {size: next(p for p in found if f"{size} px" in p.remedy).samples_per_s for size in (256, 160, 64)}
     assert by_size[256] <= by_size[160] * 1.001 <= by_size[64] * 1.002
 
 
+def test_the_ceiling_is_passed_only_by_what_moves_it_and_it_says_how() -> None:
+    seen = made(wait_s=0.026, compute_s=0.03, ceiling=1066.0, trials=TRIALS, workers=2, cores=8)
+    moved = legs_of(seen, kept=1.0, laid_out=1.5)
+    for one in of_family(seen, "shards"):
+        assert one.samples_per_s <= 1067 and "on its batches" not in one.why
+    best = max(of_family(moved, "shards"), key=lambda one: one.samples_per_s)
+    assert best.samples_per_s > 1200 and "1.5× as fast on its batches" in best.why
+
+
 def test_the_calibration_carries_over() -> None:
     """A run 20 % slower than its model: the prediction is as much slower, where the limit stays the same."""
     stages = {"decode": 0.004}
-    seen = made(workers=1, stages=stages, batch=32, wait_s=32 * 0.005 - 0.001, compute_s=0.001, cores=16)
-    at = situation(measure(seen))
-    assert at is not None
-    assert at.factor == pytest.approx(0.8, rel=0.01)
-    doubled = predict(at, Change(remedy="x", then=replace(at.now, workers=2), effort=Effort.SETTING, why="x"))
-    assert doubled.samples_per_s == pytest.approx(400, rel=0.02)
+    found = at(made(workers=1, stages=stages, batch=32, wait_s=32 * 0.005 - 0.001, compute_s=0.001, cores=16))
+    assert found.factor == pytest.approx(0.8, rel=0.01)
+    then = replace(found.now, workers=2)
+    change = Change(family="workers", remedy="x", then=then, effort=Effort.SETTING, why="x", command="x")
+    assert predict(found, change).samples_per_s == pytest.approx(400, rel=0.02)
 
 
 def test_a_trial_replaces_the_workers_cost() -> None:
-    trial = Trial(codec="raw", size_px=64, samples=99, bytes_per_sample=12_416.0, load_cpu_s_per_sample=0.0001)
+    trials = trials_of(("raw", 64, 0.0001))
     seen = made(
-        workers=1, cores=8, stages={"decode": 0.01}, wait_s=0.31, compute_s=0.001, ceiling=9000.0, trials=[trial]
+        workers=1, cores=8, stages={"decode": 0.01}, wait_s=0.31, compute_s=0.001, ceiling=9000.0, trials=trials
     )
-    found = next(p for p in all_predictions(measure(seen)) if "64 px raw" in p.remedy)
+    found = next(p for p in found_in(seen) if "64 px raw" in p.remedy)
     assert 0.85 * 9000 < found.samples_per_s <= 9000
     assert found.settings == {"codec": "raw", "size": 64, "loader": "feedline", "num_workers": 1}

@@ -33,10 +33,11 @@ def test_the_verdict(costs: dict[str, Any], bound: str) -> None:
     assert diagnose(made(**costs)).bound == bound
 
 
-def test_waiting_for_batches_that_are_ready_is_no_want_of_data() -> None:
+def test_waiting_for_batches_that_are_ready_is_their_handing_over_or_other_programs() -> None:
     found = diagnose(made(wait_s=0.02, compute_s=0.08, stages=SMALL))
-    assert found.bound == "compute"
+    assert (found.bound, found.cause.kind) == ("data", "handover")
     assert any("Batches are ready" in sentence for sentence in found.evidence)
+    assert diagnose(crowded(4.0, wait_s=0.02, compute_s=0.08, stages=SMALL)).bound != "data"
     assert diagnose(made(wait_s=0.02, compute_s=0.08, stages=SMALL, slow=20.0)).bound == "data"
     assert diagnose(made(wait_s=0.06, compute_s=0.02, stages=SMALL)).bound == "data"
 
@@ -104,7 +105,7 @@ def test_the_top_stage_is_found_and_its_remedy_leads(stage: str) -> None:
         "collate": ("cheaper collate", "uint8"),
         "send": ("cheaper send", "uint8"),
     }
-    assert found.predictions[0].remedy.startswith(leading.get(stage, (f"cheaper {stage}",)))
+    assert found.predictions[0].remedy.startswith(leading.get(stage, ("num_workers",)))
 
 
 def test_one_slow_worker_is_named_and_mending_it_leads() -> None:
@@ -170,9 +171,10 @@ def test_pauses_longer_than_their_steps_leave_no_rate() -> None:
 def test_nothing_seen() -> None:
     found = diagnose(Recording(script=Script(argv=["x.py"])))
     assert found.bound is None and found.predictions == []
-    assert "No training step was seen" in found.headline
-    keys = record_keys(found)
-    assert keys["verdict"]["samples_per_s"] is None
+    assert found.headline == "Cannot tell: no training step was seen."
+    verdict = record_keys(found)["verdict"]
+    assert verdict["samples_per_s"] is None and verdict["wait_fraction"] is None
+    assert set(verdict["shares"].values()) == {None}
 
 
 def test_the_trainers_own_cpu_is_told_apart_from_its_preparing() -> None:
@@ -279,8 +281,8 @@ def test_fractions_sum_to_one(
     seen = made(wait_s=wait, compute_s=compute, copy_s=copy, workers=workers, stages=stages or None, steps=12)
     found = diagnose(seen)
     shares, workers = found.measured.trainer.shares, found.measured.workers
-    assert shares.data + shares.copy + shares.trainer + shares.compute == pytest.approx(1.0)
-    assert min(shares.data, shares.copy, shares.trainer, shares.compute) >= 0
+    assert sum(vars(shares).values()) == pytest.approx(1.0)
+    assert min(vars(shares).values()) >= 0
     assert not workers.stages or sum(workers.stages.values()) == pytest.approx(1.0)
     for _, fractions in workers.each:
         assert not fractions or sum(fractions.values()) == pytest.approx(1.0)
@@ -289,9 +291,11 @@ def test_fractions_sum_to_one(
 def test_the_record_has_the_promised_keys() -> None:
     seen = rich()
     keys = record_keys(diagnose(seen))
-    promised = {"bound", "wait_fraction", "samples_per_s", "ceiling_samples_per_s", "overhead_fraction"}
+    promised = {"bound", "wait_fraction", "samples_per_s", "ceiling_samples_per_s", "overhead_fraction", "close",
+                "shares", "errors", "cause"}  # fmt: skip
     assert promised <= set(keys["verdict"])
-    assert set(keys["stages"]) == set(STAGES)
+    assert set(keys["stages"]) == set(keys["stage_errors"]) == set(STAGES)
+    assert set(keys["verdict"]["cause"]) == {"kind", "where", "share", "error", "words"}
     assert sum(keys["stages"].values()) == pytest.approx(1.0)
     assert all(set(STAGES) <= set(worker) for worker in keys["workers"])
     for prediction in keys["predictions"]:
@@ -314,17 +318,17 @@ def test_break_even_and_disk_of_a_prepared_set() -> None:
 
 
 def test_what_feedlines_layout_gives_the_model_is_in_what_its_loader_gives() -> None:
-    """A compute-bound script whose model is 1.6 times as fast on batches laid out as feedline's."""
+    """A script that waits a little, and whose model is 1.6 times as fast on batches laid out as feedline's."""
     trial = Trial(codec="jpeg", size_px=160, samples=200, bytes_per_sample=11_000.0, load_cpu_s_per_sample=0.0003)
-    seen = made(wait_s=0.001, compute_s=0.1, stages=SMALL, ceiling=322.0, trials=[trial], cores=8)
+    seen = made(wait_s=0.01, compute_s=0.1, stages=SMALL, ceiling=322.0, trials=[trial], cores=8)
     cached = next(leg for leg in seen.legs if leg.name == "cached")
     ours = Leg(name="laid_out", samples_per_s=[1.6 * rate for rate in cached.samples_per_s])
     kept = replace(cached, name="kept")
     name = "prepared 160 px jpeg shards, feedline's loader"
     plain = {one.remedy: one for one in diagnose(seen).predictions}[name]
     better = {one.remedy: one for one in diagnose(replace(seen, legs=[*seen.legs, kept, ours])).predictions}[name]
-    assert not plain.helps and plain.gain < 1.1
-    assert better.helps and better.gain == pytest.approx(1.6, rel=0.07)
+    assert not plain.helps and better.helps
+    assert better.gain / plain.gain == pytest.approx(1.6, rel=0.07)
 
 
 def test_channels_last_is_measured_where_legs_were() -> None:
@@ -371,5 +375,5 @@ def test_page_faults_of_a_model_on_the_cpu_have_their_remedy() -> None:
     found = {one.remedy: one for one in diagnose(replace(faulty, compute=compute)).predictions}
     now = diagnose(faulty)
     assert found["freed memory kept"].samples_per_s > 1.2 * (now.samples_per_s or 0.0)
-    assert "MALLOC_TRIM_THRESHOLD_" in found["freed memory kept"].cost
+    assert "MALLOC_TRIM_THRESHOLD_" in found["freed memory kept"].command
     assert "freed memory kept" not in {one.remedy for one in now.predictions}

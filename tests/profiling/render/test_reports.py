@@ -103,7 +103,7 @@ def test_text_keeps_within_its_width_and_has_every_part() -> None:
     for heading in ("The step", "The workers", "WHAT ELSE WOULD HELP", "GPU", "LINE BY LINE", "NOTES"):
         assert heading in shown
     assert widest(shown) <= 92
-    assert shown_as_text(EMPTY).startswith("No training step was seen")
+    assert shown_as_text(EMPTY).startswith("Cannot tell: no training step was seen")
 
 
 def test_every_leg_has_its_line_and_says_what_qualifies_it() -> None:
@@ -126,7 +126,7 @@ def test_a_loop_without_a_loader_is_shown_by_its_main_thread() -> None:
     trainer = TrainerTime(seconds=10.0, parts={"forward": 6.0, "python": 4.0})
     seen = replace(EMPTY, trainers=[trainer], optimizer_steps=120)
     shown = " ".join(shown_as_text(seen).split())
-    assert shown.startswith("120 optimiser steps seen, but no loader.")
+    assert shown.startswith("Cannot tell: 120 optimiser steps seen, but no loader.")
     assert "At 12 optimiser steps/s, the main thread's time was 60 % forward, 40 % python." in shown
     assert "The main thread, 120 optimiser steps" in shown
     page_words = re.sub(r"<[^>]+>", " ", document(seen))

@@ -1,4 +1,10 @@
-"""Several loaders in one loop."""
+"""Loops of every kind: several loaders, an iterator for each batch, a thread that draws ahead, none at all."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -41,3 +47,69 @@ def test_an_evaluation_in_a_step_of_two_loaders_is_no_wait_of_it() -> None:
                     training.model(x)
     evaluated = [step for step in steps(seen.recording, "train") if step.pause_s > 0]
     assert [step.pause_s > 0.3 > step.wait_s for step in evaluated] == [True]
+
+
+def test_an_iterator_made_for_each_batch_counts_with_its_start() -> None:
+    loader, training = DataLoader(Slow(), batch_size=8), Training()
+    with watch(resources=False) as seen:
+        for _ in range(12):
+            training.step(next(iter(loader)))
+    train = steps(seen.recording, "train")
+    assert len(train) >= 11
+    assert all(0.016 <= step.wait_s <= step.duration_s for step in train[1:])
+
+
+def test_a_thread_that_draws_ahead_is_not_the_loop() -> None:
+    """The batches come quickly enough; the thread that draws them waits all the time."""
+    ahead: queue.Queue[Any] = queue.Queue(1)
+    loader, training = DataLoader(Slow(), batch_size=8), Training()
+
+    def draw() -> None:
+        for batch in loader:
+            ahead.put(batch)
+        ahead.put(None)
+
+    with watch(resources=False) as seen:
+        threading.Thread(target=draw).start()
+        while (batch := ahead.get()) is not None:
+            training.step(batch)
+            time.sleep(0.03)
+    recording = seen.recording
+    assert [one.background for one in recording.loaders] == [True]
+    train = steps(recording, "train")
+    assert len(train) >= 10
+    assert {(step.samples, step.wait_s, step.loader) for step in train} == {(8, 0.0, 0)}
+    assert all(step.duration_s >= 0.03 for step in train)
+    parts = recording.trainers[0].parts
+    assert parts.get("wait", 0.0) < 0.5 * recording.trainers[0].seconds
+
+
+@pytest.mark.parametrize("how", ["generator", "queue"])
+def test_batches_of_the_scripts_own_making_are_told_from_the_model(how: str) -> None:
+    stream: queue.Queue[Any] = queue.Queue(1)
+    batch = next(iter(DataLoader(data(8), batch_size=8)))
+
+    def make() -> Iterator[Any]:
+        while True:
+            ends = time.thread_time() + 0.1
+            while time.thread_time() < ends:
+                pass
+            yield batch
+
+    def put() -> None:
+        for _ in range(10):
+            time.sleep(0.4)
+            stream.put(batch)
+
+    training = Training()
+    batches = make() if how == "generator" else iter(stream.get, None)
+    with watch(resources=False) as seen:
+        if how == "queue":
+            threading.Thread(target=put, daemon=True).start()
+        for _, one in zip(range(9), batches, strict=False):
+            training.step(one)
+    (trainer,) = seen.recording.trainers
+    (loader,) = seen.recording.loaders
+    assert loader.kind == "unwatched"
+    part = "load" if how == "generator" else "wait"
+    assert trainer.parts[part] > 0.5 * trainer.seconds

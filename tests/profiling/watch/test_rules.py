@@ -1,65 +1,90 @@
 """Stages are told from real stacks: each case stops inside real library or user code and looks up from there."""
 
 import io
-import linecache
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
 
-from feedline.profiling.watch.rules import TRAINER, WORKER, Place, classify, part, source_line
+from feedline.profiling.watch.calls import source_line
+from feedline.profiling.watch.evidence import ThreadEvidence
+from feedline.profiling.watch.rules import TRAINER, WORKER, LoopCode, Place, classify, part
 
 PIL_Image = pytest.importorskip("PIL.Image")
 USER = """
-def slow_read(path, look):
-    return look()
+import queue
+import threading
+import time
+import numpy as np
+import torch
 
-def decode_it(data, look):
-    return look()
+lock = threading.Lock()
+x = torch.ones(64, 64)
+ready = threading.Event()
 
 def plain(look):
     return look()
+
+def sleeps(over):
+    time.sleep(20 if not over.is_set() else 0)
+
+def read_everything(over):  # which only computes
+    while not over.is_set():
+        pass
+
+def waits_for_a_lock(over):
+    with lock:
+        pass
+
+def takes_from_a_queue(over):
+    stream = queue.Queue()
+    ready.wait(20)
+
+def multiplies(over):
+    y = torch.ones(1200, 1200)
+    while not over.is_set():
+        y @ y
+
+def stacks(over):
+    rows = [torch.ones(300_000)] * 40
+    while not over.is_set():
+        torch.stack(rows).mean(0)
+
+def own_numpy(over):
+    rows = np.ones((2000, 2000))
+    while not over.is_set():
+        np.add(rows, rows)
+
+def train(look):
+    loss = look()
+    return loss
 
 class Blur:
     def __call__(self, look):
         return look()
 
-class Data:
-    transform = staticmethod(lambda look: look())
-    def __init__(self):
-        self.blur_transform = Blur()
-    def by_name(self, look):
-        return slow_read("x", look)
-    def by_line(self, look):
-        return self.blur_transform(look)
-    def array(self, look):
-        return look() if (np := None) else (look(), "np.asarray(image)")[0]
-    def rest(self, look):
-        return plain(look)
-    def decodes(self, look):
-        return decode_it(b"", look)
+def batches(look):
+    yield look()
 
-def my_collate(look):
+def makes_a_batch(look):
     return look()
 
-def step(model, look):
-    return look()
+def loop(look):
+    for found in batches(look):
+        return found
 
-def forward(look):
-    return look()
+def calling_loop(look):
+    return makes_a_batch(look)
 
-def report(look):
-    print(look())  # loss.item()
-
-def train(look):
-    loss = look()  # loss.backward()
-    return loss
-
-def book_keeping(look):
-    return look()
+def bookkeeping(look):
+    return plain(look)
 """
 
 
@@ -85,16 +110,49 @@ def seen(call: Callable[[Callable[[], Place]], Any]) -> Place:
     return found[0]
 
 
-def test_users_functions_by_name_and_by_line(user: ModuleType) -> None:
-    data = user.Data()
-    assert seen(data.by_name).stage == "read"
-    assert seen(data.decodes).stage == "decode"
-    assert seen(user.my_collate).stage == "collate"
-    assert seen(data.by_line) == Place("transform", "user_code.py:by_line", "Blur")
+@contextmanager
+def running(function: Callable[[threading.Event], Any]) -> Generator[Callable[[], tuple[FrameType, ThreadEvidence]]]:
+    """A thread in it; what comes is its innermost frame when asked, and what the kernel says of it."""
+    over = threading.Event()
+    thread = threading.Thread(target=function, args=(over,), daemon=True)
+    thread.start()
+    evidence = ThreadEvidence(thread.ident or 0, thread.native_id)
+    time.sleep(0.1)
+    yield lambda: (sys._current_frames()[thread.ident or 0], evidence)
+    over.set()
+
+
+def caught(function: Callable[[threading.Event], Any], *, loop: LoopCode | None = None) -> tuple[str, str]:
+    """What a worker's thread would be said to do in it, and a training thread: the most frequent of many looks."""
+    stages, parts = Counter[str](), Counter[str]()
+    with running(function) as look:
+        for _ in range(25):
+            time.sleep(0.005)
+            frame, evidence = look()
+            spent = evidence.spent()
+            blocked = evidence.blocked_in() if spent.mostly_blocked(0.005) else None
+            stages[classify(frame, lambda blocked=blocked: blocked).stage] += 1
+            parts[part(frame, on_device=False, loop=loop, blocked=blocked, held=True).stage] += 1
+    return stages.most_common(1)[0][0], parts.most_common(1)[0][0]
+
+
+def test_what_a_thread_sleeps_in_or_waits_for_is_no_reading(user: ModuleType) -> None:
+    assert caught(user.sleeps) == ("blocked", "python")
+    with user.lock:
+        assert caught(user.waits_for_a_lock) == ("lock", "wait")
+    assert caught(user.takes_from_a_queue)[1] == "wait"
+    user.ready.set()
+
+
+def test_whose_c_code_works_decides_not_the_name_or_text_of_a_line(user: ModuleType) -> None:
+    assert caught(user.multiplies)[1] == "forward"
+    assert caught(user.stacks)[1] == "forward"
+    assert caught(user.own_numpy)[1] == "python"
+    assert caught(user.read_everything) == ("other", "python")
 
 
 def test_what_no_rule_knows_is_other_with_its_place(user: ModuleType) -> None:
-    assert seen(user.Data().rest) == Place("other", "user_code.py:plain")
+    assert seen(user.bookkeeping) == Place("other", "user_code.py:plain")
 
 
 def test_what_else_a_dataset_does_for_a_sample_is_transform(user: ModuleType) -> None:
@@ -183,38 +241,55 @@ def test_no_frame_at_all() -> None:
     assert source_line("/nowhere.py", 3) == ""
 
 
-def told(call: Callable[[Callable[[], Any]], Any], *, on_device: bool = False) -> str:
+def told(call: Callable[[Callable[[], Any]], Any], *, loop: LoopCode | None = None) -> str:
     found: list[str] = []
 
     def look() -> None:
-        frame: FrameType | None = sys._getframe(1)
-        found.append(part(frame, on_device=on_device).stage)
+        found.append(part(sys._getframe(1), on_device=False, loop=loop).stage)
 
     call(look)
     return found[0]
 
 
-def test_parts_of_the_trainer(user: ModuleType) -> None:
-    assert told(user.train) == "backward"
-    assert told(user.forward) == "forward"
-    assert told(user.book_keeping) == "python"
+def test_a_scripts_own_generator_makes_its_batches(user: ModuleType) -> None:
+    stepping = LoopCode(steps={user.loop.__code__, user.calling_loop.__code__})
+    assert told(user.loop, loop=stepping) == "load"
+    assert told(user.loop) == "python", "no optimiser has stepped: nothing is known of the loop"
+    assert told(user.calling_loop, loop=stepping) == "python"
 
 
-def test_only_a_device_is_waited_for(user: ModuleType) -> None:
-    assert told(user.report, on_device=True) == "synchronise"
-    assert told(user.report) == "logging"
+def test_a_function_that_was_seen_decoding_makes_batches(user: ModuleType) -> None:
+    stepping = LoopCode(steps={user.calling_loop.__code__})
+    image = jpeg()
+
+    def through(look: Callable[[], None]) -> None:
+        user.calling_loop(lambda: PIL_Image.open(Looking(image, look)).convert("RGB"))
+
+    assert told(through, loop=stepping) == "load"
+    assert told(user.calling_loop, loop=stepping) == "load", "whatever it does now"
 
 
-def test_lines_of_a_notebooks_cell_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "def cell(look):\n    loss = look()  # loss.backward()\n"
-    monkeypatch.setitem(linecache.cache, "<ipython-input-1>", (len(text), None, text.splitlines(True), ""))
-    module = ModuleType("__main__")
-    exec(compile(text, "<ipython-input-1>", "exec"), module.__dict__)
-    assert told(module.cell) == "backward"
+class Looking(io.BytesIO):
+    """A file that looks at the stack whenever it is read."""
+
+    def __init__(self, data: bytes, look: Callable[[], None]) -> None:
+        super().__init__(data)
+        self._look = look
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._look()
+        return super().read(size)
 
 
-def test_a_frame_between_two_lines_has_no_number() -> None:
-    def decode_picture() -> None: ...
+def test_only_a_device_is_waited_for() -> None:
+    assert TRAINER.stage_of_call("torch.Tensor.item") == "synchronise"
+    assert TRAINER.stage_of_call("torch.Tensor.to") == "copy"
+    assert TRAINER.stage_of_call("builtins.print") == "logging"
+    assert TRAINER.stage_of_call("torch.conv2d") == "forward"
+    assert TRAINER.stage_of_call("numpy.add") is None
 
-    assert WORKER.stage_of(decode_picture.__code__, None) == "decode"
-    assert TRAINER.stage_of(decode_picture.__code__, None) == "python"
+
+def test_libraries_calls_of_a_dataset() -> None:
+    wanted = {"cv2.imread": "decode", "_io.BufferedReader.read": "read", "time.sleep": "blocked",
+              "_multiprocessing.SemLock.__enter__": "lock", "numpy.add": None}  # fmt: skip
+    assert {call: WORKER.stage_of_call(call) for call in wanted} == wanted

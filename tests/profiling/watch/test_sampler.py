@@ -12,7 +12,7 @@ from feedline.profiling.watch.sampler import StackSampler
 def test_what_looks_saw_may_be_read_once_it_was_stopped(tmp_path: Path) -> None:
     looking, looks = threading.Event(), list[str]()
 
-    def look(_: dict[int, FrameType], __: float) -> None:
+    def look(_: dict[int, FrameType], __: float, ___: bool | None) -> None:
         looks.append("begun")
         looking.set()
         time.sleep(0.1)
@@ -30,7 +30,7 @@ def test_what_looks_saw_may_be_read_once_it_was_stopped(tmp_path: Path) -> None:
 def test_a_look_may_stop_the_sampler(tmp_path: Path) -> None:
     looks: list[float] = []
 
-    def look(_: dict[int, FrameType], seconds: float) -> None:
+    def look(_: dict[int, FrameType], seconds: float, __: bool | None) -> None:
         looks.append(seconds)
         sampler.stop()
 

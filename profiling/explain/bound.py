@@ -1,0 +1,109 @@
+"""What bounds a training loop, by the intervals of its shares. Pure.
+
+The rule, in order (shares as in `measure.main_thread`; one below its threshold is no candidate, the largest wins):
+
+    data      the loop is blocked on batches the share `DATA_BOUND` of the time or more; or the ceiling leg
+              is 1.5 times as fast although it hardly waits: workers and model fight for the same cores
+    copy      15 % or more in host-to-device copies
+    trainer   25 % or more in the main thread's own Python, logging, saving
+    compute   none of these: the model is the limit
+
+Each share has its 90 % interval. Where a threshold lies inside it, or within three points of it, the verdict says
+which other one it is close to; where the interval is so wide that either may be, too little was seen, or nothing
+decides what much of the time is, it cannot tell. Beside other programs on all cores, waiting for batches that are
+ready is data only if it is half of the time or more.
+"""
+
+from dataclasses import asdict
+from typing import Literal, NamedTuple
+
+from feedline.profiling.explain.measure.rates import ERRORS_90
+from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
+from feedline.profiling.explain.measure.workers import FEW_LOOKS
+from feedline.profiling.record import units
+
+Bound = Literal["data", "copy", "compute", "trainer"]
+THRESHOLDS: dict[Bound, float] = {"data": DATA_BOUND, "copy": 0.15, "trainer": 0.25}
+CLOSE = 0.03  # a threshold this near to the interval of a share is close
+MOST = 0.5  # a share from which no other is larger
+WIDE = 0.1  # an interval that reaches further than this and holds the threshold decides nothing
+FEW_STEPS = 8  # fewer measured steps than this give no verdict
+STALLED = 1.5  # the ceiling over the measured rate from which data is to blame even if the loop hardly waits
+LONGER = "let it run longer (--seconds 60)"
+WORDS = {
+    "data": "waiting for the next batch", "copy": "copying", "trainer": "in its own Python", "compute": "computing",
+    "other": "in what nothing decides",
+}  # fmt: skip
+"""What the loop does in a share of its time."""
+
+
+class Judged(NamedTuple):
+    bound: Bound | None  # None: it cannot be told
+    close: list[Bound]  # others that it may be
+    why: str  # it cannot be told
+
+
+def judged(measured: Measured) -> Judged:
+    trainer = measured.trainer
+    shares, errors = asdict(trainer.shares), asdict(trainer.errors)
+    least: dict[Bound, float] = dict(THRESHOLDS)
+    if why := _unseen(measured):
+        return Judged(None, [], why)
+    if measured.batches_ready and measured.machine.others_cores:
+        least["data"] = MOST
+    reach = {name: ERRORS_90 * errors[name] for name in least}
+    unknown = {name: shares["other"] if name == "trainer" or trainer.sampled else 0.0 for name in least}
+    high = {name: shares[name] + reach[name] + unknown[name] + CLOSE for name in least}
+    possible: list[Bound] = [name for name in least if high[name] >= least[name]]
+    claimed: list[Bound] = [name for name in least if shares[name] >= least[name]]
+    claimed.sort(key=lambda name: -shares[name])
+    stalled, nearly = _stalled(measured)
+    bound: Bound = claimed[0] if claimed else "data" if stalled else "compute"
+    close: list[Bound] = [name for name in possible if name != bound]
+    rival: Bound | None = ("compute" if stalled else "data") if nearly else None
+    if claimed:
+        low = shares[bound] - reach[bound]
+        close = [name for name in close if min(high[name], 1.0 - low) > low]
+        near = low - CLOSE < least[bound]
+        rival = (claimed[1] if len(claimed) > 1 else "compute") if near else None
+    if rival is not None and rival not in close:
+        close.append(rival)
+    for name in least:
+        if name in (bound, *close) and reach[name] > max(WIDE, abs(shares[name] - least[name])):
+            return Judged(None, [], _too_wide(measured, name))
+    if bound == "compute" and shares["other"] >= THRESHOLDS["trainer"]:
+        lost = units.percent(shares["other"])
+        return Judged(None, [], f"nothing decides what the training thread does {lost} of the time")
+    return Judged(bound, close, "")
+
+
+def _unseen(measured: Measured) -> str:
+    """Why there is nothing to judge by; "" where there is."""
+    recording, trainer = measured.recording, measured.trainer
+    if measured.rates.now is None and recording.optimizer_steps:
+        return f"{units.count(recording.optimizer_steps, 'optimiser step')} seen, but no loader"
+    if measured.rates.now is None:
+        return "no training step was seen"
+    if trainer.steps < FEW_STEPS:
+        return f"only {units.count(trainer.steps, 'step')} behind the warm-up: {LONGER}"
+    blind = trainer.shares.other >= THRESHOLDS["trainer"] and trainer.shares.data < MOST
+    if trainer.looks < FEW_LOOKS and (trainer.sampled or blind):
+        return f"only {units.count(trainer.looks, 'look')} at the training thread: {LONGER}"
+    return ""
+
+
+def _too_wide(measured: Measured, name: Bound) -> str:
+    trainer, others = measured.trainer, measured.machine.others_cores
+    share, points = getattr(trainer.shares, name), 100 * ERRORS_90 * getattr(trainer.errors, name)
+    known = f"{WORDS[name]} is {units.percent(share)} of the time, give or take {points:.0f} points"
+    taken = f"other programs took {units.number(others, 2)} of the {measured.machine.cores:g} cores"
+    return f"{known}, for {taken}: run it alone" if others else f"{known}: {LONGER}"
+
+
+def _stalled(measured: Measured) -> tuple[bool, bool]:
+    """Whether data for free would be far faster although the loop hardly waits, for its workers take the cores that
+    the model needs; and whether that is close. Where other programs take more of them, it is not the data."""
+    now, free = measured.rates.now, measured.free
+    if now is None or free is None or measured.machine.others_cores > now.value * (measured.workers.cpu_s or 0.0):
+        return False, False
+    return free.value > STALLED, abs(free.value - STALLED) <= ERRORS_90 * free.error * free.value

@@ -1,0 +1,135 @@
+"""What limits the data of a loop that waits for it: one cause, or that it cannot be told. Pure.
+
+The first of these that the numbers bear: passes that begin slowly, one slow worker, more processes of the script than
+cores, batches unpickled or made in the training thread, batches that are ready and only handed over; else the stage
+that takes the workers longest.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from feedline.profiling.explain.measure.main_thread import looked
+from feedline.profiling.explain.measure.rates import ERRORS_90
+from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
+from feedline.profiling.explain.measure.workers import FEW_LOOKS
+from feedline.profiling.record import units
+from feedline.profiling.record.stages import STAGES
+
+Kind = Literal[
+    "decode", "transform", "read", "blocked", "lock", "collate", "send", "unpickle", "start", "slow-worker", "cores",
+    "main", "handover",
+]  # fmt: skip
+MOSTLY = 0.5
+AFTERWORDS = {"blocked": ": more workers wait side by side", "lock": ": more workers do not help"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    kind: Kind | None = None  # None: it cannot be told, and `words` says why
+    where: str = ""  # the function, the place or the worker, where one is known
+    share: float | None = None  # of the time that `words` names
+    error: float | None = None  # absolute standard error of it
+    words: str = ""
+
+
+def cause_of(measured: Measured) -> Cause:
+    ways = (_start, _slow_worker, _cores, _unpickling, _main, _handover)
+    return next((cause for way in ways if (cause := way(measured)) is not None), None) or _stage(measured)
+
+
+def _start(measured: Measured) -> Cause | None:
+    rates, waits = measured.rates, measured.trainer.shares.data
+    if rates.start_share * (1.0 - ERRORS_90 * rates.epoch_start_error) <= MOSTLY * waits:
+        return None
+    share = rates.start_share / waits
+    words = f"{units.percent(share)} of the waiting is for passes over the loader to begin and end"
+    return Cause(kind="start", share=share, error=share * rates.epoch_start_error, words=words)
+
+
+def _slow_worker(measured: Measured) -> Cause | None:
+    if (slow := measured.workers.slow) is None:
+        return None
+    name, more = f"worker {slow.worker.worker}", 1.0 - 1.0 / slow.factor
+    words = f"{name} takes {units.times(slow.factor)} as long per sample as the others: all wait for it"
+    return Cause(kind="slow-worker", where=name, share=more, error=slow.error / slow.factor**2, words=words)
+
+
+def _cores(measured: Measured) -> Cause | None:
+    """More than the machine has wants to run, and it is the script's own."""
+    workers, machine = measured.workers, measured.machine
+    if not workers.count or machine.others_cores:
+        return None
+    if measured.trainer.shares.data < DATA_BOUND and measured.free is not None:
+        return Cause(kind="cores", words="the workers take the cores that the model needs")
+    if workers.delay is None or workers.delay < MOSTLY:
+        return None
+    share = units.percent(workers.delay)
+    words = f"the workers wait {share} of their busy time for one of the {machine.cores:g} cores"
+    return Cause(kind="cores", share=workers.delay, words=words)
+
+
+def _unpickling(measured: Measured) -> Cause | None:
+    if not measured.unpickling_limits:
+        return None
+    share, error = measured.trainer.unpickle_share, measured.trainer.unpickle_error
+    words = f"unpickling batches takes the training thread {units.percent(share)} of its time"
+    return Cause(kind="unpickle", share=share, error=error, words=words)
+
+
+def _main(measured: Measured) -> Cause | None:
+    """Batches are made in the training thread; by looks at it where no loader is watched."""
+    recording, trainer, loader = measured.recording, measured.trainer, measured.loader
+    if measured.workers.count or (loader is not None and loader.background):
+        return None
+    share, error = trainer.shares.data, trainer.errors.data
+    if trainer.sampled:
+        (share, error), (waits, waits_error) = looked(recording, ("load",)), looked(recording, ("wait",))
+        if share - waits <= ERRORS_90 * (error + waits_error):
+            return Cause(
+                words="the batches come out of something that is not watched: what makes them cannot be seen"
+            )
+    top, where = measured.workers.top, ""
+    words = f"the training thread makes its batches itself, {units.percent(share)} of its time"
+    if top is not None:
+        where = _place(measured, top)
+        words += f", most of it in {STAGES[top].words}" + (f" ({where})" if where else "")
+    return Cause(kind="main", where=where, share=share, error=error, words=words)
+
+
+def _handover(measured: Measured) -> Cause | None:
+    if not measured.batches_ready:
+        return None
+    words = "batches are ready when they are asked for: the loop waits for their handing over, less with larger ones"
+    shares, errors = measured.trainer.shares, measured.trainer.errors
+    return Cause(kind="handover", share=shares.data, error=errors.data, words=words)
+
+
+def _stage(measured: Measured) -> Cause:
+    workers, name = measured.workers, measured.workers.top
+    if name is None and workers.looks < FEW_LOOKS:
+        seen = units.count(workers.looks, "look")
+        return Cause(words=f"{seen} at the workers are too few to say what they do: let it run longer (--seconds 60)")
+    if name is None:
+        return Cause(words="no stage of the workers leads the others beyond its error")
+    share, error = (of[name] / workers.busy for of in (workers.stages, workers.stage_errors))
+    where = _place(measured, name)
+    words = f"the workers spend {units.percent(share)} of their busy time {_in(name)}" + (
+        f" ({where})" if where else ""
+    )
+    # What is neither `idle` nor `other` is a kind of cause.
+    return Cause(
+        kind=cast("Kind", name), where=where, share=share, error=error, words=words + AFTERWORDS.get(name, "")
+    )
+
+
+def _in(stage: str) -> str:
+    words = STAGES[stage].words
+    return words if words.startswith("waiting") else f"in {words}"
+
+
+def _place(measured: Measured, stage: str) -> str:
+    """Where the workers are busiest in a stage; "" where nothing was recorded of it."""
+    seen = measured.workers.functions
+    places = {name.removeprefix(f"{stage} "): seen[name] for name in seen if name.startswith(f"{stage} ")}
+    of = places or (measured.workers.transforms if stage == "transform" else {})
+    return max(of, key=lambda name: of[name], default="")

@@ -1,0 +1,200 @@
+"""Remedies for what a sample costs the script's own workers: their stages, a slow one, what they hand over. Pure.
+
+What the user's own code costs is predicted as if it cost nothing, the upper bound of mending it. What a library does
+for everyone (decoding, its own transforms and collate function) is predicted at half its cost, as is typical.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from feedline.profiling.explain.measure.situation import Situation
+from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, share_of, surely
+from feedline.profiling.explain.remedies.remedy import (
+    Change,
+    Effort,
+    Family,
+    Remedy,
+    Vain,
+    image_size,
+    lines_of,
+    without_handover,
+)
+from feedline.profiling.record import units
+
+NOTABLE = 0.15  # share of a worker's busy time below which a stage is not worth a word
+CAUSE = 0.3  # share from which the user's own code is what holds the workers up
+HALF = 0.5
+MOVING_S_PER_BYTE = 3e-9
+"""The most that collating and sending a byte costs: three passes over it at about 1 GB/s, fresh pages included."""
+LIGHTER = "hand over tensors rather than objects, uint8 rather than float, few pieces per batch"
+REPLACED = {
+    "compose", "randomresizedcrop", "resizedcrop", "resize", "centercrop", "crop", "randomhorizontalflip", "hflip",
+    "horizontalflip", "transpose", "totensor", "toimage", "piltotensor", "topuretensor", "convertimagedtype",
+    "convertdtype", "todtype", "normalize", "convert", "open",
+}  # fmt: skip
+"""Transforms that feedline's loader does itself, lower case and without _: all others are the user's own."""
+PILLOWS = ("Image.py:", "ImageFile.py:", "JpegImagePlugin.py:")
+TORCHS_COLLATE = ("collate.py:", "fetch.py:")
+
+
+class Cure(NamedTuple):
+    """For a stage of which a library does the work, or nobody."""
+
+    family: Family
+    name: str
+    hint: str
+    command: str
+    left: float  # of its cost
+    changes: str = ""
+    needs: str = ""
+
+
+CURES = {
+    "decode": Cure("stage", "cheaper decode", "decode smaller pictures",
+                   'image.draft("RGB", (PX, PX))  # before image.convert: JPEGs are decoded at a half, a quarter …',
+                   HALF, "crops are cut out of smaller pictures", "JPEGs much larger than what is cropped"),
+    "transform": Cure("stage", "cheaper transform", "on uint8 tensors",
+                      "from torchvision.transforms import v2 as transforms  # ToImage() first", HALF),
+    "collate": Cure("stage", "cheaper collate", "take whole batches by a list of indices",
+                    "DataLoader(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), N, True))",
+                    HALF, "", "a dataset that takes a list of indices, as TensorDataset does"),
+    "send": Cure("send", "cheaper send", LIGHTER,
+                 "return torch.stack(images), torch.tensor(labels)  # in collate_fn", 0),
+    "blocked": Cure("stage", "no waiting outside", "ask for it ahead, or keep a copy here", "", 0),
+    "lock": Cure("stage", "no lock between workers", "open one for each worker",
+                 "DataLoader(…, worker_init_fn=open_one)  # each worker opens its own file or store", 0),
+}  # fmt: skip
+
+
+def own_transforms(at: Situation) -> dict[str, float]:
+    """Seconds per sample of a worker with a core to itself, by transforms that feedline's loader does not have."""
+    seconds, whole_s = at.measured.workers.transforms, at.measured.workers.stage_alone_s.get("transform", 0.0)
+    total_s = sum(seconds.values())
+    own = {name: s for name, s in seconds.items() if name.replace("_", "").lower() not in REPLACED}
+    return {name: whole_s * s / total_s for name, s in own.items()} if total_s else {}
+
+
+def place_of(at: Situation, stage: str) -> str:
+    """file:function, where the workers spend most of a stage."""
+    functions = at.measured.workers.functions
+    places = {name.partition(" ")[2]: s for name, s in functions.items() if name.startswith(f"{stage} ")}
+    return max(places, key=lambda place: places[place], default="")
+
+
+def own_collate(at: Situation) -> bool:
+    """Also where nothing says whose it is."""
+    return not place_of(at, "collate").startswith(TORCHS_COLLATE)
+
+
+def slow_worker(at: Situation) -> Iterable[Change]:
+    workers = at.measured.workers
+    if workers.slow is None or not at.now.workers:
+        return
+    worker, factor, error = workers.slow
+    cpu_s = min(at.now.worker_cpu_s, workers.even_s)
+    places = {name.partition(" ")[2]: s for name, s in worker.functions.items() if not name.startswith("idle ")}
+    place = max(places, key=lambda name: places[name], default="")
+    yield Change(
+        family="slow-worker", remedy=f"mend worker {worker.worker}", target=place or f"worker {worker.worker}",
+        then=replace(at.now, worker_s=workers.even_s, worker_cpu_s=cpu_s, contention={}), effort=Effort.CODE,
+        why=f"it takes {units.times(factor)} as long per sample as the others, and batches are taken in turn"
+        + (f"; most of it in {place}" if place else ""),
+        command=lines_of(at.recording, place.partition(" ")[0].rpartition(":")[2] or "__getitem__"),
+        needs=f"what only worker {worker.worker} does (get_worker_info().id, its files) left out",
+        extra_error=math.hypot(0.05, error / factor), cause=True,
+    )  # fmt: skip
+
+
+def cheaper_stage(at: Situation) -> Iterable[Change]:
+    """The top stage (or its top transform), and the lock where there is one."""
+    workers = at.measured.workers
+    if not workers.alone_s or not at.now.worker_s or workers.slow is not None:
+        return  # where one worker is slow, its stages are not those of all
+    stages = {name: surely(at, name) for name in CURES}
+    top = max(stages, key=lambda name: stages[name])
+    for stage, share in stages.items():
+        if (stage == top and share >= NOTABLE) or (stage == "lock" and share >= LOCKED):
+            yield _cheaper(at, stage)
+
+
+def _cheaper(at: Situation, stage: str) -> Change:
+    cure, place = CURES[stage], place_of(at, stage)
+    target, part, own = _whose(at, stage)
+    share, left = part * share_of(at, stage), 0.0 if own else cure.left
+    left_s = at.now.worker_s * (1 - share * (1 - left))
+    cpu_s = at.now.worker_cpu_s - (at.now.worker_s - left_s) * (stage not in ("blocked", "lock"))
+    then = replace(at.now, worker_s=left_s, worker_cpu_s=max(0.0, min(cpu_s, left_s)), contention={})
+    where = f" in {place}" if place and own else ""
+    hint = f" ({cure.hint})" if not (own and stage == "transform") else ""
+    given = "half of it is typical, not measured here" if left else "this is what it would give if it cost nothing"
+    why = f"it takes {units.percent(share)} of a worker's busy time{where}: {given}{hint}"
+    elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""
+    asked_px = 2 * (image_size(at.measured.loader) or 256)  # so that crops of half the picture need no enlarging
+    return Change(
+        family=cure.family, remedy=f"{cure.name} {target}" if stage == "transform" else cure.name, target=target,
+        then=then, effort=Effort.CODE, why=NO_WAIT if at.hardly_waits else why,
+        command=lines_of(at.recording, _callable(target, place)) if elsewhere or (own and stage != "lock")
+        else cure.command.replace("PX", str(asked_px)),
+        changes="" if own else cure.changes, needs="" if own else cure.needs, extra_error=0.2 if left else 0.08,
+        cause=(own or not left) and part * surely(at, stage) >= CAUSE,
+    )  # fmt: skip
+
+
+def _whose(at: Situation, stage: str) -> tuple[str, float, bool]:
+    """(what it is about, its part of the stage, whether it is the user's own)."""
+    seconds = at.measured.workers.transforms
+    if stage == "transform" and (total_s := sum(seconds.values())):
+        top = max(seconds, key=lambda transform: seconds[transform])
+        return top, seconds[top] / total_s, top in own_transforms(at)
+    if stage in ("blocked", "lock"):
+        return place_of(at, stage), 1.0, True
+    return stage, 1.0, stage == "collate" and own_collate(at)
+
+
+def _callable(target: str, place: str) -> str:
+    """What `--lines-of` takes: a transform's class is called by its method."""
+    function = place.partition(" ")[0].rpartition(":")[2]
+    if not function or target == place or not target[:1].isupper():
+        return function or target
+    return f"{target}.{function}"
+
+
+def lighter_batches(at: Situation) -> Iterable[Change]:
+    """Batches whose objects take the main thread long to unpickle."""
+    if not at.measured.unpickling_limits:
+        return
+    left_s = max(0.0, at.now.worker_s - at.measured.workers.stage_alone_s.get("send", 0.0))
+    then = replace(at.now, handover_s=0.0, worker_s=left_s, worker_cpu_s=min(at.now.worker_cpu_s, left_s))
+    share = units.percent(at.measured.trainer.unpickle_share)
+    why = f"the training process spends {share} of the time unpickling batches ({LIGHTER})"
+    yield Change(family="send", remedy="cheaper send: lighter batches", target="send", then=then, effort=Effort.CODE,
+                 why=why, command=CURES["send"].command, extra_error=0.08, cause=True,
+                 ceiling_times=without_handover(at))  # fmt: skip
+
+
+def uint8(at: Situation) -> Iterable[Change]:
+    """Four times fewer bytes to collate, send, unpickle and copy; made float and normalised on the device."""
+    loader, stages, now = at.measured.loader, at.measured.workers.stage_alone_s, at.now
+    if loader is None or not any("float32" in kind for kind in loader.batch_dtypes):
+        return
+    if loader.batch_shapes and not any(len(shape) == 4 for shape in loader.batch_shapes):
+        return  # no pictures
+    # Only what goes with the bytes gets cheaper: a collate function with costs of its own keeps them.
+    per_sample = (loader.batch_bytes or 0) / max(loader.batch_size or 1, 1)
+    moving_s = min(stages.get("collate", 0.0) + stages.get("send", 0.0), per_sample * MOVING_S_PER_BYTE)
+    saved_s, copy_s = min(now.worker_s, 0.75 * moving_s), 0.75 * (at.measured.trainer.copy_s or 0.0)
+    then = replace(now, worker_s=now.worker_s - saved_s, worker_cpu_s=max(0.0, now.worker_cpu_s - saved_s),
+                   handover_s=now.handover_s / 4, step_s=max(0.0, now.step_s - copy_s))  # fmt: skip
+    why: str = f"collating, sending and copying a quarter of {units.size(loader.batch_bytes)} a batch"
+    if saved_s < 0.03 * now.worker_s and copy_s + 0.75 * now.handover_s < 0.03 * now.step_s:
+        why = Vain("collating, sending and copying batches takes next to no time")
+    yield Change(family="uint8", remedy="uint8 batches", then=then, effort=Effort.CODE, why=why, extra_error=0.05,
+                 command="PILToTensor() in place of ToTensor() and Normalize(…); in the loop: "
+                 "images = (images.float() / 255 - mean) / std",
+                 cost="normalise on the device", settings={"dtype": "uint8"},
+                 ceiling_times=math.inf if copy_s else without_handover(at))  # fmt: skip
+
+
+REMEDIES: tuple[Remedy, ...] = (slow_worker, cheaper_stage, lighter_batches, uint8)

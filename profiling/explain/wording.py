@@ -1,0 +1,126 @@
+"""The verdict in words: the headline, and the sentences that carry it. Pure."""
+
+from dataclasses import asdict
+
+from feedline.profiling.explain.bound import THRESHOLDS, WORDS, Judged
+from feedline.profiling.explain.cause import Cause
+from feedline.profiling.explain.measure.main_thread import parts_of
+from feedline.profiling.explain.measure.rates import ERRORS_90
+from feedline.profiling.explain.measure.situation import HARDLY, Measured
+from feedline.profiling.explain.measure.workers import FEW_LOOKS
+from feedline.profiling.record import units
+from feedline.profiling.record.recording import Recording
+from feedline.profiling.record.stages import STAGES
+
+SHORT = 0.2  # share of their busy time without a core from which workers lack cores
+
+
+def headline(measured: Measured, verdict: Judged) -> str:
+    shares, bound = measured.trainer.shares, verdict.bound
+    if bound is None:
+        return f"Cannot tell: {verdict.why}."
+    name = f"{bound.capitalize()}-bound" + (
+        f", close to {' and '.join(verdict.close)}-bound" if verdict.close else ""
+    )
+    if bound == "data" and shares.data < THRESHOLDS["data"]:
+        who = "the workers and other programs" if measured.machine.others_cores else "the workers"
+        return f"{name}: {who} take the cores that the model needs."
+    words = {
+        "data": f"the model waits for data {units.percent(shares.data)} of the time",
+        "copy": f"{units.percent(shares.copy)} of the time goes into copies to the device",
+        "trainer": f"{units.percent(shares.trainer)} of the time is the script's own Python",
+        "compute": f"the model computes {units.percent(shares.compute)} of the time",
+    }[bound]
+    return f"{name}: {words}."
+
+
+def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
+    """The strongest first."""
+    now, machine = measured.rates.now, measured.machine
+    if now is None:
+        return _without_steps(measured.recording)
+    shares, errors = asdict(measured.trainer.shares), asdict(measured.trainer.errors)
+    parts = [f"{_with_error(shares[name], errors[name])} {WORDS[name]}" for name in WORDS if shares[name] >= 0.005]
+    spent = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
+    steps = units.count(measured.trainer.steps, "step")
+    sentences = [f"Over {steps} at {units.rate(now.value, measured.unit)}, the loop spent {spent}."]
+    if machine.others_cores:
+        sentences.append(
+            f"Other programs took {units.number(machine.others_cores, 2)} of the {machine.cores:g} cores meanwhile: "
+            "without them the script is faster, whatever bounds it. The intervals are wider for it."
+        )
+    if machine.throttled >= HARDLY:
+        sentences.append(f"A quota kept the script from running {units.percent(machine.throttled)} of the time.")
+    sentences += [*_of_the_ceiling(measured), *_of_epochs(measured), *_of_the_workers(measured, verdict)]
+    if cause.words:
+        sentences.append(f"{cause.words[0].upper()}{cause.words[1:]}.")
+    if verdict.bound == "trainer" and cause.where:
+        sentences.append(f"Most of the main thread's own time is in {cause.where}.")
+    return sentences
+
+
+def _with_error(share: float, error: float) -> str:
+    """With its 90 % interval, where that is worth a word."""
+    points = 100 * ERRORS_90 * error
+    return f"{units.percent(share)} ±{points:.0f}" if points >= 1.5 else units.percent(share)
+
+
+def _without_steps(recording: Recording) -> list[str]:
+    """What the main thread did in a loop whose batches come from no loader that is known (older recordings)."""
+    sentences = ["No loader of a known kind was iterated, so there is nothing to measure a rate by."]
+    seconds = max((trainer.seconds for trainer in recording.trainers), default=0.0)
+    parts = sorted(parts_of(recording).items(), key=lambda item: -item[1])
+    words = [f"{units.percent(share)} {name}" for name, share in parts if share >= 0.01]
+    if recording.optimizer_steps and seconds and words:
+        rate = units.rate(recording.optimizer_steps / seconds, "optimiser steps/s")
+        sentences.append(f"At {rate}, the main thread's time was {', '.join(words)}.")
+    return sentences
+
+
+def _of_the_ceiling(measured: Measured) -> list[str]:
+    """As much as its interval bears."""
+    ceiling, free = measured.rates.ceiling, measured.free
+    if ceiling is None or free is None:
+        return []
+    reached, reach = units.rate(ceiling.value), ERRORS_90 * free.error
+    if free.value * (1 - reach) >= 1.0 and free.value >= 1.05:
+        return [f"With data for free the same script reaches {reached}, {units.times(free.value)} as much."]
+    if free.value * (1 + reach) < 1.1:
+        return [f"With data for free it is no faster ({reached})."]
+    spread = units.spread(ceiling.low, ceiling.high)
+    return [f"With data for free it reaches {reached} ({spread}): whether that is faster cannot be told."]
+
+
+def _of_epochs(measured: Measured) -> list[str]:
+    """Short epochs whose beginning and end take a notable share."""
+    rates, whole = measured.rates, measured.over_epochs
+    if rates.now is None or whole is None or not rates.epoch_samples:
+        return []
+    steps_s = rates.epoch_samples / rates.now.value
+    if rates.epoch_start_s < HARDLY * steps_s:
+        return []
+    return [
+        f"Each epoch takes {units.seconds(rates.epoch_start_s)} to begin and end beside {units.seconds(steps_s)} "
+        f"of steps: over whole epochs it is {units.rate(whole.value)}, "
+        "which predictions are compared with."
+    ]
+
+
+def _of_the_workers(measured: Measured, verdict: Judged) -> list[str]:
+    workers, machine, sentences = measured.workers, measured.machine, list[str]()
+    busy = {name: share for name, share in workers.stages.items() if name != "idle" and share > 0}
+    if busy and workers.looks >= FEW_LOOKS:
+        top = sorted(busy, key=lambda name: -busy[name])[:2]
+        shares = " and ".join(
+            f"{_with_error(busy[name], workers.stage_errors[name])} in {STAGES[name].words}" for name in top
+        )
+        who = "The workers spend their time" if workers.count else "The trainer prepares its batches itself"
+        idle = f"; they idle {units.percent(workers.stages['idle'])}" if workers.count else ""
+        sentences.append(f"{who}: {shares}{idle}.")
+    short = workers.delay is not None and workers.delay > SHORT and workers.busy > 0.5
+    if short and verdict.bound in ("data", "compute", None):
+        lacked = f"The workers were without a core {units.percent(workers.delay)} of their busy time"
+        why = "other programs took the cores, and alone on the machine the loop may wait less"
+        cores = f"Cores are short: {machine.cores:g} are there for more that want to run"
+        sentences.append(f"{lacked}: {why}." if machine.others_cores else f"{cores}. {lacked}.")
+    return sentences

@@ -1,0 +1,76 @@
+"""Frameworks that count batches themselves, and would leave their loop before the windows are over: they are told of
+more. Only in a diagnostic run, which is ended behind its windows in any case.
+
+Lightning and ignite read their counts anew at every batch: theirs are put out of reach once the pass has trained.
+transformers counts by `range`, made as training begins: it is given more epochs, and windows go on from one to the
+next. Others either ask their loader until it has no more, and it is begun again underneath, or leave their pass and
+begin another one.
+"""
+
+import functools
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType, ModuleType
+from typing import Any
+
+from feedline.profiling.watch.patches import Patches
+
+MANY = 1 << 30
+FRAMES = 64
+"""So many callers are looked at."""
+
+
+def hold(frame: FrameType | None) -> None:
+    """The loop that has asked for a batch there. Never raises."""
+    for _ in range(FRAMES):
+        if frame is None:
+            return
+        own = frame.f_globals.get("__name__", "")
+        holder = next((hold for start, hold in HOLDERS.items() if own.startswith(start)), None)
+        if holder is not None:
+            with suppress(Exception):  # another version of it
+                holder(frame.f_locals)
+        frame = frame.f_back
+
+
+def _lightning(local: dict[str, Any]) -> None:
+    loop, fetcher = local["self"], local["data_fetcher"]
+    trainer = loop.trainer
+    fetcher.length = None
+    loop.max_steps = -1
+    trainer.fit_loop.max_batches = trainer.val_check_batch = float("inf")
+
+
+def _ignite(local: dict[str, Any]) -> None:
+    state = local["self"].state
+    if state.epoch_length is not None:
+        state.epoch_length = MANY
+    if state.max_iters is not None:
+        state.max_iters = MANY
+
+
+HOLDERS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "lightning.pytorch.loops.training_epoch_loop": _lightning,
+    "pytorch_lightning.loops.training_epoch_loop": _lightning,
+    "ignite.engine.engine": _ignite,
+}
+"""By the module whose frame it is; what it holds back is among that frame's variables."""
+
+
+def attach(patches: Patches) -> None:
+    """Before the script imports them."""
+    patches.after_import("transformers.trainer", functools.partial(_transformers, patches))
+
+
+def _transformers(patches: Patches, module: ModuleType) -> None:
+    def with_more_epochs(original: Any) -> Any:
+        @functools.wraps(original)
+        def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            with suppress(AttributeError):
+                trainer.args.num_train_epochs = max(trainer.args.num_train_epochs, MANY)
+                trainer.args.max_steps = max(trainer.args.max_steps, MANY) if trainer.args.max_steps > 0 else -1
+            return original(trainer, *args, **kwargs)
+
+        return train
+
+    patches.replace(module.Trainer, "train", with_more_epochs)

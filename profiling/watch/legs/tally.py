@@ -1,0 +1,67 @@
+"""What a window of the loop comes to."""
+
+import time
+from typing import NamedTuple
+
+MOST_WINDOWS = 10
+"""A window with what is left out of it is over after so many times its length."""
+
+
+class Clocks(NamedTuple):
+    wall_s: float
+    cpu_s: float
+    """All threads of the process."""
+
+    @classmethod
+    def now(cls) -> "Clocks":
+        return cls(time.perf_counter(), time.process_time())
+
+
+class Counted(NamedTuple):
+    samples: int
+    seconds: float
+    cpu_s: float
+
+
+class Tally:
+    """Steps in which a pass begins or ends are left out, with whatever the script does between passes, as the verdict
+    leaves them out; unless most steps are like that, as in `next(iter(loader))`: then that is the loop."""
+
+    def __init__(self, window_s: float, least_steps: int) -> None:
+        self.steps = 0
+        self._window_s = window_s
+        self._least = least_steps
+        self._began = self._asked = Clocks.now()
+        self._samples = self._apart_samples = self._apart_steps = 0
+        self._apart_s = self._apart_cpu_s = 0.0
+
+    def asks(self) -> None:
+        """A step begins: the loop asks for its batch."""
+        self._asked = Clocks.now()
+
+    def add(self, samples: int, *, apart: bool) -> None:
+        """The step is over: the loop asks for the next batch."""
+        self.steps += 1
+        self._samples += samples
+        if apart:
+            now = Clocks.now()
+            self._apart_steps += 1
+            self._apart_samples += samples
+            self._apart_s += now.wall_s - self._asked.wall_s
+            self._apart_cpu_s += now.cpu_s - self._asked.cpu_s
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._began.wall_s
+
+    @property
+    def full(self) -> bool:
+        long = self.counted().seconds >= self._window_s or self.elapsed_s > MOST_WINDOWS * self._window_s
+        return long and self.steps >= self._least
+
+    def counted(self) -> Counted:
+        now = Clocks.now()
+        seconds, cpu_s = now.wall_s - self._began.wall_s, now.cpu_s - self._began.cpu_s
+        if 2 * self._apart_steps > self.steps:
+            return Counted(self._samples, seconds, cpu_s)
+        return Counted(self._samples - self._apart_samples, seconds - self._apart_s, cpu_s - self._apart_cpu_s)

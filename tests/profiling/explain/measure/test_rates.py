@@ -1,0 +1,93 @@
+"""Intervals hold the truth as often as they say, and legs that lie are not believed."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from feedline.profiling.explain.measure.rates import ERRORS_90, look_error, share_error
+from feedline.profiling.explain.measure.situation import measure
+from feedline.profiling.explain.verdict import diagnose, record_keys
+from feedline.profiling.record.recording import Leg, LoaderPass, Recording
+from tests.profiling.recordings import made
+
+
+def scattered(seed: int, steps: int = 200) -> tuple[Recording, float]:
+    """Waits that come in bursts of about eight batches, and the share that they are of the time in the long run."""
+    chance, seen, waits_s = random.Random(seed), made(wait_s=0.02, compute_s=0.08, steps=steps), list[float]()
+    burst = 0.0
+    for _ in seen.steps:
+        burst = 0.9 * burst + 0.1 * chance.expovariate(1.0)
+        waits_s.append(0.02 * (0.5 * burst + 0.5 * chance.expovariate(1.0)))
+    drawn = zip(seen.steps, waits_s, strict=True)
+    return replace(seen, steps=[replace(one, wait_s=w, duration_s=w + 0.08) for one, w in drawn]), 0.02 / 0.1
+
+
+def test_a_share_lies_inside_its_interval_as_often_as_that_says() -> None:
+    """Errors over single steps would hold it two times in three; those over blocks do nine times in ten."""
+    inside = 0
+    for seed in range(300):
+        seen, share = scattered(seed)
+        trainer = measure(seen).trainer
+        inside += abs(trainer.shares.data - share) <= ERRORS_90 * trainer.errors.data
+    assert inside >= 0.85 * 300, inside
+
+
+def test_few_blocks_tell_little() -> None:
+    assert share_error([1.0, 2.0], [4.0, 4.0]) == pytest.approx(math.sqrt(3 / 8 * 5 / 8))
+    assert share_error([1.0] * 10, [4.0] * 10) == 0
+    assert look_error(0.5, 1) == 0.5
+    assert (
+        look_error(0.0, 10) == pytest.approx(look_error(0.1, 10)) == look_error(1.0, 10)
+    )  # none of ten is not never
+
+
+def with_legs(cached: list[float], normal: list[float]) -> Recording:
+    """Beside a loop of 356 samples/s."""
+    return replace(made(), legs=[Leg(name="cached", samples_per_s=cached), Leg(name="normal", samples_per_s=normal)])
+
+
+@pytest.mark.parametrize(
+    ("cached", "normal", "why"),
+    [
+        ([167.0, 3677.0, 683.0], [350.0, 356.0, 360.0], "windows ran at 167–3,677 samples/s"),
+        ([900.0, 167.0], [], "windows ran at 167–900 samples/s"),
+        ([700.0, 683.0, 690.0], [180.0, 190.0, 200.0], "the loop as it is ran at 190 samples/s, before them at 356"),
+        ([200.0, 201.0, 202.0], [], "it ran at 201 samples/s, slower than the loop before"),
+    ],
+)
+def test_a_ceiling_measured_beside_somebody_else_is_not_claimed(
+    cached: list[float], normal: list[float], why: str
+) -> None:
+    found = diagnose(with_legs(cached, normal))
+    assert found.ceiling_samples_per_s is None
+    assert any(why in note for note in found.notes)
+    assert not any("data for free" in sentence for sentence in found.evidence)
+
+
+def test_a_ceiling_that_agrees_is_claimed() -> None:
+    found = diagnose(with_legs([990.0, 1000.0, 1010.0], [370.0, 340.0, 350.0]))
+    assert found.ceiling_samples_per_s == 1000
+    assert any("reaches 1,000 samples/s, 2.8× as much" in sentence for sentence in found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("cached", "said"),
+    [
+        ([355.0, 356.0, 357.0], "it is no faster (356 samples/s)"),
+        ([300.0, 360.0, 440.0], "whether that is faster cannot be told"),
+        ([390.0, 391.0, 392.0], "1.1× as much"),
+    ],
+)
+def test_no_faster_is_said_only_where_the_interval_bears_it(cached: list[float], said: str) -> None:
+    assert any(said in sentence for sentence in diagnose(with_legs(cached, [])).evidence)
+
+
+def test_beginning_and_ending_passes_is_waiting() -> None:
+    """Ten steps of 50 ms to an epoch and half a second to start it: half of the time."""
+    passes = [LoaderPass(epoch=epoch, samples=320, start_s=0.5, end_s=0.0) for epoch in range(4)]
+    found = diagnose(made(wait_s=0.0, compute_s=0.05, passes=passes))
+    assert found.measured.trainer.wait_fraction == pytest.approx(0.5)
+    assert (found.bound, found.cause.kind) == ("data", "start")
+    assert record_keys(found)["verdict"]["cause"]["share"] == pytest.approx(1.0)

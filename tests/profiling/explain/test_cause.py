@@ -1,0 +1,104 @@
+"""What limits the data: named with its place, its share and its error, and only where the numbers bear it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from feedline.profiling.explain.cause import Cause
+from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.record.recording import Recording
+from feedline.profiling.record.stages import STAGES
+from tests.profiling.recordings import made
+
+SMALL = {"decode": 0.0001, "transform": 0.0001}
+
+
+def cause_of(seen: Recording, **of_workers: Any) -> Cause:
+    """Every worker changed so."""
+    return diagnose(replace(seen, workers=[replace(one, **of_workers) for one in seen.workers])).cause
+
+
+@pytest.mark.parametrize("stage", sorted({*STAGES} - {"idle", "other"}))
+def test_the_stage_that_takes_the_workers_longest(stage: str) -> None:
+    seen = made(stages={"decode": 0.0005, "collate": 0.0004, stage: 0.003}, wait_s=0.09, compute_s=0.006)
+    places = {f"{stage} store.py:fetch": 9.0, f"{stage} data.py:make": 2.0, "idle queues.py:get": 50.0}
+    found = cause_of(seen, functions=places)
+    assert (found.kind, found.where) == (stage, "store.py:fetch")
+    rest = sum({"decode": 0.0005, "collate": 0.0004, stage: 0.0}.values())
+    assert found.share == pytest.approx(0.003 / (0.003 + rest))
+    assert found.error is not None and 0.005 < found.error < 0.05
+    assert "store.py:fetch" in found.words
+
+
+def test_more_workers_help_those_that_are_blocked_and_not_those_that_wait_for_a_lock() -> None:
+    blocked, locked = (made(stages={stage: 0.01}, wait_s=0.16, compute_s=0.01) for stage in ("blocked", "lock"))
+    assert "more workers wait side by side" in cause_of(blocked).words
+    assert "more workers do not help" in cause_of(locked).words
+
+
+@pytest.mark.parametrize(
+    ("stages", "ticks", "words"),
+    [
+        ({"decode": 0.004, "transform": 0.0002}, 7, "14 looks at the workers are too few"),
+        ({"decode": 0.002, "transform": 0.0021}, 1000, "no stage of the workers leads"),
+        ({"decode": 0.003, "transform": 0.002}, 30, "no stage of the workers leads"),
+    ],
+)
+def test_no_cause_without_ground(stages: dict[str, float], ticks: int, words: str) -> None:
+    found = cause_of(made(stages=stages, wait_s=0.09, compute_s=0.006), ticks=ticks)
+    assert (found.kind, found.share) == (None, None)
+    assert words in found.words
+
+
+def test_a_slow_worker_comes_before_its_stages() -> None:
+    found = diagnose(made(wait_s=0.1, compute_s=0.01, workers=4, slow=6.0, cores=8)).cause
+    assert (found.kind, found.where) == ("slow-worker", "worker 0")
+    assert found.words == "worker 0 takes 6× as long per sample as the others: all wait for it"
+
+
+def test_batches_that_are_made_in_the_training_thread() -> None:
+    seen = made(workers=0, wait_s=0.12, compute_s=0.01)
+    found = cause_of(seen, functions={"decode Image.py:load": 5.0, "transform data.py:crop": 1.0})
+    assert (found.kind, found.where) == ("main", "Image.py:load")
+    assert found.share == pytest.approx(0.12 / 0.13)
+    assert "most of it in decoding (Image.py:load)" in found.words
+
+
+def test_unpickling_batches() -> None:
+    found = diagnose(made(wait_s=0.09, unpickle_s=0.08, compute_s=0.02, stages=SMALL)).cause
+    assert found.kind == "unpickle"
+    assert found.share == pytest.approx(0.08 / 0.11)
+
+
+def mostly_without_a_core(**others: Any) -> Cause:
+    seen = made(stages={"decode": 0.004}, workers=4, cores=2, wait_s=0.03, compute_s=0.002, **others)
+    return cause_of(seen, stages_delay_s={"decode": 0.6 * seen.workers[0].stages["decode"]})
+
+
+def test_more_workers_than_cores() -> None:
+    found = mostly_without_a_core()
+    assert (found.kind, found.share) == ("cores", pytest.approx(0.6))
+    assert found.words == "the workers wait 60 % of their busy time for one of the 2 cores"
+
+
+def test_workers_that_take_the_models_cores() -> None:
+    found = diagnose(made(wait_s=0.001, compute_s=0.1, ceiling=1000.0))
+    assert (found.bound, found.cause.kind) == ("data", "cores")
+
+
+def test_where_the_loop_does_not_wait_there_is_none() -> None:
+    assert diagnose(made(wait_s=0.001, compute_s=0.1)).cause == Cause()
+
+
+def test_of_the_loops_own_python_the_place_is_told() -> None:
+    found = diagnose(made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL)).cause
+    assert (found.kind, found.where) == (None, "train.py:log:12")
+
+
+def test_of_two_places_that_take_as_much_none_is_told() -> None:
+    seen = made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL)
+    places = {"python train.py:log:12": 2.4, "python train.py:draw:30": 2.3}
+    found = diagnose(replace(seen, trainers=[replace(seen.trainers[0], functions=places)]))
+    assert (found.bound, found.cause.where) == ("trainer", "")
+    assert not any("own time is in" in sentence for sentence in found.evidence)

@@ -1,0 +1,36 @@
+"""Two runs against each other: nothing is said to have changed that the errors do not bear."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from feedline.profiling.explain.difference import versus
+from feedline.profiling.explain.verdict import Diagnosis, diagnose
+from tests.profiling.recordings import made
+
+
+def of(wait: float, **fields: Any) -> Diagnosis:
+    """So much of the time waiting, at ten batches a second."""
+    seen = made(wait_s=0.1 * wait, compute_s=0.1 * (1 - wait))
+    return diagnose(replace(seen, workers=[replace(one, **fields) for one in seen.workers]))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        (0.5, 0.3, ["waiting for data went from 50 % to 30 %"]),
+        (0.3, 0.295, []),
+        (0.3, 0.01, ["the bound went from data to compute", "waiting for data went from 30 % to 1.0 %"]),
+        (0.115, 0.085, ["waiting for data went from 12 % to 8.5 %"]),  # either may be either
+    ],
+)
+def test_what_changed(before: float, after: float, changes: list[str]) -> None:
+    assert versus(of(before), of(after)).changes == changes
+
+
+def test_a_top_stage_that_few_looks_show_has_not_changed() -> None:
+    transforming = {"decode": 1.0, "transform": 9.0}
+    told = "the workers' top stage went from decode to transform"
+    assert told in versus(of(0.5), of(0.5, stages=transforming, seconds=10.0)).changes
+    assert versus(of(0.5), of(0.5, stages=transforming, seconds=10.0, ticks=5)).changes == []
