@@ -12,9 +12,10 @@ MOST_FAMILIES = 10
 MOST_VARIANTS = 6
 
 
-def remedies(diagnosis: Diagnosis, unit: str) -> Remedies | None:
+def remedies(diagnosis: Diagnosis) -> Remedies | None:
     """A row a family, in their order; None where no rate was measured."""
-    rate, ceiling = diagnosis.measured.over_epochs, diagnosis.ceiling_samples_per_s
+    measured, ceiling = diagnosis.measured, diagnosis.ceiling_samples_per_s
+    rate, unit = measured.over_epochs, measured.unit
     if not diagnosis.predictions or rate is None:
         return None
     families: dict[str, list[Prediction]] = {}
