@@ -120,14 +120,14 @@ def with_trials(recording: "Recording") -> "Recording":
     from feedline.profiling.interrupts import Interrupted, hearing
     from feedline.profiling.profile_run import INTERRUPTED, noted
 
-    if recording.sample_paths:
-        say("the script is done; some of its samples are tried at other sizes and codecs (seconds; --no-trials: not)")
     try:
-        from feedline.benchmarks.what_if import what_if, why_none
+        from feedline.benchmarks.what_if import needless, what_if, why_none
     except ImportError:  # no image libraries here: the other predictions stand
         return recording
     try:
         with hearing() as interrupts, interrupts.breaking_off():
+            if recording.sample_paths and not needless(recording):
+                say("the script is done; some of its samples are tried in other forms (seconds; --no-trials: not)")
             trials = what_if(recording)
     except Interrupted:
         return noted(recording, f"no trials: {INTERRUPTED}")

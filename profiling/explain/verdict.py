@@ -94,7 +94,7 @@ def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
             "high": now.high if now else None,
             "ceiling_samples_per_s": diagnosis.ceiling_samples_per_s,
             "overhead_fraction": diagnosis.recording.overhead.fraction,
-            "shares": _known(measured),
+            "shares": known_shares(measured),
             "errors": asdict(trainer.errors),
             "cause": asdict(diagnosis.cause),
             "steps": trainer.steps,
@@ -113,7 +113,7 @@ def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _known(measured: Measured) -> dict[str, float | None]:
+def known_shares(measured: Measured) -> dict[str, float | None]:
     """The shares, None where they were not measured."""
     trainer, shares = measured.trainer, asdict(measured.trainer.shares)
     unseen = {"data"} if trainer.wait_fraction is None else set[str]()

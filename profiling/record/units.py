@@ -26,11 +26,6 @@ def rate(value: float | None, unit: str = "samples/s") -> str:
     return f"{number(value)} {unit}" if known(value) else UNKNOWN
 
 
-def per_s(loader: str | None) -> str:
-    """The unit of a run's rates by its loader's kind: of one that could not be watched only the steps are counted."""
-    return "steps/s" if loader == "unwatched" else "samples/s"
-
-
 def percent(fraction: float | None) -> str:
     """0.8234 -> 82 %; below ten per cent one decimal is kept: 0.0312 -> 3.1 %."""
     if not known(fraction):

@@ -127,6 +127,8 @@ def swatches(hues: Mapping[str, str], shape: str = "block") -> Legend:
 
 def legend_of_bars(chart: Bars) -> Legend:
     legend = [(chart.value_name, "background: var(--c1)", "block")]
+    if chart.staircase:
+        legend.append(("as much as the row before", "background: var(--pale)", "block"))
     if any(units.known(row.low) and units.known(row.high) for row in chart.rows):
         legend.append((chart.interval, "", "whisker"))
     if any(row.predicted is not None for row in chart.rows):

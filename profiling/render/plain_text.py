@@ -46,7 +46,7 @@ def _part(part: sections.Part, width: int) -> list[str]:
         case sections.Prose():
             return _wrapped(part.words, width)
         case sections.Points():
-            return [line for item in part.items for line in _wrapped(f"· {item}", width)]
+            return [line for item in part.items for line in _wrapped(f"· {item}", width, 4)]
         case sections.Code():
             return [INDENT + line for line in part.words.splitlines()]
         case sections.Facts():
@@ -126,8 +126,9 @@ def _remedies(chart: sections.Remedies, width: int) -> list[str]:
         lines[0] += f"; {sections.CEILING}: {units.times(chart.ceiling)}"
     for remedy in chart.rows:
         lines += _wrapped(f"{units.gain(remedy.gain, remedy.low, remedy.high)}  {remedy.name}", width, 6)
-        lines += _wrapped(". ".join(filter(None, (remedy.why, "; ".join(remedy.terms)))) + ".", width, 6, " " * 6)
-        lines += [f"{' ' * 8}{line}" for line in remedy.command.splitlines()]
+        terms = [f"{name} {words}" for name, words in remedy.terms.items()]
+        lines += [line for said in (remedy.why, *terms) for line in _wrapped(said, width, 8, " " * 6)]
+        lines += [f"{' ' * 10}{line}" for line in remedy.command.splitlines()]
         for variant in remedy.variants:
             gain = units.gain(variant.gain, variant.low, variant.high)
             lines += _wrapped(f"or {gain}  {variant.name}", width, 9, " " * 6)

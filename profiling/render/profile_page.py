@@ -14,8 +14,8 @@ from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.measure.main_thread import parts_of
 from feedline.profiling.explain.measure.rates import Rate, median_rate
 from feedline.profiling.explain.measure.situation import DATA_BOUND
-from feedline.profiling.explain.measure.workers import Workers
-from feedline.profiling.explain.verdict import Diagnosis
+from feedline.profiling.explain.measure.workers import Workers, share_error
+from feedline.profiling.explain.verdict import Diagnosis, known_shares
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Gpu, Leg, LegName, Line
 from feedline.profiling.render.report_remedies import in_vain, remedies, what_helps, what_may_help
@@ -77,7 +77,7 @@ def report(diagnosis: Diagnosis) -> Page:
 
 def verdict(diagnosis: Diagnosis) -> Verdict:
     measured, ceiling, figures = diagnosis.measured, diagnosis.measured.rates.ceiling, list[tuple[str, str]]()
-    now, over_epochs, unit = measured.now, measured.over_epochs, _unit(diagnosis)
+    now, over_epochs, unit = measured.now, measured.over_epochs, measured.unit
     if now is not None and over_epochs is not None:
         whole = over_epochs.value
         free = _rate(ceiling, unit) if ceiling else "not measured (run with --legs)"
@@ -89,7 +89,7 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
         ]
     proof = Stacks(total=_step("", diagnosis), title="The step", unit=OF_LOOP) if now else None
     tone: Tone = "open" if diagnosis.bound is None else "good" if diagnosis.bound == "compute" else "bad"
-    found = remedies(diagnosis, unit)
+    found = remedies(diagnosis)
     first = replace(found, rows=found.rows[:1]) if found and found.rows else None
     return Verdict(
         words=diagnosis.headline, proof=proof, evidence=diagnosis.evidence, figures=figures, first=first, tone=tone
@@ -100,23 +100,18 @@ def _rate(rate: Rate, unit: str) -> str:
     return f"{units.rate(rate.value, unit)} ({units.spread(rate.low, rate.high)})"
 
 
-def _unit(diagnosis: Diagnosis) -> str:
-    loader = diagnosis.measured.loader
-    return units.per_s(loader and loader.kind)
-
-
 def sections(diagnosis: Diagnosis) -> list[Section | None]:
     """Everything below the verdict, for pages that put a recording among other things."""
     recording = diagnosis.recording
     return [
-        what_helps(remedies(diagnosis, _unit(diagnosis))),
+        what_helps(remedies(diagnosis)),
         what_may_help(diagnosis),
         in_vain(diagnosis.predictions),
         _where_time_goes(diagnosis),
         timeline(recording),
         resources(recording),
         _gpus(recording.gpus, recording.gpu_note),
-        _legs(recording.legs, _unit(diagnosis)),
+        _legs(recording.legs, diagnosis.measured.unit),
         _listing(diagnosis.lines, {}),
         _about(diagnosis),
         section("Notes", Points(diagnosis.notes)) if diagnosis.notes else None,
@@ -147,21 +142,14 @@ def _main_thread(diagnosis: Diagnosis) -> Stacks | None:
 
 def _step(label: str, diagnosis: Diagnosis) -> Stack:
     """The step's shares and the rate."""
-    shares, now = vars(diagnosis.measured.trainer.shares), diagnosis.measured.now
-    errors, _ = _errors(diagnosis)
+    measured, now = diagnosis.measured, diagnosis.measured.now
+    shares, errors = known_shares(measured), vars(measured.trainer.errors)
     return Stack(
         label=label,
         parts={OF_STEP[name]: share for name, share in shares.items()},
         errors={OF_STEP[name]: error for name, error in errors.items()},
-        note=_rate(now, _unit(diagnosis)) if label and now else "",
+        note=_rate(now, diagnosis.measured.unit) if label and now else "",
     )
-
-
-def _errors(diagnosis: Diagnosis) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Standard errors of the step's shares and of the workers' stages; empty where none is known."""
-    measured = diagnosis.measured
-    of_step: object = getattr(measured.trainer, "errors", None)
-    return vars(of_step) if of_step else {}, getattr(measured.workers, "stage_errors", {})
 
 
 def _stages(diagnosis: Diagnosis) -> Stacks | None:
@@ -173,13 +161,12 @@ def _stages(diagnosis: Diagnosis) -> Stacks | None:
         if not worker.in_trainer:
             rank = f"rank {worker.rank}, " if worker.rank else ""
             label = f"{rank}worker {worker.worker}" + (", killed" if worker.ended == "killed" else "")
-            whole_s = max(worker.seconds, sum(worker.stages.values())) or 1.0
-            errors = {name: error_s / whole_s for name, error_s in worker.stages_error_s.items()}
+            errors = {name: share_error(worker, name, share) for name, share in stages.items()}
             rows.append(Stack(label=label, parts=stages, errors=errors, note=f"{worker.samples:,} samples"))
     shown = rows[:MOST_WORKERS] if len(rows) > 1 else []
     more = f"{len(rows) - MOST_WORKERS} more workers are in the record." if len(rows) > MOST_WORKERS else ""
     who, title = ("all workers", "The workers") if workers.count else ("in the trainer itself", "Preparing batches")
-    total = Stack(label=who, parts=workers.stages, errors=_errors(diagnosis)[1])
+    total = Stack(label=who, parts=workers.stages, errors=workers.stage_errors)
     each, unit = f"each of {units.count(len(rows), 'worker')}", "share of their time"
     return Stacks(total=total, rows=shown, rows_name=each, title=title, unit=unit, note=more)
 
@@ -283,7 +270,7 @@ def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Ver
     if first.high is not None and first.high < 1:
         tone = "bad"
     shares = Stacks(rows=[_step(name, one) for name, one in recordings], title="The step", unit=OF_LOOP)
-    unit = " or ".join(dict.fromkeys(_unit(diagnosis) for _, diagnosis in recordings))
+    unit = " or ".join(dict.fromkeys(diagnosis.measured.unit for _, diagnosis in recordings))
     rates = Bars(rows=rows, title="Measured throughput", unit=unit)
     return Page(
         title=" and ".join(name for name, _ in recordings),

@@ -12,9 +12,10 @@ MOST_FAMILIES = 10
 MOST_VARIANTS = 6
 
 
-def remedies(diagnosis: Diagnosis, unit: str) -> Remedies | None:
+def remedies(diagnosis: Diagnosis) -> Remedies | None:
     """A row a family, in their order; None where no rate was measured."""
-    rate, ceiling = diagnosis.measured.over_epochs, diagnosis.ceiling_samples_per_s
+    measured, ceiling = diagnosis.measured, diagnosis.ceiling_samples_per_s
+    rate, unit = measured.over_epochs, measured.unit
     if not diagnosis.predictions or rate is None:
         return None
     families: dict[str, list[Prediction]] = {}
@@ -38,12 +39,15 @@ def what_helps(found: Remedies | None) -> Section | None:
 
 
 def what_may_help(diagnosis: Diagnosis) -> Section | None:
-    """Gains that the run cannot tell from none; where nothing at all helps, that it is so."""
+    """Gains that cannot be told from none; where nothing at all helps, that it is so."""
     open_ = [p for p in diagnosis.predictions if _in_doubt(p)]
     if open_:
-        words = "This run is too short or too uneven to tell these gains from none; more steps, or a machine without "
+        words = (
+            "These gains are too small or too uncertain to be told from none; a longer run on a machine without "
+            "other programs narrows them."
+        )
         gains = [f"{p.remedy}: {units.gain(p.gain, p.gain_low, p.gain_high)}" for p in open_]
-        return section("What may help", Prose(f"{words}other programs, may tell."), Points(gains))
+        return section("What may help", Prose(words), Points(gains))
     if not diagnosis.predictions or any(prediction.helps for prediction in diagnosis.predictions):
         return None
     return section("What would help", Prose("Nothing that can be predicted would make this run notably faster."))
@@ -55,17 +59,20 @@ def _in_doubt(prediction: Prediction) -> bool:
 
 def _remedy(prediction: Prediction, unit: str) -> Remedy:
     p, epochs = prediction, prediction.break_even_epochs
-    terms = [
-        f"{units.rate(p.samples_per_s, unit)} ({units.spread(p.low, p.high)})",
+    takes = [
         "" if p.cost.startswith(p.effort.words) else p.effort.words,
         p.cost,
-        f"needs {p.needs}" if p.needs else "",
-        f"changes the training: {p.changes}" if p.changes else "",
         f"paid back after {units.number(epochs, 2)} epochs" if epochs is not None else "",
     ]
+    terms = {
+        "gives": f"{units.rate(p.samples_per_s, unit)} ({units.spread(p.low, p.high)})",
+        "takes": ", ".join(filter(None, takes)),
+        "needs": p.needs,
+        "changes": p.changes and f"the training: {p.changes}",
+    }
     return Remedy(
         name=p.remedy, gain=p.gain, low=p.gain_low, high=p.gain_high, why=p.why, command=p.command,
-        terms=[term for term in terms if term],
+        terms={name: words for name, words in terms.items() if words},
     )  # fmt: skip
 
 

@@ -102,15 +102,15 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """Something to do: how many times as fast the script would be, and the command or line that does it. `terms` say
-    what it takes, needs and changes; `variants` are other ways to do the same."""
+    """Something to do: how many times as fast the script would be, and the command or line that does it. `terms` are
+    what it takes, needs, changes; `variants` are other ways to do the same."""
 
     name: str
     gain: float
     low: float
     high: float
     why: str = ""
-    terms: Sequence[str] = ()
+    terms: Mapping[str, str] = field(default_factory=dict[str, str])
     command: str = ""
     variants: Sequence["Remedy"] = ()
 

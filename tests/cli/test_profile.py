@@ -18,7 +18,8 @@ import pytest
 
 from feedline.cli.profile import with_trials
 from feedline.profiling.interrupts import SAME_S
-from feedline.profiling.record.recording import Recording, Script, Trial
+from feedline.profiling.record.recording import Recording, Trial
+from tests.profiling.recordings import made
 
 pytest.importorskip("torch")
 
@@ -286,9 +287,7 @@ def test_a_failing_script_has_the_last_word_but_two_lines(tmp_path: Path) -> Non
     assert (tmp_path / "out.html").exists() and not done.stdout
 
 
-def test_trials_are_announced_and_nobody_waits_for_them_after_a_signal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trials_are_announced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import feedline.benchmarks.what_if as module
 
     announced: list[str] = []
@@ -298,6 +297,7 @@ def test_trials_are_announced_and_nobody_waits_for_them_after_a_signal(
         return [Trial(codec="raw")]
 
     monkeypatch.setattr(module, "what_if", what_if)
-    recording = Recording(script=Script(argv=["train.py"]), sample_paths=["a.jpg"])
-    assert with_trials(recording).trials == [Trial(codec="raw")]
+    assert with_trials(made(sample_paths=["a.jpg"])).trials == [Trial(codec="raw")]
+    with_trials(made(wait_s=0.0, ceiling=1066.0, sample_paths=["a.jpg"]))  # nothing is tried: no data remedy can help
     assert announced[0].startswith("feedline: the script is done; some of its samples are tried")
+    assert announced[1] == ""

@@ -59,7 +59,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def every_chart() -> str:
     """Every kind of chart once, in one page."""
-    remedy = Remedy(name="r", gain=2.0, low=1.5, high=2.5, command=f"feedline prepare {'/long' * 30} --size 64")
+    remedy = Remedy(
+        name="r", gain=2.0, low=1.5, high=2.5, command=f"feedline prepare {'/long' * 30} --size 64 --codec jpeg"
+    )
     rows = [Bar(label="a", value=1.0, low=0.5, high=1.5, predicted=1.2), Bar(label="b")]
     parts = [
         Bars(rows=rows, title="bars", reference=("ceiling", 2.0)),
@@ -98,6 +100,9 @@ OVERLAPPING = """return [...document.querySelectorAll('.head')].filter(head => {
     return a.width && b.width && a.right > b.left + 1 && a.bottom > b.top + 1 && b.bottom > a.top + 1;
 }).map(head => head.textContent)"""
 """Names and values that stand on each other."""
+BROKEN = """return [...document.querySelectorAll('.copy')].filter(box => !box.querySelector('span') ||
+    [...box.querySelectorAll('span')].some(word => word.getClientRects().length > 1)).map(box => box.textContent)"""
+"""Commands with a line that ends within a word."""
 SCREENS = {"wide": (1280, False), "dark": (1280, True), "phone": (390, False), "small": (360, True)}
 
 
@@ -122,6 +127,7 @@ def test_in_a_real_browser(browser: Any, tmp_path: Path, name: str, width: int, 
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     assert browser.execute_script(SMALL) == []
     assert browser.execute_script(OVERLAPPING) == []
+    assert browser.execute_script(BROKEN) == []
     background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(18, 20, 24)") is dark
 
