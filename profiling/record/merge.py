@@ -149,7 +149,7 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
         wanted = (
             queued.get(loader, 0) + 3 if epoch == 0 else 1
         )  # a killed process may not have told of its last loader
-        warm = min(wanted, max(1, len(members) // 4))
+        warm = min(wanted, len(members) // 4 if epoch else max(1, len(members) // 4))
         for position, row in enumerate(members):
             row.start_s -= origin
             seen = {name: value for name, value in vars(row).items() if name != "trained"}
