@@ -35,6 +35,8 @@ class Pass:
     """When its last batch was asked for."""
     trained: bool = False
     """A backward pass or an optimiser step ran inside one of its rows."""
+    of_one: bool = False
+    """Those before it had one batch each: to begin a pass is part of the step."""
     done: bool = False
     inner: list["Pass"] = field(default_factory=list)
 
@@ -69,10 +71,12 @@ class Loop:
         return bool(self.trained)
 
     def begin(self, loader: int, now: float, *, in_trainer: bool) -> Pass:
-        for left in [one for one in self._open if one.loader == loader and one.row is not None]:
-            self.close(left, now)  # the script has left it, as in `next(iter(loader))`
-            self.finish(left, now)
-        begun = Pass(loader, self._epochs[loader], now, in_trainer, self.current)
+        mine = (one for one in self._open if one.loader == loader)
+        left = [one for one in mine if one.row is not None and one.batches == 1]
+        for one in left:  # `next(iter(loader))`; should it go on after all, it is taken up again
+            self.close(one, now)
+            self._open.remove(one)
+        begun = Pass(loader, self._epochs[loader], now, in_trainer, self.current, of_one=bool(left))
         self._epochs[loader] += 1
         if begun.outer is not None:
             for other in self._open:
@@ -89,7 +93,8 @@ class Loop:
         beside = [row for row in others if to.started < row.start_s]
         for row in beside:
             row.wait_s += now - to.asked
-        to.row = self.current = StepRow(to.asked, now - to.asked, samples, size, to.loader, to.epoch)
+        asked = to.started if to.of_one and not to.batches else to.asked
+        to.row = self.current = StepRow(asked, now - asked, samples, size, to.loader, to.epoch)
         to.first_got = now if to.first_got is None else to.first_got
         self.first_got = now if self.first_got is None else self.first_got
         to.waited_s += now - to.asked
