@@ -347,6 +347,8 @@ class Gain:
 
     script: str
     remedy: str
+    rank: int
+    """1: the first that the profile names."""
     predicted: float
     low: float
     high: float
@@ -368,12 +370,18 @@ def carried_out_by(script: Script, prediction: Mapping[str, Any]) -> tuple[list[
     return ([], variables) if variables and prediction.get("family", "memory") == "memory" else None
 
 
-def gain_of(script: Script, prediction: Mapping[str, Any], measured: float) -> Gain:
+def gain_of(script: Script, prediction: Mapping[str, Any], measured: float, *, rank: int) -> Gain:
     predicted, rate = prediction["gain"], prediction["samples_per_s"]
     low = prediction.get("gain_low") or predicted * prediction["low"] / rate
     high = prediction.get("gain_high") or predicted * prediction["high"] / rate
     return Gain(
-        script=script.name, remedy=prediction["remedy"], predicted=predicted, low=low, high=high, measured=measured
+        script=script.name,
+        remedy=prediction["remedy"],
+        rank=rank,
+        predicted=predicted,
+        low=low,
+        high=high,
+        measured=measured,
     )
 
 
