@@ -24,18 +24,8 @@ from typing import Any
 
 from feedline.benchmarks.experiments.harness import RESULTS, beside, end_with, say, show, write
 from feedline.pipeline.base.errors import UsageError
-from tests.lab.collection_judge import (
-    Gain,
-    Judged,
-    carried_out_by,
-    changed,
-    gain_of,
-    judge,
-    last_line,
-    more_left,
-    of_plain,
-    scored,
-)
+from tests.lab.collection_gains import Gain, carried_out_by, gain_of, scored
+from tests.lab.collection_judge import Judged, changed, judge, last_line, more_left, of_plain
 from tests.lab.collection_runs import ROOT, Kind, Lab, Ran, Script, scripts
 
 FRAMEWORKS = ROOT / ".frameworks"

@@ -10,18 +10,8 @@ import pytest
 from feedline.profiling.record.recording import Recording, Step, TrainerTime
 from feedline.profiling.record.recording import Script as Profiled
 from tests.lab import collection_runs
-from tests.lab.collection_judge import (
-    Gain,
-    Remedy,
-    carried_out_by,
-    changed,
-    first_remedy,
-    fits,
-    judge,
-    more_left,
-    of_plain,
-    scored,
-)
+from tests.lab.collection_gains import Gain, carried_out_by, scored
+from tests.lab.collection_judge import Remedy, changed, first_remedy, fits, judge, more_left, of_plain
 from tests.lab.collection_processes import LOOP
 from tests.lab.collection_runs import SCRIPTS, Lab, Ran, Script, scripts
 
