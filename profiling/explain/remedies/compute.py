@@ -134,7 +134,7 @@ def more_gpus(at: Situation) -> Iterable[Change]:
         if then.binding() != "compute":
             why = f"limited by {then.binding()}, not by the GPUs: mend the data first"
         there, words = ranks <= seen, ("torchrun", "--nproc-per-node", str(ranks))
-        launched = at.recording.script.argv[0].endswith("torchrun")
+        launched = "".join(at.recording.script.argv[:1]).endswith("torchrun")
         yield Change(family="gpus", remedy=f"{ranks} GPUs", then=then, why=why, extra_error=0.1,
                      effort=Effort.SETTING if there else Effort.HARDWARE,
                      cost="an argument of torchrun" if there else "",

@@ -199,8 +199,12 @@ def test_workers_stay_where_their_starts_take_the_time() -> None:
 
 
 def test_batches_made_in_the_main_thread_want_workers_first() -> None:
-    seen = made(workers=0, cores=4, wait_s=0.12, compute_s=0.03, ceiling=1066.0, trials=TRIALS)
-    assert first(seen).family == "workers"
+    """However much more shards would give."""
+    seen = made(
+        workers=0, cores=4, wait_s=0.25, compute_s=0.01, ceiling=3200.0, trials=TRIALS, stages={"decode": 0.008}
+    )
+    seen = with_loader(seen, refused="")
+    assert first(seen).family == "workers" and of_family(seen, "shards")[0].gain > 2 * first(seen).gain
     assert "persistent_workers=True" in first(seen).command and "num_workers=" in first(seen).command
 
 
@@ -313,6 +317,14 @@ def test_a_setting_comes_before_preparing_that_gains_hardly_more() -> None:
     seen = made(wait_s=0.12, compute_s=0.03, workers=1, cores=8, ceiling=1060.0, trials=TRIALS)
     assert helping(with_loader(seen, refused=""))[0] == "workers"
     assert {"shards", "loader"} <= set(helping(with_loader(seen, refused="")))
+
+
+@pytest.mark.parametrize(("cost_s", "family"), [(0.00175, "workers"), (0.0013, "loader")])
+def test_what_is_asked_for_is_held_against_the_gain(cost_s: float, family: str) -> None:
+    """Twice the workers, or files that load in a half, or in a third, of the time."""
+    trials = trials_of(("as-is", None, cost_s))
+    seen = made(wait_s=0.11, compute_s=0.002, workers=1, cores=2, trials=trials, ceiling=16_000.0)
+    assert helping(with_loader(seen, refused=""))[0] == family
 
 
 def test_preparing_comes_first_where_it_gains_far_more() -> None:
