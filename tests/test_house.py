@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "preprocess": {"pipeline.format", "pipeline.codecs", "preprocess.sources"},
     "profiling.record": set(),
     "profiling.machine": {"profiling.record"},
-    "profiling.watch": {"profiling.record"},
+    "profiling.watch": {"profiling.record", "pipeline"},  # `like`, where that is installed
     "profiling.watch.legs": {"profiling.record", "profiling.watch"},
     "profiling.explain.measure": {"profiling.record"},
     "profiling.explain.remedies": {"profiling.record", "profiling.explain.measure"},

@@ -248,7 +248,7 @@ class Capture:
         loop = self.loop
         return self.stop.reached(
             now,
-            steps=loop.train_steps if loop.any_trained else self.optimizer_steps or loop.rows,
+            steps=loop.train_steps if loop.own is None and loop.any_trained else self.optimizer_steps or loop.rows,
             started=loop.first_got,
             ranks=self.facts.world_size,
             rank=self.rank,

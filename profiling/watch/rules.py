@@ -244,23 +244,27 @@ def generated(frame: FrameType) -> bool:
 
 def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda: None) -> Place:
     """The stage of a worker's whole stack, given its innermost frame. What the user's own code does for a sample, and
-    no rule knows, is `transform` by the name of its function, unless the thread is `blocked` meanwhile; what else no
-    rule knows is `other`."""
+    no rule knows, is `transform`, by the name of what the dataset's own function has called, unless the thread is
+    `blocked` meanwhile; what else no rule knows is `other`."""
     own: FrameType | None = None
     inner: FrameType | None = None
+    within: FrameType | None = None
+    """What `inner` has called."""
     for one in frames(frame):
         code = one.f_code
         stage = WORKER.stage_of(code, one.f_lineno)
         if stage is None and one is frame and (call := called(one)):
             stage = WORKER.stage_of_call(call)
         if stage is not None:
-            place = place_name((own or one).f_code) if stage in ("blocked", "lock") else place_name(code)
+            theirs = inner if stage == "collate" and own is not None else own
+            place = place_name((theirs or one).f_code if stage in ("blocked", "lock", "collate") else code)
             return Place(stage, place, transform_name(one, inner) if stage == "transform" else None)
         if own is not None and FETCH in slashed(code.co_filename):
             stage = BLOCKED.get(blocked() or "", "transform")
-            return Place(stage, place_name(own.f_code), display_name(own) if stage == "transform" else None)
+            named = within if within is not None and not is_library(within.f_code.co_filename) else inner or own
+            return Place(stage, place_name(own.f_code), display_name(named) if stage == "transform" else None)
         if not slashed(code.co_filename).endswith(PLUMBING):
-            inner = one
+            inner, within = one, inner
         if own is None and not is_library(code.co_filename):
             own = one
     where = own or frame

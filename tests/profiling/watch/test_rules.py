@@ -83,6 +83,13 @@ def loop(look):
 def calling_loop(look):
     return makes_a_batch(look)
 
+class Jitter:
+    def __call__(self, look):
+        return plain(look)
+
+def my_collate(looks):
+    return plain(looks[0])
+
 def bookkeeping(look):
     return plain(look)
 """
@@ -163,7 +170,8 @@ def test_what_else_a_dataset_does_for_a_sample_is_transform(user: ModuleType) ->
         return lambda look: fetch._MapDatasetFetcher(data, True, collate, False).fetch([look])
 
     assert seen(through(user.plain, list)) == Place("transform", "user_code.py:plain", "plain")
-    assert seen(through(lambda look: look, lambda looks: user.plain(looks[0]))).stage == "collate"
+    assert seen(through(user.Jitter(), list)) == Place("transform", "user_code.py:plain", "Jitter")
+    assert seen(through(lambda look: look, user.my_collate)) == Place("collate", "user_code.py:my_collate")
 
 
 class Spying(io.BytesIO):
