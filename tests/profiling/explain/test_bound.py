@@ -136,7 +136,7 @@ def test_errors_over_blocks_widen_what_looks_tell() -> None:
     parts = {"load": 0.3, "forward": 0.7}
     assert diagnose(unwatched(parts)).certain
     found = diagnose(unwatched(parts, parts_error_s={"load": 0.15}))
-    assert found.bound is None and "give or take 25 points" in found.headline
+    assert found.bound is None and "give or take 30 points" in found.headline
 
 
 def test_what_a_background_thread_waits_is_not_what_the_loop_waits() -> None:

@@ -181,7 +181,7 @@ def test_every_share_has_its_error_or_says_that_it_is_not_known() -> None:
     seen = made()
     timed = [replace(worker, stages_error_s={"decode": 0.02 * worker.seconds}) for worker in seen.workers]
     shown = " ".join(shown_as_text(replace(seen, workers=timed)).split())
-    assert "The step (share of the loop's time, errors not known) waiting for data" in shown
+    assert "The step (share of the loop's time, ± points: 95 % interval) waiting for data" in shown
     assert "The workers (share of their time, ± points: 95 % interval, ?: not known)" in shown
     assert "worker 0 3.6 ± ? 36 ± 4 18 ± ?" in shown
     parts, errors = {"a": 0.25, "b": 0.75, "c": 0.0, "d": None}, {"a": 0.015, "b": 0.004, "c": None}
