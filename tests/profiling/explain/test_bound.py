@@ -181,6 +181,13 @@ def test_waiting_that_other_programs_only_add_to_is_still_data() -> None:
     assert not any("Cores are short" in one for one in found.evidence)
 
 
+def test_waiting_for_workers_that_do_nothing_is_still_waiting() -> None:
+    """Epochs that begin by starting workers: nearly all of the time, which more cores would shorten, not end."""
+    found = beside(0.0, 1.7, wait_s=0.95, compute_s=0.05)
+    assert found.measured.workers.busy < 0.1
+    assert (found.bound, found.certain) == ("data", True)
+
+
 def test_cores_are_short_by_delay_alone() -> None:
     """5 s of wall to a second of CPU are no want of cores, where the kernel says that nobody waited for one."""
     short = beside(0.4, wait_s=0.03, compute_s=0.002).evidence
