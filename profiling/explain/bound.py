@@ -48,7 +48,7 @@ def judged(measured: Measured) -> Judged:
     least: dict[Bound, float] = dict(THRESHOLDS)
     if why := _unseen(measured):
         return Judged(None, [], why)
-    if measured.batches_ready and measured.machine.others_cores:
+    if measured.batches_ready and measured.machine.others_cores and measured.rates.start_share < DATA_BOUND:
         least["data"] = MOST
     reach = {name: ERRORS_90 * errors[name] for name in least}
     unknown = {name: shares["other"] if name == "trainer" or trainer.sampled else 0.0 for name in least}
