@@ -17,7 +17,7 @@ ready is data only if it is half of the time or more.
 from dataclasses import asdict
 from typing import Literal, NamedTuple
 
-from feedline.profiling.explain.measure.rates import ERRORS_90
+from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.record import units
@@ -48,7 +48,7 @@ def judged(measured: Measured) -> Judged:
     least: dict[Bound, float] = dict(THRESHOLDS)
     if why := _unseen(measured):
         return Judged(None, [], why)
-    if measured.batches_ready and measured.machine.others_cores:
+    if measured.batches_ready and measured.machine.others_cores and measured.rates.start_share < DATA_BOUND:
         least["data"] = MOST
     reach = {name: ERRORS_90 * errors[name] for name in least}
     unknown = {name: shares["other"] if name == "trainer" or trainer.sampled else 0.0 for name in least}
@@ -94,7 +94,7 @@ def _unseen(measured: Measured) -> str:
 
 def _too_wide(measured: Measured, name: Bound) -> str:
     trainer, others = measured.trainer, measured.machine.others_cores
-    share, points = getattr(trainer.shares, name), 100 * ERRORS_90 * getattr(trainer.errors, name)
+    share, points = getattr(trainer.shares, name), 100 * ERRORS_95 * getattr(trainer.errors, name)
     known = f"{WORDS[name]} is {units.percent(share)} of the time, give or take {points:.0f} points"
     taken = f"other programs took {units.number(others, 2)} of the {measured.machine.cores:g} cores"
     return f"{known}, for {taken}: run it alone" if others else f"{known}: {measured.longer}"

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from feedline.profiling.explain.bound import THRESHOLDS, WORDS, Judged
 from feedline.profiling.explain.cause import Cause, spent_in
 from feedline.profiling.explain.measure.main_thread import parts_of
-from feedline.profiling.explain.measure.rates import ERRORS_90
+from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95
 from feedline.profiling.explain.measure.situation import HARDLY, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.record import units
@@ -59,8 +59,8 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
 
 
 def _with_error(share: float, error: float) -> str:
-    """With its 90 % interval, where that is worth a word."""
-    points = 100 * ERRORS_90 * error
+    """With its 95 % interval, where that is worth a word."""
+    points = 100 * ERRORS_95 * error
     return f"{units.percent(share)} ±{points:.0f}" if points >= 1.5 else units.percent(share)
 
 

@@ -95,7 +95,7 @@ def test_a_loop_without_a_loader_stops_too(tmp_path: Path, limit: dict[str, Any]
     done = study(StudyConfig(argv=[str(script)], **limit))
     assert (done.status, done.recording.script.ended_by) == (0, by)
     assert done.recording.optimizer_steps == limit.get("steps", done.recording.optimizer_steps) > 0
-    assert "optimiser steps seen" in diagnose(done.recording).headline
+    assert diagnose(done.recording).measured.unit == "steps/s"
 
 
 ABORTS = """
@@ -255,7 +255,7 @@ def test_the_record_has_the_keys_others_rely_on(tmp_path: Path) -> None:
     assert "samples_per_s" in done.stderr
     record = json.loads((tmp_path / "out.json").read_text())
     assert record["verb"] == "profile"
-    assert record["verdict"]["bound"] in ("data", "copy", "compute", "trainer")
+    assert record["verdict"]["bound"] in ("data", "copy", "compute", "trainer", None)  # so short a run may not tell
     assert record["verdict"]["ceiling_samples_per_s"] is None
     assert {"wait_fraction", "samples_per_s", "overhead_fraction"} <= set(record["verdict"])
     assert {"stages", "workers", "predictions", "gpu", "lines"} <= set(record)

@@ -133,7 +133,9 @@ def _beside_others(trainer: Trainer, workers: Workers, machine: Machine) -> Shar
     taken = {name: share * (1.0 - share) * machine.others_error for name, share in vars(trainer.shares).items()}
     if workers.delay is not None and trainer.delay is not None:
         step, core = (1.0 - data) * (1.0 - trainer.delay), 1.0 - workers.delay
-        wait = max(0.0, workers.busy * core - step) if workers.count else data * core
+        left = 1.0 - machine.others_cores / machine.cores
+        idle = max(0.0, data - workers.busy) * left  # waiting in which no worker is busy shrinks as its cores grow
+        wait = max(0.0, workers.busy * core - step) + idle if workers.count else data * core
         taken["data"] = abs(data - (wait / (wait + step) if wait + step else 0.0)) / 2
     return Shares(**{name: math.hypot(error, taken[name]) for name, error in errors.items()})
 

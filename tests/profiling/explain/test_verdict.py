@@ -38,6 +38,9 @@ def test_waiting_for_batches_that_are_ready_is_their_handing_over_or_other_progr
     assert (found.bound, found.cause.kind) == ("data", "handover")
     assert any("Batches are ready" in sentence for sentence in found.evidence)
     assert diagnose(crowded(4.0, wait_s=0.02, compute_s=0.08, stages=SMALL)).bound != "data"
+    passes = [LoaderPass(epoch=epoch, samples=320, start_s=0.3, end_s=0.0) for epoch in range(4)]
+    starting = diagnose(crowded(4.0, wait_s=0.0, compute_s=0.05, stages=SMALL, passes=passes))
+    assert (starting.bound, starting.cause.kind) == ("data", "start")  # workers that start hand nothing over
     assert diagnose(made(wait_s=0.02, compute_s=0.08, stages=SMALL, slow=20.0)).bound == "data"
     assert diagnose(made(wait_s=0.06, compute_s=0.02, stages=SMALL)).bound == "data"
 

@@ -167,7 +167,7 @@ def test_optimiser_steps_without_a_loader_are_counted_and_stop_the_script(tmp_pa
     recording = merge(capture.journal, origin=origin, argv=["x.py"])
     assert [(one.kind, one.num_workers) for one in recording.loaders] == [("unwatched", None)]
     assert [(step.samples, step.wait_s, step.phase) for step in recording.steps] == [(1, 0.0, "train")] * 4
-    assert recording.trainers[0].seconds > 0.2
+    assert recording.trainers[0].seconds > 0.1
 
 
 # --- GPUs and bytes -----------------------------------------------------------------------------------
