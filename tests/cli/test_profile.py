@@ -158,7 +158,7 @@ def test_a_signal_in_a_window(tmp_path: Path, number: signal.Signals, send: Send
     status, output = watched.ended()
     assert status == 128 + number, output
     assert (watched.told("training"), watched.told("handled")) == (1, how != "dies")
-    assert watched.record()["verdict"]["bound"]
+    assert watched.record()["verdict"]["samples_per_s"]
     assert "interrupted by a signal" in output
     assert "no trials: interrupted" in output
     if (number, send, how) == (signal.SIGTERM, to_driver, "dies"):  # else the workers, too, have had the signal
@@ -220,7 +220,7 @@ def test_a_signal_after_the_script(tmp_path: Path, patch: str, number: signal.Si
     status, output = watched.ended()
     assert status == 128 + number, output
     assert ("no trials: interrupted" in output) == (patch == IN_TRIALS)
-    assert watched.record()["verdict"]["bound"] and "Traceback" not in output
+    assert watched.record()["verdict"]["samples_per_s"] and "Traceback" not in output
 
 
 def test_a_signal_while_the_script_imports(tmp_path: Path) -> None:
