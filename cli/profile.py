@@ -120,6 +120,9 @@ def with_trials(recording: "Recording") -> "Recording":
     from feedline.profiling.interrupts import Interrupted, hearing
     from feedline.profiling.profile_run import INTERRUPTED, noted
 
+    with hearing() as interrupts:
+        if interrupts.number:  # nothing is imported for it: the prompt shall be back
+            return noted(recording, f"no trials: {INTERRUPTED}")
     try:
         from feedline.benchmarks.what_if import needless, what_if, why_none
     except ImportError:  # no image libraries here: the other predictions stand

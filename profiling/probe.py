@@ -12,6 +12,7 @@ import builtins
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, StudyConfig
-from feedline.profiling.watch.capture import Capture
+from feedline.profiling.watch.capture import Capture, Finished
 from feedline.profiling.watch.endings import Endings
 from feedline.profiling.watch.hooks import Hooks
 
@@ -87,11 +88,20 @@ def _remember_errors(hooks: Hooks) -> None:
         if not capture.diagnosing:  # else it is the report's to tell: no verdict is lost
             previous(kind, error, trace)
 
+    in_threads = threading.excepthook
+
+    def hook_in_threads(about: Any) -> None:
+        if not isinstance(about.exc_value, Finished):
+            in_threads(about)
+
     def forget() -> None:
         if sys.excepthook is hook:  # else another one has been put around it
             sys.excepthook = previous
+        if threading.excepthook is hook_in_threads:
+            threading.excepthook = in_threads
 
     sys.excepthook = hook
+    threading.excepthook = hook_in_threads
     hooks.patches.on_remove(forget)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from feedline.profiling.interrupts import hearing
 from feedline.profiling.launch import Report, Run, launched
 from feedline.profiling.record.diagnostic import progress
-from feedline.profiling.record.journal import StudyConfig
+from feedline.profiling.record.journal import NOTABLE, StudyConfig
 from feedline.profiling.record.recording import LegName, Recording
 from feedline.profiling.watch.rules import is_library
 
@@ -48,6 +48,9 @@ def _what_is_missing(config: StudyConfig, run: Run, *, interrupted: bool) -> str
         return f"no {' and no '.join(missing)}: {why}"
     if why:
         return f"the {went.window if went.window == 'lines' else 'legs'} are not whole: {why}"
+    if disturbed := sum(leg.disturbed for leg in recording.legs):
+        had = disturbed + sum(len(leg.samples_per_s) for leg in recording.legs)
+        return f"{disturbed} of the legs' {had} windows do not count: other processes had {NOTABLE:.0%} of the cores"
     if "lines" in missing:
         return "no lines: none of the chosen functions ran (name one with --lines-of)"
     if config.lines and not any(line.where == "trainer" and not is_library(line.file) for line in recording.lines):

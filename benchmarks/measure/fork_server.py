@@ -24,8 +24,8 @@ PRELOAD = ("numpy", "psutil", "torch", "torchvision", "torch.utils.data")
 """Imports only: nothing here may start a thread or touch a GPU, or forks would inherit the halves of both."""
 
 
-def serve(parent: int) -> None:
-    """One answer per line of input, until the input ends."""
+def serve(parent: int, terminal: int) -> None:
+    """One answer per line of input, until the input ends. `terminal`: what a script has for its input."""
     die_with(parent)
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -35,17 +35,17 @@ def serve(parent: int) -> None:
         __import__(name)
     answers.write('{"ready": true}\n')
     for line in sys.stdin:
-        answers.write(answer(json.loads(line)))
+        answers.write(answer(json.loads(line), terminal))
 
 
-def answer(request: dict[str, Any]) -> str:
+def answer(request: dict[str, Any], terminal: int) -> str:
     """Run the subject in a fork and wait for its line; {"error": …} when it says nothing."""
     log = request.pop("log")
     reading, writing = os.pipe()
     parent, pid = os.getpid(), os.fork()
     if pid == 0:
         os.close(reading)
-        run_fork(Subject(**request), writing, log, parent)
+        run_fork(Subject(**request), writing, log, parent, terminal)
     os.close(writing)
     text = read_line(reading, pid)
     _, status = os.waitpid(pid, 0)
@@ -63,14 +63,15 @@ def read_line(descriptor: int, pid: int) -> str:
         return answer.readline()
 
 
-def run_fork(subject: Subject, writing: int, log: str, parent: int) -> NoReturn:
+def run_fork(subject: Subject, writing: int, log: str, parent: int, terminal: int) -> NoReturn:
     """Never returns, and lets nothing reach the caller's frames."""
     try:
         os.setpgid(0, 0)
         die_with(parent)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         redirect(log)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # not the terminal's group: it may ask for its size, not read
+        os.dup2(terminal, 0)
         result = run(subject)
     except BaseException as error:
         traceback.print_exc()
@@ -111,4 +112,4 @@ def end_group(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(*map(int, sys.argv[1:]))

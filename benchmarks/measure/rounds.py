@@ -124,13 +124,20 @@ class Bench:
         return quietest(lambda: self.measure(subject), busyness)
 
     def _start(self) -> subprocess.Popen[str]:
+        try:
+            terminal = os.dup(0)  # the server itself is asked through its own
+        except OSError:  # it is closed
+            terminal = os.open(os.devnull, os.O_RDONLY)
+        command = [sys.executable, "-m", "feedline.benchmarks.measure.fork_server", str(os.getpid()), str(terminal)]
         self._process = server = subprocess.Popen(
-            [sys.executable, "-m", "feedline.benchmarks.measure.fork_server", str(os.getpid())],
+            command,
+            pass_fds=[terminal],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3"},
         )
+        os.close(terminal)
         self._answer(server)  # it is ready: imports are nobody's time
         return server
 

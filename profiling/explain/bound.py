@@ -29,7 +29,6 @@ MOST = 0.5  # a share from which no other is larger
 WIDE = 0.1  # an interval that reaches further than this and holds the threshold decides nothing
 FEW_STEPS = 8  # fewer measured steps than this give no verdict
 STALLED = 1.5  # the ceiling over the measured rate from which data is to blame even if the loop hardly waits
-LONGER = "let it run longer (--seconds 60)"
 WORDS = {
     "data": "waiting for the next batch", "copy": "copying", "trainer": "in its own Python", "compute": "computing",
     "other": "in what nothing decides",
@@ -83,12 +82,13 @@ def _unseen(measured: Measured) -> str:
     if measured.rates.now is None and recording.optimizer_steps:
         return f"{units.count(recording.optimizer_steps, 'optimiser step')} seen, but no loader"
     if measured.rates.now is None:
-        return "no training step was seen"
+        failed = " before the script failed" if recording.script.ended_by == "error" else ""
+        return f"no training step was seen{failed}"
     if trainer.steps < FEW_STEPS:
-        return f"only {units.count(trainer.steps, 'step')} behind the warm-up: {LONGER}"
+        return f"only {units.count(trainer.steps, 'step')} behind the warm-up: {measured.longer}"
     blind = trainer.shares.other >= THRESHOLDS["trainer"] and trainer.shares.data < MOST
     if trainer.looks < FEW_LOOKS and (trainer.sampled or blind):
-        return f"only {units.count(trainer.looks, 'look')} at the training thread: {LONGER}"
+        return f"only {units.count(trainer.looks, 'look')} at the training thread: {measured.longer}"
     return ""
 
 
@@ -97,7 +97,7 @@ def _too_wide(measured: Measured, name: Bound) -> str:
     share, points = getattr(trainer.shares, name), 100 * ERRORS_90 * getattr(trainer.errors, name)
     known = f"{WORDS[name]} is {units.percent(share)} of the time, give or take {points:.0f} points"
     taken = f"other programs took {units.number(others, 2)} of the {measured.machine.cores:g} cores"
-    return f"{known}, for {taken}: run it alone" if others else f"{known}: {LONGER}"
+    return f"{known}, for {taken}: run it alone" if others else f"{known}: {measured.longer}"
 
 
 def _stalled(measured: Measured) -> tuple[bool, bool]:

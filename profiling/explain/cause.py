@@ -108,12 +108,12 @@ def _stage(measured: Measured) -> Cause:
     workers, name = measured.workers, measured.workers.top
     if name is None and workers.looks < FEW_LOOKS:
         seen = units.count(workers.looks, "look")
-        return Cause(words=f"{seen} at the workers are too few to say what they do: let it run longer (--seconds 60)")
+        return Cause(words=f"{seen} at the workers are too few to say what they do: {measured.longer}")
     if name is None:
         return Cause(words="no stage of the workers leads the others beyond its error")
     share, error = (of[name] / workers.busy for of in (workers.stages, workers.stage_errors))
     where = _place(measured, name)
-    words = f"the workers spend {units.percent(share)} of their busy time {_in(name)}" + (
+    words = f"the workers spend {units.percent(share)} of their busy time {spent_in(name)}" + (
         f" ({where})" if where else ""
     )
     # What is neither `idle` nor `other` is a kind of cause.
@@ -122,7 +122,7 @@ def _stage(measured: Measured) -> Cause:
     )
 
 
-def _in(stage: str) -> str:
+def spent_in(stage: str) -> str:
     words = STAGES[stage].words
     return words if words.startswith("waiting") else f"in {words}"
 

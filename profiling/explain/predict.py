@@ -4,11 +4,11 @@
 predictions (`benchmarks.experiments.predictions`) all ask it.
 
 The model is calibrated by the run itself: what it says of the present settings is scaled to what was measured, and
-the same factor is applied to the prediction, wholly when the same resource stays the limit, by its square root when
-another takes over. The interval is ±1.64 standard errors of: the measured rate, what other programs may have taken
-from it, the measured ceiling, the part of the factor that was not applied, what a sample costs a worker where that is
-not what was measured, and the model's own error (`MODEL_ERROR`, larger without legs and for each doubling of the
-workers). It ends at the ceiling's own upper end.
+the same factor is applied to the prediction, wholly when the same resource stays the limit, and less the further it
+recedes when another takes over, down to its square root. The interval is ±1.64 standard errors of: the measured rate,
+what other programs may have taken from it, the measured ceiling, the part of the factor that was not applied, what a
+sample costs a worker where that is not what was measured, and the model's own error (`MODEL_ERROR`, larger without
+legs and for each doubling of the workers). It ends at the ceiling's own upper end.
 
 What helps gains something at the lower end of its interval. Families (workers, shards, …) stand in the order of what
 they gain for sure, less what they ask for (`WORTH`); before them stands what mends the very cause, and what is a
@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import Measured, Situation, situation
+from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies import compute, own_loader, sample_cost, storage
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Family, Vain
 from feedline.profiling.record import units
@@ -32,6 +33,7 @@ MODEL_ERROR = 0.075
 NO_CEILING_ERROR = 0.08
 """Added where the ceiling was not measured by a leg but taken from the time the steps did not wait."""
 ERROR_PER_DOUBLING = 0.04
+RECEDED = 1.5
 NOTABLE = 0.05  # a gain below this share is none
 WORTH = {Effort.SETTING: 1.0, Effort.CODE: 0.95, Effort.PREPARING: 0.87, Effort.REWRITE: 0.7, Effort.HARDWARE: 0.6}
 """What is left of a gain when what it asks for is held against it: a setting comes before preparing that gains 15 %
@@ -55,6 +57,7 @@ class Prediction:
     changes: str = ""  # what it changes in the training
     gain: float = 1.0  # factor over the measured rate, that too over whole epochs
     gain_low: float = 1.0
+    """Beside the same other programs: what these took is in the interval of the rate, not in that of the gain."""
     gain_high: float = 1.0
     effort: Effort = Effort.SETTING
     cost: str = ""
@@ -103,25 +106,14 @@ def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Predic
 
 def predict(at: Situation, change: Change) -> Prediction:
     """The rate after `change`, its interval, and whether that is worth having."""
-    then, ceiling = change.then, at.measured.rates.ceiling
-    ceiling_error = ceiling.error if ceiling else NO_CEILING_ERROR
-    same, modelled, top = then.binding() == at.now.binding(), then.rate(), at.ceiling * change.ceiling_times
-    applied = modelled * (at.factor if same else math.sqrt(at.factor)) if math.isfinite(modelled) else at.ceiling
-    value = min(top, applied)
-    errors = [at.rate.error, at.measured.machine.others_error, change.extra_error]
-    if not (change.measured and same and then.binding() == "compute"):
-        errors.append(MODEL_ERROR)
-        if then.binding() == "compute":
-            errors.append(ceiling_error)
-    if not same:
-        errors += [0.5 * abs(math.log(at.factor)), at.measured.workers.alone_error]
-    if then.workers and at.now.workers:
-        errors.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
-    reach = 1 + ERRORS_90 * math.hypot(*errors)
-    top_reach = 1 + ERRORS_90 * math.hypot(ceiling_error, at.rate.error)
-    whole = then.over_epochs(value)
-    low, high = whole / reach, max(whole, min(whole * reach, then.over_epochs(top * top_reach)))
-    gain, gain_low, gain_high = (rate / at.rate_over_epochs for rate in (whole, low, high))
+    then, now = change.then, at.rate_over_epochs
+    modelled, top = then.rate(), at.ceiling * change.ceiling_times
+    applied = modelled * at.factor ** _carried(at, then) if math.isfinite(modelled) else at.ceiling
+    whole = then.over_epochs(min(top, applied))
+    most = then.over_epochs(top * (1 + ERRORS_90 * math.hypot(_ceiling_error(at), at.rate.error)))
+    errors = _errors(at, change)
+    low, high = _interval(whole, [*errors, at.measured.machine.others_error], most)
+    gain, gain_low, gain_high = (rate / now for rate in (whole, *_interval(whole, errors, most)))
     once = _preparing(at, change, whole)
     vain = isinstance(change.why, Vain)
     return Prediction(
@@ -145,6 +137,38 @@ def predict(at: Situation, change: Change) -> Prediction:
         settings=dict(change.settings),
         **once,
     )
+
+
+def _ceiling_error(at: Situation) -> float:
+    ceiling = at.measured.rates.ceiling
+    return ceiling.error if ceiling else NO_CEILING_ERROR
+
+
+def _carried(at: Situation, then: Throughput) -> float:
+    """The power of the factor that is applied: 1 while the same resource is the limit, a half once another is lower
+    by RECEDED."""
+    limits = then.limits()
+    least, before = min(limits.values()), limits.get(at.now.binding(), math.inf)
+    return 1.0 - 0.5 * min(1.0, math.log(before / least) / math.log(RECEDED)) if 0 < least < math.inf else 1.0
+
+
+def _errors(at: Situation, change: Change) -> list[float]:
+    """Relative standard errors of the rate after `change`, on a machine that has as much to do beside it as now."""
+    then, limit = change.then, change.then.binding()
+    left_out = 1.0 - _carried(at, then)
+    errors = [at.rate.error, change.extra_error, left_out * abs(math.log(at.factor))]
+    if not (change.measured and limit == at.now.binding() == "compute"):
+        errors += [MODEL_ERROR, _ceiling_error(at) if limit == "compute" else 0.0]
+    if left_out:
+        errors.append(2 * left_out * at.measured.workers.alone_error)
+    if then.workers and at.now.workers:
+        errors.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
+    return errors
+
+
+def _interval(value: float, errors: Iterable[float], most: float) -> tuple[float, float]:
+    reach = 1 + ERRORS_90 * math.hypot(*errors)
+    return value / reach, max(value, min(value * reach, most))
 
 
 def _preparing(at: Situation, change: Change, rate: float) -> dict[str, float | None]:

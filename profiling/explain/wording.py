@@ -3,14 +3,13 @@
 from dataclasses import asdict
 
 from feedline.profiling.explain.bound import THRESHOLDS, WORDS, Judged
-from feedline.profiling.explain.cause import Cause
+from feedline.profiling.explain.cause import Cause, spent_in
 from feedline.profiling.explain.measure.main_thread import parts_of
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import HARDLY, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Recording
-from feedline.profiling.record.stages import STAGES
 
 SHORT = 0.2  # share of their busy time without a core from which workers lack cores
 
@@ -112,7 +111,7 @@ def _of_the_workers(measured: Measured, verdict: Judged) -> list[str]:
     if busy and workers.looks >= FEW_LOOKS:
         top = sorted(busy, key=lambda name: -busy[name])[:2]
         shares = " and ".join(
-            f"{_with_error(busy[name], workers.stage_errors[name])} in {STAGES[name].words}" for name in top
+            f"{_with_error(busy[name], workers.stage_errors[name])} {spent_in(name)}" for name in top
         )
         who = "The workers spend their time" if workers.count else "The trainer prepares its batches itself"
         idle = f"; they idle {units.percent(workers.stages['idle'])}" if workers.count else ""

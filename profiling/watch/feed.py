@@ -243,6 +243,9 @@ class LateIterator:
         with self._capture.unwatched():
             return iter(self._begin())
 
+    def __iter__(self) -> "LateIterator":
+        return self
+
     def __next__(self) -> Any:
         return next(self._iterator)
 

@@ -85,13 +85,13 @@ class Loop:
         return bool(self.trained)
 
     def begin(self, loader: int, now: float, *, in_trainer: bool, background: bool = False) -> Pass:
-        """A new pass over a loader leaves the one that is open, as `next(iter(loader))` does."""
-        left = [one for one in self._open if one.loader == loader and one.row is not None and not background]
-        for one in left:
+        mine = (one for one in self._open if one.loader == loader and not background)
+        left = [one for one in mine if one.row is not None and one.batches == 1]
+        for one in left:  # `next(iter(loader))`; should it go on after all, it is taken up again
             self.close(one, now)
-            self.finish(one, now)
+            self._open.remove(one)
         begun = Pass(loader, self._epochs[loader], now, in_trainer, self.current, threading.get_ident(), background)
-        begun.restart = any(one.batches == 1 for one in left)
+        begun.restart = bool(left)
         self._epochs[loader] += 1
         if background:
             return begun

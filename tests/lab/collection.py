@@ -24,18 +24,8 @@ from typing import Any
 
 from feedline.benchmarks.experiments.harness import RESULTS, beside, end_with, say, show, write
 from feedline.pipeline.base.errors import UsageError
-from tests.lab.collection_judge import (
-    Gain,
-    Judged,
-    carried_out_by,
-    changed,
-    gain_of,
-    judge,
-    last_line,
-    more_left,
-    of_plain,
-    scored,
-)
+from tests.lab.collection_gains import Gain, carried_out_by, gain_of, scored
+from tests.lab.collection_judge import Judged, changed, judge, last_line, more_left, of_plain
 from tests.lab.collection_runs import ROOT, Kind, Lab, Ran, Script, scripts
 
 FRAMEWORKS = ROOT / ".frameworks"
@@ -155,19 +145,19 @@ def run(lab: Lab, kind: Kind, script: Script, number: int = 0, **more: Any) -> R
 def measured_gains(lab: Lab, script: Script, profiles: Sequence[Ran], most: int) -> tuple[list[Gain], str]:
     """Of the first remedies that help and that can be carried out, so many; and the first of all, if it cannot."""
     offered = [one for ran in profiles for one in ran.profile.get("predictions", []) if one["helps"]]
-    applied = [(one, how) for one in offered if (how := carried_out_by(script, one))]
-    first = offered[0]["remedy"] if offered and not carried_out_by(script, offered[0]) else ""
-    gains: list[Gain] = []
-    for prediction, (words, environment) in applied[:most]:
-        logs: list[float] = []
-        for number in range(PAIRS):
-            before = of_plain(script, run(lab, "without", script, number))[1]
+    ways = [carried_out_by(script, one) for one in offered]
+    applied = [rank for rank, way in enumerate(ways) if way is not None][:most]
+    logs: dict[int, list[float]] = {rank: [] for rank in applied}
+    for number in range(PAIRS if applied else 0):
+        before = of_plain(script, run(lab, "without", script, number))[1]
+        for rank in applied:
+            words, environment = ways[rank] or ([], {})
             after = of_plain(script, run(lab, "with", script, number, more=words, env=environment))[1]
             if before and after:
-                logs.append(math.log(after / before))
-        if logs:
-            gains.append(gain_of(script, prediction, math.exp(statistics.mean(logs))))
-    return gains, first
+                logs[rank].append(math.log(after / before))
+    measured = {rank: math.exp(statistics.mean(each)) for rank, each in logs.items() if each}
+    gains = [gain_of(script, offered[rank], gain, rank=rank + 1) for rank, gain in measured.items()]
+    return gains, offered[0]["remedy"] if offered and ways[0] is None else ""
 
 
 # --- what came out ------------------------------------------------------------------------------------
@@ -231,6 +221,7 @@ def summary(studied: Sequence[Studied]) -> dict[str, Any]:
         ),
         "with_legs": of_legs,
         "gains": scored([gain for one in studied for gain in one.gains]),
+        "gains_of_first_remedies": scored([gain for one in studied for gain in one.gains if gain.rank == 1]),
         "first_remedies_that_take_a_person": sum(bool(one.not_carried_out) for one in studied),
     }
 

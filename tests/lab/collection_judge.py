@@ -4,7 +4,6 @@ The truth is what truths.toml accepts, written before the first profile, and the
 the very run: from the first measured step to the end of the last one.
 """
 
-import math
 import re
 import statistics
 from collections import Counter
@@ -22,7 +21,6 @@ THRESHOLDS = {"wait": 0.10, "own": 0.25}
 CLOSE = 0.03
 """A true share this near to its threshold may go either way, if the verdict says that it is close."""
 ERRORS_90 = 1.64
-ALPHA = 0.1
 ALSO_CAUSES: Mapping[str, Collection[str]] = {
     "read": ("blocked", "lock"),
     "source": ("blocked",),
@@ -336,58 +334,3 @@ def kinds_of(files: Iterable[str]) -> set[str]:
 def kind_of(file: str) -> str:
     """Its name without numbers and random parts."""
     return re.sub(r"\d+", "N", re.sub(r"(?<=tmp|\w\w-|\w\w_)[a-z0-9_]{8}(?=/|$)", "*", file))
-
-
-# --- gains --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gain:
-    """A remedy that was carried out; factors over the script as it is."""
-
-    script: str
-    remedy: str
-    predicted: float
-    low: float
-    high: float
-    measured: float
-
-    @property
-    def inside(self) -> bool:
-        return self.low <= self.measured <= self.high
-
-
-def carried_out_by(script: Script, prediction: Mapping[str, Any]) -> tuple[list[str], dict[str, str]] | None:
-    """The arguments and the environment that apply it; None where a person would have to change the script."""
-    settings = dict(prediction.get("settings", {}))
-    workers = script.option("(?:num[-_])?workers")
-    if set(settings) == {"num_workers"} and workers:
-        return [workers, str(settings["num_workers"])], {}
-    words = f"{prediction.get('command', '')} {prediction.get('cost', '')}"
-    variables = dict(re.findall(r"\b(MALLOC_\w+)=(\d+)", words))
-    return ([], variables) if variables and prediction.get("family", "memory") == "memory" else None
-
-
-def gain_of(script: Script, prediction: Mapping[str, Any], measured: float) -> Gain:
-    predicted, rate = prediction["gain"], prediction["samples_per_s"]
-    low = prediction.get("gain_low") or predicted * prediction["low"] / rate
-    high = prediction.get("gain_high") or predicted * prediction["high"] / rate
-    return Gain(
-        script=script.name, remedy=prediction["remedy"], predicted=predicted, low=low, high=high, measured=measured
-    )
-
-
-def scored(gains: Sequence[Gain]) -> dict[str, Any]:
-    """The interval score is Gneiting and Raftery's (2007) for 90 %, of logarithms: width, and 20 times what lies
-    outside."""
-    if not gains:
-        return {"n": 0}
-    logs = [(math.log(one.low), math.log(one.measured), math.log(one.high)) for one in gains]
-    scores = [high - low + 2 / ALPHA * max(0.0, low - value, value - high) for low, value, high in logs]
-    return {
-        "n": len(gains),
-        "inside": sum(one.inside for one in gains),
-        "median_error": statistics.median(abs(one.measured / one.predicted - 1) for one in gains),
-        "median_half_width": statistics.median((one.high - one.low) / 2 / one.predicted for one in gains),
-        "interval_score": statistics.mean(scores),
-    }

@@ -10,18 +10,8 @@ import pytest
 from feedline.profiling.record.recording import Recording, Step, TrainerTime
 from feedline.profiling.record.recording import Script as Profiled
 from tests.lab import collection_runs
-from tests.lab.collection_judge import (
-    Gain,
-    Remedy,
-    carried_out_by,
-    changed,
-    first_remedy,
-    fits,
-    judge,
-    more_left,
-    of_plain,
-    scored,
-)
+from tests.lab.collection_gains import Gain, carried_out_by, scored
+from tests.lab.collection_judge import Remedy, changed, first_remedy, fits, judge, more_left, of_plain
 from tests.lab.collection_processes import LOOP
 from tests.lab.collection_runs import SCRIPTS, Lab, Ran, Script, scripts
 
@@ -156,7 +146,7 @@ def test_remedies_that_an_argument_or_the_environment_applies(monkeypatch: Any) 
 
 
 def test_gains_inside_their_intervals_are_counted() -> None:
-    gain = Gain(script="mine", remedy="num_workers=4", predicted=2.0, low=1.6, high=2.4, measured=1.8)
+    gain = Gain(script="mine", remedy="num_workers=4", rank=1, predicted=2.0, low=1.6, high=2.4, measured=1.8)
     assert scored([gain, replace(gain, measured=3.0)])["inside"] == 1
     assert scored([gain])["median_half_width"] == pytest.approx(0.2)
 

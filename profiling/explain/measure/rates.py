@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Recording, Step
+from feedline.profiling.record.windows import ratio_error
 
 # How many standard errors an interval reaches either way: what was measured is shown with its 95 %, what is predicted
 # with its 90 %.
@@ -127,8 +128,7 @@ def share_error(parts_s: Sequence[float], whole_s: Sequence[float]) -> float:
     share = min(1.0, sum(parts_s) / total_s) if total_s > 0 else 0.5
     if count < 4:
         return math.sqrt(share * (1.0 - share))
-    off = sum((part_s - share * block_s) ** 2 for part_s, block_s in zip(parts_s, whole_s, strict=True))
-    return math.sqrt(count / (count - 3) * off) / total_s
+    return ratio_error(parts_s, whole_s) / total_s * math.sqrt((count - 1) / (count - 3))
 
 
 def look_error(share: float, looks: float) -> float:

@@ -65,6 +65,11 @@ class Measured:
         return Rate(value=ceiling.value / now.value, error=math.hypot(ceiling.error, now.error))
 
     @property
+    def longer(self) -> str:
+        """What to do where too little was seen."""
+        return f"let it run longer (--seconds {max(60, 20 * math.ceil(self.recording.seconds / 10))})"
+
+    @property
     def unit(self) -> str:
         """Of its rates."""
         return "steps/s" if self.loader is not None and self.loader.kind == "unwatched" else "samples/s"

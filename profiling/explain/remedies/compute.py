@@ -118,7 +118,7 @@ def kept_memory(at: Situation) -> Iterable[Change]:
     yield Change(
         family="memory", remedy="freed memory kept", then=then, effort=Effort.SETTING, why=why, measured=True,
         extra_error=math.hypot(kept.error, cached.error) if kept and cached else FAULTS_ERROR,
-        command=f"{KEEP_MEMORY} {script_command(at.recording)}", cost="two variables of the environment",
+        command=f"export {KEEP_MEMORY}\n{script_command(at.recording)}", cost="two variables of the environment",
         needs="memory: the process stays as large as its largest step", settings={"keep_freed_memory": True},
         ceiling_times=math.inf,
     )  # fmt: skip
@@ -134,7 +134,7 @@ def more_gpus(at: Situation) -> Iterable[Change]:
         if then.binding() != "compute":
             why = f"limited by {then.binding()}, not by the GPUs: mend the data first"
         there, words = ranks <= seen, ("torchrun", "--nproc-per-node", str(ranks))
-        launched = at.recording.script.argv[0].endswith("torchrun")
+        launched = "".join(at.recording.script.argv[:1]).endswith("torchrun")
         yield Change(family="gpus", remedy=f"{ranks} GPUs", then=then, why=why, extra_error=0.1,
                      effort=Effort.SETTING if there else Effort.HARDWARE,
                      cost="an argument of torchrun" if there else "",

@@ -36,7 +36,7 @@ REPLACED = {
 }  # fmt: skip
 """Transforms that feedline's loader does itself, lower case and without _: all others are the user's own."""
 PILLOWS = ("Image.py:", "ImageFile.py:", "JpegImagePlugin.py:")
-TORCHS_COLLATE = ("collate.py:", "fetch.py:")
+TORCHS_COLLATE = "collate.py:"
 
 
 class Cure(NamedTuple):
@@ -53,18 +53,19 @@ class Cure(NamedTuple):
 
 CURES = {
     "decode": Cure("stage", "cheaper decode", "decode smaller pictures",
-                   'image.draft("RGB", (PX, PX))  # before image.convert: JPEGs are decoded at a half, a quarter …',
+                   'image.draft("RGB", (PX, PX))  # before image.convert("RGB")',
                    HALF, "crops are cut out of smaller pictures", "JPEGs much larger than what is cropped"),
     "transform": Cure("stage", "cheaper transform", "on uint8 tensors",
                       "from torchvision.transforms import v2 as transforms  # ToImage() first", HALF),
     "collate": Cure("stage", "cheaper collate", "take whole batches by a list of indices",
-                    "DataLoader(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), N, True))",
+                    "batches = BatchSampler(RandomSampler(dataset), batch_size, drop_last=True)\n"
+                    "DataLoader(dataset, sampler=batches, batch_size=None)",
                     HALF, "", "a dataset that takes a list of indices, as TensorDataset does"),
     "send": Cure("send", "cheaper send", LIGHTER,
                  "return torch.stack(images), torch.tensor(labels)  # in collate_fn", 0),
     "blocked": Cure("stage", "no waiting outside", "ask for it ahead, or keep a copy here", "", 0),
     "lock": Cure("stage", "no lock between workers", "open one for each worker",
-                 "DataLoader(…, worker_init_fn=open_one)  # each worker opens its own file or store", 0),
+                 "DataLoader(…, worker_init_fn=open_one)  # a file or store of its own", 0),
 }  # fmt: skip
 
 
@@ -84,7 +85,7 @@ def place_of(at: Situation, stage: str) -> str:
 
 
 def own_collate(at: Situation) -> bool:
-    """Also where nothing says whose it is."""
+    """Also where nothing says whose it is: what torch calls for a batch (fetch.py) and is not its own."""
     return not place_of(at, "collate").startswith(TORCHS_COLLATE)
 
 
@@ -155,7 +156,7 @@ def _whose(at: Situation, stage: str) -> tuple[str, float, bool]:
 
 def _callable(target: str, place: str) -> str:
     """What `--lines-of` takes: a transform's class is called by its method."""
-    function = place.partition(" ")[0].rpartition(":")[2]
+    function = place.partition(" ")[0].rpartition(":")[2] if not place.startswith("fetch.py:") else "collate_fn"
     if not function or target == place or not target[:1].isupper():
         return function or target
     return f"{target}.{function}"
@@ -191,8 +192,8 @@ def uint8(at: Situation) -> Iterable[Change]:
     if saved_s < 0.03 * now.worker_s and copy_s + 0.75 * now.handover_s < 0.03 * now.step_s:
         why = Vain("collating, sending and copying batches takes next to no time")
     yield Change(family="uint8", remedy="uint8 batches", then=then, effort=Effort.CODE, why=why, extra_error=0.05,
-                 command="PILToTensor() in place of ToTensor() and Normalize(…); in the loop: "
-                 "images = (images.float() / 255 - mean) / std",
+                 command="PILToTensor()  # in place of ToTensor() and Normalize(…)\n"
+                 "images = (images.float() / 255 - mean) / std  # in the loop, on the device",
                  cost="normalise on the device", settings={"dtype": "uint8"},
                  ceiling_times=math.inf if copy_s else without_handover(at))  # fmt: skip
 

@@ -101,7 +101,7 @@ def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput)
         remedy=f"{what}, {whose}{workers}",
         then=then, effort=Effort.PREPARING if fits else Effort.REWRITE,
         why=NO_WAIT if at.hardly_waits else _why_prepared(at, trial, then, batches),
-        command=_prepare_command(trial) + (f"\n{_loader_line(at, loader, count, fits=fits)}" if ours else ""),
+        command=_prepare_command(trial) + (f"\n{_loader_lines(at, loader, count, fits=fits)}" if ours else ""),
         needs=_needs(loader, trial), changes=_changes(at, trial), trial=trial,
         extra_error=math.hypot(max(0.05, spread), batches.error),
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
@@ -124,23 +124,25 @@ def _prepare_command(trial: Trial) -> str:
     return f"feedline prepare SOURCE OUT {form}"
 
 
-def _loader_line(at: Situation, loader: LoaderSeen, count: int, *, fits: bool) -> str:
-    workers = f", num_workers={count}" if count != at.now.workers else ""
+def _loader_lines(at: Situation, loader: LoaderSeen, count: int, *, fits: bool) -> str:
+    imported = "from feedline.pipeline.loader import Loader\nloader = "
     if fits and loader.kind != "feedline":
-        return f'loader = Loader.like(your_dataloader, "OUT/train"{workers})'
+        workers = f", num_workers={count}" if count != at.now.workers else ""
+        return f'{imported}Loader.like(your_dataloader, "OUT/train"{workers})'
     sizes = f", image_size={size}" if (size := image_size(loader)) else ""
     sizes += f", batch_size={loader.batch_size}" if loader.batch_size else ""
-    own = ", transform=your_transforms" if own_transforms(at) else ""
-    return f'loader = Loader("OUT/train"{sizes}, num_workers={count}{own})'
+    own = ",\n                transform=your_transforms" if own_transforms(at) else ""
+    return f'{imported}Loader("OUT/train"{sizes}, num_workers={count}{own})'
 
 
 def _needs(loader: LoaderSeen, trial: Trial) -> str:
     if trial.loader != "feedline":
         return "a dataset of your own that reads the shards, as stock webdataset does"
     if loader.refused == "" or loader.kind == "feedline":
-        return "from feedline.pipeline.loader import Loader"
-    reason = loader.refused or "not checked for this loader"
-    return f"a rewrite around feedline's loader, Loader.like does not take yours over: {reason}"
+        return ""
+    if loader.refused is None:
+        return "your dataset's own code, if it has some, moved over by hand: not checked whether Loader.like takes it"
+    return f"your own code moved over by hand, for Loader.like says: {loader.refused}"
 
 
 def _changes(at: Situation, trial: Trial) -> str:

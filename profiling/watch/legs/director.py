@@ -22,7 +22,7 @@ from feedline.profiling.watch.capture import Finished
 from feedline.profiling.watch.facts import role
 from feedline.profiling.watch.feed import Feed, Feeds
 from feedline.profiling.watch.legs import counting
-from feedline.profiling.watch.legs.neighbours import Neighbours
+from feedline.profiling.watch.legs.neighbours import SHORTEST_S, Neighbours
 from feedline.profiling.watch.legs.tally import Tally
 from feedline.profiling.watch.legs.ways import LEAST_STEPS, Batches, LoaderOnly, NoMore, Way, plan, worker_counts
 from feedline.profiling.watch.saves import Saves
@@ -149,7 +149,9 @@ class Director:
                 row = way.measure(batches, self._config.window_s, neighbours)
         else:
             row = yield from self._window(way, batches, neighbours, way.steps or steps)
-        return row and row._replace(others=neighbours.others, idle=neighbours.idle)
+        if row is None or self._config.window_s < SHORTEST_S:
+            return row
+        return row._replace(others=neighbours.others, idle=neighbours.idle)
 
     def _window(
         self, way: Way, batches: Batches, neighbours: Neighbours, wanted: int | None

@@ -15,8 +15,8 @@ PARENT, OWN_AND_CHILDRENS = 1, slice(11, 15)
 """Behind the name in /proc/PID/stat: its parent; utime, stime, cutime, cstime."""
 IDLE, STEAL = (3, 4), 7
 """Of a core's fields in /proc/stat: idle and iowait; steal. Guests' time, behind these, is counted in user's."""
-LEAST_TICKS = 80
-"""Of a core, in a window: what a clock of hundredths of a second cannot tell is not told."""
+SHORTEST_S = 0.8
+"""Of a window that is judged by a clock of hundredths of a second."""
 
 
 class Ticks(NamedTuple):
@@ -45,7 +45,7 @@ class Neighbours:
         if before is None or now is None:
             return
         busy, idle, ours = (after - then for after, then in zip(now[1:], before[1:], strict=True))
-        if now.cores == before.cores and busy + idle >= LEAST_TICKS * now.cores:
+        if now.cores == before.cores and busy + idle > 0:
             self.others = max(0.0, (busy - ours) / (busy + idle))
             self.idle = idle / (busy + idle)
 

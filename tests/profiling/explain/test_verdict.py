@@ -172,6 +172,8 @@ def test_nothing_seen() -> None:
     found = diagnose(Recording(script=Script(argv=["x.py"])))
     assert found.bound is None and found.predictions == []
     assert found.headline == "Cannot tell: no training step was seen."
+    failed = diagnose(Recording(script=Script(argv=["x.py"], ended_by="error")))
+    assert failed.headline == "Cannot tell: no training step was seen before the script failed."
     verdict = record_keys(found)["verdict"]
     assert verdict["samples_per_s"] is None and verdict["wait_fraction"] is None
     assert set(verdict["shares"].values()) == {None}

@@ -28,6 +28,8 @@ class SlowStart:
 class NeverDirects:
     directing = False
 
+    def hold(self, frame: Any) -> None: ...
+
     def take_over(self, feed: Feed, why: str) -> None: ...
 
     def adopts(self, feed: Feed) -> bool:

@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -47,16 +48,6 @@ def test_an_evaluation_in_a_step_of_two_loaders_is_no_wait_of_it() -> None:
                     training.model(x)
     evaluated = [step for step in steps(seen.recording, "train") if step.pause_s > 0]
     assert [step.pause_s > 0.3 > step.wait_s for step in evaluated] == [True]
-
-
-def test_an_iterator_made_for_each_batch_counts_with_its_start() -> None:
-    loader, training = DataLoader(Slow(), batch_size=8), Training()
-    with watch(resources=False) as seen:
-        for _ in range(12):
-            training.step(next(iter(loader)))
-    train = steps(seen.recording, "train")
-    assert len(train) >= 11
-    assert all(0.016 <= step.wait_s <= step.duration_s for step in train[1:])
 
 
 def test_a_thread_that_draws_ahead_is_not_the_loop() -> None:
@@ -113,3 +104,25 @@ def test_batches_of_the_scripts_own_making_are_told_from_the_model(how: str) -> 
     assert loader.kind == "unwatched"
     part = "load" if how == "generator" else "wait"
     assert trainer.parts[part] > 0.5 * trainer.seconds
+
+
+def test_a_pass_for_each_step_and_its_beginning_is_in_the_wait() -> None:
+    training, loader = Training(), DataLoader(Slow(), batch_size=8)
+    with watch(resources=False) as seen:
+        for _ in range(12):
+            training.step(next(iter(loader)))
+    found = steps(seen.recording, "train")
+    assert len(found) == 11  # the last one never ended
+    assert all(0.016 <= step.wait_s <= step.duration_s and step.backward_s > 0 for step in found)
+    for before, after in pairwise(found):
+        assert after.start_s == pytest.approx(before.start_s + before.duration_s, abs=1e-3)
+    assert len(seen.recording.measured()) >= 10
+
+
+def test_a_batch_more_of_the_same_loader_in_each_step() -> None:
+    training, loader = Training(), DataLoader(data(160), batch_size=8)
+    with watch(resources=False) as seen:
+        for batch in loader:
+            next(iter(loader))
+            training.step(batch)
+    assert len(steps(seen.recording, "train")) >= 19

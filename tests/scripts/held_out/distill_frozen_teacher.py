@@ -73,7 +73,7 @@ def main():
     parser.add_argument("data")
     parser.add_argument("--out", default="runs/distill_frozen_teacher")
     parser.add_argument("--teacher", help="weights of the teacher; random ones without")
-    parser.add_argument("--max-steps", type=int, default=60)
+    parser.add_argument("--max-steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=4.0)
     args = parser.parse_args()

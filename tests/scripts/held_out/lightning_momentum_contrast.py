@@ -125,7 +125,7 @@ def cli():
     parser = argparse.ArgumentParser()
     parser.add_argument("data")
     parser.add_argument("--out", default="runs/lightning_momentum_contrast")
-    parser.add_argument("--max-steps", type=int, default=60)
+    parser.add_argument("--max-steps", type=int, default=70)
     parser.add_argument("--batch-size", type=int, default=24)
     args = parser.parse_args()
     L.seed_everything(29, verbose=False)

@@ -64,7 +64,7 @@ class TarSamples(IterableDataset):
 
     def smooth(self, image):
         """Takes the sensor's noise away and keeps the edges; OpenCV spreads this over its own threads."""
-        return cv2.bilateralFilter(image, d=17, sigmaColor=40, sigmaSpace=9)
+        return cv2.bilateralFilter(image, d=11, sigmaColor=40, sigmaSpace=7)
 
     def __iter__(self):
         for jpeg, label in self.shuffled():

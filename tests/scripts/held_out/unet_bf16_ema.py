@@ -101,7 +101,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
     parser.add_argument("--out", default="runs/unet_bf16_ema")
-    parser.add_argument("--micro-steps", type=int, default=96)
+    parser.add_argument("--micro-steps", type=int, default=160)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--accumulate", type=int, default=4)
     train(**vars(parser.parse_args()))

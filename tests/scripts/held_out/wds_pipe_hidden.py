@@ -81,7 +81,7 @@ if __name__ == "__main__":
     parser.add_argument("data")
     parser.add_argument("--out", default="runs/wds_pipe_hidden")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=35)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--first-byte", type=float, default=0.8, help="seconds")

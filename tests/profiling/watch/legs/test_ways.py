@@ -16,6 +16,7 @@ from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.feed import Feed, Feeds, WatchedLoader
 from feedline.profiling.watch.legs.cached import Cache
+from feedline.profiling.watch.legs.neighbours import Neighbours
 from feedline.profiling.watch.legs.ways import Batches, LoaderOnly, Way, plan
 from feedline.profiling.watch.patches import Patches
 
@@ -72,7 +73,7 @@ def test_what_passes_begin_with_is_not_in_the_loaders_own_rate(tmp_path: Path, c
     capture.leave(None)
     feed = Feed(Feeds(capture, Patches(print)), Adapter(), loader, iter)
     feed.begin_again()
-    row = LoaderOnly(count).measure(Batches(feed, Journal(tmp_path)), 0.2)
+    row = LoaderOnly(count).measure(Batches(feed, Journal(tmp_path)), 0.2, Neighbours(0))
     assert row is not None
     assert row.samples / row.seconds > 0.4 * 4 / 0.002
     assert row.seconds >= 0.2
