@@ -144,6 +144,7 @@ def _step(label: str, diagnosis: Diagnosis) -> Stack:
     """The step's shares and the rate."""
     measured, now = diagnosis.measured, diagnosis.measured.now
     shares, errors = known_shares(measured), vars(measured.trainer.errors)
+    shares = {name: share for name, share in shares.items() if name != "other" or share is not None}
     return Stack(
         label=label,
         parts={OF_STEP[name]: share for name, share in shares.items()},

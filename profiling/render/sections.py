@@ -136,9 +136,10 @@ class Stack:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of all that is known, sum 1."""
+        """They sum to 1; but where a part was not measured, the others are shares already, and it is the rest."""
         known = {name: max(part, 0.0) if units.known(part) else 0.0 for name, part in self.parts.items()}
-        whole = sum(known.values()) or 1.0
+        least = 1.0 if None in self.parts.values() else 0.0
+        whole = max(sum(known.values()), least) or 1.0
         return {name: part / whole for name, part in known.items()}
 
 

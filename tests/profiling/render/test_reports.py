@@ -187,16 +187,22 @@ def test_every_share_has_its_error_or_says_that_it_is_not_known() -> None:
     errors_s = [dict.fromkeys(worker.stages, 0.02 * worker.seconds) for worker in seen.workers]
     timed = [replace(one, stages_error_s=own) for one, own in zip(seen.workers, errors_s, strict=True)]
     assert "worker 0 4 ± 4 36 ± 4 18 ± 4" in " ".join(shown_as_text(replace(seen, workers=timed)).split())
-    parts, errors = {"a": 0.25, "b": 0.75, "c": 0.0, "d": None}, {"a": 0.015, "b": 0.004, "c": None}
+    parts, errors = {"a": 0.25, "b": 0.5, "c": 0.0, "d": None}, {"a": 0.015, "b": 0.004, "c": None}
     chart = Stacks(total=Stack(label="all", parts=parts, errors=errors), title="t", unit="share")
     page = Page(title="", sections=[section("h", chart)])
-    assert "a ███████▌ 25 % ± 3 b ██████████████████████▌ 75 % ± 0.8 d not known" in " ".join(text(page).split())
+    assert "a ███████▌ 25 % ± 3 b ███████████████ 50 % ± 0.8 d not known" in " ".join(text(page).split())
     assert "25 % ± 3" in html.document(page).replace("\u00a0", " ") and "?: not known" not in text(page)
     unsure = replace(chart, total=Stack(label="all", parts=parts, errors={"a": 0.015}))
     assert "(share, ± points: 95 % interval, ?: not known)" in text(Page(title="", sections=[section("h", unsure)]))
-    assert "75 % ± ?" in text(Page(title="", sections=[section("h", unsure)]))
+    assert "50 % ± ?" in text(Page(title="", sections=[section("h", unsure)]))
     none = replace(chart, total=Stack(label="all", parts=parts))
     assert "(share, errors not known)" in text(Page(title="", sections=[section("h", none)]))
+
+
+def test_too_few_looks_leave_shares_unknown_and_scale_no_other() -> None:
+    seen = made(wait_s=0.005, compute_s=0.045)
+    flat = " ".join(shown_as_text(replace(seen, trainers=[replace(one, ticks=2) for one in seen.trainers])).split())
+    assert "waiting for data ███ 10 % ± " in flat and "computing not known" in flat
 
 
 def test_where_it_cannot_tell_no_colour_says_good_or_bad() -> None:
