@@ -24,8 +24,10 @@ def chosen_legs(legs: bool, cold: bool = True) -> tuple[LegName, ...]:
 def study(config: StudyConfig, report: Report = lambda _: None) -> Run:
     """Its journal's folder is gone."""
     with hearing() as interrupts, launched(config, report) as run:
-        missing = _what_is_missing(config, run, interrupted=bool(interrupts.number))
-        return replace(run, recording=noted(run.recording, missing)) if missing else run
+        recording = run.recording
+        for note in (_what_is_missing(config, run, interrupted=bool(interrupts.number)), _disturbed(recording)):
+            recording = noted(recording, note) if note else recording
+        return replace(run, recording=recording)
 
 
 def noted(recording: Recording, note: str) -> Recording:
@@ -48,14 +50,18 @@ def _what_is_missing(config: StudyConfig, run: Run, *, interrupted: bool) -> str
         return f"no {' and no '.join(missing)}: {why}"
     if why:
         return f"the {went.window if went.window == 'lines' else 'legs'} are not whole: {why}"
-    if disturbed := sum(leg.disturbed for leg in recording.legs):
-        had = disturbed + sum(len(leg.samples_per_s) for leg in recording.legs)
-        return f"{disturbed} of the legs' {had} windows do not count: other processes had {NOTABLE:.0%} of the cores"
     if "lines" in missing:
         return "no lines: none of the chosen functions ran (name one with --lines-of)"
     if config.lines and not any(line.where == "trainer" and not is_library(line.file) for line in recording.lines):
         return "no lines of the training loop: lines are timed inside functions, put it into one"
     return ""
+
+
+def _disturbed(recording: Recording) -> str:
+    count = sum(leg.disturbed for leg in recording.legs)
+    had = count + sum(len(leg.samples_per_s) for leg in recording.legs)
+    others = f"other programs had {100 * NOTABLE:.0f} % of the cores or more"
+    return f"{count} of the legs' {had} windows do not count: {others}" if count else ""
 
 
 def _why_none(recording: Recording) -> str:

@@ -165,7 +165,7 @@ class Director:
         cuda.settle_device()
         neighbours.begin()
         tally = Tally(self._config.window_s, LEAST_STEPS)
-        while not (tally.steps >= wanted if wanted else tally.full) and not way.lasts(tally.elapsed_s):
+        while not (tally.steps >= wanted if wanted else tally.full) and not way.too_long(tally.elapsed_s):
             tally.asks()
             self._interrupted = False
             batch = way.batch(batches)

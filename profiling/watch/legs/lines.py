@@ -79,7 +79,7 @@ class LinesWindow(Way):
         self._close()
         self._open(batches.feed)
 
-    def lasts(self, seconds: float) -> bool:
+    def too_long(self, seconds: float) -> bool:
         return self._feeds.capture.facts.world_size == 1 and seconds > MOST_S
 
     def end(self) -> None:

@@ -129,8 +129,8 @@ class Way:
     def next_pass(self, batches: Batches) -> None:
         """The script has left its pass, and begun another one."""
 
-    def lasts(self, seconds: float) -> bool:
-        """Too long, however few steps it has had."""
+    def too_long(self, seconds: float) -> bool:
+        """Whether the window ends now, however few steps it has had."""
         return False
 
     def end(self) -> None:
