@@ -64,7 +64,7 @@ def main():
     parser.add_argument("data")
     parser.add_argument("--out", default="runs/fourier_collate_close")
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--width", type=int, default=28)
     parser.add_argument("--side", type=int, default=96)
     parser.add_argument("--workers", type=int, default=1)
     args = parser.parse_args()

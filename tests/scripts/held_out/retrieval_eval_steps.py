@@ -86,7 +86,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/retrieval_eval_steps"))
-    parser.add_argument("--max-steps", type=int, default=420)
+    parser.add_argument("--max-steps", type=int, default=320)
     parser.add_argument("--eval-steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=16)
     args = parser.parse_args()
@@ -94,7 +94,7 @@ def main():
     torch.manual_seed(2)
     np.random.seed(2)
 
-    images, labels = read_photos(args.data / "photos", side=48, limit=150)
+    images, labels = read_photos(args.data / "photos", side=48, limit=200)
     loader = DataLoader(Triplets(images, labels), batch_size=args.batch_size, shuffle=True, drop_last=True)
     model = Embedder(32)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

@@ -37,10 +37,10 @@ loader = DataLoader(TensorDataset(xs, ys), batch_size=args.bs, shuffle=True, dro
 model = nn.Sequential(
     nn.Conv2d(3, 8, 3, 2, 1),
     nn.ReLU(),
-    nn.Conv2d(8, 16, 3, 2, 1),
+    nn.Conv2d(8, 8, 3, 2, 1),
     nn.ReLU(),
     nn.Flatten(),
-    nn.Linear(1024, len(names)),
+    nn.Linear(512, len(names)),
 )
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
@@ -48,13 +48,16 @@ confusion = torch.zeros(len(names), len(names))
 history = collections.defaultdict(list)
 
 
-def update_stats(logits, labels):
+def update_stats(images, logits, labels):
     probs = torch.softmax(logits.detach(), dim=1)
     for i in range(len(labels)):
         target = labels[i].item()
         predicted = probs[i].argmax().item()
         confusion[target, predicted] += 1
         history["sample_loss"].append(criterion(logits[i : i + 1].detach(), labels[i : i + 1]).item())
+        history["rank"].append((probs[i] > probs[i, target]).sum().item())
+        history["brightness"].append(images[i].mean().item())
+        history["contrast"].append(images[i].std().item())
         top2 = probs[i].topk(2).values
         history["margin"].append((top2[0] - top2[1]).item())
         history["entropy"].append(-(probs[i] * probs[i].clamp_min(1e-9).log()).sum().item())
@@ -78,7 +81,7 @@ for epoch in range(args.epochs):
             loss.backward()
             optimizer.step()
         with lap("own"):
-            accuracy = update_stats(out, y)
+            accuracy = update_stats(x, out, y)
             mean = sum(history["sample_loss"]) / len(history["sample_loss"])
             bar.set_postfix(loss=loss.item(), mean=mean, worst=min(accuracy.values()), refresh=False)
 
