@@ -89,7 +89,8 @@ def profile(
     if interrupts.number:
         say(f"{INTERRUPTED}: this is what was seen until then")
         raise typer.Exit(interrupts.status)
-    check(conditions, diagnosis)
+    for words in check(conditions, diagnosis):
+        say(words)
 
 
 def write_record(diagnosis: "Diagnosis", record: Record) -> None:

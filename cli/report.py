@@ -44,7 +44,8 @@ def report(
     else:
         record.write(report_several(diagnoses, html))
     for diagnosis in diagnoses.values():
-        check(conditions, diagnosis)
+        for words in check(conditions, diagnosis):
+            say(words)
 
 
 def is_line_profile(path: Path) -> bool:

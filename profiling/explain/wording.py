@@ -5,7 +5,7 @@ from dataclasses import asdict
 from feedline.profiling.explain.bound import THRESHOLDS, WORDS, Judged
 from feedline.profiling.explain.cause import Cause, spent_in
 from feedline.profiling.explain.measure.main_thread import parts_of
-from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95
+from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import HARDLY, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.record import units
@@ -39,7 +39,7 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
     if now is None:
         return _without_steps(measured.recording)
     shares, errors = asdict(measured.trainer.shares), asdict(measured.trainer.errors)
-    parts = [f"{_with_error(shares[name], errors[name])} {WORDS[name]}" for name in WORDS if shares[name] >= 0.005]
+    parts = [f"{units.share(shares[name], errors[name])} {WORDS[name]}" for name in WORDS if shares[name] >= 0.005]
     spent = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
     steps = units.count(measured.trainer.steps, "step")
     sentences = [f"Over {steps} at {units.rate(now.value, measured.unit)}, the loop spent {spent}."]
@@ -56,12 +56,6 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
     if verdict.bound == "trainer" and cause.where:
         sentences.append(f"Most of the main thread's own time is in {cause.where}.")
     return sentences
-
-
-def _with_error(share: float, error: float) -> str:
-    """With its 95 % interval, where that is worth a word."""
-    points = 100 * ERRORS_95 * error
-    return f"{units.percent(share)} ±{points:.0f}" if points >= 1.5 else units.percent(share)
 
 
 def _without_steps(recording: Recording) -> list[str]:
@@ -111,7 +105,7 @@ def _of_the_workers(measured: Measured, verdict: Judged) -> list[str]:
     if busy and workers.looks >= FEW_LOOKS:
         top = sorted(busy, key=lambda name: -busy[name])[:2]
         shares = " and ".join(
-            f"{_with_error(busy[name], workers.stage_errors[name])} {spent_in(name)}" for name in top
+            f"{units.share(busy[name], workers.stage_errors[name])} {spent_in(name)}" for name in top
         )
         who = "The workers spend their time" if workers.count else "The trainer prepares its batches itself"
         idle = f"; they idle {units.percent(workers.stages['idle'])}" if workers.count else ""

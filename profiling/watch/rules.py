@@ -198,7 +198,7 @@ def part(
             continue
         library = is_library(file) or generated(one)
         call = called(one) if inner else None
-        if found is None:
+        if found is None and (inner or not slashed(file).endswith(PLUMBING)):
             found = TRAINER.stage_of(code, one.f_lineno) or (TRAINER.stage_of_call(call) if call else None)
             if found is None and generated(one):
                 found = "forward"
