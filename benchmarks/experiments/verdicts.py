@@ -41,9 +41,9 @@ class Kind:
 NONE_HELPS = "none helps"
 ENDED_BY_US = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 KINDS = {
-    "decode": Kind("data", "decode", ("cheaper decode",)),
-    "read": Kind("data", "read", ("cache in RAM", "faster storage", "num_workers=")),
-    "collate": Kind("data", "collate", ("cheaper collate",)),
+    "decode": Kind("data", "transform", ("cheaper transform", "num_workers=")),  # Python of the script's own
+    "read": Kind("data", "blocked", ("num_workers=", "no waiting outside")),  # it sleeps
+    "collate": Kind("data", "collate", ("cheaper collate", "num_workers=")),
     "slow_worker": Kind("data", "worker 0", ("mend worker 0",)),
     "serialise": Kind("data", "send", ("cheaper send",)),
     "compute": Kind("compute", None, ("freed memory kept", "channels_last", NONE_HELPS)),

@@ -225,7 +225,8 @@ class Capture:
         row = self.loop.own_step(now, self._background, samples or 1, size)
         if row is not None:
             self._closed(row)
-        if reason := self.enough(now):
+        directed = self.config.diagnostic and "background" in self.loaders.about[self._background]
+        if not directed and (reason := self.enough(now)):
             self.end_watch(reason)
 
     def pause(self, seconds: float) -> None:

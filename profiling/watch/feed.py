@@ -7,12 +7,14 @@ out. Without one the script is ended, or runs on unwatched.
 
 import functools
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Protocol
 
 from feedline.profiling.watch.capture import Capture
+from feedline.profiling.watch.passes import Pass
 from feedline.profiling.watch.patches import Patches
 from feedline.profiling.watch.rules import own_place
 from feedline.profiling.watch.worker import WorkerEntry
@@ -126,10 +128,8 @@ class Feed:
             return director.next(self)
         if not capture.active or capture.asking is not None or passed is None or passed.done:
             return (self._again or original)()
-        if passed.background:  # no loop of the script's waits here
-            batch = original()
-            capture.got(passed, batch)
-            return batch
+        if passed.background:
+            return self._next_in_background(passed, original)
         capture.ask(passed)
         trains = passed.loader in capture.loop.trained
         if director is not None and passed.trained and not self._holds:
@@ -153,6 +153,22 @@ class Feed:
             if not (exhausted and director is not None and passed.trained):
                 raise
             self._pass = self._begin_pass()
+            self.begin_again()
+            return self.next(original)
+        capture.got(passed, batch)
+        return batch
+
+    def _next_in_background(self, passed: Pass, original: Draw) -> Any:
+        """No loop of the script's waits here; the steps are those of the thread that trains."""
+        director, capture = self._feeds.director, self._capture
+        if director is not None and (reason := capture.enough(time.perf_counter(), held=self._again is not None)):
+            director.take_over(self, reason)
+            return self.next(original)
+        try:
+            batch = (self._again or original)()
+        except StopIteration:
+            if director is None or not capture.loop.any_trained:
+                raise
             self.begin_again()
             return self.next(original)
         capture.got(passed, batch)

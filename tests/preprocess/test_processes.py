@@ -141,8 +141,8 @@ def test_a_process_measures_its_fingerprint_where_its_code_is_not_its_parents(
 
 def test_processes_that_got_no_task_end_with_the_job(images: Path, tmp_path: Path) -> None:
     """They start while the job is planned; here nothing can be planned, and then all is done already."""
-    (tmp_path / "in").mkdir()
-    Image.new("RGB", (8, 8)).save(tmp_path / "in" / "a.jpg")
+    (tmp_path / "in" / "cats").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "in" / "cats" / "a.jpg")
     with pytest.raises(UsageError, match="at most one shard per sample"):
         prepare(tmp_path / "in", tmp_path / "out", shards=8, engine=ProcessEngine())
     assert workers() == []

@@ -186,9 +186,9 @@ def test_what_a_loop_without_workers_prepares_is_known_by_sample_and_stage() -> 
     assert worker.samples == sum(step.samples for step in measured) > 100
     found = diagnose(seen.recording)
     workers = found.measured.workers
-    assert workers.stage_alone_s["read"] > 0.5 * workers.alone_s > 0.0005
-    kept = next(one for one in found.predictions if one.remedy == "cache in RAM")
-    assert not kept.vain and "of a worker's busy time" in kept.why
+    assert workers.stage_alone_s["blocked"] > 0.5 * workers.alone_s > 0.0005
+    more = next(one for one in found.predictions if one.family == "workers")
+    assert not more.vain and "the training process prepares every batch itself" in more.why
 
 
 @pytest.mark.parametrize("persistent", [False, True])

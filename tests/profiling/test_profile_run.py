@@ -19,6 +19,7 @@ from feedline.profiling.profile_run import study
 from feedline.profiling.record.journal import StudyConfig
 from feedline.profiling.record.recording import LoaderSeen, Recording, Script
 from feedline.profiling.record.stages import STAGES
+from tests.profiling.recordings import made
 
 SCRIPTS = Path(__file__).with_name("scripts")
 BATCH = 8
@@ -36,7 +37,7 @@ def before(config: StudyConfig) -> Recording:
 
 
 def test_a_script_without_images_is_told_why_no_shards_are_predicted() -> None:
-    recording = replace(before(toy(Path("run"))), sample_paths=["/data/train.lmdb", "/data/labels.csv"])
+    recording = replace(made(wait_s=0.1, compute_s=0.01), sample_paths=["/data/train.lmdb", "/data/labels.csv"])
     (note,) = with_trials(recording).notes
     assert "of the 2 files seen to be opened none is an image" in note and "LMDB" in note
 

@@ -10,7 +10,7 @@ from tests.profiling.recordings import made
 
 SMALL = {"read": 0.0001, "decode": 0.0002, "transform": 0.0001, "collate": 0.0001, "send": 0.0001}
 CASES: dict[str, dict[str, Any]] = {
-    "decode": {"workers": 1, "stages": SMALL | {"decode": 0.004}, "cores": 2},
+    "decode": {"workers": 1, "stages": SMALL | {"transform": 0.004}, "cores": 2},
     "collate": {"workers": 1, "stages": SMALL | {"collate": 0.004}, "cores": 2},
     "slow_worker": {"wait_s": 0.1, "compute_s": 0.01, "slow": 6.0},
     "serialise": {"wait_s": 0.09, "unpickle_s": 0.08, "compute_s": 0.02, "stages": SMALL},
