@@ -146,8 +146,8 @@ def test_processes_that_got_no_task_end_with_the_job(images: Path, tmp_path: Pat
     with pytest.raises(UsageError, match="at most one shard per sample"):
         prepare(tmp_path / "in", tmp_path / "out", shards=8, engine=ProcessEngine())
     assert workers() == []
-    prepare(tmp_path / "in", tmp_path / "whole", engine=ProcessEngine())
-    assert prepare(tmp_path / "in", tmp_path / "whole", engine=ProcessEngine())["already_complete"]
+    prepare(tmp_path / "in", tmp_path / "whole", shards=1, engine=ProcessEngine())
+    assert prepare(tmp_path / "in", tmp_path / "whole", shards=1, engine=ProcessEngine())["already_complete"]
     assert workers() == []
 
 
