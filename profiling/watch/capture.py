@@ -162,7 +162,7 @@ class Capture:
         if self.asking is ending:
             self.asking = None
         self._closed(self.loop.end(ending, time.perf_counter(), exhausted=exhausted))
-        if ending.trained:
+        if exhausted and ending.trained:  # after an error nothing may come between it and the script
             self._ask_for_refusals()
 
     def _ask_for_refusals(self) -> None:

@@ -54,16 +54,15 @@ def own_code(loader: Any) -> str | None:
 def refused(loader: Any) -> str | None:
     """Why `Loader.like` does not take a torch DataLoader's settings over, "" where it does. None where that cannot be
     asked."""
+    from feedline.pipeline.base.errors import UsageError
+
     try:
-        from feedline.pipeline.base.errors import UsageError
         from feedline.pipeline.like import options_like
-    except ImportError:
-        return None
-    try:
+
         options_like(loader)
     except UsageError as error:
         return str(error)
-    except Exception:  # a user's object may raise anything
+    except Exception:  # an extra is missing; a user's object may raise anything, torch's SIGCHLD handler anywhere
         return None
     return ""
 

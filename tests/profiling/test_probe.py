@@ -219,20 +219,43 @@ def test_everything_is_as_it_was_afterwards() -> None:
         return [
             DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__, torch.save, torch.autograd.backward,
             dataloader._MultiProcessingDataLoaderIter.__init__, torch.autocast.__enter__, list(sys.meta_path),
-            sys.getswitchinterval(), sys.excepthook, threading.active_count(),
+            sys.getswitchinterval(), sys.excepthook,
         ]  # fmt: skip
 
     def captures() -> list[Any]:
         return [one for one in gc.get_objects() if type(one) is Capture]
 
-    before, kept = state(), len(captures())
+    before, threads, kept = state(), set(threading.enumerate()), len(captures())
     with watch(resources=False):
         assert DataLoader.__iter__ is not before[0]
         for _ in DataLoader(data(), batch_size=8):
             pass
-    assert state() == before
+    assert state() == before and set(threading.enumerate()) <= threads
     gc.collect()
     assert len(captures()) <= kept
+
+
+def test_nothing_comes_between_an_error_and_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("feedline.profiling.watch.facts.refused", asked.append)
+    training = Training()
+    loader = DataLoader(data(), batch_size=8, collate_fn=Failing(after=5))
+    with watch(resources=False):
+        with pytest.raises(SystemExit):
+            for batch in loader:
+                training.step(batch)
+        assert not asked
+
+
+class Failing:
+    def __init__(self, after: int) -> None:
+        self._left = after
+
+    def __call__(self, samples: list[Any]) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            sys.exit(0)
+        return torch.utils.data.default_collate(samples)
 
 
 class Interval(Dataset[Any]):
