@@ -22,16 +22,17 @@ def quietly(read: Callable[[], T]) -> T | None:
 
 
 def settings(one: Any) -> dict[str, Any]:
-    """Keys of `recording.LoaderSeen` that the loader object itself tells."""
-    dataset, sampler, config = (getattr(one, name, None) for name in ("dataset", "batch_sampler", "config"))
+    """Keys of `recording.LoaderSeen` that the loader object itself tells, or the one inside it that has its workers."""
+    dataset, sampler = getattr(one, "dataset", None), getattr(one, "batch_sampler", None)
+    homes = [getattr(one, "fake_l", None), one, getattr(one, "config", None)]  # fastai's, and of feedline's
 
     def told(name: str) -> Any:
-        value = getattr(one, name, None)
-        return getattr(config, name, None) if value is None else value
+        values = (getattr(home, name, None) for home in homes)
+        return next((value for value in values if value is not None), None)
 
     return {
         "num_workers": _int(told("num_workers")),
-        "batch_size": _int(told("batch_size") or getattr(sampler, "batch_size", None)),
+        "batch_size": _int(told("batch_size") or told("bs") or getattr(sampler, "batch_size", None)),
         "prefetch_factor": _int(told("prefetch_factor")),
         "pin_memory": _bool(told("pin_memory")),
         "persistent_workers": _bool(told("persistent_workers")),

@@ -11,6 +11,8 @@ from feedline.profiling.watch.facts import settings
 from feedline.profiling.watch.feed import Feed, Feeds, WatchedLoader
 
 FEED = "_feedline_feed"
+OUTER = "d"
+"""Of the loader inside fastai's: the one that the script iterates over."""
 
 
 class Torch(WatchedLoader):
@@ -80,7 +82,7 @@ def _start_workers(feeds: Feeds, home: Any, original: Any) -> Any:
     @functools.wraps(original)
     def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         loop = home._worker_loop
-        home._worker_loop = feeds.worker_entry(loop, loader) or loop
+        home._worker_loop = feeds.worker_entry(loop, getattr(loader, OUTER, loader)) or loop
         try:
             return original(iterator, loader, *args, **kwargs)
         finally:
@@ -148,6 +150,20 @@ class Webdataset(WatchedLoader):
         return True
 
 
+class Fastai(WatchedLoader):
+    """fastai's DataLoader, which iterates over torch's iterators with a loader of its own inside."""
+
+    kind = "fastai"
+    module = "fastai.data.load"
+    loader = "DataLoader"
+
+    def in_trainer(self, loader: Any) -> bool | None:
+        return not self.workers(loader)
+
+    def workers(self, loader: Any) -> int:
+        return loader.fake_l.num_workers
+
+
 class Feedline(WatchedLoader):
     """Our own Loader. Its workers count for themselves (`loader_stats`)."""
 
@@ -158,4 +174,4 @@ class Feedline(WatchedLoader):
         return settings(loader)["num_workers"] or 0
 
 
-LOADERS: tuple[WatchedLoader, ...] = (Torch(), Torchdata(), Nodes(), Webdataset(), Feedline())
+LOADERS: tuple[WatchedLoader, ...] = (Torch(), Torchdata(), Nodes(), Webdataset(), Fastai(), Feedline())

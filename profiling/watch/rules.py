@@ -164,6 +164,8 @@ BLOCKED = {SLEEP: "blocked", WAIT: "blocked", READ: "read", LOCK: "lock"}
 """What a worker's thread is blocked in -> the stage, where no rule knows better."""
 FETCH = "/torch/utils/data/_utils/fetch.py"
 """What calls the dataset for every sample. Code of the user's own under it that no rule knows prepares a sample."""
+OF_DATASETS = ("__getitem__", "__getitems__", "__iter__", "__next__")
+"""Functions that are no transform themselves."""
 PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
 
 
@@ -248,8 +250,10 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
     `blocked` meanwhile; what else no rule knows is `other`."""
     own: FrameType | None = None
     inner: FrameType | None = None
+    outer: FrameType | None = None
+    """The user's outermost."""
     within: FrameType | None = None
-    """What `inner` has called."""
+    """What that has called."""
     for one in frames(frame):
         code = one.f_code
         stage = WORKER.stage_of(code, one.f_lineno)
@@ -259,14 +263,15 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
             theirs = inner if stage == "collate" and own is not None else own
             place = place_name((theirs or one).f_code if stage in ("blocked", "lock", "collate") else code)
             return Place(stage, place, transform_name(one, inner) if stage == "transform" else None)
-        if own is not None and FETCH in slashed(code.co_filename):
+        if own is not None and outer is not None and FETCH in slashed(code.co_filename):
             stage = BLOCKED.get(blocked() or "", "transform")
-            named = within if within is not None and not is_library(within.f_code.co_filename) else inner or own
+            asked = inner is outer or outer.f_code.co_name in OF_DATASETS
+            named = within if asked and within and not is_library(within.f_code.co_filename) else outer
             return Place(stage, place_name(own.f_code), display_name(named) if stage == "transform" else None)
+        if not is_library(code.co_filename):
+            own, outer, within = own or one, one, inner
         if not slashed(code.co_filename).endswith(PLUMBING):
-            inner, within = one, inner
-        if own is None and not is_library(code.co_filename):
-            own = one
+            inner = one
     where = own or frame
     return Place("other", place_name(where.f_code) if where else "nowhere")
 

@@ -1,7 +1,7 @@
 """Is `feedline profile` right about training scripts whose truth was written down before? The whole collection of
 tests/scripts, and what it scored.
 
-    python -m tests.lab.collection --work DIR [--only NAME…] [--runs 3] [--busy 2] [--feedline PATH]
+    python -m tests.lab.collection --work DIR [--held-out] [--only NAME…] [--runs 3] [--busy 2] [--feedline PATH]
 
 Of each script: one plain run with its own stopwatch; profiled runs of 20 s, and one with --legs; a short run to the
 end with and without the profiler, which must leave the same files; and the first remedy that can be carried out by an
@@ -69,14 +69,14 @@ def main() -> int:
     lab = Lab(work=work, feedline=args.feedline.absolute(), frameworks=found[0], busy=args.busy, say=say)
     lab.make_data()
     studied: list[Studied] = []
-    for script in scripts(args.only or ()):
+    for script in scripts(args.only or (), held_out=args.held_out):
         studied.append(study(lab, script, args))
         say(words_of(studied[-1]))
     table(studied)
     figures = summary(studied)
     for name, value in figures.items():
         print(f"{name.replace('_', ' ')}: {value}")
-    out = args.out or RESULTS / ("collection-busy.json" if args.busy else "collection.json")
+    out = args.out or RESULTS / f"collection{'-held-out' * args.held_out}{'-busy' * bool(args.busy)}.json"
     write(
         out,
         {"n": len(studied), "product": lab.product, "busy": args.busy, "summary": figures, "scripts": rows(studied)},
@@ -88,6 +88,7 @@ def arguments() -> argparse.Namespace:
     kind = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m tests.lab.collection", description=__doc__, formatter_class=kind)
     parser.add_argument("--work", type=Path, required=True, help="data, runs and caches; one collection at a time")
+    parser.add_argument("--held-out", action="store_true", help="the scripts that no rule was written for")
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--runs", type=int, default=3, help="profiled runs of each script (3)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="all; beside busy processes: profiled")

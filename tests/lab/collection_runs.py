@@ -27,6 +27,8 @@ from tests.lab.collection_processes import CoresUsed, end, left, text_of, watch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
+HELD_OUT = "held_out"
+"""Their folder in there."""
 PRODUCT = ("cli", "pipeline", "preprocess", "profiling", "benchmarks/what_if.py")
 IMAGES, SMALL = 2200, 400
 PLAIN_S, GAIN_S, PROFILE_S, LEGS_S = 30.0, 25.0, 20, 8
@@ -54,10 +56,11 @@ class Script:
     why: str
     share: str
     writes: Sequence[str]
+    folder: Path = SCRIPTS
 
     @property
     def path(self) -> Path:
-        return SCRIPTS / f"{self.name}.py"
+        return self.folder / f"{self.name}.py"
 
     @cached_property
     def text(self) -> str:
@@ -77,11 +80,12 @@ class Script:
         return [steps, "40"] if steps else []
 
 
-def scripts(only: Sequence[str] = ()) -> list[Script]:
-    tables = tomllib.loads((SCRIPTS / "truths.toml").read_text())
+def scripts(only: Sequence[str] = (), *, held_out: bool = False) -> list[Script]:
+    folder = SCRIPTS / HELD_OUT if held_out else SCRIPTS
+    tables = tomllib.loads((folder / "truths.toml").read_text())
     if unknown := set(only) - set(tables):
-        raise UsageError(f"no script {', '.join(sorted(unknown))} in truths.toml")
-    return [Script(name=name, **table) for name, table in tables.items() if not only or name in only]
+        raise UsageError(f"no script {', '.join(sorted(unknown))} in {folder.name}/truths.toml")
+    return [Script(name=name, folder=folder, **table) for name, table in tables.items() if not only or name in only]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,47 @@ def test_webdataset(work: Path) -> None:
     assert not [note for note in found.notes if "legs" in note]
 
 
+FASTAI = """
+from torch.utils.data import DataLoader as Inner
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+class DataLoader:
+    num_workers = 1  # of the process that asks: here each is one
+
+    def __init__(self, data, bs, num_workers):
+        self.dataset, self.bs = data, bs
+        self.fake_l = Inner(data, batch_size=bs, num_workers=num_workers)
+        self.fake_l.d = self
+
+    def __iter__(self):
+        yield from _MultiProcessingDataLoaderIter(self.fake_l)
+"""
+
+
+def test_a_loader_that_iterates_torchs_iterators_with_one_inside(work: Path) -> None:
+    """As fastai's does."""
+    home = work / "fastai" / "data"
+    home.mkdir(parents=True)
+    (home / "load.py").write_text(FASTAI)
+    argv = script(
+        work,
+        """
+        from fastai.data.load import DataLoader as Outer
+        loader = Outer(data, bs=8, num_workers=2)
+        for epoch in range(3):
+            for batch in loader:
+                step(batch)
+        """,
+    )
+    found = seen(argv, legs=("normal", "cached", "loader_only"), steps=30)
+    assert set(rates(found)) >= {"normal", "cached", "loader_only"}
+    (loader,) = found.loaders
+    assert (loader.kind, loader.num_workers, loader.batch_size, loader.dataset_samples) == ("fastai", 2, 8, 160)
+    assert {worker.loader for worker in found.workers} == {loader.id}
+    assert {worker.worker for worker in found.workers} == {0, 1}
+    assert not [note for note in found.notes if "legs" in note]
+
+
 def test_feedlines_own_loader(work: Path) -> None:
     pytest.importorskip("simplejpeg")
     from tests.lab import tiny_split

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -171,7 +171,27 @@ def test_what_else_a_dataset_does_for_a_sample_is_transform(user: ModuleType) ->
 
     assert seen(through(user.plain, list)) == Place("transform", "user_code.py:plain", "plain")
     assert seen(through(user.Jitter(), list)) == Place("transform", "user_code.py:plain", "Jitter")
+    assert seen(through_libraries(user.Jitter())) == Place("transform", "user_code.py:plain", "Jitter")
     assert seen(through(lambda look: look, user.my_collate)) == Place("collate", "user_code.py:my_collate")
+
+
+def through_libraries(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Frames of a library between torch's fetcher and the dataset."""
+    from torch.utils.data import Subset
+    from torch.utils.data._utils.fetch import _MapDatasetFetcher
+
+    class Samples:
+        def __init__(self, look: Any) -> None:
+            self.look = look
+
+        def __getitem__(self, _: int) -> Any:
+            return transform(self.look)
+
+    def fetch(look: Any) -> Any:
+        nested = Subset(Subset(cast(Any, Samples(look)), [0]), [0])
+        return _MapDatasetFetcher(nested, True, list, False).fetch([0])
+
+    return fetch
 
 
 class Spying(io.BytesIO):
