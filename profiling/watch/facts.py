@@ -22,7 +22,7 @@ def quietly(read: Callable[[], T]) -> T | None:
 
 
 def settings(one: Any) -> dict[str, Any]:
-    """Keys of `recording.LoaderSeen` that the loader object itself tells, or the one inside it that has its workers."""
+    """Keys of `recording.LoaderSeen` that the loader object tells, or the one inside it with the workers."""
     dataset, sampler = getattr(one, "dataset", None), getattr(one, "batch_sampler", None)
     homes = [getattr(one, "fake_l", None), one, getattr(one, "config", None)]  # fastai's, and of feedline's
 

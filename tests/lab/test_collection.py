@@ -57,7 +57,7 @@ def test_each_script_has_its_truth_in_known_words(held_out: bool) -> None:
         assert {remedy.partition(":")[0] for remedy in script.remedies} <= FAMILIES
         assert script.share in LOOP
         assert f'"{script.share}"' in script.text
-        assert script.shortened
+        assert script.shortened or held_out
 
 
 def test_the_share_is_compared_with_the_stopwatch_of_the_same_steps(tmp_path: Path) -> None:
