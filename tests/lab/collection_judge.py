@@ -27,8 +27,12 @@ ALSO_CAUSES: Mapping[str, Collection[str]] = {
     "send": ("unpickle", "handover"),
 }
 """Causes that are a finer word for one that truths.toml accepts; there `send` is pickling or handing over batches."""
-ALSO_REMEDIES: Mapping[str, Collection[str]] = {"workers": ("dataloader",), "send": ("uint8",)}
-"""`workers` of a script without DataLoader means one that has them."""
+ALSO_REMEDIES: Mapping[str, Collection[str]] = {
+    "workers": ("dataloader",),
+    "send": ("uint8",),
+    "compute": ("layout", "memory", "autocast"),
+}
+"""`workers` of a script without DataLoader means one that has them, `compute` whatever makes the model faster."""
 FAMILIES = (
     (r"^num_workers=", "workers"),
     (r"^prefetch_factor=", "prefetch"),

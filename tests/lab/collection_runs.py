@@ -76,7 +76,7 @@ class Script:
         """Arguments with which it comes to its end soon."""
         if epochs := self.option(r"(?:num[-_]|n[-_]?)?(?:epochs?|iter)"):
             return [epochs, "1"]
-        steps = self.option("(?:num-|max-)?steps")
+        steps = self.option("(?:num-|max-|micro-)?steps")
         return [steps, "40"] if steps else []
 
 

@@ -17,7 +17,19 @@ from tests.lab.collection_runs import SCRIPTS, Lab, Ran, Script, scripts
 
 FAMILIES = {
     *("workers", "fewer-workers", "persistent", "prefetch", "pin", "slow-worker", "stage", "send", "batch", "loader"),
-    *("shards", "cache", "storage", "python", "sync", "layout", "memory", "autocast", "compute", "nothing"),
+    *(
+        "shards",
+        "cache",
+        "storage",
+        "dataloader",
+        "python",
+        "sync",
+        "layout",
+        "memory",
+        "autocast",
+        "compute",
+        "nothing",
+    ),
 }
 SCRIPT = Script(
     name="mine", framework="torch", launch="python", arguments=[], bound=["data"], cause=["read"], truth="both",
