@@ -39,6 +39,9 @@ def cause_of(measured: Measured) -> Cause:
 
 def _start(measured: Measured) -> Cause | None:
     rates, waits = measured.rates, measured.trainer.shares.data
+    if measured.restart_s:
+        words = "each step begins the loader anew: its workers start, and end, for every batch"
+        return Cause(kind="start", share=waits, error=measured.trainer.errors.data, words=words)
     if rates.start_share * (1.0 - ERRORS_90 * rates.epoch_start_error) <= MOSTLY * waits:
         return None
     share = rates.start_share / waits
@@ -89,11 +92,12 @@ def _main(measured: Measured) -> Cause | None:
                 words="the batches come out of something that is not watched: what makes them cannot be seen"
             )
     top, where = measured.workers.top, ""
-    words = f"the training thread makes its batches itself, {units.percent(share)} of its time"
+    words = f"the training thread prepares its batches itself, {units.percent(share)} of its time"
     if top is not None:
         where = _place(measured, top)
         words += f", most of it in {STAGES[top].words}" + (f" ({where})" if where else "")
-    return Cause(kind="main", where=where, share=share, error=error, words=words)
+    kind: Kind = "blocked" if top == "blocked" else "lock" if top == "lock" else "main"
+    return Cause(kind=kind, where=where, share=share, error=error, words=words)
 
 
 def _handover(measured: Measured) -> Cause | None:

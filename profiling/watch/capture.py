@@ -229,6 +229,12 @@ class Capture:
         if not directed and (reason := self.enough(now)):
             self.end_watch(reason)
 
+    def ended_workers(self, seconds: float) -> None:
+        """Of an iterator that is given up in the middle of a step: what follows it waits for that, too."""
+        row = self.loop.current
+        if row is not None and self.asking is None and threading.get_ident() == self.trainer:
+            row.wait_s += seconds
+
     def pause(self, seconds: float) -> None:
         """A checkpoint."""
         if (row := self.loop.current or self.loop.own) is not None:

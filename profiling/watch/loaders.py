@@ -5,6 +5,7 @@ A loader to be watched too: one more class like these, and its place in `LOADERS
 
 import functools
 import sys
+import time
 from typing import Any
 
 from feedline.profiling.watch.facts import settings
@@ -28,6 +29,9 @@ class Torch(WatchedLoader):
         feeds.patches.replace(getattr(module, self.iterator), "__next__", functools.partial(_next, feeds))
         feeds.patches.replace(
             getattr(module, self.with_workers), "__init__", functools.partial(_start_workers, feeds, home)
+        )
+        feeds.patches.replace(
+            getattr(module, self.with_workers), "_shutdown_workers", functools.partial(_end_workers, feeds)
         )
 
     def fed(self, feed: Feed, iterator: Any) -> Any:
@@ -89,6 +93,20 @@ def _start_workers(feeds: Feeds, home: Any, original: Any) -> Any:
             home._worker_loop = loop
 
     return __init__
+
+
+def _end_workers(feeds: Feeds, original: Any) -> Any:
+    """Where a step begins an iterator of its own, the workers of the one before end in its time."""
+
+    @functools.wraps(original)
+    def _shutdown_workers(iterator: Any) -> Any:
+        began_s = time.perf_counter()
+        try:
+            return original(iterator)
+        finally:
+            feeds.capture.ended_workers(time.perf_counter() - began_s)
+
+    return _shutdown_workers
 
 
 class Torchdata(Torch):

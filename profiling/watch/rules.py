@@ -112,6 +112,7 @@ WORKER = Rules(
         Rule("read", "/numpy/lib/format.py /numpy/lib/_format_impl.py /torch/serialization.py /pathlib"),
         Rule("decode", "/simplejpeg/ /turbojpeg /imageio/ /skimage/io/"),
         Rule("transform", "/skimage/ /scipy/ndimage/"),
+        Rule("lock", "/threading.py", "wait|wait_for|join"),  # for another thread of this process
         Rule("lock", "/multiprocessing/synchronize.py /filelock/"),
     ),
     calls=(
@@ -216,7 +217,7 @@ def part(
             break
         beneath.append(code)
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
-    return Place(found or "other", f"{place_name(own.f_code)}:{own.f_lineno}" if own else "nowhere")
+    return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "nowhere")
 
 
 def _of_own(call: str | None, blocked: str | None, held: bool | None) -> str:
@@ -261,6 +262,8 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
             stage = WORKER.stage_of_call(call)
         if stage is not None:
             theirs = inner if stage == "collate" and own is not None else own
+            if theirs is None and stage in ("blocked", "lock"):
+                theirs = next((each for each in frames(one) if not is_library(each.f_code.co_filename)), None)
             place = place_name((theirs or one).f_code if stage in ("blocked", "lock", "collate") else code)
             return Place(stage, place, transform_name(one, inner) if stage == "transform" else None)
         if own is not None and outer is not None and FETCH in slashed(code.co_filename):
@@ -334,7 +337,13 @@ def is_ours(file: str) -> bool:
 
 
 def place_name(code: CodeType) -> str:
-    return f"{slashed(code.co_filename).rpartition('/')[2]}:{code.co_name}"
+    """file:function, a method with its class."""
+    return f"{slashed(code.co_filename).rpartition('/')[2]}:{code.co_qualname.rpartition('<locals>.')[2]}"
+
+
+def line_of(frame: FrameType) -> int:
+    """Between two lines a frame has none: its function's first."""
+    return frame.f_lineno or frame.f_code.co_firstlineno  # typeshed promises a number
 
 
 def own_place(frame: FrameType) -> str:
@@ -342,5 +351,5 @@ def own_place(frame: FrameType) -> str:
     for one in frames(frame):
         file = one.f_code.co_filename
         if not is_library(file) and not is_ours(file):
-            return f"{slashed(file).rpartition('/')[2]}:{one.f_lineno}"
+            return f"{slashed(file).rpartition('/')[2]}:{line_of(one)}"
     return "a library"

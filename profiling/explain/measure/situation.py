@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from feedline.profiling.explain.measure.main_thread import Shares, Trainer, measure_trainer
-from feedline.profiling.explain.measure.rates import ERRORS_90, Rate, Rates, measure_rates, measured_steps
+from feedline.profiling.explain.measure.rates import ERRORS_90, Rate, Rates, measure_rates, measured_steps, waited_s
 from feedline.profiling.explain.measure.throughput import Throughput, over_epochs
 from feedline.profiling.explain.measure.workers import Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording, Step
@@ -73,6 +73,16 @@ class Measured:
     def unit(self) -> str:
         """Of its rates."""
         return "steps/s" if self.loader is not None and self.loader.kind == "unwatched" else "samples/s"
+
+    @property
+    def restart_s(self) -> float:
+        """What a sample waits where every step begins the loader anew, as `next(iter(loader))` does: workers start and
+        end; else 0."""
+        steps, _ = measured_steps(self.recording)
+        begun = len({(step.rank, step.epoch) for step in steps})
+        if not self.workers.count or len(steps) < 2 or 2 * begun < len(steps):
+            return 0.0
+        return sum(map(waited_s, steps)) / max(1, sum(step.samples for step in steps))
 
     @property
     def unpickling_limits(self) -> bool:
@@ -223,7 +233,7 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     if rates.now is None:
         return None
     ranks, others, count = machine.ranks, machine.others_cores, preparing.count
-    step_s = ranks / rates.ceiling.value if rates.ceiling else trainer.step_s
+    step_s = measured.restart_s + (ranks / rates.ceiling.value if rates.ceiling else trainer.step_s)
     # Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all.
     worker_s = preparing.even_s * preparing.slow.factor if preparing.slow else preparing.alone_s
     if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost

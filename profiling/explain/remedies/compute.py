@@ -52,7 +52,9 @@ def main_thread(at: Situation) -> Iterable[Change]:
     if share - ERRORS_90 * error < SOME:
         return
     where = f"; most of it in {place}" if place else ""
-    then = replace(at.now, step_s=max(0.0, at.now.step_s - share * at.now.ranks / at.rate.value))
+    own_s = share * at.now.ranks / at.rate.value
+    cpu_s = max(0.0, at.now.trainer_cpu_s - own_s)
+    then = replace(at.now, step_s=max(0.0, at.now.step_s - own_s), trainer_cpu_s=cpu_s)
     why = f"the main thread spends {units.percent(share)} of the time in Python of its own{where}"
     function = (place or "").rpartition(":")[0]  # without its line
     yield Change(family="python", remedy="less Python in the training loop", then=then, effort=Effort.CODE, why=why,

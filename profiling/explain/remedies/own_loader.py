@@ -70,6 +70,9 @@ def other_workers(at: Situation) -> Iterable[Change]:
 def _why_workers(at: Situation, then: Throughput) -> str:
     if at.hardly_waits:
         return NO_WAIT
+    if surely(at, "lock") >= LOCKED:
+        locked, who = units.percent(share_of(at, "lock")), "a worker" if at.now.workers else "the training thread"
+        return Vain(f"{who} waits for a lock or another thread {locked} of its time, and more workers wait longer")
     if not at.now.workers:
         return "the training process prepares every batch itself: a worker would prepare the next while it computes"
     gains, binding, cores = then.rate() > SOME * at.now.rate(), then.binding(), at.measured.machine.cores
@@ -78,9 +81,6 @@ def _why_workers(at: Situation, then: Throughput) -> str:
     if then.workers < at.now.workers:
         more = f"{at.now.workers} workers are there now"
         return "fewer workers leave the model more of the cores" if gains else Vain(more)
-    if surely(at, "lock") >= LOCKED:
-        locked = units.percent(share_of(at, "lock"))
-        return Vain(f"a worker waits for a lock {locked} of its time, and more of them wait longer")
     if handing_over(at):
         return Vain("batches are ready when they are asked for")
     if binding == "cores":
@@ -128,6 +128,21 @@ def kept_workers(at: Situation) -> Iterable[Change]:
         why=Vain(why) if now.epoch_start_s < HARDLY * whole_s else why,
         command="DataLoader(…, persistent_workers=True)", settings={"persistent_workers": True},
         cause=at.measured.rates.start_share > 0.5 * at.measured.trainer.shares.data,
+    )  # fmt: skip
+
+
+def kept_iterator(at: Situation) -> Iterable[Change]:
+    """For a loop that begins its loader anew in each step."""
+    restart_s = at.measured.restart_s
+    if not restart_s:
+        return
+    batch_s = restart_s * ((at.measured.loader and at.measured.loader.batch_size) or 1)
+    yield Change(
+        family="persistent", remedy="one iterator for all steps", effort=Effort.CODE, cause=True,
+        then=replace(at.now, step_s=max(0.0, at.now.step_s - restart_s)), ceiling_times=math.inf,
+        why=f"each step begins the loader anew: its workers start and end, {units.seconds(batch_s)} a batch",
+        extra_error=0.1,
+        command="batches = iter(loader)  # once; again at StopIteration\nbatch = next(batches)  # in each step",
     )  # fmt: skip
 
 
@@ -182,4 +197,4 @@ def _where(at: Situation, part: str) -> str:
     return max(places, key=lambda place: places[place], default="").rpartition(":")[0]
 
 
-REMEDIES: tuple[Remedy, ...] = (other_workers, prefetch, kept_workers, larger_batches, a_loader_at_all)
+REMEDIES: tuple[Remedy, ...] = (other_workers, prefetch, kept_workers, kept_iterator, larger_batches, a_loader_at_all)

@@ -121,7 +121,8 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
 
 
 def _cheaper(at: Situation, stage: str) -> Change:
-    cure, place = CURES[stage], place_of(at, stage)
+    # Without workers none of them holds the lock: it is another thread that is waited for.
+    cure, place = CURES["blocked" if stage == "lock" and not at.now.workers else stage], place_of(at, stage)
     target, part, own = _whose(at, stage)
     share, left = part * share_of(at, stage), 0.0 if own else cure.left
     left_s = at.now.worker_s * (1 - share * (1 - left))
@@ -136,7 +137,7 @@ def _cheaper(at: Situation, stage: str) -> Change:
     return Change(
         family=cure.family, remedy=f"{cure.name} {target}" if stage == "transform" else cure.name, target=target,
         then=then, effort=Effort.CODE, why=NO_WAIT if at.hardly_waits else why,
-        command=lines_of(at.recording, _callable(target, place)) if elsewhere or (own and stage != "lock")
+        command=lines_of(at.recording, _callable(target, place)) if elsewhere or (own and cure is not CURES["lock"])
         else cure.command.replace("PX", str(asked_px)),
         changes="" if own else cure.changes, needs="" if own else cure.needs, extra_error=0.2 if left else 0.08,
         cause=(own or not left) and part * surely(at, stage) >= CAUSE,
