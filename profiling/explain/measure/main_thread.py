@@ -13,8 +13,9 @@ is watched, data is what looks at the training thread see of waiting for batches
 """
 
 import math
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -131,19 +132,30 @@ def parts_of(recording: Recording) -> dict[str, float]:
 
 
 def busiest_place(recording: Recording) -> str | None:
-    """Where the script's own Python takes the main thread longest; None where no place leads beyond its error (90 %).
-    A recorded place may have its part before it (`python train.py:log:12`): those of other parts do not count."""
-    places: dict[str, float] = {}
+    """Where the script's own Python takes the main thread longest: the line, else the function; None where neither
+    leads beyond its error (90 %). A recorded place may have its part before it (`python train.py:log:12`): those of
+    other parts do not count."""
+    lines, functions = dict[str, float](), dict[str, float]()
     for name, seconds in sums(trainer.functions for trainer in recording.trainers).items():
         part, _, place = name.partition(" ")  # the first: a file's name may have more of them
         if part not in PARTS:
             part, place = "python", name
         if part in OWN:
-            places[place] = places.get(place, 0.0) + seconds
+            for places, key in ((lines, place), (functions, function_of(place))):
+                places[key] = places.get(key, 0.0) + seconds
     total_s = sum(trainer.seconds for trainer in recording.trainers)
+    looks = sum(trainer.ticks for trainer in recording.trainers)
+    return next((place for places in (lines, functions) if (place := _leader(places, total_s, looks))), None)
+
+
+def function_of(place: str) -> str:
+    """file:function:line -> file:function."""
+    return re.sub(r":\d+$", "", place)
+
+
+def _leader(places: Mapping[str, float], total_s: float, looks: int) -> str | None:
     if not places or not total_s:
         return None
-    looks = sum(trainer.ticks for trainer in recording.trainers)
     first, *_ = ranked = sorted(places, key=lambda place: -places[place])
     one, next_one = (*(min(1.0, places[place] / total_s) for place in ranked[:2]), 0.0)[:2]
     unsure = ERRORS_90 * (look_error(one, looks) + look_error(next_one, looks))

@@ -76,8 +76,8 @@ class Measured:
 
     @property
     def restart_s(self) -> float:
-        """What a sample waits where every step begins the loader anew, as `next(iter(loader))` does: workers start and
-        end; else 0."""
+        """What a sample waits where every step begins the loader anew, as `next(iter(loader))` does, and so starts
+        and ends workers; else 0."""
         steps, _ = measured_steps(self.recording)
         begun = len({(step.rank, step.epoch) for step in steps})
         if not self.workers.count or len(steps) < 2 or 2 * begun < len(steps):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from feedline.profiling.explain.measure.main_thread import FAULTS_ERROR, busiest_place
+from feedline.profiling.explain.measure.main_thread import FAULTS_ERROR, busiest_place, function_of
 from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Situation
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Family, Remedy, Vain, lines_of, script_command
@@ -56,7 +56,7 @@ def main_thread(at: Situation) -> Iterable[Change]:
     cpu_s = max(0.0, at.now.trainer_cpu_s - own_s)
     then = replace(at.now, step_s=max(0.0, at.now.step_s - own_s), trainer_cpu_s=cpu_s)
     why = f"the main thread spends {units.percent(share)} of the time in Python of its own{where}"
-    function = (place or "").rpartition(":")[0]  # without its line
+    function = function_of(place or "")
     yield Change(family="python", remedy="less Python in the training loop", then=then, effort=Effort.CODE, why=why,
                  command=lines_of(at.recording, function.rpartition(":")[2] or "main"), target=function,
                  extra_error=math.hypot(0.1, error / (1 - min(share, 0.9))), cause=share >= TRAINER,
