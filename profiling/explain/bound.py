@@ -1,6 +1,6 @@
 """What bounds a training loop, by the intervals of its shares. Pure.
 
-The rule, in order (shares as in `measure.main_thread`; one below its threshold is no candidate, the largest wins):
+The rule (shares as in `measure.main_thread`; of those that reach their threshold, the largest):
 
     data      the loop is blocked on batches the share `DATA_BOUND` of the time or more; or the ceiling leg
               is 1.5 times as fast although it hardly waits: workers and model fight for the same cores
@@ -11,7 +11,7 @@ The rule, in order (shares as in `measure.main_thread`; one below its threshold 
 Each share has its 90 % interval. Where a threshold lies inside it, or within three points of it, the verdict says
 which other one it is close to; where the interval is so wide that either may be, too little was seen, or nothing
 decides what much of the time is, it cannot tell. Beside other programs on all cores, waiting for batches that are
-ready is data only if it is half of the time or more.
+ready is data only if it is half of the time or more; with less, the verdict is another one that is close to data.
 """
 
 from dataclasses import asdict
@@ -53,13 +53,13 @@ def judged(measured: Measured) -> Judged:
     reach = {name: ERRORS_90 * errors[name] for name in least}
     unknown = {name: shares["other"] if name == "trainer" or trainer.sampled else 0.0 for name in least}
     high = {name: shares[name] + reach[name] + unknown[name] + CLOSE for name in least}
-    possible: list[Bound] = [name for name in least if high[name] >= least[name]]
+    possible: list[Bound] = [name for name in least if high[name] >= least[name] or shares[name] >= THRESHOLDS[name]]
     claimed: list[Bound] = [name for name in least if shares[name] >= least[name]]
     claimed.sort(key=lambda name: -shares[name])
-    stalled, nearly = _stalled(measured)
-    bound: Bound = claimed[0] if claimed else "data" if stalled else "compute"
+    starved, nearly = stalled(measured)
+    bound: Bound = claimed[0] if claimed else "data" if starved else "compute"
     close: list[Bound] = [name for name in possible if name != bound]
-    rival: Bound | None = ("compute" if stalled else "data") if nearly else None
+    rival: Bound | None = ("compute" if starved else "data") if nearly else None
     if claimed:
         low = shares[bound] - reach[bound]
         close = [name for name in close if min(high[name], 1.0 - low) > low]
@@ -100,7 +100,7 @@ def _too_wide(measured: Measured, name: Bound) -> str:
     return f"{known}, for {taken}: run it alone" if others else f"{known}: {measured.longer}"
 
 
-def _stalled(measured: Measured) -> tuple[bool, bool]:
+def stalled(measured: Measured) -> tuple[bool, bool]:
     """Whether data for free would be far faster although the loop hardly waits, for its workers take the cores that
     the model needs; and whether that is close. Where other programs take more of them, it is not the data."""
     now, free = measured.rates.now, measured.free

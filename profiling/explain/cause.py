@@ -1,13 +1,14 @@
 """What limits the data of a loop that waits for it: one cause, or that it cannot be told. Pure.
 
-The first of these that the numbers bear: passes that begin slowly, one slow worker, more processes of the script than
-cores, batches unpickled or made in the training thread, batches that are ready and only handed over; else the stage
-that takes the workers longest.
+The first of these that the numbers bear: passes that begin slowly, one slow worker, cores that are short (the workers
+wait for them, or the model does), batches unpickled or made in the training thread, batches that are ready and only
+handed over; else the stage that takes the workers longest.
 """
 
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from feedline.profiling.explain.bound import stalled
 from feedline.profiling.explain.measure.main_thread import looked
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
@@ -59,7 +60,7 @@ def _cores(measured: Measured) -> Cause | None:
     workers, machine = measured.workers, measured.machine
     if not workers.count or machine.others_cores:
         return None
-    if measured.trainer.shares.data < DATA_BOUND and measured.free is not None:
+    if measured.trainer.shares.data < DATA_BOUND and any(stalled(measured)):
         return Cause(kind="cores", words="the workers take the cores that the model needs")
     if workers.delay is None or workers.delay < MOSTLY:
         return None

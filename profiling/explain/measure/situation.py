@@ -30,7 +30,8 @@ class Machine:
 
     @property
     def others_error(self) -> float:
-        """Relative error of a rate for want of these cores: two of it are their share of the script's."""
+        """Relative error of a rate for want of these cores: half of their share, so that the 95 % interval reaches from
+        none of it to all."""
         return 0.5 * self.others_cores / self.cores
 
 
@@ -124,9 +125,8 @@ def _with_starts(trainer: Trainer, rates: Rates) -> Trainer:
 
 
 def _beside_others(trainer: Trainer, workers: Workers, machine: Machine) -> Shares:
-    """The errors of its shares, widened by what other programs may have made of them: as a rate's, two of it are what
-    they took. Data is what is left of it once workers and trainer have the cores they waited for, where that is
-    known."""
+    """The errors of its shares, widened by what other programs may have made of them: half of that, as a rate's. Data
+    is what is left of it once workers and trainer have the cores they waited for, where that is known."""
     if not machine.others_cores:
         return trainer.errors
     errors, data = vars(trainer.errors), trainer.shares.data
@@ -151,7 +151,7 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) 
     }
     for series in (series for series in recording.series if series.name == "cpu_cores"):
         sampled += 0.0 if series.scope == "host" else mean_over(series, windows) or 0.0
-    host = of_host.get("cpu_cores", 0.0) + of_host.get("steal", 0.0)
+    host = of_host.get("cpu_cores", 0.0) + of_host.get("steal_cores", 0.0)
     others = max(
         0.0, host - max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
     )
@@ -162,7 +162,7 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) 
         on_cpu=recording.compute.device == "cpu",
         others_busy=others,
         others_cores=min(others, cores) if full and others >= NOTABLE * cores else 0.0,
-        throttled=of_host.get("throttled", 0.0),
+        throttled=min(1.0, of_host.get("cgroup_throttled", 0.0) / cores),  # added up over the cores
     )
 
 

@@ -157,7 +157,7 @@ def beside(delay: float, others: float = 0.0, *, steal: float = 0.0, **costs: An
     own = 32 * 0.002 / seen.steps[0].duration_s
     busy = [
         Series(name=name, unit="cores", scope="host", source="/proc/stat", t_s=times, values=[cores] * len(times))
-        for name, cores in (("cpu_cores", own + others), ("steal", steal))
+        for name, cores in (("cpu_cores", own + others), ("steal_cores", steal))
     ]
     return diagnose(main_thread(replace(seen, workers=workers, series=busy), parts_delay_s={}))
 
@@ -208,3 +208,10 @@ def test_recordings_of_before_these_fields_are_read() -> None:
     found = diagnose(Recording.from_dict(plain))
     assert (found.bound, found.cause.kind) == ("data", "decode")
     assert 0 < found.measured.trainer.errors.trainer < 0.05
+
+
+def test_much_waiting_that_other_programs_may_explain_is_no_certain_computing() -> None:
+    """Idle workers, no core free: a quarter of waiting is no sure sign of data, nor of none."""
+    found = beside(0.2, 1.65, wait_s=0.25, compute_s=0.75)
+    assert found.measured.batches_ready and found.measured.machine.others_cores
+    assert (found.bound, found.close) == ("compute", ["data"])

@@ -111,3 +111,9 @@ def test_of_two_places_that_take_as_much_none_is_told() -> None:
     found = diagnose(replace(seen, trainers=[replace(seen.trainers[0], functions=places)]))
     assert (found.bound, found.cause.where) == ("trainer", "")
     assert not any("own time is in" in sentence for sentence in found.evidence)
+
+
+def test_workers_are_not_said_to_take_cores_where_free_data_hardly_helps() -> None:
+    found = diagnose(made(wait_s=0.009, compute_s=0.091, ceiling=345.0, cores=64))
+    assert (found.bound, found.close) == ("compute", ["data"])
+    assert found.cause.kind == "decode"
