@@ -17,7 +17,7 @@ ready is data only if it is half of the time or more; with less, the verdict is 
 from dataclasses import asdict
 from typing import Literal, NamedTuple
 
-from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95
+from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95, measured_steps
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.record import units
@@ -46,7 +46,7 @@ def judged(measured: Measured) -> Judged:
     trainer = measured.trainer
     shares, errors = asdict(trainer.shares), asdict(trainer.errors)
     least: dict[Bound, float] = dict(THRESHOLDS)
-    if why := _unseen(measured):
+    if why := unseen(measured):
         return Judged(None, [], why)
     if measured.batches_ready and measured.machine.others_cores and measured.rates.start_share < DATA_BOUND:
         least["data"] = MOST
@@ -76,16 +76,20 @@ def judged(measured: Measured) -> Judged:
     return Judged(bound, close, "")
 
 
-def _unseen(measured: Measured) -> str:
-    """Why there is nothing to judge by; "" where there is."""
+def unseen(measured: Measured) -> str:
+    """Why there is nothing to judge by, nor to predict from; "" where there is."""
     recording, trainer = measured.recording, measured.trainer
+    if measured.uncounted:
+        return "how many samples a batch has could not be seen"
     if measured.rates.now is None and recording.optimizer_steps:
         return f"{units.count(recording.optimizer_steps, 'optimiser step')} seen, but no loader"
     if measured.rates.now is None:
         failed = " before the script failed" if recording.script.ended_by == "error" else ""
         return f"no training step was seen{failed}"
     if trainer.steps < FEW_STEPS:
-        return f"only {units.count(trainer.steps, 'step')} behind the warm-up: {measured.longer}"
+        warming = all(step.warm_up for step in measured_steps(recording)[0])
+        seen = f"{units.count(trainer.steps, 'step')} {'of' if warming else 'behind'} the warm-up"
+        return f"only {seen}: {measured.longer}"
     blind = trainer.shares.other >= THRESHOLDS["trainer"] and trainer.shares.data < MOST
     if trainer.looks < FEW_LOOKS and (trainer.sampled or blind):
         return f"only {units.count(trainer.looks, 'look')} at the training thread: {measured.longer}"

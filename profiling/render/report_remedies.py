@@ -30,12 +30,14 @@ def remedies(diagnosis: Diagnosis) -> Remedies | None:
     return Remedies(rows=rows[:MOST_FAMILIES], most=most, ceiling=ceiling / rate.value if ceiling else None)
 
 
-def what_helps(found: Remedies | None) -> Section | None:
-    """Beside the first thing to do, which stands in the verdict."""
-    if found is None or not found.rows[1:]:
+def what_helps(diagnosis: Diagnosis) -> Section | None:
+    """Beside the first thing to do, which stands in the verdict; all, where that cannot tell what bounds the loop."""
+    found, told = remedies(diagnosis), diagnosis.bound is not None
+    if found is None or not found.rows[told:]:
         return None
+    heading = "What else would help" if told else "What would help, as far as it can be told"
     lede = "Predicted from this run, ranked. Check one by applying it and profiling again."
-    return section("What else would help", replace(found, rows=found.rows[1:]), lede=lede)
+    return section(heading, replace(found, rows=found.rows[told:]), lede=lede)
 
 
 def what_may_help(diagnosis: Diagnosis) -> Section | None:

@@ -30,8 +30,8 @@ class Machine:
 
     @property
     def others_error(self) -> float:
-        """Relative error of a rate for want of these cores: half of their share, so that the 95 % interval reaches from
-        none of it to all."""
+        """Relative error of a rate for want of these cores: half of their share, so that the 95 % interval reaches
+        from none of it to all."""
         return 0.5 * self.others_cores / self.cores
 
 
@@ -67,8 +67,19 @@ class Measured:
 
     @property
     def longer(self) -> str:
-        """What to do where too little was seen."""
+        """What to do where too little was seen, which depends on what ended the run."""
+        ended_by = self.recording.script.ended_by
+        if ended_by == "itself":
+            return "the loop is too short, it needs more epochs or a larger dataset"
+        if ended_by == "steps":
+            return f"let it run longer (--steps {max(100, 20 * math.ceil(self.trainer.steps / 10))})"
         return f"let it run longer (--seconds {max(60, 20 * math.ceil(self.recording.seconds / 10))})"
+
+    @property
+    def uncounted(self) -> bool:
+        """Batches were drawn of which nobody can see how many samples they have."""
+        steps = self.recording.steps
+        return bool(steps) and not any(step.samples for step in steps)
 
     @property
     def unit(self) -> str:

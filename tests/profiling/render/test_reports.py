@@ -182,6 +182,39 @@ def test_a_gain_that_cannot_be_told_from_none_is_neither_help_nor_none() -> None
     assert "Nothing that can be predicted" not in flat
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, "not measured (run with --legs)"),
+        ({"legs": [Leg(name="cached", samples_per_s=[200.0] * 5)]}, "not claimed (see the notes)"),
+        ({"legs": [Leg(name="cached", disturbed=5)]}, "not measured (see the notes)"),
+        ({"notes": ["no legs: the script left its loop before enough was seen"]}, "not measured (see the notes)"),
+    ],
+)
+def test_a_ceiling_that_is_missing_says_why(changed: dict[str, Any], said: str) -> None:
+    """356 samples/s as it is: 200 with data for free is not believed."""
+    seen = report(diagnose(made(**changed))).verdict
+    assert seen is not None and dict(seen.figures)["ceiling, data for free"] == said
+
+
+def test_a_loop_that_can_have_no_legs_is_not_told_to_run_with_them() -> None:
+    seen = made(batch=1)
+    seen = replace(seen, loaders=[replace(seen.loaders[0], kind="unwatched", num_workers=None, batch_size=None)])
+    verdict = report(diagnose(seen)).verdict
+    assert verdict is not None and dict(verdict.figures)["ceiling, data for free"] == "–"
+
+
+def test_nothing_is_to_be_done_first_where_the_bound_cannot_be_told() -> None:
+    told = with_remedies({"remedy": "num_workers=4"})
+    for found in (replace(told, bound=None), diagnose(made(steps=7))):
+        page = report(found)
+        assert page.verdict is not None and page.verdict.first is None
+        assert "DO THIS FIRST" not in text(page)
+    shown = text(report(replace(told, bound=None)))
+    assert "num_workers=4" in shown.partition("WHAT WOULD HELP, AS FAR AS IT CAN BE TOLD")[2]
+    assert report(told).verdict is not None and "DO THIS FIRST" in text(report(told))
+
+
 def test_every_share_has_its_error_or_says_that_it_is_not_known() -> None:
     seen = made()
     errors_s = [dict.fromkeys(worker.stages, 0.02 * worker.seconds) for worker in seen.workers]

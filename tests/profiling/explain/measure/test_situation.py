@@ -43,14 +43,15 @@ def test_nothing_is_said_of_copies_that_nobody_measured() -> None:
 def test_steal_and_throttling_are_read_as_the_sampler_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that gives three of four cores to others, and a quota; both counters go on as the clock does."""
     clock = [0.0]
-    monkeypatch.setattr(
-        "psutil.cpu_times", lambda: SimpleNamespace(user=clock[0], nice=0, system=0, steal=3 * clock[0])
-    )
-    monkeypatch.setattr(
-        resources,
-        "read_text",
-        lambda path: f"throttled_usec {1.6e6 * clock[0]:.0f}" if path.endswith("cpu.stat") else "",
-    )
+
+    def counters() -> SimpleNamespace:
+        return SimpleNamespace(user=clock[0], nice=0, system=0, steal=3 * clock[0])
+
+    def cgroup(path: str) -> str:
+        return f"throttled_usec {1.6e6 * clock[0]:.0f}" if path.endswith("cpu.stat") else ""
+
+    monkeypatch.setattr("psutil.cpu_times", counters)
+    monkeypatch.setattr(resources, "read_text", cgroup)
     sampler = resources.ResourceSampler(0, origin=0.0)
     seen = made(cores=4, trainer_cpu_s=0.0005)
     for second in range(int(seen.seconds) + 2):
