@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feedline.profiling.record import units
+from feedline.profiling.record.errors import OF_A_MEDIAN, spread_error
 from feedline.profiling.record.recording import Recording, Step
-from feedline.profiling.record.windows import ratio_error
 
 # How many standard errors an interval reaches either way: what was measured is shown with its 95 %, what is predicted
 # with its 90 %.
 ERRORS_95, ERRORS_90 = 2.0, 1.64
-GROUPS = 10  # steps are cut into this many stretches; their spread is the uncertainty of rates and shares
-UNKNOWN_ERROR = 0.1  # of what was measured too seldom to have a spread
+GROUPS = 10  # steps are cut into so many stretches or more; their spread is the uncertainty of rates and shares
 MOSTLY_COLD = 0.9  # a cold leg counts when this share of the data's files was out of memory
 SCATTERED = 0.25  # a leg whose windows leave its rate a larger error than this says nothing
 AGREE = 0.1  # rates this close are the same loop's: windows of a second differ by so much on a quiet machine
@@ -110,41 +109,16 @@ def waited_s(step: Step) -> float:
 def median_rate(values: Sequence[float]) -> Rate | None:
     """None where there is no value above 0, and where they are too far apart to mean anything."""
     known = [value for value in values if value > 0]
-    error = _spread_error(known)
+    error = (OF_A_MEDIAN if len(known) > 2 else 1.0) * spread_error(known)  # of two it is the mean
     return Rate(value=statistics.median(known), error=error) if known and error <= SCATTERED else None
 
 
 def stretches(steps: Sequence[Step]) -> list[Sequence[Step]]:
-    """Up to ten (of fewer than twenty steps, one each) of equal numbers of steps, as time went on."""
+    """Ten to nineteen of equal numbers of steps, as time went on; of fewer than twenty steps, one each. What is left
+    behind the last is in none."""
     ordered = sorted(steps, key=lambda step: step.start_s)
     size = max(1, len(ordered) // GROUPS)
     return [ordered[at : at + size] for at in range(0, len(ordered) - size + 1, size)]
-
-
-def share_error(parts_s: Sequence[float], whole_s: Sequence[float]) -> float:
-    """Absolute standard error of the parts' share of the whole, over blocks: that of the ratio estimator, widened for
-    few blocks as Student's t is (n - 3). The most it can be where there are fewer than four."""
-    count, total_s = len(whole_s), sum(whole_s)
-    share = min(1.0, sum(parts_s) / total_s) if total_s > 0 else 0.5
-    if count < 4:
-        return math.sqrt(share * (1.0 - share))
-    return ratio_error(parts_s, whole_s) / total_s * math.sqrt((count - 1) / (count - 3))
-
-
-def look_error(share: float, looks: float) -> float:
-    """Absolute standard error of a share by so many independent looks: what one in so many more would show."""
-    if looks < 2:
-        return 0.5
-    share = min(max(share, 1.0 / looks), 1.0 - 1.0 / looks)
-    return math.sqrt(share * (1.0 - share) / looks)
-
-
-def _spread_error(values: Sequence[float]) -> float:
-    """Relative standard error of the mean of `values`; a tenth or more when there are too few to tell."""
-    if len(values) < 2 or statistics.fmean(values) <= 0:
-        return UNKNOWN_ERROR
-    error = statistics.stdev(values) / statistics.fmean(values) / math.sqrt(len(values))
-    return error if len(values) > 2 else max(error, UNKNOWN_ERROR)
 
 
 def _rate_now(steps: Sequence[Step]) -> Rate | None:
@@ -157,7 +131,7 @@ def _rate_now(steps: Sequence[Step]) -> Rate | None:
         for group in stretches(steps)
         if (group_s := seconds_of(group)) > 0
     ]
-    return Rate(value=samples / seconds, error=_spread_error(rates))
+    return Rate(value=samples / seconds, error=spread_error(rates))
 
 
 def _ceiling(recording: Recording, now: Rate | None) -> tuple[Rate | None, str]:
@@ -199,4 +173,4 @@ def _epoch(recording: Recording, steps: Sequence[Step]) -> tuple[float, float, f
     usual_s = statistics.fmean(waited_s(step) for step in steps)
     ranks = len({epoch.rank for epoch in whole})
     samples = statistics.fmean(epoch.samples for epoch in whole) * ranks
-    return max(0.0, beside_s - usual_s), _spread_error(starts), samples
+    return max(0.0, beside_s - usual_s), spread_error(starts), samples

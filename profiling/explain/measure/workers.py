@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95, UNKNOWN_ERROR, Rate, look_error
+from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95, Rate
+from feedline.profiling.record.errors import UNKNOWN_ERROR, look_error
 from feedline.profiling.record.recording import Recording, WorkerTime
 from feedline.profiling.record.stages import STAGES
 

@@ -115,7 +115,7 @@ def test_every_leg_has_its_line_and_says_what_qualifies_it() -> None:
     shown = shown_as_text(seen, width=100)
     flat = " ".join(shown.split())
     assert "Medians of the windows (samples/s, 95 % interval)" in flat
-    assert "3,900 (3,855–3,945) cached batches" in flat
+    assert "3,900 (3,851–3,949) cached batches" in flat
     assert "330 (326–334) the loader alone, 2 workers" in flat
     assert f"210 (168–252) cold page cache {note}" in flat
     assert "300 (240–360) cached, 2 busy beside" in flat

@@ -1,12 +1,11 @@
 """Intervals hold the truth as often as they say, and legs that lie are not believed."""
 
-import math
 import random
 from dataclasses import replace
 
 import pytest
 
-from feedline.profiling.explain.measure.rates import ERRORS_90, look_error, share_error
+from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record.recording import Leg, LoaderPass, Recording
@@ -32,15 +31,6 @@ def test_a_share_lies_inside_its_interval_as_often_as_that_says() -> None:
         trainer = measure(seen).trainer
         inside += abs(trainer.shares.data - share) <= ERRORS_90 * trainer.errors.data
     assert inside >= 0.85 * 300, inside
-
-
-def test_few_blocks_tell_little() -> None:
-    assert share_error([1.0, 2.0], [4.0, 4.0]) == pytest.approx(math.sqrt(3 / 8 * 5 / 8))
-    assert share_error([1.0] * 10, [4.0] * 10) == 0
-    assert look_error(0.5, 1) == 0.5
-    assert (
-        look_error(0.0, 10) == pytest.approx(look_error(0.1, 10)) == look_error(1.0, 10)
-    )  # none of ten is not never
 
 
 def with_legs(cached: list[float], normal: list[float]) -> Recording:
@@ -76,7 +66,7 @@ def test_a_ceiling_that_agrees_is_claimed() -> None:
     ("cached", "said"),
     [
         ([355.0, 356.0, 357.0], "it is no faster (356 samples/s)"),
-        ([300.0, 360.0, 440.0], "whether that is faster cannot be told"),
+        ([300.0, 330.0, 360.0, 400.0, 440.0], "whether that is faster cannot be told"),
         ([390.0, 391.0, 392.0], "1.1× as much"),
     ],
 )
