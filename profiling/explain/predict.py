@@ -62,6 +62,7 @@ class Prediction:
     effort: Effort = Effort.SETTING
     cost: str = ""
     helps: bool = False
+    at_most: bool = False  # the gain is an upper bound: what it is about costs nothing then
     vain: bool = False  # no figure but a reason says that it does not help
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What to change, as keywords of the loader or of `feedline prepare`."""
@@ -134,6 +135,7 @@ def predict(at: Situation, change: Change) -> Prediction:
         why=f"this will not help, because {change.why}" if vain else change.why,
         helps=not vain and gain > 1.0 + NOTABLE and gain_low > 1.0,
         vain=vain,
+        at_most=change.at_most,
         settings=dict(change.settings),
         **once,
     )

@@ -47,6 +47,12 @@ def handing_over(at: Situation) -> float:
     return share if at.measured.batches_ready and share >= DATA_BOUND else 0.0
 
 
+def waiting_beside(at: Situation) -> float:
+    """The share of its steps' time that a loop with workers waits; without them the model knows it for itself."""
+    waits, starts = at.measured.trainer.shares.data, at.measured.rates.start_share
+    return max(0.0, waits - starts) / (1.0 - starts) if at.now.workers and starts < 1.0 else 0.0
+
+
 def other_workers(at: Situation) -> Iterable[Change]:
     """1, 2, 4, … up to the cores each rank can use; further only where workers wait for files or servers. None, where
     handing batches over is what takes the time."""
@@ -160,7 +166,7 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
         yield Change(
             family="stage", remedy="a faster source of batches", target=place, then=then, effort=Effort.CODE,
             why=f"the loop waits {units.percent(share)} of the time for batches that are made elsewhere{most_of_it}: "
-            "this is what it would give if they were always ready", extra_error=error, cause=True,
+            "this is what it would give if they were always ready", extra_error=error, cause=True, at_most=True,
             command=lines_of(at.recording, place.rpartition(":")[2] or "FUNCTION"),
         )  # fmt: skip
         return

@@ -67,10 +67,13 @@ class Change:
     cause: bool = False
     """It mends the very cause that was found: it comes before what gains more by another way."""
     measured: bool = False
-    """Its factor was measured on this loop: while compute stays the limit, the model's own error is not in it."""
+    """Its factor comes of what was seen of this loop: while compute stays the limit, the model's own error is not in it."""
+    at_most: bool = False
+    """What it is about is predicted as if it cost nothing: nobody gains more, and hardly anybody that much."""
 
 
 Remedy = Callable[[Situation], Iterable[Change]]
+AT_MOST = "this is what it would give if it cost nothing"
 
 
 def image_size(loader: LoaderSeen | None) -> int | None:

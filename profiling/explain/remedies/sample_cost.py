@@ -12,6 +12,7 @@ from typing import NamedTuple
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, share_of, surely
 from feedline.profiling.explain.remedies.remedy import (
+    AT_MOST,
     Change,
     Effort,
     Family,
@@ -129,7 +130,7 @@ def _cheaper(at: Situation, stage: str) -> Change:
     then = replace(at.now, worker_s=left_s, worker_cpu_s=max(0.0, min(cpu_s, left_s)), contention={})
     where = f" in {place}" if place and own else ""
     hint = f" ({cure.hint})" if not (own and stage == "transform") else ""
-    given = "half of it is typical, not measured here" if left else "this is what it would give if it cost nothing"
+    given = "half of it is typical, not measured here" if left else AT_MOST
     why = f"it takes {units.percent(share)} of a worker's busy time{where}: {given}{hint}"
     elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""
     asked_px = 2 * (image_size(at.measured.loader) or 256)  # so that crops of half the picture need no enlarging
@@ -139,7 +140,7 @@ def _cheaper(at: Situation, stage: str) -> Change:
         command=lines_of(at.recording, _callable(target, place)) if elsewhere or (own and stage != "lock")
         else cure.command.replace("PX", str(asked_px)),
         changes="" if own else cure.changes, needs="" if own else cure.needs, extra_error=0.2 if left else 0.08,
-        cause=(own or not left) and part * surely(at, stage) >= CAUSE,
+        cause=(own or not left) and part * surely(at, stage) >= CAUSE, at_most=not left,
     )  # fmt: skip
 
 
@@ -171,7 +172,7 @@ def lighter_batches(at: Situation) -> Iterable[Change]:
     share = units.percent(at.measured.trainer.unpickle_share)
     why = f"the training process spends {share} of the time unpickling batches ({LIGHTER})"
     yield Change(family="send", remedy="cheaper send: lighter batches", target="send", then=then, effort=Effort.CODE,
-                 why=why, command=CURES["send"].command, extra_error=0.08, cause=True,
+                 why=why, command=CURES["send"].command, extra_error=0.08, cause=True, at_most=True,
                  ceiling_times=without_handover(at))  # fmt: skip
 
 

@@ -177,7 +177,7 @@ def test_a_gain_that_cannot_be_told_from_none_is_neither_help_nor_none() -> None
     )
     flat = " ".join(text(report(found)).split())
     may, _, vain = flat.partition("WHAT WOULD NOT HELP")
-    assert "num_workers=4: 1.40× (0.70–2.1)" in may.partition("WHAT MAY HELP")[2]
+    assert "1.40× (0.70–2.1) num_workers=4" in may.partition("WHAT MAY HELP")[2]
     assert "channels_last: little or no gain (1×): it is so" in vain and "pin_memory=True: nothing is copied" in vain
     assert "Nothing that can be predicted" not in flat
 
@@ -213,6 +213,24 @@ def test_nothing_is_to_be_done_first_where_the_bound_cannot_be_told() -> None:
     shown = text(report(replace(told, bound=None)))
     assert "num_workers=4" in shown.partition("WHAT WOULD HELP, AS FAR AS IT CAN BE TOLD")[2]
     assert report(told).verdict is not None and "DO THIS FIRST" in text(report(told))
+
+
+def test_what_may_help_can_be_tried_and_says_what_measures_it() -> None:
+    """A model on the CPU whose channels_last is as is typical elsewhere."""
+    seen = made(wait_s=0.001, compute_s=0.1, stages={"decode": 0.0001})
+    may = " ".join(text(report(diagnose(seen))).split()).partition("WHAT MAY HELP")[2]
+    assert "model = model.to(memory_format=torch.channels_last)" in may.partition("WHAT WOULD NOT HELP")[0]
+    assert "--legs measure what channels_last gives" in may
+
+
+def test_an_upper_bound_is_shown_as_one() -> None:
+    found = with_remedies({"remedy": "cheaper transform Slow", "at_most": True, "gain_high": 9.0})
+    page = report(found)
+    assert "up to 2.5× cheaper transform Slow" in " ".join(text(page).split())
+    assert "gives at most 900 samples/s" in " ".join(text(page).split())
+    drawn = html.document(page)
+    assert "<b>up to 2.5×</b>" in drawn and "2.2–2.8" not in drawn
+    assert page.verdict is not None and page.verdict.first is not None and page.verdict.first.most == 2.5
 
 
 def test_every_share_has_its_error_or_says_that_it_is_not_known() -> None:
