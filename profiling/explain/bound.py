@@ -65,6 +65,8 @@ def judged(measured: Measured) -> Judged:
         close = [name for name in close if min(high[name], 1.0 - low) > low]
         near = low - CLOSE < least[bound]
         rival = (claimed[1] if len(claimed) > 1 else "compute") if near else None
+    if bound == "data" and measured.rates.contradicted:
+        rival = "compute"
     if rival is not None and rival not in close:
         close.append(rival)
     for name in least:

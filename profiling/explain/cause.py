@@ -110,6 +110,10 @@ def _stage(measured: Measured) -> Cause:
     if name is None and workers.looks < FEW_LOOKS:
         seen = units.count(workers.looks, "look")
         return Cause(words=f"{seen} at the workers are too few to say what they do: {measured.longer}")
+    if name is None and workers.leader is not None:
+        where, share = _place(measured, "other"), units.percent(workers.stages["other"] / workers.busy)
+        unknown = f"{share} of the workers' busy time is in what no rule knows"
+        return Cause(where=where, words=unknown + (f" ({where})" if where else ""))
     if name is None:
         return Cause(words="no stage of the workers leads the others beyond its error")
     share, error = (of[name] / workers.busy for of in (workers.stages, workers.stage_errors))

@@ -7,7 +7,7 @@ out), summed over ranks. In a loop whose batches nobody sees (`LoaderSeen.kind` 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from feedline.profiling.record import units
 from feedline.profiling.record.errors import OF_A_MEDIAN, spread_error
@@ -45,6 +45,7 @@ class Rates:
     now: Rate | None  # between the first and the last batch of an epoch
     ceiling: Rate | None  # with cached batches: data is free; None too where that cannot be believed
     doubt: str  # why it cannot, for a reader
+    contradicted: bool = False  # without its waiting the loop would be faster than that ceiling: one of them is wrong
     cold: Rate | None  # with the data's files out of memory; None too where dropping them did not work
     loader_only: dict[int, Rate]  # the loader's own rate by number of workers
     epoch_start_s: float
@@ -151,6 +152,19 @@ def _ceiling(recording: Recording, now: Rate | None) -> tuple[Rate | None, str]:
         ran = f"ran at {units.rate(ceiling.value)}, slower than the loop before at {units.rate(now.value)}"
         return None, f"The ceiling is not claimed: with data for free it {ran}. Something else was using the machine."
     return ceiling, ""
+
+
+def believed(rates: Rates, data: float, error: float) -> Rates:
+    """The same, without a ceiling that contradicts what the loop waits between its steps, a share with its absolute
+    error."""
+    now, ceiling, surely = rates.now, rates.ceiling, min(0.9, data - ERRORS_90 * error)
+    if now is None or ceiling is None or ceiling.high * (1.0 + AGREE) >= now.low / (1.0 - surely):
+        return rates
+    doubt = (
+        f"The ceiling is not claimed: with data for free it ran at {units.rate(ceiling.value)}, but without the "
+        f"{units.percent(data)} of its time that it waits it would run at {units.rate(now.value / (1.0 - data))}."
+    )
+    return replace(rates, ceiling=None, doubt=doubt, contradicted=True)
 
 
 def _apart(one: Rate, other: Rate) -> bool:

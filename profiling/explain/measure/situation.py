@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from feedline.profiling.explain.measure.main_thread import Shares, Trainer, measure_trainer
-from feedline.profiling.explain.measure.rates import ERRORS_90, Rate, Rates, measure_rates, measured_steps
+from feedline.profiling.explain.measure.rates import ERRORS_90, Rate, Rates, believed, measure_rates, measured_steps
 from feedline.profiling.explain.measure.throughput import Throughput, over_epochs
 from feedline.profiling.explain.measure.workers import Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording, Step
@@ -106,7 +106,8 @@ def measure(recording: Recording) -> Measured:
     steps, notes = measured_steps(recording)
     rates = measure_rates(recording, steps)
     machine = _machine(recording, steps, rates.now.value if rates.now else 0.0)
-    workers, trainer = measure_workers(recording), _with_starts(measure_trainer(recording, steps), rates)
+    workers, trainer = measure_workers(recording), measure_trainer(recording, steps)
+    rates, trainer = believed(rates, trainer.shares.data, trainer.errors.data), _with_starts(trainer, rates)
     if workers.count and workers.stages and workers.delay is None:
         notes.append("Whether the workers lacked cores cannot be told: the kernel did not say how long they waited.")
     return Measured(

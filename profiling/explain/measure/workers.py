@@ -61,11 +61,16 @@ class Workers:
 
     @property
     def top(self) -> str | None:
-        """What takes them longest; None where no stage leads by more than its and the next one's errors (90 %)."""
+        """The stage that takes them longest; None where none leads, or what does is of no stage."""
+        return None if self.leader == "other" else self.leader
+
+    @property
+    def leader(self) -> str | None:
+        """What takes them longest; None where it does not lead by more than its and the next one's errors (90 %)."""
         first, second = sorted(
             (name for name in STAGES if name != "idle"), key=lambda name: -self.stages.get(name, 0.0)
         )[:2]
-        if self.looks < FEW_LOOKS or first == "other":
+        if self.looks < FEW_LOOKS:
             return None
         lead = self.stages[first] - self.stages[second]
         # What one stage has too much, another may have too little: errors add up.

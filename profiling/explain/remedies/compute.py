@@ -20,6 +20,7 @@ from feedline.profiling.explain.remedies.remedy import (
     Family,
     Remedy,
     Vain,
+    launcher,
     lines_of,
     script_command,
 )
@@ -65,8 +66,10 @@ def main_thread(at: Situation) -> Iterable[Change]:
     then = replace(at.now, step_s=max(0.0, at.now.step_s - share * at.now.ranks / at.rate.value))
     why = f"the main thread spends {units.percent(share)} of the time in Python of its own{where}: {AT_MOST}"
     function = (place or "").rpartition(":")[0]  # without its line
+    name = function.rpartition(":")[2]
     yield Change(family="python", remedy="less Python in the training loop", then=then, effort=Effort.CODE, why=why,
-                 command=lines_of(at.recording, function.rpartition(":")[2] or "main"), target=function,
+                 command=lines_of(at.recording, name), target=function,
+                 needs="the loop in a function: lines are timed there" if name == "<module>" else "",
                  extra_error=math.hypot(0.1, error / (1 - min(share, 0.9))), cause=share >= THRESHOLDS["trainer"],
                  at_most=True,
                  ceiling_times=math.inf)  # fmt: skip
@@ -143,17 +146,21 @@ def more_gpus(at: Situation) -> Iterable[Change]:
     seen = max(len(at.recording.host.get("gpus") or ()), len(at.recording.gpus))
     if not at.recording.compute.device.startswith("cuda"):
         return
+    limit, program = at.now.binding(), launcher(at.recording)
     for ranks in (count for count in (2, 4, 8) if at.now.ranks < count <= max(seen, 2 * at.now.ranks)):
         then = replace(at.now, ranks=ranks, step_s=at.now.step_s * 1.05)
-        why = f"with {at.now.workers} workers each; 5 % for all-reduce is assumed, not measured"
-        if then.binding() != "compute":
-            why = f"limited by {then.binding()}, not by the GPUs: mend the data first"
+        why: str = f"with {at.now.workers} workers each; 5 % for all-reduce is assumed, not measured"
+        if limit != "compute" and at.measured.trainer.shares.data >= DATA_BOUND:
+            why = Vain(f"limited by {limit}, not by the GPUs: mend the data first")
         there, words = ranks <= seen, ("torchrun", "--nproc-per-node", str(ranks))
-        launched = "".join(at.recording.script.argv[:1]).endswith("torchrun")
-        yield Change(family="gpus", remedy=f"{ranks} GPUs", then=then, why=why, extra_error=0.1,
+        command = script_command(at.recording, *words)
+        if program == "torchrun":
+            command = " ".join([*words, "…"])
+        elif program:
+            command = f"{program} launch --num_processes {ranks} …" if program == "accelerate" else f"{program} …"
+        yield Change(family="gpus", remedy=f"{ranks} GPUs", then=then, why=why, extra_error=0.1, command=command,
                      effort=Effort.SETTING if there else Effort.HARDWARE,
-                     cost="an argument of torchrun" if there else "",
-                     command=" ".join([*words, "…"]) if launched else script_command(at.recording, *words),
+                     cost=f"an argument of {program or 'torchrun'}" if there else "",
                      changes="the batches of all GPUs together are larger: another learning rate",
                      settings={"world_size": ranks}, ceiling_times=math.inf)  # fmt: skip
 

@@ -167,7 +167,7 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
             family="stage", remedy="a faster source of batches", target=place, then=then, effort=Effort.CODE,
             why=f"the loop waits {units.percent(share)} of the time for batches that are made elsewhere{most_of_it}: "
             "this is what it would give if they were always ready", extra_error=error, cause=True, at_most=True,
-            command=lines_of(at.recording, place.rpartition(":")[2] or "FUNCTION"),
+            command=lines_of(at.recording, place.rpartition(":")[2]),
         )  # fmt: skip
         return
     for count in sorted({1, 2, int(max(1.0, cores))}):

@@ -36,6 +36,13 @@ REPLACED = {
     "convertdtype", "todtype", "normalize", "convert", "open",
 }  # fmt: skip
 """Transforms that feedline's loader does itself, lower case and without _: all others are the user's own."""
+LIBRARIES = {
+    "functional.py", "_functional_pil.py", "_functional_tensor.py", "transforms.py", "_transform.py", "_geometry.py",
+    "_misc.py", "_color.py", "_type_conversion.py", "_deprecated.py", "Image.py", "ImageOps.py",
+}  # fmt: skip
+"""Files in which libraries have functions of these names."""
+METHODS = ("__call__", "forward", "transform", "_transform", "apply", "encodes")
+"""As which a transform is called."""
 PILLOWS = ("Image.py:", "ImageFile.py:", "JpegImagePlugin.py:")
 TORCHS_COLLATE = "collate.py:"
 
@@ -71,11 +78,21 @@ CURES = {
 
 
 def own_transforms(at: Situation) -> dict[str, float]:
-    """Seconds per sample of a worker with a core to itself, by transforms that feedline's loader does not have."""
+    """Seconds per sample of a worker with a core to itself, by transforms that feedline's loader does not have: of
+    another name, or a function of that name in a file that is no library's. A loader that tells no names (feedline's)
+    has nothing but the user's own in that stage."""
     seconds, whole_s = at.measured.workers.transforms, at.measured.workers.stage_alone_s.get("transform", 0.0)
     total_s = sum(seconds.values())
-    own = {name: s for name, s in seconds.items() if name.replace("_", "").lower() not in REPLACED}
-    return {name: whole_s * s / total_s for name, s in own.items()} if total_s else {}
+    if not total_s:
+        return {"transform": whole_s} if whole_s else {}
+    places = (name.partition(" ")[2].partition(":") for name in at.measured.workers.functions)
+    theirs = {function for file, _, function in places if file and file not in LIBRARIES}
+    own = {name: s for name, s in seconds.items() if name in theirs or _plain(name) not in REPLACED}
+    return {name: whole_s * s / total_s for name, s in own.items()}
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
 def place_of(at: Situation, stage: str) -> str:
@@ -103,7 +120,7 @@ def slow_worker(at: Situation) -> Iterable[Change]:
         then=replace(at.now, worker_s=workers.even_s, worker_cpu_s=cpu_s, contention={}), effort=Effort.CODE,
         why=f"it takes {units.times(factor)} as long per sample as the others, and batches are taken in turn"
         + (f"; most of it in {place}" if place else ""),
-        command=lines_of(at.recording, place.partition(" ")[0].rpartition(":")[2] or "__getitem__"),
+        command=lines_of(at.recording, place.partition(" ")[0].rpartition(":")[2]),
         needs=f"what only worker {worker.worker} does (get_worker_info().id, its files) left out",
         extra_error=math.hypot(0.05, error / factor), cause=True,
     )  # fmt: skip
@@ -134,10 +151,11 @@ def _cheaper(at: Situation, stage: str) -> Change:
     why = f"it takes {units.percent(share)} of a worker's busy time{where}: {given}{hint}"
     elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""
     asked_px = 2 * (image_size(at.measured.loader) or 256)  # so that crops of half the picture need no enlarging
+    named = f" {target}" if stage == "transform" and target != stage else ""
     return Change(
-        family=cure.family, remedy=f"{cure.name} {target}" if stage == "transform" else cure.name, target=target,
+        family=cure.family, remedy=f"{cure.name}{named}", target=target,
         then=then, effort=Effort.CODE, why=NO_WAIT if at.hardly_waits else why,
-        command=lines_of(at.recording, _callable(target, place)) if elsewhere or (own and stage != "lock")
+        command=lines_of(at.recording, _callable(at, stage, target)) if elsewhere or (own and stage != "lock")
         else cure.command.replace("PX", str(asked_px)),
         changes="" if own else cure.changes, needs="" if own else cure.needs, extra_error=0.2 if left else 0.08,
         cause=(own or not left) and part * surely(at, stage) >= CAUSE, at_most=not left,
@@ -152,15 +170,18 @@ def _whose(at: Situation, stage: str) -> tuple[str, float, bool]:
         return top, seconds[top] / total_s, top in own_transforms(at)
     if stage in ("blocked", "lock"):
         return place_of(at, stage), 1.0, True
-    return stage, 1.0, stage == "collate" and own_collate(at)
+    return stage, 1.0, stage == "transform" or (stage == "collate" and own_collate(at))
 
 
-def _callable(target: str, place: str) -> str:
-    """What `--lines-of` takes: a transform's class is called by its method."""
-    function = place.partition(" ")[0].rpartition(":")[2] if not place.startswith("fetch.py:") else "collate_fn"
-    if not function or target == place or not target[:1].isupper():
-        return function or target
-    return f"{target}.{function}"
+def _callable(at: Situation, stage: str, target: str) -> str:
+    """What `--lines-of` takes: a transform by its name, a class by the method that is called; else where the workers
+    are busiest. "" where that has no name."""
+    if stage == "transform" and target != stage:
+        seen = [name.rpartition(":")[2] for name in at.measured.workers.functions if name.startswith("transform ")]
+        method = next((function for function in seen if function in METHODS), METHODS[0])
+        return f"{target}.{method}" if target[:1].isupper() else target
+    place = place_of(at, stage)
+    return "collate_fn" if place.startswith("fetch.py:") else place.partition(" ")[0].rpartition(":")[2]
 
 
 def lighter_batches(at: Situation) -> Iterable[Change]:
@@ -187,10 +208,12 @@ def uint8(at: Situation) -> Iterable[Change]:
     per_sample = (loader.batch_bytes or 0) / max(loader.batch_size or 1, 1)
     moving_s = min(stages.get("collate", 0.0) + stages.get("send", 0.0), per_sample * MOVING_S_PER_BYTE)
     saved_s, copy_s = min(now.worker_s, 0.75 * moving_s), 0.75 * (at.measured.trainer.copy_s or 0.0)
+    made_s = per_sample * MOVING_S_PER_BYTE if at.measured.machine.on_cpu else 0.0  # float again
     then = replace(now, worker_s=now.worker_s - saved_s, worker_cpu_s=max(0.0, now.worker_cpu_s - saved_s),
-                   handover_s=now.handover_s / 4, step_s=max(0.0, now.step_s - copy_s))  # fmt: skip
+                   handover_s=now.handover_s / 4, step_s=max(0.0, now.step_s - copy_s) + made_s,
+                   trainer_cpu_s=now.trainer_cpu_s + made_s)  # fmt: skip
     why: str = f"collating, sending and copying a quarter of {units.size(loader.batch_bytes)} a batch"
-    if saved_s < 0.03 * now.worker_s and copy_s + 0.75 * now.handover_s < 0.03 * now.step_s:
+    if saved_s < 0.03 * now.worker_s and copy_s + 0.75 * now.handover_s - made_s < 0.03 * now.step_s:
         why = Vain("collating, sending and copying batches takes next to no time")
     yield Change(family="uint8", remedy="uint8 batches", then=then, effort=Effort.CODE, why=why, extra_error=0.05,
                  command="PILToTensor()  # in place of ToTensor() and Normalize(…)\n"

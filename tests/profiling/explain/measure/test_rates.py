@@ -34,8 +34,11 @@ def test_a_share_lies_inside_its_interval_as_often_as_that_says() -> None:
 
 
 def with_legs(cached: list[float], normal: list[float]) -> Recording:
-    """Beside a loop of 356 samples/s."""
-    return replace(made(), legs=[Leg(name="cached", samples_per_s=cached), Leg(name="normal", samples_per_s=normal)])
+    """Beside a loop of 356 samples/s that hardly waits for them."""
+    return replace(
+        made(wait_s=0.0005, compute_s=0.0895),
+        legs=[Leg(name="cached", samples_per_s=cached), Leg(name="normal", samples_per_s=normal)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,3 +84,16 @@ def test_beginning_and_ending_passes_is_waiting() -> None:
     assert found.measured.trainer.wait_fraction == pytest.approx(0.5)
     assert (found.bound, found.cause.kind) == ("data", "start")
     assert record_keys(found)["verdict"]["cause"]["share"] == pytest.approx(1.0)
+
+
+def test_a_ceiling_that_contradicts_the_waiting_is_not_claimed() -> None:
+    """30 % of the time is waiting, and with data for free it is no faster: which is true cannot be told."""
+    seen = made(wait_s=0.03, compute_s=0.07, ceiling=320.0)
+    found = diagnose(seen)
+    assert found.ceiling_samples_per_s is None and (found.bound, found.close) == ("data", ["compute"])
+    assert any(
+        "without the 30 % of its time that it waits it would run at 457 samples/s" in note for note in found.notes
+    )
+    assert not any("data for free" in sentence for sentence in found.evidence)
+    agrees = diagnose(made(wait_s=0.03, compute_s=0.07, ceiling=450.0))
+    assert agrees.ceiling_samples_per_s == 450 and agrees.certain
