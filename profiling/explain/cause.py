@@ -12,7 +12,7 @@ from feedline.profiling.explain.bound import stalled
 from feedline.profiling.explain.measure.main_thread import looked
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
-from feedline.profiling.explain.measure.workers import FEW_LOOKS
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest
 from feedline.profiling.record import units
 from feedline.profiling.record.stages import STAGES
 
@@ -134,7 +134,5 @@ def spent_in(stage: str) -> str:
 
 def _place(measured: Measured, stage: str) -> str:
     """Where the workers are busiest in a stage; "" where nothing was recorded of it."""
-    seen = measured.workers.functions
-    places = {name.removeprefix(f"{stage} "): seen[name] for name in seen if name.startswith(f"{stage} ")}
-    of = places or (measured.workers.transforms if stage == "transform" else {})
-    return max(of, key=lambda name: of[name], default="")
+    named = measured.workers.transforms if stage == "transform" else {}
+    return busiest(measured.workers.functions, stage) or max(named, key=lambda name: named[name], default="")

@@ -82,7 +82,8 @@ def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[
         return []
     found = [(change, predict(at, change)) for remedy in REMEDIES for change in remedy(at)]
     best = sorted((one for one in found if one[1].helps), key=lambda one: _within(one[1]))
-    order = list(dict.fromkeys(one.family for _, one in sorted(best, key=lambda one: _among(at, *one))))
+    shown = {one.family: (change, one) for change, one in reversed(best)}  # the best of each
+    order = sorted(shown, key=lambda family: _among(at, *shown[family]))
     helping = sorted((one for _, one in best), key=lambda one: order.index(one.family))
     return helping + sorted((one for _, one in found if not one.helps), key=lambda one: (-one.gain, one.effort))
 

@@ -78,7 +78,7 @@ def _of_the_ceiling(measured: Measured) -> list[str]:
     ceiling, free = measured.rates.ceiling, measured.free
     if ceiling is None or free is None:
         return []
-    reached, reach = units.rate(ceiling.value), ERRORS_90 * free.error
+    reached, reach = units.rate(ceiling.value, measured.unit), ERRORS_90 * free.error
     if free.value * (1 - reach) >= 1.0 and free.value >= 1.05:
         return [f"With data for free the same script reaches {reached}, {units.times(free.value)} as much."]
     if free.value * (1 + reach) < 1.1:
@@ -97,7 +97,7 @@ def _of_epochs(measured: Measured) -> list[str]:
         return []
     return [
         f"Each epoch takes {units.seconds(rates.epoch_start_s)} to begin and end beside {units.seconds(steps_s)} "
-        f"of steps: over whole epochs it is {units.rate(whole.value)}, "
+        f"of steps: over whole epochs it is {units.rate(whole.value, measured.unit)}, "
         "which predictions are compared with."
     ]
 

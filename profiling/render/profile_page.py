@@ -204,7 +204,12 @@ def _legs(measured: Sequence[Leg], unit: str) -> Section | None:
             busy = f"{leg.num_workers} busy beside"
             label += f", {busy if leg.name == 'crowded' else units.count(leg.num_workers, 'worker')}"
         value, low, high = (rate.value, rate.low, rate.high) if rate else (None, None, None)
-        rows.append(Bar(label=label, value=value, low=low, high=high, note=leg.note))
+        windows, said = leg.samples_per_s, [leg.note]
+        if rate is None and any(windows):
+            said.append(f"windows too far apart to mean anything: {units.spread(min(windows), max(windows))}")
+        if leg.disturbed:
+            said.append(f"{units.count(leg.disturbed, 'window')} beside other programs left out")
+        rows.append(Bar(label=label, value=value, low=low, high=high, note="; ".join(filter(None, said))))
     lede = "The same script with one thing taken away, in short windows that take turns."
     chart = Bars(rows=rows, title="Medians of the windows", unit=unit)
     return section("The legs", chart, lede=lede) if rows else None
@@ -252,7 +257,10 @@ def _about(diagnosis: Diagnosis) -> Section | None:
         "python": recording.script.python or host["python"],
     }
     if loader is not None:
-        facts["loader"] = f"{loader.kind}, num_workers={loader.num_workers}, batch_size={loader.batch_size}"
+        known = {name: getattr(loader, name) for name in ("num_workers", "batch_size")}
+        facts["loader"] = ", ".join(
+            [loader.kind, *(f"{n}={value}" for n, value in known.items() if value is not None)]
+        )
     return section("About this recording", Facts(facts))
 
 

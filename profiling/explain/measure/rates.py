@@ -19,6 +19,7 @@ ERRORS_95, ERRORS_90 = 2.0, 1.64
 GROUPS = 10  # steps are cut into so many stretches or more; their spread is the uncertainty of rates and shares
 MOSTLY_COLD = 0.9  # a cold leg counts when this share of the data's files was out of memory
 SCATTERED = 0.25  # a leg whose windows leave its rate a larger error than this says nothing
+SEEN_ONCE = 0.25  # relative error of what an epoch begins with, where one beginning was seen
 AGREE = 0.1  # rates this close are the same loop's: windows of a second differ by so much on a quiet machine
 
 
@@ -187,4 +188,5 @@ def _epoch(recording: Recording, steps: Sequence[Step]) -> tuple[float, float, f
     usual_s = statistics.fmean(waited_s(step) for step in steps)
     ranks = len({epoch.rank for epoch in whole})
     samples = statistics.fmean(epoch.samples for epoch in whole) * ranks
-    return max(0.0, beside_s - usual_s), spread_error(starts), samples
+    error = spread_error(starts) if len(starts) > 1 else SEEN_ONCE
+    return max(0.0, beside_s - usual_s), error, samples

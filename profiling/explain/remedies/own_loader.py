@@ -9,7 +9,7 @@ from feedline.profiling.explain.measure.main_thread import looked
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.explain.measure.workers import FEW_LOOKS, sums
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest, sums
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, lines_of
 from feedline.profiling.record import units
 
@@ -17,7 +17,7 @@ MOST_WORKERS = 32
 WAITING = 0.5  # share of a sample's time that is waiting for files or servers, from which cores are no limit
 LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers only wait longer
 SOME = 1.02  # less is no gain
-NO_WAIT = Vain("the loop hardly waits for its workers")
+NO_WAIT = Vain("the loop hardly waits for data")
 
 
 def unwatched(at: Situation) -> bool:
@@ -74,6 +74,8 @@ def other_workers(at: Situation) -> Iterable[Change]:
 
 
 def _why_workers(at: Situation, then: Throughput) -> str:
+    if at.hardly_waits and then.workers < at.now.workers:
+        return Vain("nothing shows that the workers take cores which the model needs")
     if at.hardly_waits:
         return NO_WAIT
     if not at.now.workers:
@@ -94,7 +96,7 @@ def _why_workers(at: Situation, then: Throughput) -> str:
         return limit if gains else Vain(limit)
     if surely(at, "blocked", "read") > WAITING:
         outside = units.percent(share_of(at, "blocked", "read"))
-        return f"a worker waits for what it reads {outside} of its time, and needs no core meanwhile"
+        return f"a worker waits for something outside {outside} of its time, and needs no core meanwhile"
     if binding == "compute":
         return "the workers then keep up with the model"
     return f"each worker prepares {units.rate(1 / at.now.worker_s if at.now.worker_s else None)}"
@@ -183,9 +185,7 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
 
 def _where(at: Situation, part: str) -> str:
     """file:function where the training thread spends most of this part."""
-    functions = sums(trainer.functions for trainer in at.recording.trainers)
-    places = {name.partition(" ")[2]: s for name, s in functions.items() if name.startswith(f"{part} ")}
-    return max(places, key=lambda place: places[place], default="").rpartition(":")[0]
+    return busiest(sums(trainer.functions for trainer in at.recording.trainers), part).rpartition(":")[0]
 
 
 REMEDIES: tuple[Remedy, ...] = (other_workers, prefetch, kept_workers, larger_batches, a_loader_at_all)

@@ -77,12 +77,12 @@ AT_MOST = "this is what it would give if it cost nothing"
 
 
 def image_size(loader: LoaderSeen | None) -> int | None:
-    """Side of the images in its batches, NCHW or NHWC."""
+    """Shorter side of the images in its batches, NCHW or NHWC."""
     shape = next((shape for shape in (loader.batch_shapes if loader else []) if len(shape) == 4), None)
     if shape is None:
         return None
     _, first, middle, last = shape
-    return middle if first in (1, 3) else min(first, middle) if last in (1, 3) else None
+    return min(middle, last) if first in (1, 3) else min(first, middle) if last in (1, 3) else None
 
 
 def without_handover(at: Situation) -> float:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from feedline.profiling.explain.measure.situation import Situation
+from feedline.profiling.explain.measure.workers import busiest
 from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, share_of, surely
 from feedline.profiling.explain.remedies.remedy import (
     AT_MOST,
@@ -23,6 +24,7 @@ from feedline.profiling.explain.remedies.remedy import (
     without_handover,
 )
 from feedline.profiling.record import units
+from feedline.profiling.record.stages import STAGES
 
 NOTABLE = 0.15  # share of a worker's busy time below which a stage is not worth a word
 CAUSE = 0.3  # share from which the user's own code is what holds the workers up
@@ -96,10 +98,7 @@ def _plain(name: str) -> str:
 
 
 def place_of(at: Situation, stage: str) -> str:
-    """file:function, where the workers spend most of a stage."""
-    functions = at.measured.workers.functions
-    places = {name.partition(" ")[2]: s for name, s in functions.items() if name.startswith(f"{stage} ")}
-    return max(places, key=lambda place: places[place], default="")
+    return busiest(at.measured.workers.functions, stage)
 
 
 def own_collate(at: Situation) -> bool:
@@ -113,8 +112,7 @@ def slow_worker(at: Situation) -> Iterable[Change]:
         return
     worker, factor, error = workers.slow
     cpu_s = min(at.now.worker_cpu_s, workers.even_s)
-    places = {name.partition(" ")[2]: s for name, s in worker.functions.items() if not name.startswith("idle ")}
-    place = max(places, key=lambda name: places[name], default="")
+    place = busiest(worker.functions, *(stage for stage in STAGES if stage != "idle"))
     yield Change(
         family="slow-worker", remedy=f"mend worker {worker.worker}", target=place or f"worker {worker.worker}",
         then=replace(at.now, worker_s=workers.even_s, worker_cpu_s=cpu_s, contention={}), effort=Effort.CODE,

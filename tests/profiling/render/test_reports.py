@@ -271,6 +271,15 @@ def test_a_loader_that_was_not_watched_is_counted_in_steps() -> None:
     assert dict(verdict.figures)["now"].startswith("11.1 steps/s")
     assert dict(verdict.figures)["ceiling, data for free"].startswith("50 steps/s")
     assert "Medians of the windows (steps/s, 95 % interval)" in shown_as_text(seen)
+    assert "the same script reaches 50 steps/s" in " ".join(shown_as_text(seen).split())
+    assert "None" not in shown_as_text(seen)
+
+
+def test_legs_that_scatter_or_were_disturbed_say_so() -> None:
+    legs = [Leg(name="cached", samples_per_s=[167.0, 3677.0, 683.0]), Leg(name="normal", disturbed=3)]
+    flat = " ".join(shown_as_text(replace(made(), legs=legs)).split())
+    assert "windows too far apart to mean anything: 167–3,677" in flat
+    assert "3 windows beside other programs left out" in flat
 
 
 def test_terminal_codes_do_not_reach_the_terminal() -> None:

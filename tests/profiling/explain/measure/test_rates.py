@@ -97,3 +97,11 @@ def test_a_ceiling_that_contradicts_the_waiting_is_not_claimed() -> None:
     assert not any("data for free" in sentence for sentence in found.evidence)
     agrees = diagnose(made(wait_s=0.03, compute_s=0.07, ceiling=450.0))
     assert agrees.ceiling_samples_per_s == 450 and agrees.certain
+
+
+@pytest.mark.parametrize(("count", "kind"), [(2, "decode"), (3, "start")])
+def test_one_late_beginning_of_a_pass_is_no_habit(count: int, kind: str) -> None:
+    """Three quarters of the waiting, seen once or twice."""
+    passes = [LoaderPass(epoch=epoch, samples=320, start_s=0.3, end_s=0.0) for epoch in range(count)]
+    found = diagnose(made(wait_s=0.01, compute_s=0.05, passes=passes, stages={"decode": 0.002}))
+    assert (found.bound, found.cause.kind) == ("data", kind)

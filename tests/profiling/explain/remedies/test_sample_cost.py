@@ -7,6 +7,7 @@ import pytest
 
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions
+from feedline.profiling.explain.remedies.remedy import image_size
 from feedline.profiling.record.recording import Recording, Trial
 from tests.profiling.recordings import made
 
@@ -58,6 +59,12 @@ def test_what_feedlines_own_loader_transforms_is_the_users() -> None:
     """It tells the stage and no names: what it does itself is decoding."""
     assert of_family("shards", TRANSFORMING, transforms={}).gain < 1.5
     assert of_family("stage", TRANSFORMING, transforms={}).remedy == "cheaper transform"
+
+
+def test_the_shorter_side_is_what_pictures_are_cropped_to() -> None:
+    loader = made().loaders[0]
+    for shape in ([32, 3, 480, 224], [32, 3, 224, 480], [32, 480, 224, 3]):
+        assert image_size(replace(loader, batch_shapes=[shape])) == 224
 
 
 def test_making_floats_of_uint8_costs_a_model_on_the_cpu_time() -> None:
