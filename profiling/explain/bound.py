@@ -70,8 +70,8 @@ def judged(measured: Measured) -> Judged:
     if rival is not None and rival not in close:
         close.append(rival)
     for name in least:
-        if name in (bound, *close) and reach[name] > max(WIDE, abs(shares[name] - least[name])):
-            return Judged(None, [], _too_wide(measured, name))
+        if name in (bound, *close) and reach[name] > (most := max(WIDE, abs(shares[name] - least[name]))):
+            return Judged(None, [], _too_wide(measured, name, most))
     if bound == "compute" and shares["other"] >= THRESHOLDS["trainer"]:
         lost = units.percent(shares["other"])
         return Judged(None, [], f"nothing decides what the training thread does {lost} of the time")
@@ -98,12 +98,14 @@ def unseen(measured: Measured) -> str:
     return ""
 
 
-def _too_wide(measured: Measured, name: Bound) -> str:
+def _too_wide(measured: Measured, name: Bound, most: float) -> str:
+    """Other programs are blamed where without them the interval would reach no further than that."""
     trainer, others = measured.trainer, measured.machine.others_cores
     share, points = getattr(trainer.shares, name), 100 * ERRORS_95 * getattr(trainer.errors, name)
     known = f"{WORDS[name]} is {units.percent(share)} of the time, give or take {points:.0f} points"
     taken = f"other programs took {units.number(others, 2)} of the {measured.machine.cores:g} cores"
-    return f"{known}, for {taken}: run it alone" if others else f"{known}: {measured.longer}"
+    blamed = others and ERRORS_90 * getattr(measured.errors_alone, name) <= most
+    return f"{known}, for {taken}: run it alone" if blamed else f"{known}: {measured.longer}"
 
 
 def stalled(measured: Measured) -> tuple[bool, bool]:

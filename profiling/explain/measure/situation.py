@@ -41,6 +41,7 @@ class Measured:
     rates: Rates
     workers: Workers
     trainer: Trainer
+    errors_alone: Shares  # those of the trainer's shares, without what other programs may have made of them
     machine: Machine
     loader: LoaderSeen | None  # the training loader
     notes: list[str]  # what qualifies the numbers
@@ -115,6 +116,7 @@ def measure(recording: Recording) -> Measured:
         rates=rates,
         workers=workers,
         trainer=replace(trainer, errors=_beside_others(trainer, workers, machine)),
+        errors_alone=trainer.errors,
         machine=machine,
         loader=recording.train_loader,
         notes=[*notes, *([rates.doubt] if rates.doubt else [])],

@@ -7,7 +7,7 @@ import pytest
 
 from feedline.profiling.explain.verdict import Diagnosis, diagnose, record_keys
 from feedline.profiling.record.plain import to_plain
-from feedline.profiling.record.recording import EndedBy, Recording, Script, Series
+from feedline.profiling.record.recording import Costs, EndedBy, Recording, Script, Series
 from tests.profiling.recordings import made
 
 SMALL = {"read": 0.0, "decode": 0.0001, "transform": 0.0001, "collate": 0.0, "send": 0.0}
@@ -241,3 +241,14 @@ def test_much_waiting_that_other_programs_may_explain_is_no_certain_computing() 
     found = beside(0.2, 1.65, wait_s=0.25, compute_s=0.75)
     assert found.measured.batches_ready and found.measured.machine.others_cores
     assert (found.bound, found.close) == ("compute", ["data"])
+
+
+def test_other_programs_are_not_blamed_for_few_steps() -> None:
+    """Half a second of waiting was seen once, beside others."""
+    seen = replace(uneven(0.5, every=10, steps=14), script=STOPPED, costs=Costs())
+    times = [float(second) for second in range(12)]
+    busy = Series(name="cpu_cores", unit="cores", scope="host", source="/proc/stat", t_s=times, values=[4.0] * 12)
+    found = diagnose(replace(seen, series=[busy]))
+    assert found.measured.machine.others_cores
+    assert found.headline.startswith("Cannot tell: ") and "other programs" not in found.headline
+    assert "let it run longer" in found.headline
