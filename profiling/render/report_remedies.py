@@ -26,8 +26,7 @@ def remedies(diagnosis: Diagnosis) -> Remedies | None:
         replace(_remedy(best, unit), variants=[_remedy(one, unit) for one in others[:MOST_VARIANTS]])
         for best, *others in families.values()
     ]
-    shown = [one for row in rows for one in (row, *row.variants)]
-    most = max((one.gain if one.at_most else one.high for one in shown), default=1.0)
+    most = max((one.end for row in rows for one in (row, *row.variants)), default=1.0)
     return Remedies(rows=rows[:MOST_FAMILIES], most=most, ceiling=ceiling / rate.value if ceiling else None)
 
 
@@ -53,7 +52,7 @@ def what_may_help(diagnosis: Diagnosis) -> Section | None:
             "These gains are too small or too uncertain to be told from none: "
             f"{narrowed}; what is only typical is best tried."
         )
-        return section("What may help", Prose(words), Remedies(rows=rows, most=max(row.high for row in rows)))
+        return section("What may help", Prose(words), Remedies(rows=rows, most=max(row.end for row in rows)))
     if not diagnosis.predictions or any(prediction.helps for prediction in diagnosis.predictions):
         return None
     return section("What would help", Prose("Nothing that can be predicted would make this run notably faster."))

@@ -117,6 +117,11 @@ class Remedy:
     at_most: bool = False
 
     @property
+    def end(self) -> float:
+        """Of what is drawn of it."""
+        return self.gain if self.at_most else self.high
+
+    @property
     def gain_words(self) -> str:
         return units.gain(self.gain, self.low, self.high, at_most=self.at_most)
 

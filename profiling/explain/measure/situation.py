@@ -72,6 +72,8 @@ class Measured:
         ended_by = self.recording.script.ended_by
         if ended_by == "itself":
             return "the loop is too short, it needs more epochs or a larger dataset"
+        if ended_by == "error":
+            return "the script failed before more was seen"
         if ended_by == "steps":
             return f"let it run longer (--steps {max(100, 20 * math.ceil(self.trainer.steps / 10))})"
         return f"let it run longer (--seconds {max(60, 20 * math.ceil(self.recording.seconds / 10))})"

@@ -31,6 +31,8 @@ CAUSE = 0.3  # share from which the user's own code is what holds the workers up
 HALF = 0.5
 MOVING_S_PER_BYTE = 3e-9
 """The most that collating and sending a byte costs: three passes over it at about 1 GB/s, fresh pages included."""
+FLOAT_S_PER_BYTE = 1e-9
+"""Assumed of making a float picture of uint8 and normalising it on the CPU: four passes over it at about 4 GB/s."""
 LIGHTER = "hand over tensors rather than objects, uint8 rather than float, few pieces per batch"
 REPLACED = {
     "compose", "randomresizedcrop", "resizedcrop", "resize", "centercrop", "crop", "randomhorizontalflip", "hflip",
@@ -206,7 +208,7 @@ def uint8(at: Situation) -> Iterable[Change]:
     per_sample = (loader.batch_bytes or 0) / max(loader.batch_size or 1, 1)
     moving_s = min(stages.get("collate", 0.0) + stages.get("send", 0.0), per_sample * MOVING_S_PER_BYTE)
     saved_s, copy_s = min(now.worker_s, 0.75 * moving_s), 0.75 * (at.measured.trainer.copy_s or 0.0)
-    made_s = per_sample * MOVING_S_PER_BYTE if at.measured.machine.on_cpu else 0.0  # float again
+    made_s = per_sample * FLOAT_S_PER_BYTE if at.measured.machine.on_cpu else 0.0  # float again
     then = replace(now, worker_s=now.worker_s - saved_s, worker_cpu_s=max(0.0, now.worker_cpu_s - saved_s),
                    handover_s=now.handover_s / 4, step_s=max(0.0, now.step_s - copy_s) + made_s,
                    trainer_cpu_s=now.trainer_cpu_s + made_s)  # fmt: skip

@@ -73,6 +73,7 @@ def test_few_steps_tell_nothing(steps: int) -> None:
     [
         ("itself", "the loop is too short, it needs more epochs or a larger dataset."),
         ("steps", "let it run longer (--steps 100)."),
+        ("error", "the script failed before more was seen."),
         ("running", "let it run longer (--seconds 60)."),
     ],
 )
