@@ -1,6 +1,6 @@
 """What bounds a training loop, by the intervals of its shares. Pure.
 
-The rule, in order (shares as in `measure.main_thread`; one below its threshold is no candidate, the largest wins):
+The rule (shares as in `measure.main_thread`; of those that reach their threshold, the largest):
 
     data      the loop is blocked on batches the share `DATA_BOUND` of the time or more; or the ceiling leg
               is 1.5 times as fast although it hardly waits: workers and model fight for the same cores
@@ -11,13 +11,13 @@ The rule, in order (shares as in `measure.main_thread`; one below its threshold 
 Each share has its 90 % interval. Where a threshold lies inside it, or within three points of it, the verdict says
 which other one it is close to; where the interval is so wide that either may be, too little was seen, or nothing
 decides what much of the time is, it cannot tell. Beside other programs on all cores, waiting for batches that are
-ready is data only if it is half of the time or more.
+ready is data only if it is half of the time or more; with less, the verdict is another one that is close to data.
 """
 
 from dataclasses import asdict
 from typing import Literal, NamedTuple
 
-from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95
+from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95, measured_steps
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.record import units
@@ -46,61 +46,69 @@ def judged(measured: Measured) -> Judged:
     trainer = measured.trainer
     shares, errors = asdict(trainer.shares), asdict(trainer.errors)
     least: dict[Bound, float] = dict(THRESHOLDS)
-    if why := _unseen(measured):
+    if why := unseen(measured):
         return Judged(None, [], why)
     if measured.batches_ready and measured.machine.others_cores and measured.rates.start_share < DATA_BOUND:
         least["data"] = MOST
     reach = {name: ERRORS_90 * errors[name] for name in least}
     unknown = {name: shares["other"] if name == "trainer" or trainer.sampled else 0.0 for name in least}
     high = {name: shares[name] + reach[name] + unknown[name] + CLOSE for name in least}
-    possible: list[Bound] = [name for name in least if high[name] >= least[name]]
+    possible: list[Bound] = [name for name in least if high[name] >= least[name] or shares[name] >= THRESHOLDS[name]]
     claimed: list[Bound] = [name for name in least if shares[name] >= least[name]]
     claimed.sort(key=lambda name: -shares[name])
-    stalled, nearly = _stalled(measured)
-    bound: Bound = claimed[0] if claimed else "data" if stalled else "compute"
+    starved, nearly = stalled(measured)
+    bound: Bound = claimed[0] if claimed else "data" if starved else "compute"
     close: list[Bound] = [name for name in possible if name != bound]
-    rival: Bound | None = ("compute" if stalled else "data") if nearly else None
+    rival: Bound | None = ("compute" if starved else "data") if nearly else None
     if claimed:
         low = shares[bound] - reach[bound]
         close = [name for name in close if min(high[name], 1.0 - low) > low]
         near = low - CLOSE < least[bound]
         rival = (claimed[1] if len(claimed) > 1 else "compute") if near else None
+    if bound == "data" and measured.rates.contradicted:
+        rival = "compute"
     if rival is not None and rival not in close:
         close.append(rival)
     for name in least:
-        if name in (bound, *close) and reach[name] > max(WIDE, abs(shares[name] - least[name])):
-            return Judged(None, [], _too_wide(measured, name))
+        if name in (bound, *close) and reach[name] > (most := max(WIDE, abs(shares[name] - least[name]))):
+            return Judged(None, [], _too_wide(measured, name, most))
     if bound == "compute" and shares["other"] >= THRESHOLDS["trainer"]:
         lost = units.percent(shares["other"])
         return Judged(None, [], f"nothing decides what the training thread does {lost} of the time")
     return Judged(bound, close, "")
 
 
-def _unseen(measured: Measured) -> str:
-    """Why there is nothing to judge by; "" where there is."""
+def unseen(measured: Measured) -> str:
+    """Why there is nothing to judge by, nor to predict from; "" where there is."""
     recording, trainer = measured.recording, measured.trainer
+    if measured.uncounted:
+        return "how many samples a batch has could not be seen"
     if measured.rates.now is None and recording.optimizer_steps:
         return f"{units.count(recording.optimizer_steps, 'optimiser step')} seen, but no loader"
     if measured.rates.now is None:
         failed = " before the script failed" if recording.script.ended_by == "error" else ""
         return f"no training step was seen{failed}"
     if trainer.steps < FEW_STEPS:
-        return f"only {units.count(trainer.steps, 'step')} behind the warm-up: {measured.longer}"
+        warming = all(step.warm_up for step in measured_steps(recording)[0])
+        seen = f"{units.count(trainer.steps, 'step')} {'of' if warming else 'behind'} the warm-up"
+        return f"only {seen}: {measured.longer}"
     blind = trainer.shares.other >= THRESHOLDS["trainer"] and trainer.shares.data < MOST
     if trainer.looks < FEW_LOOKS and (trainer.sampled or blind):
         return f"only {units.count(trainer.looks, 'look')} at the training thread: {measured.longer}"
     return ""
 
 
-def _too_wide(measured: Measured, name: Bound) -> str:
+def _too_wide(measured: Measured, name: Bound, most: float) -> str:
+    """Other programs are blamed where without them the interval would reach no further than that."""
     trainer, others = measured.trainer, measured.machine.others_cores
     share, points = getattr(trainer.shares, name), 100 * ERRORS_95 * getattr(trainer.errors, name)
     known = f"{WORDS[name]} is {units.percent(share)} of the time, give or take {points:.0f} points"
     taken = f"other programs took {units.number(others, 2)} of the {measured.machine.cores:g} cores"
-    return f"{known}, for {taken}: run it alone" if others else f"{known}: {measured.longer}"
+    blamed = others and ERRORS_90 * getattr(measured.errors_alone, name) <= most
+    return f"{known}, for {taken}: run it alone" if blamed else f"{known}: {measured.longer}"
 
 
-def _stalled(measured: Measured) -> tuple[bool, bool]:
+def stalled(measured: Measured) -> tuple[bool, bool]:
     """Whether data for free would be far faster although the loop hardly waits, for its workers take the cores that
     the model needs; and whether that is close. Where other programs take more of them, it is not the data."""
     now, free = measured.rates.now, measured.free

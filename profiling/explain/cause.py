@@ -1,17 +1,18 @@
 """What limits the data of a loop that waits for it: one cause, or that it cannot be told. Pure.
 
-The first of these that the numbers bear: passes that begin slowly, one slow worker, more processes of the script than
-cores, batches unpickled or made in the training thread, batches that are ready and only handed over; else the stage
-that takes the workers longest.
+The first of these that the numbers bear: passes that begin slowly, one slow worker, cores that are short (the workers
+wait for them, or the model does), batches unpickled or made in the training thread, batches that are ready and only
+handed over; else the stage that takes the workers longest.
 """
 
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from feedline.profiling.explain.bound import stalled
 from feedline.profiling.explain.measure.main_thread import looked
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
-from feedline.profiling.explain.measure.workers import FEW_LOOKS
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest
 from feedline.profiling.record import units
 from feedline.profiling.record.stages import STAGES
 
@@ -62,7 +63,7 @@ def _cores(measured: Measured) -> Cause | None:
     workers, machine = measured.workers, measured.machine
     if not workers.count or machine.others_cores:
         return None
-    if measured.trainer.shares.data < DATA_BOUND and measured.free is not None:
+    if measured.trainer.shares.data < DATA_BOUND and any(stalled(measured)):
         return Cause(kind="cores", words="the workers take the cores that the model needs")
     if workers.delay is None or workers.delay < MOSTLY:
         return None
@@ -113,6 +114,10 @@ def _stage(measured: Measured) -> Cause:
     if name is None and workers.looks < FEW_LOOKS:
         seen = units.count(workers.looks, "look")
         return Cause(words=f"{seen} at the workers are too few to say what they do: {measured.longer}")
+    if name is None and workers.leader is not None:
+        where, share = _place(measured, "other"), units.percent(workers.stages["other"] / workers.busy)
+        unknown = f"{share} of the workers' busy time is in what no rule knows"
+        return Cause(where=where, words=unknown + (f" ({where})" if where else ""))
     if name is None:
         return Cause(words="no stage of the workers leads the others beyond its error")
     share, error = (of[name] / workers.busy for of in (workers.stages, workers.stage_errors))
@@ -133,7 +138,5 @@ def spent_in(stage: str) -> str:
 
 def _place(measured: Measured, stage: str) -> str:
     """Where the workers are busiest in a stage; "" where nothing was recorded of it."""
-    seen = measured.workers.functions
-    places = {name.removeprefix(f"{stage} "): seen[name] for name in seen if name.startswith(f"{stage} ")}
-    of = places or (measured.workers.transforms if stage == "transform" else {})
-    return max(of, key=lambda name: of[name], default="")
+    named = measured.workers.transforms if stage == "transform" else {}
+    return busiest(measured.workers.functions, stage) or max(named, key=lambda name: named[name], default="")

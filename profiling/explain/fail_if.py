@@ -1,9 +1,9 @@
 """`--fail-if "wait>10%"`: a condition on a profile, for continuous integration. Pure.
 
 `NAME > NUMBER[%]` (also >=, <, <=) of: wait, data, copy, trainer, compute, overhead (fractions), rate or
-samples_per_s, ceiling, the workers' stages (`record/stages.py`), and gpu (SM
-activity, else utilisation, the mean over GPUs). `bound == data`, `bound != compute`. The option may be given several
-times: it fails if any condition holds. What was not measured does not pass: its condition then counts as met.
+samples_per_s, ceiling, the workers' stages (`record/stages.py`), and gpu (SM activity, else utilisation, the mean
+over GPUs). `bound == data`, `bound != compute`. The option may be given several times: it fails if any condition
+holds. What was not measured does not pass: its condition then counts as met.
 """
 
 import operator

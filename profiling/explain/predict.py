@@ -62,6 +62,7 @@ class Prediction:
     effort: Effort = Effort.SETTING
     cost: str = ""
     helps: bool = False
+    at_most: bool = False  # the gain is an upper bound: what it is about costs nothing then
     vain: bool = False  # no figure but a reason says that it does not help
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What to change, as keywords of the loader or of `feedline prepare`."""
@@ -81,7 +82,8 @@ def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[
         return []
     found = [(change, predict(at, change)) for remedy in REMEDIES for change in remedy(at)]
     best = sorted((one for one in found if one[1].helps), key=lambda one: _within(one[1]))
-    order = list(dict.fromkeys(one.family for _, one in sorted(best, key=lambda one: _among(at, *one))))
+    shown = {one.family: (change, one) for change, one in reversed(best)}  # the best of each
+    order = sorted(shown, key=lambda family: _among(at, *shown[family]))
     helping = sorted((one for _, one in best), key=lambda one: order.index(one.family))
     return helping + sorted((one for _, one in found if not one.helps), key=lambda one: (-one.gain, one.effort))
 
@@ -134,6 +136,7 @@ def predict(at: Situation, change: Change) -> Prediction:
         why=f"this will not help, because {change.why}" if vain else change.why,
         helps=not vain and gain > 1.0 + NOTABLE and gain_low > 1.0,
         vain=vain,
+        at_most=change.at_most,
         settings=dict(change.settings),
         **once,
     )

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from feedline.profiling.explain.bound import Bound, judged
+from feedline.profiling.explain.bound import FEW_STEPS, Bound, judged, unseen
 from feedline.profiling.explain.cause import Cause, cause_of
 from feedline.profiling.explain.measure.main_thread import busiest_place
 from feedline.profiling.explain.measure.situation import Measured, measure
@@ -72,7 +72,7 @@ def diagnose(recording: Recording) -> Diagnosis:
         evidence=evidence(measured, verdict, cause),
         cause=cause,
         measured=measured,
-        predictions=all_predictions(measured),
+        predictions=[] if unseen(measured) else all_predictions(measured),
     )
 
 
@@ -88,7 +88,7 @@ def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
             "certain": diagnosis.certain,
             "headline": diagnosis.headline,
             "evidence": diagnosis.evidence,
-            "wait_fraction": trainer.wait_fraction,
+            "wait_fraction": trainer.wait_fraction if trainer.steps >= FEW_STEPS else None,
             "samples_per_s": diagnosis.samples_per_s,
             "low": now.low if now else None,
             "high": now.high if now else None,
@@ -103,7 +103,7 @@ def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
             "epoch_start_s": rates.epoch_start_s,
             "epoch_samples": rates.epoch_samples,
         },
-        "stages": workers.stages,
+        "stages": workers.stages if workers.looks >= FEW_LOOKS else dict.fromkeys(workers.stages),
         "stage_errors": workers.stage_errors,
         "workers": [{**{name: getattr(w, name) for name in named}, **stages} for w, stages in workers.each],
         "predictions": [{**asdict(p), "effort": p.effort.name.lower()} for p in diagnosis.predictions],
@@ -114,11 +114,11 @@ def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def known_shares(measured: Measured) -> dict[str, float | None]:
-    """The shares, None where they were not measured."""
+    """The shares, None where they were not measured, or over too few steps to say anything."""
     trainer, shares = measured.trainer, asdict(measured.trainer.shares)
-    unseen = {"data"} if trainer.wait_fraction is None else set[str]()
+    hidden = {"data"} if trainer.wait_fraction is None else set[str]()
     if trainer.looks < FEW_LOOKS:
-        unseen |= {"trainer", "compute", "other"}
+        hidden |= {"trainer", "compute", "other"}
     if trainer.copy_s is None and not measured.machine.on_cpu:
-        unseen.add("copy")
-    return {name: None if name in unseen or not trainer.steps else share for name, share in shares.items()}
+        hidden.add("copy")
+    return {name: None if name in hidden or trainer.steps < FEW_STEPS else share for name, share in shares.items()}

@@ -9,7 +9,6 @@ from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import HARDLY, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import Recording
 
 SHORT = 0.2  # share of their busy time without a core from which workers lack cores
 
@@ -37,7 +36,7 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
     """The strongest first."""
     now, machine = measured.rates.now, measured.machine
     if now is None:
-        return _without_steps(measured.recording)
+        return _without_steps(measured)
     shares, errors = asdict(measured.trainer.shares), asdict(measured.trainer.errors)
     parts = [f"{units.share(shares[name], errors[name])} {WORDS[name]}" for name in WORDS if shares[name] >= 0.005]
     spent = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
@@ -46,7 +45,7 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
     if machine.others_cores:
         sentences.append(
             f"Other programs took {units.number(machine.others_cores, 2)} of the {machine.cores:g} cores meanwhile: "
-            "without them the script is faster, whatever bounds it. The intervals are wider for it."
+            "without them the script may be faster. The intervals are wider for it."
         )
     if machine.throttled >= HARDLY:
         sentences.append(f"A quota kept the script from running {units.percent(machine.throttled)} of the time.")
@@ -58,9 +57,13 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
     return sentences
 
 
-def _without_steps(recording: Recording) -> list[str]:
-    """What the main thread did in a loop whose batches come from no loader that is known (older recordings)."""
-    sentences = ["No loader of a known kind was iterated, so there is nothing to measure a rate by."]
+def _without_steps(measured: Measured) -> list[str]:
+    """What the main thread did in a loop whose batches come from no loader that is known (older recordings), or are
+    of a kind that is not."""
+    recording, missing = measured.recording, "No loader of a known kind was iterated"
+    if measured.uncounted:
+        missing = "The batches are of no kind whose samples can be counted"
+    sentences = [f"{missing}, so there is nothing to measure a rate by."]
     seconds = max((trainer.seconds for trainer in recording.trainers), default=0.0)
     parts = sorted(parts_of(recording).items(), key=lambda item: -item[1])
     words = [f"{units.percent(share)} {name}" for name, share in parts if share >= 0.01]
@@ -75,7 +78,7 @@ def _of_the_ceiling(measured: Measured) -> list[str]:
     ceiling, free = measured.rates.ceiling, measured.free
     if ceiling is None or free is None:
         return []
-    reached, reach = units.rate(ceiling.value), ERRORS_90 * free.error
+    reached, reach = units.rate(ceiling.value, measured.unit), ERRORS_90 * free.error
     if free.value * (1 - reach) >= 1.0 and free.value >= 1.05:
         return [f"With data for free the same script reaches {reached}, {units.times(free.value)} as much."]
     if free.value * (1 + reach) < 1.1:
@@ -94,7 +97,7 @@ def _of_epochs(measured: Measured) -> list[str]:
         return []
     return [
         f"Each epoch takes {units.seconds(rates.epoch_start_s)} to begin and end beside {units.seconds(steps_s)} "
-        f"of steps: over whole epochs it is {units.rate(whole.value)}, "
+        f"of steps: over whole epochs it is {units.rate(whole.value, measured.unit)}, "
         "which predictions are compared with."
     ]
 

@@ -1,11 +1,11 @@
 """Which time counts: the training loader's measured steps of one rank. Sums of rows and means of series over it."""
 
-import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from feedline.profiling.record.errors import look_error, ratio_error
 from feedline.profiling.record.journal import TimeRow
 from feedline.profiling.record.measurements import GPU_MEANS, Gpu, Series
 from feedline.profiling.record.recording import Step
@@ -76,13 +76,11 @@ class RowSum:
         self.top_functions = dict(sorted(functions.items(), key=lambda item: -item[1])[:TOP_FUNCTIONS])
 
     def stages_error_s(self) -> dict[str, float]:
-        """Standard error of each stage's seconds: that of a ratio estimate over blocks (Cochran, 1977, chapter 6),
-        and at least that of so many single looks."""
+        """Standard error of each stage's seconds: over blocks, and at least that of so many single looks."""
         errors: dict[str, float] = {}
         lengths = [sum(stages.values()) for stages, _ in self._blocks]
         for name, seconds in self.stages.items() if self.seconds else ():
-            share = seconds / self.seconds
-            looks_s = self.seconds * math.sqrt(share * (1 - share) / max(1.0, self.ticks))
+            looks_s = self.seconds * look_error(seconds / self.seconds, self.ticks)
             errors[name] = max(looks_s, ratio_error([stages.get(name, 0.0) for stages, _ in self._blocks], lengths))
         return errors
 
@@ -94,15 +92,6 @@ class RowSum:
             return {"sample_s": None, "sample_error_s": None}
         error = ratio_error(busy, samples) / sum(samples) if sum(count > 0 for count in samples) > 2 else None
         return {"sample_s": sum(busy) / sum(samples), "sample_error_s": error}
-
-
-def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
-    """Standard error of sum(parts), by how the blocks' ratios to `wholes` differ; 0 for fewer than three."""
-    count = len(parts)
-    if count < 3 or not sum(wholes):
-        return 0.0
-    ratio = sum(parts) / sum(wholes)
-    return math.sqrt(count / (count - 1) * sum((a - ratio * b) ** 2 for a, b in zip(parts, wholes, strict=True)))
 
 
 def of_lowest_rank(steps: Sequence[Step]) -> Windows:

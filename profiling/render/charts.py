@@ -78,7 +78,7 @@ def scale_of_bars(chart: Bars) -> Scale:
 
 
 def scale_of_remedies(chart: Remedies) -> Scale:
-    """From as fast as now."""
+    """From nothing: as fast as now is 1."""
     return Scale(low=0.0, high=max(1.0, chart.most, chart.ceiling or 0.0), ticks=())
 
 

@@ -125,13 +125,12 @@ def _remedies(chart: sections.Remedies, width: int) -> list[str]:
     if units.known(chart.ceiling):
         lines[0] += f"; {sections.CEILING}: {units.times(chart.ceiling)}"
     for remedy in chart.rows:
-        lines += _wrapped(f"{units.gain(remedy.gain, remedy.low, remedy.high)}  {remedy.name}", width, 6)
+        lines += _wrapped(f"{remedy.gain_words}  {remedy.name}", width, 6)
         terms = [f"{name} {words}" for name, words in remedy.terms.items()]
         lines += [line for said in (remedy.why, *terms) for line in _wrapped(said, width, 8, " " * 6)]
         lines += [f"{' ' * 10}{line}" for line in remedy.command.splitlines()]
         for variant in remedy.variants:
-            gain = units.gain(variant.gain, variant.low, variant.high)
-            lines += _wrapped(f"or {gain}  {variant.name}", width, 9, " " * 6)
+            lines += _wrapped(f"or {variant.gain_words}  {variant.name}", width, 9, " " * 6)
     return lines
 
 

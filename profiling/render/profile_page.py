@@ -13,7 +13,7 @@ from feedline.profiling.explain.difference import Versus
 from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.measure.main_thread import parts_of
 from feedline.profiling.explain.measure.rates import Rate, median_rate
-from feedline.profiling.explain.measure.situation import DATA_BOUND
+from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
 from feedline.profiling.explain.measure.workers import Workers, share_error
 from feedline.profiling.explain.verdict import Diagnosis, known_shares
 from feedline.profiling.record import units
@@ -76,24 +76,37 @@ def report(diagnosis: Diagnosis) -> Page:
 
 
 def verdict(diagnosis: Diagnosis) -> Verdict:
-    measured, ceiling, figures = diagnosis.measured, diagnosis.measured.rates.ceiling, list[tuple[str, str]]()
+    measured, figures = diagnosis.measured, list[tuple[str, str]]()
     now, over_epochs, unit = measured.now, measured.over_epochs, measured.unit
     if now is not None and over_epochs is not None:
         whole = over_epochs.value
-        free = _rate(ceiling, unit) if ceiling else "not measured (run with --legs)"
         figures = [
             ("now", _rate(now, unit)),
             *([("over whole epochs", units.rate(whole, unit))] if whole < 0.97 * now.value else []),
-            (CEILING, free),
+            (CEILING, _ceiling(measured)),
             ("cost of profiling", units.percent(diagnosis.recording.overhead.fraction)),
         ]
-    proof = Stacks(total=_step("", diagnosis), title="The step", unit=OF_LOOP) if now else None
+    step = _step("", diagnosis)
+    proof = Stacks(total=step, title="The step", unit=OF_LOOP) if now and any(step.parts.values()) else None
     tone: Tone = "open" if diagnosis.bound is None else "good" if diagnosis.bound == "compute" else "bad"
-    found = remedies(diagnosis)
+    found = remedies(diagnosis) if diagnosis.bound else None
     first = replace(found, rows=found.rows[:1]) if found and found.rows else None
     return Verdict(
         words=diagnosis.headline, proof=proof, evidence=diagnosis.evidence, figures=figures, first=first, tone=tone
     )
+
+
+def _ceiling(measured: Measured) -> str:
+    """Where there is none, why; and what would measure it only where nobody has tried."""
+    rates, recording = measured.rates, measured.recording
+    if rates.ceiling:
+        return _rate(rates.ceiling, measured.unit)
+    if rates.doubt:
+        return "not claimed (see the notes)"
+    if recording.legs or any(note.startswith("no legs") for note in recording.notes):
+        return "not measured (see the notes)"
+    unwatched = measured.loader is not None and measured.loader.kind == "unwatched"
+    return units.UNKNOWN if unwatched else "not measured (run with --legs)"
 
 
 def _rate(rate: Rate, unit: str) -> str:
@@ -104,7 +117,7 @@ def sections(diagnosis: Diagnosis) -> list[Section | None]:
     """Everything below the verdict, for pages that put a recording among other things."""
     recording = diagnosis.recording
     return [
-        what_helps(remedies(diagnosis)),
+        what_helps(diagnosis),
         what_may_help(diagnosis),
         in_vain(diagnosis.predictions),
         _where_time_goes(diagnosis),
@@ -125,10 +138,11 @@ def _where_time_goes(diagnosis: Diagnosis) -> Section | None:
 
 
 def _main_thread(diagnosis: Diagnosis) -> Stacks | None:
-    """Where no loader was watched, it is all that is known of where data comes in."""
-    recording, loader = diagnosis.recording, diagnosis.measured.loader
+    """Where no loader was watched by the clock, it is all that is known of where data comes in."""
+    recording, measured = diagnosis.recording, diagnosis.measured
+    by_clock = measured.loader and measured.rates.now and not measured.trainer.sampled
     parts = dict(sorted(parts_of(recording).items(), key=lambda item: -item[1]))
-    if not parts or not recording.optimizer_steps or (loader and loader.kind != "unwatched"):
+    if not parts or not recording.optimizer_steps or by_clock:
         return None
     whole_s = sum(trainer.seconds for trainer in recording.trainers)
     # A part's error adds up over ranks as independent ones do; it is not known where one of them does not tell.
@@ -190,7 +204,12 @@ def _legs(measured: Sequence[Leg], unit: str) -> Section | None:
             busy = f"{leg.num_workers} busy beside"
             label += f", {busy if leg.name == 'crowded' else units.count(leg.num_workers, 'worker')}"
         value, low, high = (rate.value, rate.low, rate.high) if rate else (None, None, None)
-        rows.append(Bar(label=label, value=value, low=low, high=high, note=leg.note))
+        windows, said = leg.samples_per_s, [leg.note]
+        if rate is None and any(windows):
+            said.append(f"windows too far apart to mean anything: {units.spread(min(windows), max(windows))}")
+        if leg.disturbed:
+            said.append(f"{units.count(leg.disturbed, 'window')} beside other programs left out")
+        rows.append(Bar(label=label, value=value, low=low, high=high, note="; ".join(filter(None, said))))
     lede = "The same script with one thing taken away, in short windows that take turns."
     chart = Bars(rows=rows, title="Medians of the windows", unit=unit)
     return section("The legs", chart, lede=lede) if rows else None
@@ -238,7 +257,10 @@ def _about(diagnosis: Diagnosis) -> Section | None:
         "python": recording.script.python or host["python"],
     }
     if loader is not None:
-        facts["loader"] = f"{loader.kind}, num_workers={loader.num_workers}, batch_size={loader.batch_size}"
+        known = {name: getattr(loader, name) for name in ("num_workers", "batch_size")}
+        facts["loader"] = ", ".join(
+            [loader.kind, *(f"{n}={value}" for n, value in known.items() if value is not None)]
+        )
     return section("About this recording", Facts(facts))
 
 

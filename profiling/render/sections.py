@@ -103,7 +103,8 @@ class Bars:
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
     """Something to do: how many times as fast the script would be, and the command or line that does it. `terms` are
-    what it takes, needs, changes; `variants` are other ways to do the same."""
+    what it takes, needs, changes; `variants` are other ways to do the same. Of an upper bound (`at_most`) no interval
+    is shown."""
 
     name: str
     gain: float
@@ -113,6 +114,16 @@ class Remedy:
     terms: Mapping[str, str] = field(default_factory=dict[str, str])
     command: str = ""
     variants: Sequence["Remedy"] = ()
+    at_most: bool = False
+
+    @property
+    def end(self) -> float:
+        """Of what is drawn of it."""
+        return self.gain if self.at_most else self.high
+
+    @property
+    def gain_words(self) -> str:
+        return units.gain(self.gain, self.low, self.high, at_most=self.at_most)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,9 @@ from feedline.profiling.record.recording import (
 )
 from feedline.profiling.record.stages import STAGES
 
+SCATTER = (0.99, 0.995, 1.0, 1.005, 1.01)
+"""A leg's windows over their median."""
+
 
 def made(
     *,
@@ -123,9 +126,9 @@ def _worker(
 
 
 def _legs(ceiling: float | None, loader_only: dict[int, float]) -> list[Leg]:
-    legs = [Leg(name="cached", samples_per_s=[ceiling * 0.99, ceiling, ceiling * 1.01])] if ceiling else []
+    legs = [Leg(name="cached", samples_per_s=[ceiling * off for off in SCATTER])] if ceiling else []
     for workers, rate in loader_only.items():
-        legs.append(Leg(name="loader_only", samples_per_s=[rate * 0.99, rate, rate * 1.01], num_workers=workers))
+        legs.append(Leg(name="loader_only", samples_per_s=[rate * off for off in SCATTER], num_workers=workers))
     return legs
 
 

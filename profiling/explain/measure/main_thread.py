@@ -22,14 +22,13 @@ from typing import get_args
 from feedline.profiling.explain.measure.rates import (
     ERRORS_90,
     Rate,
-    look_error,
     median_rate,
     seconds_of,
-    share_error,
     stretches,
     waited_s,
 )
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, sums
+from feedline.profiling.record.errors import look_error, share_error
 from feedline.profiling.record.recording import Recording, Step, TrainerPart
 
 PARTS = get_args(TrainerPart)

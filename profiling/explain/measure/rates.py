@@ -7,19 +7,19 @@ out), summed over ranks. In a loop whose batches nobody sees (`LoaderSeen.kind` 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from feedline.profiling.record import units
+from feedline.profiling.record.errors import OF_A_MEDIAN, spread_error
 from feedline.profiling.record.recording import Recording, Step
-from feedline.profiling.record.windows import ratio_error
 
 # How many standard errors an interval reaches either way: what was measured is shown with its 95 %, what is predicted
 # with its 90 %.
 ERRORS_95, ERRORS_90 = 2.0, 1.64
-GROUPS = 10  # steps are cut into this many stretches; their spread is the uncertainty of rates and shares
-UNKNOWN_ERROR = 0.1  # of what was measured too seldom to have a spread
+GROUPS = 10  # steps are cut into so many stretches or more; their spread is the uncertainty of rates and shares
 MOSTLY_COLD = 0.9  # a cold leg counts when this share of the data's files was out of memory
 SCATTERED = 0.25  # a leg whose windows leave its rate a larger error than this says nothing
+SEEN_ONCE = 0.25  # relative error of what an epoch begins with, where one beginning was seen
 AGREE = 0.1  # rates this close are the same loop's: windows of a second differ by so much on a quiet machine
 
 
@@ -46,6 +46,7 @@ class Rates:
     now: Rate | None  # between the first and the last batch of an epoch
     ceiling: Rate | None  # with cached batches: data is free; None too where that cannot be believed
     doubt: str  # why it cannot, for a reader
+    contradicted: bool = False  # without its waiting the loop would be faster than that ceiling: one of them is wrong
     cold: Rate | None  # with the data's files out of memory; None too where dropping them did not work
     loader_only: dict[int, Rate]  # the loader's own rate by number of workers
     epoch_start_s: float
@@ -110,41 +111,16 @@ def waited_s(step: Step) -> float:
 def median_rate(values: Sequence[float]) -> Rate | None:
     """None where there is no value above 0, and where they are too far apart to mean anything."""
     known = [value for value in values if value > 0]
-    error = _spread_error(known)
+    error = (OF_A_MEDIAN if len(known) > 2 else 1.0) * spread_error(known)  # of two it is the mean
     return Rate(value=statistics.median(known), error=error) if known and error <= SCATTERED else None
 
 
 def stretches(steps: Sequence[Step]) -> list[Sequence[Step]]:
-    """Up to ten (of fewer than twenty steps, one each) of equal numbers of steps, as time went on."""
+    """Ten to nineteen of equal numbers of steps, as time went on; of fewer than twenty steps, one each. What is left
+    behind the last is in none."""
     ordered = sorted(steps, key=lambda step: step.start_s)
     size = max(1, len(ordered) // GROUPS)
     return [ordered[at : at + size] for at in range(0, len(ordered) - size + 1, size)]
-
-
-def share_error(parts_s: Sequence[float], whole_s: Sequence[float]) -> float:
-    """Absolute standard error of the parts' share of the whole, over blocks: that of the ratio estimator, widened for
-    few blocks as Student's t is (n - 3). The most it can be where there are fewer than four."""
-    count, total_s = len(whole_s), sum(whole_s)
-    share = min(1.0, sum(parts_s) / total_s) if total_s > 0 else 0.5
-    if count < 4:
-        return math.sqrt(share * (1.0 - share))
-    return ratio_error(parts_s, whole_s) / total_s * math.sqrt((count - 1) / (count - 3))
-
-
-def look_error(share: float, looks: float) -> float:
-    """Absolute standard error of a share by so many independent looks: what one in so many more would show."""
-    if looks < 2:
-        return 0.5
-    share = min(max(share, 1.0 / looks), 1.0 - 1.0 / looks)
-    return math.sqrt(share * (1.0 - share) / looks)
-
-
-def _spread_error(values: Sequence[float]) -> float:
-    """Relative standard error of the mean of `values`; a tenth or more when there are too few to tell."""
-    if len(values) < 2 or statistics.fmean(values) <= 0:
-        return UNKNOWN_ERROR
-    error = statistics.stdev(values) / statistics.fmean(values) / math.sqrt(len(values))
-    return error if len(values) > 2 else max(error, UNKNOWN_ERROR)
 
 
 def _rate_now(steps: Sequence[Step]) -> Rate | None:
@@ -157,7 +133,7 @@ def _rate_now(steps: Sequence[Step]) -> Rate | None:
         for group in stretches(steps)
         if (group_s := seconds_of(group)) > 0
     ]
-    return Rate(value=samples / seconds, error=_spread_error(rates))
+    return Rate(value=samples / seconds, error=spread_error(rates))
 
 
 def _ceiling(recording: Recording, now: Rate | None) -> tuple[Rate | None, str]:
@@ -177,6 +153,19 @@ def _ceiling(recording: Recording, now: Rate | None) -> tuple[Rate | None, str]:
         ran = f"ran at {units.rate(ceiling.value)}, slower than the loop before at {units.rate(now.value)}"
         return None, f"The ceiling is not claimed: with data for free it {ran}. Something else was using the machine."
     return ceiling, ""
+
+
+def believed(rates: Rates, data: float, error: float) -> Rates:
+    """The same, without a ceiling that contradicts what the loop waits between its steps, a share with its absolute
+    error."""
+    now, ceiling, surely = rates.now, rates.ceiling, min(0.9, data - ERRORS_90 * error)
+    if now is None or ceiling is None or ceiling.high * (1.0 + AGREE) >= now.low / (1.0 - surely):
+        return rates
+    doubt = (
+        f"The ceiling is not claimed: with data for free it ran at {units.rate(ceiling.value)}, but without the "
+        f"{units.percent(data)} of its time that it waits it would run at {units.rate(now.value / (1.0 - data))}."
+    )
+    return replace(rates, ceiling=None, doubt=doubt, contradicted=True)
 
 
 def _apart(one: Rate, other: Rate) -> bool:
@@ -199,4 +188,5 @@ def _epoch(recording: Recording, steps: Sequence[Step]) -> tuple[float, float, f
     usual_s = statistics.fmean(waited_s(step) for step in steps)
     ranks = len({epoch.rank for epoch in whole})
     samples = statistics.fmean(epoch.samples for epoch in whole) * ranks
-    return max(0.0, beside_s - usual_s), _spread_error(starts), samples
+    error = spread_error(starts) if len(starts) > 1 else SEEN_ONCE
+    return max(0.0, beside_s - usual_s), error, samples

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from feedline.profiling.explain.measure.main_thread import Shares, Trainer, measure_trainer
-from feedline.profiling.explain.measure.rates import ERRORS_90, Rate, Rates, measure_rates, measured_steps, waited_s
+from feedline.profiling.explain.measure.rates import (
+    ERRORS_90,
+    Rate,
+    Rates,
+    believed,
+    measure_rates,
+    measured_steps,
+    waited_s,
+)
 from feedline.profiling.explain.measure.throughput import Throughput, over_epochs
 from feedline.profiling.explain.measure.workers import Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording, Step
@@ -30,7 +38,8 @@ class Machine:
 
     @property
     def others_error(self) -> float:
-        """Relative error of a rate for want of these cores: two of it are their share of the script's."""
+        """Relative error of a rate for want of these cores: half of their share, so that the 95 % interval reaches
+        from none of it to all."""
         return 0.5 * self.others_cores / self.cores
 
 
@@ -40,6 +49,7 @@ class Measured:
     rates: Rates
     workers: Workers
     trainer: Trainer
+    errors_alone: Shares  # those of the trainer's shares, without what other programs may have made of them
     machine: Machine
     loader: LoaderSeen | None  # the training loader
     notes: list[str]  # what qualifies the numbers
@@ -66,8 +76,21 @@ class Measured:
 
     @property
     def longer(self) -> str:
-        """What to do where too little was seen."""
+        """What to do where too little was seen, which depends on what ended the run."""
+        ended_by = self.recording.script.ended_by
+        if ended_by == "itself":
+            return "the loop is too short, it needs more epochs or a larger dataset"
+        if ended_by == "error":
+            return "the script failed before more was seen"
+        if ended_by == "steps":
+            return f"let it run longer (--steps {max(100, 20 * math.ceil(self.trainer.steps / 10))})"
         return f"let it run longer (--seconds {max(60, 20 * math.ceil(self.recording.seconds / 10))})"
+
+    @property
+    def uncounted(self) -> bool:
+        """Batches were drawn of which nobody can see how many samples they have."""
+        steps = self.recording.steps
+        return bool(steps) and not any(step.samples for step in steps)
 
     @property
     def unit(self) -> str:
@@ -104,7 +127,8 @@ def measure(recording: Recording) -> Measured:
     steps, notes = measured_steps(recording)
     rates = measure_rates(recording, steps)
     machine = _machine(recording, steps, rates.now.value if rates.now else 0.0)
-    workers, trainer = measure_workers(recording), _with_starts(measure_trainer(recording, steps), rates)
+    workers, trainer = measure_workers(recording), measure_trainer(recording, steps)
+    rates, trainer = believed(rates, trainer.shares.data, trainer.errors.data), _with_starts(trainer, rates)
     if workers.count and workers.stages and workers.delay is None:
         notes.append("Whether the workers lacked cores cannot be told: the kernel did not say how long they waited.")
     return Measured(
@@ -112,6 +136,7 @@ def measure(recording: Recording) -> Measured:
         rates=rates,
         workers=workers,
         trainer=replace(trainer, errors=_beside_others(trainer, workers, machine)),
+        errors_alone=trainer.errors,
         machine=machine,
         loader=recording.train_loader,
         notes=[*notes, *([rates.doubt] if rates.doubt else [])],
@@ -134,9 +159,8 @@ def _with_starts(trainer: Trainer, rates: Rates) -> Trainer:
 
 
 def _beside_others(trainer: Trainer, workers: Workers, machine: Machine) -> Shares:
-    """The errors of its shares, widened by what other programs may have made of them: as a rate's, two of it are what
-    they took. Data is what is left of it once workers and trainer have the cores they waited for, where that is
-    known."""
+    """The errors of its shares, widened by what other programs may have made of them: half of that, as a rate's. Data
+    is what is left of it once workers and trainer have the cores they waited for, where that is known."""
     if not machine.others_cores:
         return trainer.errors
     errors, data = vars(trainer.errors), trainer.shares.data
@@ -161,7 +185,7 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) 
     }
     for series in (series for series in recording.series if series.name == "cpu_cores"):
         sampled += 0.0 if series.scope == "host" else mean_over(series, windows) or 0.0
-    host = of_host.get("cpu_cores", 0.0) + of_host.get("steal", 0.0)
+    host = of_host.get("cpu_cores", 0.0) + of_host.get("steal_cores", 0.0)
     others = max(
         0.0, host - max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
     )
@@ -172,7 +196,7 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) 
         on_cpu=recording.compute.device == "cpu",
         others_busy=others,
         others_cores=min(others, cores) if full and others >= NOTABLE * cores else 0.0,
-        throttled=of_host.get("throttled", 0.0),
+        throttled=min(1.0, of_host.get("cgroup_throttled", 0.0) / cores),  # added up over the cores
     )
 
 

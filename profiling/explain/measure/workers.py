@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95, UNKNOWN_ERROR, Rate, look_error
+from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95, Rate
+from feedline.profiling.record.errors import UNKNOWN_ERROR, look_error
 from feedline.profiling.record.recording import Recording, WorkerTime
 from feedline.profiling.record.stages import STAGES
 
@@ -60,11 +61,16 @@ class Workers:
 
     @property
     def top(self) -> str | None:
-        """What takes them longest; None where no stage leads by more than its and the next one's errors (90 %)."""
+        """The stage that takes them longest; None where none leads, or what does is of no stage."""
+        return None if self.leader == "other" else self.leader
+
+    @property
+    def leader(self) -> str | None:
+        """What takes them longest; None where it does not lead by more than its and the next one's errors (90 %)."""
         first, second = sorted(
             (name for name in STAGES if name != "idle"), key=lambda name: -self.stages.get(name, 0.0)
         )[:2]
-        if self.looks < FEW_LOOKS or first == "other":
+        if self.looks < FEW_LOOKS:
             return None
         lead = self.stages[first] - self.stages[second]
         # What one stage has too much, another may have too little: errors add up.
@@ -102,6 +108,12 @@ def measure_workers(recording: Recording) -> Workers:
         delay=min(1.0, delay_s / busy_s) if delay_s is not None and busy_s else None,
         slow=_slow_worker(workers),
     )
+
+
+def busiest(functions: Mapping[str, float], *stages: str) -> str:
+    """Of places recorded as `stage file:function`, the one where these stages take longest; "" without any."""
+    mine = [name for name in functions if name.partition(" ")[0] in stages]
+    return max(mine, key=lambda name: functions[name], default="").partition(" ")[2]
 
 
 def sums(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:

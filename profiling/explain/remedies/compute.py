@@ -8,16 +8,27 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from feedline.profiling.explain.bound import THRESHOLDS
 from feedline.profiling.explain.measure.main_thread import FAULTS_ERROR, busiest_place, function_of
 from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Situation
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Family, Remedy, Vain, lines_of, script_command
+from feedline.profiling.explain.remedies.own_loader import waiting_beside
+from feedline.profiling.explain.remedies.remedy import (
+    AT_MOST,
+    Change,
+    Effort,
+    Family,
+    Remedy,
+    Vain,
+    launcher,
+    lines_of,
+    script_command,
+)
 from feedline.profiling.record import units
 
 PINNED_SPEEDUP = 2.0  # pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step
 TYPICAL = "as is typical of a convolutional network; not measured here"
 SOME = 0.05  # share of the script's own Python, for sure, from which it is worth a word
-COPIES, TRAINER = 0.15, 0.25  # shares from which copies, or the script's own Python, are what holds the loop up
 CHANNELS_LAST = """model = model.to(memory_format=torch.channels_last)
 images = images.to(memory_format=torch.channels_last)"""
 AUTOCAST = """with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -42,7 +53,7 @@ def pinned(at: Situation) -> Iterable[Change]:
         why = f"copies take {share} of a step; pinned ones are typically {faster} as fast (not measured here)"
     yield Change(family="pin", remedy="pin_memory=True", then=then, effort=Effort.SETTING, why=why, extra_error=error,
                  command="DataLoader(…, pin_memory=True)\nimages = images.to(device, non_blocking=True)",
-                 settings={"pin_memory": True}, cause=at.measured.trainer.shares.copy >= COPIES,
+                 settings={"pin_memory": True}, cause=at.measured.trainer.shares.copy >= THRESHOLDS["copy"],
                  ceiling_times=math.inf)  # fmt: skip
 
 
@@ -55,11 +66,14 @@ def main_thread(at: Situation) -> Iterable[Change]:
     own_s = share * at.now.ranks / at.rate.value
     cpu_s = max(0.0, at.now.trainer_cpu_s - own_s)
     then = replace(at.now, step_s=max(0.0, at.now.step_s - own_s), trainer_cpu_s=cpu_s)
-    why = f"the main thread spends {units.percent(share)} of the time in Python of its own{where}"
+    why = f"the main thread spends {units.percent(share)} of the time in Python of its own{where}: {AT_MOST}"
     function = function_of(place or "")
+    name = function.rpartition(":")[2]
     yield Change(family="python", remedy="less Python in the training loop", then=then, effort=Effort.CODE, why=why,
-                 command=lines_of(at.recording, function.rpartition(":")[2] or "main"), target=function,
-                 extra_error=math.hypot(0.1, error / (1 - min(share, 0.9))), cause=share >= TRAINER,
+                 command=lines_of(at.recording, name), target=function,
+                 needs="the loop in a function: lines are timed there" if name == "<module>" else "",
+                 extra_error=math.hypot(0.1, error / (1 - min(share, 0.9))), cause=share >= THRESHOLDS["trainer"],
+                 at_most=True,
                  ceiling_times=math.inf)  # fmt: skip
 
 
@@ -71,10 +85,10 @@ def hidden_synchronisations(at: Situation) -> Iterable[Change]:
     lines = ", ".join(compute.item_lines[:2])
     where = f" at {lines}" if lines else ""
     why = f"{compute.items:,} of them{where} took {units.percent(share)} of the time"
-    notable = share >= 0.02
+    notable, of_step = share >= 0.02, min(0.95, share / max(1.0 - at.measured.trainer.shares.data, 0.05))
     # A synchronisation mostly waits for work that something else would wait for: half is an even guess, and 0.3 the
     # standard deviation of one between nothing and all.
-    then = replace(at.now, step_s=at.now.step_s * (1 - 0.5 * share)) if notable else at.now
+    then = replace(at.now, step_s=at.now.step_s * (1 - 0.5 * of_step)) if notable else at.now
     yield Change(family="sync", remedy="no hidden synchronisations", then=then, effort=Effort.CODE, target=lines,
                  why=f"{why}; that half of it could overlap is assumed" if notable else Vain(why),
                  command="total += loss.detach()  # and .item() once, when it is printed", extra_error=0.3 * share,
@@ -94,9 +108,13 @@ def faster_model(at: Situation) -> Iterable[Change]:
     if on_gpu and not compute.autocast:
         ways.append(("autocast", "autocast bf16", AUTOCAST, 1.5, 0.25, False))
     for family, name, command, times, error, measured in ways:
-        then, why = at.now, Vain("the model is not what the loop waits for")
-        if shares.compute > 0.5 and shares.data < DATA_BOUND:
-            then = replace(at.now, step_s=at.now.step_s / times, trainer_cpu_s=at.now.trainer_cpu_s / times)
+        limit, then = at.now.binding(), at.now
+        why: str = Vain(f"the loop waits for its {limit}, not for the model")
+        if limit not in ("workers", "storage") or shares.data < DATA_BOUND:
+            # A measured factor is of all that a step does with data for free, another one of the model alone.
+            part = 1.0 if measured or shares.data == 1.0 else shares.compute / (1.0 - shares.data)
+            left = 1.0 - part * (1.0 - waiting_beside(at)) * (1.0 - 1.0 / times)
+            then = replace(at.now, step_s=at.now.step_s * left, trainer_cpu_s=at.now.trainer_cpu_s * left)
             why = f"{units.times(times)} the compute rate, {'measured on cached batches' if measured else TYPICAL}"
         yield Change(
             family=family, remedy=name, then=then, effort=Effort.CODE, why=why, command=command, cost="two lines",
@@ -130,17 +148,21 @@ def more_gpus(at: Situation) -> Iterable[Change]:
     seen = max(len(at.recording.host.get("gpus") or ()), len(at.recording.gpus))
     if not at.recording.compute.device.startswith("cuda"):
         return
+    limit, program = at.now.binding(), launcher(at.recording)
     for ranks in (count for count in (2, 4, 8) if at.now.ranks < count <= max(seen, 2 * at.now.ranks)):
         then = replace(at.now, ranks=ranks, step_s=at.now.step_s * 1.05)
-        why = f"with {at.now.workers} workers each; 5 % for all-reduce is assumed, not measured"
-        if then.binding() != "compute":
-            why = f"limited by {then.binding()}, not by the GPUs: mend the data first"
+        why: str = f"with {at.now.workers} workers each; 5 % for all-reduce is assumed, not measured"
+        if limit != "compute" and at.measured.trainer.shares.data >= DATA_BOUND:
+            why = Vain(f"limited by {limit}, not by the GPUs: mend the data first")
         there, words = ranks <= seen, ("torchrun", "--nproc-per-node", str(ranks))
-        launched = "".join(at.recording.script.argv[:1]).endswith("torchrun")
-        yield Change(family="gpus", remedy=f"{ranks} GPUs", then=then, why=why, extra_error=0.1,
+        command = script_command(at.recording, *words)
+        if program == "torchrun":
+            command = " ".join([*words, "…"])
+        elif program:
+            command = f"{program} launch --num_processes {ranks} …" if program == "accelerate" else f"{program} …"
+        yield Change(family="gpus", remedy=f"{ranks} GPUs", then=then, why=why, extra_error=0.1, command=command,
                      effort=Effort.SETTING if there else Effort.HARDWARE,
-                     cost="an argument of torchrun" if there else "",
-                     command=" ".join([*words, "…"]) if launched else script_command(at.recording, *words),
+                     cost=f"an argument of {program or 'torchrun'}" if there else "",
                      changes="the batches of all GPUs together are larger: another learning rate",
                      settings={"world_size": ranks}, ceiling_times=math.inf)  # fmt: skip
 

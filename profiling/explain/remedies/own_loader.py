@@ -9,7 +9,7 @@ from feedline.profiling.explain.measure.main_thread import looked
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.explain.measure.workers import FEW_LOOKS, sums
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest, sums
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, lines_of
 from feedline.profiling.record import units
 
@@ -17,7 +17,7 @@ MOST_WORKERS = 32
 WAITING = 0.5  # share of a sample's time that is waiting for files or servers, from which cores are no limit
 LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers only wait longer
 SOME = 1.02  # less is no gain
-NO_WAIT = Vain("the loop hardly waits for its workers")
+NO_WAIT = Vain("the loop hardly waits for data")
 
 
 def unwatched(at: Situation) -> bool:
@@ -47,6 +47,12 @@ def handing_over(at: Situation) -> float:
     return share if at.measured.batches_ready and share >= DATA_BOUND else 0.0
 
 
+def waiting_beside(at: Situation) -> float:
+    """The share of its steps' time that a loop with workers waits; without them the model knows it for itself."""
+    waits, starts = at.measured.trainer.shares.data, at.measured.rates.start_share
+    return max(0.0, waits - starts) / (1.0 - starts) if at.now.workers and starts < 1.0 else 0.0
+
+
 def other_workers(at: Situation) -> Iterable[Change]:
     """1, 2, 4, … up to the cores each rank can use; further only where workers wait for files or servers. None, where
     handing batches over is what takes the time."""
@@ -68,6 +74,8 @@ def other_workers(at: Situation) -> Iterable[Change]:
 
 
 def _why_workers(at: Situation, then: Throughput) -> str:
+    if at.hardly_waits and then.workers < at.now.workers:
+        return Vain("nothing shows that the workers take cores which the model needs")
     if at.hardly_waits:
         return NO_WAIT
     if surely(at, "lock") >= LOCKED:
@@ -88,7 +96,7 @@ def _why_workers(at: Situation, then: Throughput) -> str:
         return limit if gains else Vain(limit)
     if surely(at, "blocked", "read") > WAITING:
         outside = units.percent(share_of(at, "blocked", "read"))
-        return f"a worker waits for what it reads {outside} of its time, and needs no core meanwhile"
+        return f"a worker waits for something outside {outside} of its time, and needs no core meanwhile"
     if binding == "compute":
         return "the workers then keep up with the model"
     return f"each worker prepares {units.rate(1 / at.now.worker_s if at.now.worker_s else None)}"
@@ -175,8 +183,8 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
         yield Change(
             family="stage", remedy="a faster source of batches", target=place, then=then, effort=Effort.CODE,
             why=f"the loop waits {units.percent(share)} of the time for batches that are made elsewhere{most_of_it}: "
-            "this is what it would give if they were always ready", extra_error=error, cause=True,
-            command=lines_of(at.recording, place.rpartition(":")[2] or "FUNCTION"),
+            "this is what it would give if they were always ready", extra_error=error, cause=True, at_most=True,
+            command=lines_of(at.recording, place.rpartition(":")[2]),
         )  # fmt: skip
         return
     for count in sorted({1, 2, int(max(1.0, cores))}):
@@ -192,9 +200,7 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
 
 def _where(at: Situation, part: str) -> str:
     """file:function where the training thread spends most of this part."""
-    functions = sums(trainer.functions for trainer in at.recording.trainers)
-    places = {name.partition(" ")[2]: s for name, s in functions.items() if name.startswith(f"{part} ")}
-    return max(places, key=lambda place: places[place], default="").rpartition(":")[0]
+    return busiest(sums(trainer.functions for trainer in at.recording.trainers), part).rpartition(":")[0]
 
 
 REMEDIES: tuple[Remedy, ...] = (other_workers, prefetch, kept_workers, kept_iterator, larger_batches, a_loader_at_all)

@@ -67,19 +67,22 @@ class Change:
     cause: bool = False
     """It mends the very cause that was found: it comes before what gains more by another way."""
     measured: bool = False
-    """Its factor was measured on this loop: while compute stays the limit, the model's own error is not in it."""
+    """It comes of what was seen of this loop: while compute stays the limit, the model's own error is not in it."""
+    at_most: bool = False
+    """What it is about is predicted as if it cost nothing: nobody gains more, and hardly anybody that much."""
 
 
 Remedy = Callable[[Situation], Iterable[Change]]
+AT_MOST = "this is what it would give if it cost nothing"
 
 
 def image_size(loader: LoaderSeen | None) -> int | None:
-    """Side of the images in its batches, NCHW or NHWC."""
+    """Shorter side of the images in its batches, NCHW or NHWC."""
     shape = next((shape for shape in (loader.batch_shapes if loader else []) if len(shape) == 4), None)
     if shape is None:
         return None
     _, first, middle, last = shape
-    return middle if first in (1, 3) else min(first, middle) if last in (1, 3) else None
+    return min(middle, last) if first in (1, 3) else min(first, middle) if last in (1, 3) else None
 
 
 def without_handover(at: Situation) -> float:
@@ -87,14 +90,22 @@ def without_handover(at: Situation) -> float:
     return (at.now.step_s + at.now.handover_s) / at.now.step_s if at.now.step_s else 1.0
 
 
+def launcher(recording: Recording) -> str:
+    """The program that starts the script: torchrun, accelerate; "" where Python does."""
+    first, *others = recording.script.argv or [""]
+    program = not recording.script.module and "/" not in first and not first.endswith(".py")
+    return first if program and any(word.endswith(".py") or word in ("-m", "--module") for word in others) else ""
+
+
 def script_command(recording: Recording, *before: str) -> str:
     """The script's own command line, started by `python`, or with other words before it."""
-    script = recording.script
-    words = ["-m"] * script.module + script.argv
-    python = ["python"] if script.module or "".join(script.argv[:1]).endswith(".py") else []
+    words = ["-m"] * recording.script.module + recording.script.argv
+    python = [] if launcher(recording) else ["python"]
     return shlex.join([*(before or python), *words])
 
 
 def lines_of(recording: Recording, function: str) -> str:
-    """What shows which lines of a function take the time."""
-    return script_command(recording, "feedline", "profile", "--lines-of", function)
+    """What shows which lines of a function take the time. One that cannot be named (`<module>`, `__getitem__`: there
+    is none of that name in a module) is left to `--lines`, which times the script's own."""
+    named = bool(function) and "<" not in function and not function.startswith("__")
+    return script_command(recording, "feedline", "profile", *(("--lines-of", function) if named else ("--lines",)))

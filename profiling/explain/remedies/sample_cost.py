@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from feedline.profiling.explain.measure.situation import Situation
+from feedline.profiling.explain.measure.workers import busiest
 from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, share_of, surely
 from feedline.profiling.explain.remedies.remedy import (
+    AT_MOST,
     Change,
     Effort,
     Family,
@@ -22,12 +24,15 @@ from feedline.profiling.explain.remedies.remedy import (
     without_handover,
 )
 from feedline.profiling.record import units
+from feedline.profiling.record.stages import STAGES
 
 NOTABLE = 0.15  # share of a worker's busy time below which a stage is not worth a word
 CAUSE = 0.3  # share from which the user's own code is what holds the workers up
 HALF = 0.5
 MOVING_S_PER_BYTE = 3e-9
 """The most that collating and sending a byte costs: three passes over it at about 1 GB/s, fresh pages included."""
+FLOAT_S_PER_BYTE = 1e-9
+"""Assumed of making a float picture of uint8 and normalising it on the CPU: four passes over it at about 4 GB/s."""
 LIGHTER = "hand over tensors rather than objects, uint8 rather than float, few pieces per batch"
 REPLACED = {
     "compose", "randomresizedcrop", "resizedcrop", "resize", "centercrop", "crop", "randomhorizontalflip", "hflip",
@@ -35,6 +40,13 @@ REPLACED = {
     "convertdtype", "todtype", "normalize", "convert", "open",
 }  # fmt: skip
 """Transforms that feedline's loader does itself, lower case and without _: all others are the user's own."""
+LIBRARIES = {
+    "functional.py", "_functional_pil.py", "_functional_tensor.py", "transforms.py", "_transform.py", "_geometry.py",
+    "_misc.py", "_color.py", "_type_conversion.py", "_deprecated.py", "Image.py", "ImageOps.py",
+}  # fmt: skip
+"""Files in which libraries have functions of these names."""
+METHODS = ("__call__", "forward", "transform", "_transform", "apply", "encodes")
+"""As which a transform is called."""
 PILLOWS = ("Image.py:", "ImageFile.py:", "JpegImagePlugin.py:")
 TORCHS_COLLATE = "collate.py:"
 
@@ -70,18 +82,25 @@ CURES = {
 
 
 def own_transforms(at: Situation) -> dict[str, float]:
-    """Seconds per sample of a worker with a core to itself, by transforms that feedline's loader does not have."""
+    """Seconds per sample of a worker with a core to itself, by transforms that feedline's loader does not have: of
+    another name, or a function of that name in a file that is no library's. A loader that tells no names (feedline's)
+    has nothing but the user's own in that stage."""
     seconds, whole_s = at.measured.workers.transforms, at.measured.workers.stage_alone_s.get("transform", 0.0)
     total_s = sum(seconds.values())
-    own = {name: s for name, s in seconds.items() if name.replace("_", "").lower() not in REPLACED}
-    return {name: whole_s * s / total_s for name, s in own.items()} if total_s else {}
+    if not total_s:
+        return {"transform": whole_s} if whole_s else {}
+    places = (name.partition(" ")[2].partition(":") for name in at.measured.workers.functions)
+    theirs = {name for file, _, function in places if file and file not in LIBRARIES for name in function.split(".")}
+    own = {name: s for name, s in seconds.items() if name in theirs or _plain(name) not in REPLACED}
+    return {name: whole_s * s / total_s for name, s in own.items()}
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
 def place_of(at: Situation, stage: str) -> str:
-    """file:function, where the workers spend most of a stage."""
-    functions = at.measured.workers.functions
-    places = {name.partition(" ")[2]: s for name, s in functions.items() if name.startswith(f"{stage} ")}
-    return max(places, key=lambda place: places[place], default="")
+    return busiest(at.measured.workers.functions, stage)
 
 
 def own_collate(at: Situation) -> bool:
@@ -95,14 +114,13 @@ def slow_worker(at: Situation) -> Iterable[Change]:
         return
     worker, factor, error = workers.slow
     cpu_s = min(at.now.worker_cpu_s, workers.even_s)
-    places = {name.partition(" ")[2]: s for name, s in worker.functions.items() if not name.startswith("idle ")}
-    place = max(places, key=lambda name: places[name], default="")
+    place = busiest(worker.functions, *(stage for stage in STAGES if stage != "idle"))
     yield Change(
         family="slow-worker", remedy=f"mend worker {worker.worker}", target=place or f"worker {worker.worker}",
         then=replace(at.now, worker_s=workers.even_s, worker_cpu_s=cpu_s, contention={}), effort=Effort.CODE,
         why=f"it takes {units.times(factor)} as long per sample as the others, and batches are taken in turn"
         + (f"; most of it in {place}" if place else ""),
-        command=lines_of(at.recording, place.partition(" ")[0].rpartition(":")[2] or "__getitem__"),
+        command=lines_of(at.recording, place.partition(" ")[0].rpartition(":")[2]),
         needs=f"what only worker {worker.worker} does (get_worker_info().id, its files) left out",
         extra_error=math.hypot(0.05, error / factor), cause=True,
     )  # fmt: skip
@@ -130,17 +148,19 @@ def _cheaper(at: Situation, stage: str) -> Change:
     then = replace(at.now, worker_s=left_s, worker_cpu_s=max(0.0, min(cpu_s, left_s)), contention={})
     where = f" in {place}" if place and own else ""
     hint = f" ({cure.hint})" if not (own and stage == "transform") else ""
-    given = "half of it is typical, not measured here" if left else "this is what it would give if it cost nothing"
+    given = "half of it is typical, not measured here" if left else AT_MOST
     why = f"it takes {units.percent(share)} of a worker's busy time{where}: {given}{hint}"
     elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""
     asked_px = 2 * (image_size(at.measured.loader) or 256)  # so that crops of half the picture need no enlarging
+    named = f" {target}" if stage == "transform" and target != stage else ""
     return Change(
-        family=cure.family, remedy=f"{cure.name} {target}" if stage == "transform" else cure.name, target=target,
+        family=cure.family, remedy=f"{cure.name}{named}", target=target,
         then=then, effort=Effort.CODE, why=NO_WAIT if at.hardly_waits else why,
-        command=lines_of(at.recording, _callable(target, place)) if elsewhere or (own and cure is not CURES["lock"])
+        command=lines_of(at.recording, _callable(at, stage, target))
+        if elsewhere or (own and cure is not CURES["lock"])
         else cure.command.replace("PX", str(asked_px)),
         changes="" if own else cure.changes, needs="" if own else cure.needs, extra_error=0.2 if left else 0.08,
-        cause=(own or not left) and part * surely(at, stage) >= CAUSE,
+        cause=(own or not left) and part * surely(at, stage) >= CAUSE, at_most=not left,
     )  # fmt: skip
 
 
@@ -152,15 +172,18 @@ def _whose(at: Situation, stage: str) -> tuple[str, float, bool]:
         return top, seconds[top] / total_s, top in own_transforms(at)
     if stage in ("blocked", "lock"):
         return place_of(at, stage), 1.0, True
-    return stage, 1.0, stage == "collate" and own_collate(at)
+    return stage, 1.0, stage == "transform" or (stage == "collate" and own_collate(at))
 
 
-def _callable(target: str, place: str) -> str:
-    """What `--lines-of` takes: a transform's class is called by its method."""
-    function = place.partition(" ")[0].rpartition(":")[2] if not place.startswith("fetch.py:") else "collate_fn"
-    if not function or target == place or not target[:1].isupper():
-        return function or target
-    return f"{target}.{function}"
+def _callable(at: Situation, stage: str, target: str) -> str:
+    """What `--lines-of` takes: a transform by its name, a class by the method that is called; else where the workers
+    are busiest. "" where that has no name."""
+    if stage == "transform" and target != stage:
+        seen = [name.rpartition(":")[2] for name in at.measured.workers.functions if name.startswith("transform ")]
+        method = next((function for function in seen if function.startswith(f"{target}.")), f"{target}.{METHODS[0]}")
+        return method if target[:1].isupper() else target
+    place = place_of(at, stage)
+    return "collate_fn" if place.startswith("fetch.py:") else place.partition(" ")[0].rpartition(":")[2]
 
 
 def lighter_batches(at: Situation) -> Iterable[Change]:
@@ -172,7 +195,7 @@ def lighter_batches(at: Situation) -> Iterable[Change]:
     share = units.percent(at.measured.trainer.unpickle_share)
     why = f"the training process spends {share} of the time unpickling batches ({LIGHTER})"
     yield Change(family="send", remedy="cheaper send: lighter batches", target="send", then=then, effort=Effort.CODE,
-                 why=why, command=CURES["send"].command, extra_error=0.08, cause=True,
+                 why=why, command=CURES["send"].command, extra_error=0.08, cause=True, at_most=True,
                  ceiling_times=without_handover(at))  # fmt: skip
 
 
@@ -187,10 +210,12 @@ def uint8(at: Situation) -> Iterable[Change]:
     per_sample = (loader.batch_bytes or 0) / max(loader.batch_size or 1, 1)
     moving_s = min(stages.get("collate", 0.0) + stages.get("send", 0.0), per_sample * MOVING_S_PER_BYTE)
     saved_s, copy_s = min(now.worker_s, 0.75 * moving_s), 0.75 * (at.measured.trainer.copy_s or 0.0)
+    made_s = per_sample * FLOAT_S_PER_BYTE if at.measured.machine.on_cpu else 0.0  # float again
     then = replace(now, worker_s=now.worker_s - saved_s, worker_cpu_s=max(0.0, now.worker_cpu_s - saved_s),
-                   handover_s=now.handover_s / 4, step_s=max(0.0, now.step_s - copy_s))  # fmt: skip
+                   handover_s=now.handover_s / 4, step_s=max(0.0, now.step_s - copy_s) + made_s,
+                   trainer_cpu_s=now.trainer_cpu_s + made_s)  # fmt: skip
     why: str = f"collating, sending and copying a quarter of {units.size(loader.batch_bytes)} a batch"
-    if saved_s < 0.03 * now.worker_s and copy_s + 0.75 * now.handover_s < 0.03 * now.step_s:
+    if saved_s < 0.03 * now.worker_s and copy_s + 0.75 * now.handover_s - made_s < 0.03 * now.step_s:
         why = Vain("collating, sending and copying batches takes next to no time")
     yield Change(family="uint8", remedy="uint8 batches", then=then, effort=Effort.CODE, why=why, extra_error=0.05,
                  command="PILToTensor()  # in place of ToTensor() and Normalize(…)\n"

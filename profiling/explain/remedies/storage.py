@@ -11,14 +11,13 @@ from dataclasses import replace
 from feedline.profiling.explain.measure.rates import Rate
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.explain.remedies.own_loader import unwatched
+from feedline.profiling.explain.remedies.own_loader import NO_WAIT, unwatched
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, image_size, without_handover
 from feedline.profiling.explain.remedies.sample_cost import own_collate, own_transforms
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import LoaderSeen, Trial
 from feedline.profiling.record.stages import STAGES
 
-NO_WAIT = Vain("the loop hardly waits for data")
 SURE = 0.05  # share of a worker's time that reading takes before anything is said of it
 FASTER = 1.05  # a model that is faster by less on feedline's batches is as fast as before
 LIMITS = {
@@ -190,13 +189,15 @@ def without_reading(at: Situation) -> Iterable[Change]:
         cpu_s = min(now.worker_cpu_s, left_s)
         then = replace(now, worker_s=left_s, worker_cpu_s=cpu_s, storage_samples_per_s=None)
         why = reason
+    unsure = at.measured.workers.stage_errors.get("read", 0.0) / (at.measured.workers.busy or 1.0)
+    error = math.hypot(0.05, unsure / (1.0 - min(0.9, share)))
     whole = (at.recording.costs.read_bytes or 0.0) * (at.dataset_samples or 0)
     outgrown = _outgrows_memory(at, whole)
     no_room = outgrown and not isinstance(why, Vain)
     needs = f"{units.size(whole)} of memory" if whole else "memory for the whole dataset"
     yield Change(family="cache", remedy="cache in RAM", then=now if no_room else then, effort=Effort.CODE,
                  why=Vain(f"{units.size(whole)} of data do not fit into {memory} of memory") if no_room else why,
-                 command="cp -r DATA /dev/shm/  # and give the script that path", needs=needs, extra_error=0.05,
+                 command="cp -r DATA /dev/shm/  # and give the script that path", needs=needs, extra_error=error,
                  cost="a copy before each training", target="read")  # fmt: skip
     if cold := _slower_when_cold(at):
         when = "in a first epoch and all others" if outgrown else "in a first epoch"
@@ -204,7 +205,7 @@ def without_reading(at: Situation) -> Iterable[Change]:
         why = type(why)(why + from_storage)
     yield Change(family="storage", remedy="faster storage", then=then, effort=Effort.HARDWARE, why=why,
                  command="rsync -a DATA /local/  # a disk of this machine; and give the script that path",
-                 needs="a faster disk, or one nearer", extra_error=0.05, target="read")  # fmt: skip
+                 needs="a faster disk, or one nearer", extra_error=error, target="read")  # fmt: skip
 
 
 REMEDIES: tuple[Remedy, ...] = (prepared, without_reading)

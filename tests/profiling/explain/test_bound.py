@@ -7,11 +7,12 @@ import pytest
 
 from feedline.profiling.explain.verdict import Diagnosis, diagnose, record_keys
 from feedline.profiling.record.plain import to_plain
-from feedline.profiling.record.recording import Recording, Series
+from feedline.profiling.record.recording import Costs, EndedBy, Recording, Script, Series
 from tests.profiling.recordings import made
 
 SMALL = {"read": 0.0, "decode": 0.0001, "transform": 0.0001, "collate": 0.0, "send": 0.0}
 HEAVY = {"decode": 0.01}
+STOPPED = Script(argv=["train.py"], ended_by="seconds")
 
 
 def main_thread(seen: Recording, **fields: Any) -> Recording:
@@ -52,7 +53,7 @@ def test_the_larger_of_two_is_named_and_the_other_where_it_is_near() -> None:
 def test_a_wide_interval_with_the_threshold_in_it_tells_nothing() -> None:
     """Half a second of waiting in every tenth step: sixteen such were seen, or one."""
     assert diagnose(uneven(0.5, every=10, steps=160)).certain
-    found = diagnose(replace(uneven(0.5, every=10, steps=14), seconds=81.0))
+    found = diagnose(replace(uneven(0.5, every=10, steps=14), seconds=81.0, script=STOPPED))
     assert found.bound is None
     assert found.headline.startswith("Cannot tell: waiting for the next batch is ")
     assert "give or take" in found.headline and found.headline.endswith("let it run longer (--seconds 180).")
@@ -60,11 +61,37 @@ def test_a_wide_interval_with_the_threshold_in_it_tells_nothing() -> None:
 
 @pytest.mark.parametrize("steps", [6, 9])
 def test_few_steps_tell_nothing(steps: int) -> None:
-    found = diagnose(made(steps=steps))
-    assert found.bound is None and found.cause.kind is None
+    found = diagnose(made(steps=steps, script=STOPPED))
+    assert found.bound is None and found.cause.kind is None and found.predictions == []
     assert (
         found.headline == f"Cannot tell: only {steps - 4} steps behind the warm-up: let it run longer (--seconds 60)."
     )
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "advice"),
+    [
+        ("itself", "the loop is too short, it needs more epochs or a larger dataset."),
+        ("steps", "let it run longer (--steps 100)."),
+        ("error", "the script failed before more was seen."),
+        ("running", "let it run longer (--seconds 60)."),
+    ],
+)
+def test_what_is_advised_can_be_done(ended_by: EndedBy, advice: str) -> None:
+    """A script that ended by itself does not run longer for being told when to stop."""
+    found = diagnose(made(steps=7, script=Script(argv=["train.py"], ended_by=ended_by)))
+    assert found.headline == f"Cannot tell: only 3 steps behind the warm-up: {advice}"
+
+
+def test_steps_of_the_warm_up_alone_are_not_behind_it() -> None:
+    assert "only 3 steps of the warm-up" in diagnose(made(steps=3)).headline
+
+
+def test_batches_that_nobody_can_count_are_no_missing_loader() -> None:
+    seen = made(optimizer_steps=60)
+    found = diagnose(replace(seen, steps=[replace(step, samples=0) for step in seen.steps]))
+    assert found.headline == "Cannot tell: how many samples a batch has could not be seen."
+    assert "no kind whose samples can be counted" in found.evidence[0]
 
 
 def test_few_looks_tell_compute_from_nothing_but_clocks_tell_waiting() -> None:
@@ -157,7 +184,7 @@ def beside(delay: float, others: float = 0.0, *, steal: float = 0.0, **costs: An
     own = 32 * 0.002 / seen.steps[0].duration_s
     busy = [
         Series(name=name, unit="cores", scope="host", source="/proc/stat", t_s=times, values=[cores] * len(times))
-        for name, cores in (("cpu_cores", own + others), ("steal", steal))
+        for name, cores in (("cpu_cores", own + others), ("steal_cores", steal))
     ]
     return diagnose(main_thread(replace(seen, workers=workers, series=busy), parts_delay_s={}))
 
@@ -208,3 +235,21 @@ def test_recordings_of_before_these_fields_are_read() -> None:
     found = diagnose(Recording.from_dict(plain))
     assert (found.bound, found.cause.kind) == ("data", "decode")
     assert 0 < found.measured.trainer.errors.trainer < 0.05
+
+
+def test_much_waiting_that_other_programs_may_explain_is_no_certain_computing() -> None:
+    """Idle workers, no core free: a quarter of waiting is no sure sign of data, nor of none."""
+    found = beside(0.2, 1.65, wait_s=0.25, compute_s=0.75)
+    assert found.measured.batches_ready and found.measured.machine.others_cores
+    assert (found.bound, found.close) == ("compute", ["data"])
+
+
+def test_other_programs_are_not_blamed_for_few_steps() -> None:
+    """Half a second of waiting was seen once, beside others."""
+    seen = replace(uneven(0.5, every=10, steps=14), script=STOPPED, costs=Costs())
+    times = [float(second) for second in range(12)]
+    busy = Series(name="cpu_cores", unit="cores", scope="host", source="/proc/stat", t_s=times, values=[4.0] * 12)
+    found = diagnose(replace(seen, series=[busy]))
+    assert found.measured.machine.others_cores
+    assert found.headline.startswith("Cannot tell: ") and "other programs" not in found.headline
+    assert "let it run longer" in found.headline

@@ -111,3 +111,19 @@ def test_of_two_places_that_take_as_much_none_is_told() -> None:
     found = diagnose(replace(seen, trainers=[replace(seen.trainers[0], functions=places)]))
     assert (found.bound, found.cause.where) == ("trainer", "")
     assert not any("own time is in" in sentence for sentence in found.evidence)
+
+
+def test_workers_are_not_said_to_take_cores_where_free_data_hardly_helps() -> None:
+    found = diagnose(made(wait_s=0.009, compute_s=0.091, ceiling=345.0, cores=64))
+    assert (found.bound, found.close) == ("compute", ["data"])
+    assert found.cause.kind == "decode"
+
+
+def test_work_that_no_rule_knows_is_said_to_lead_where_it_does() -> None:
+    """Four fifths of their time; the stages among themselves lead nobody."""
+    seen = made(stages={"decode": 0.0002, "transform": 0.0002}, workers=1, wait_s=0.2, compute_s=0.01)
+    (worker,) = seen.workers
+    stages = {**worker.stages, "idle": 0.0, "other": 4 * sum(worker.stages[name] for name in ("decode", "transform"))}
+    found = cause_of(seen, stages=stages, seconds=sum(stages.values()), functions={"other data.py:mystery": 3.0})
+    assert (found.kind, found.where) == (None, "data.py:mystery")
+    assert found.words == "80 % of the workers' busy time is in what no rule knows (data.py:mystery)"

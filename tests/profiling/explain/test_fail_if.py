@@ -88,6 +88,21 @@ def test_copies_that_nobody_measured_do_not_pass() -> None:
         check([parse("copy>15%")], diagnose(unmeasured))
 
 
+@pytest.mark.parametrize("text", ["wait>10%", "data>10%", "compute<50%", "trainer>25%"])
+def test_shares_of_a_few_steps_do_not_pass(text: str) -> None:
+    """No wait in three steps: the same run's verdict cannot tell."""
+    with pytest.raises(ConditionMet, match="could not be measured"):
+        check([parse(text)], diagnose(made(wait_s=0.0, compute_s=0.1, steps=7)))
+
+
+def test_stages_that_were_hardly_looked_at_do_not_pass() -> None:
+    seen = made()
+    hardly = replace(seen, workers=[replace(worker, ticks=5) for worker in seen.workers])
+    assert check([parse("decode>90%")], diagnose(seen)) == []
+    with pytest.raises(ConditionMet, match="could not be measured"):
+        check([parse("decode>90%")], diagnose(hardly))
+
+
 def test_a_value_whose_interval_holds_the_limit_is_close() -> None:
     record = {**RECORD, "verdict": {**RECORD["verdict"], "errors": {"data": 0.02, "trainer": 0.001}}}
     assert parse("wait>24%").holds(record) == (True, "wait = 0.25, close")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.explain.measure.situation import measure
+from feedline.profiling.explain.predict import all_predictions
 from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.record.measurements import scope_of
 from feedline.profiling.record.merge import merge
@@ -74,7 +75,7 @@ def test_hidden_synchronisations_are_summed_over_measured_steps_and_placed(tmp_p
     assert 9 * 0.004 <= seen.compute.items_s <= sum(step.duration_s for step in measured)
     (line,) = seen.compute.item_lines
     assert line.startswith("test_merge.py:")
-    remedy = next(one for one in diagnose(seen).predictions if one.remedy == "no hidden synchronisations")
+    remedy = next(one for one in all_predictions(measure(seen)) if one.remedy == "no hidden synchronisations")
     assert line in remedy.why and "will not help" not in remedy.why
 
 
@@ -99,7 +100,7 @@ def test_costs_are_of_the_steps_that_the_rate_is_of(tmp_path: Path) -> None:
     capture.leave("itself")
     seen = merge(capture.journal, origin=origin, argv=["x.py"])
     assert seen.costs.trainer_cpu_s == pytest.approx(sum(spent) / 2, rel=0.3)
-    remedy = next(one for one in diagnose(seen).predictions if one.remedy == "no hidden synchronisations")
+    remedy = next(one for one in all_predictions(measure(seen)) if one.remedy == "no hidden synchronisations")
     assert seen.compute.items == 37 and remedy.why.startswith("37 of them")
 
 

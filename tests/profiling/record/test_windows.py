@@ -5,7 +5,7 @@ import random
 import pytest
 
 from feedline.profiling.record.journal import TimeRow
-from feedline.profiling.record.windows import RowSum, Windows, ratio_error
+from feedline.profiling.record.windows import RowSum, Windows
 
 
 def looked_at(truth: float, seconds: int, hz: float, *, drift: float, seed: int) -> RowSum:
@@ -52,8 +52,3 @@ def test_cost_of_a_sample_has_the_error_of_its_blocks() -> None:
     cost = RowSum(rows, Windows(()), 0.0).sample_seconds()
     assert cost["sample_s"] == pytest.approx(0.01)
     assert 1e-5 < (cost["sample_error_s"] or 0.0) < 1e-3
-
-
-def test_a_ratio_that_never_varies_has_no_error() -> None:
-    assert ratio_error([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]) == 0.0
-    assert ratio_error([1.0, 2.0], [1.0, 1.0]) == 0.0

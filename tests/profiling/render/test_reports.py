@@ -115,7 +115,7 @@ def test_every_leg_has_its_line_and_says_what_qualifies_it() -> None:
     shown = shown_as_text(seen, width=100)
     flat = " ".join(shown.split())
     assert "Medians of the windows (samples/s, 95 % interval)" in flat
-    assert "3,900 (3,855–3,945) cached batches" in flat
+    assert "3,900 (3,851–3,949) cached batches" in flat
     assert "330 (326–334) the loader alone, 2 workers" in flat
     assert f"210 (168–252) cold page cache {note}" in flat
     assert "300 (240–360) cached, 2 busy beside" in flat
@@ -177,9 +177,60 @@ def test_a_gain_that_cannot_be_told_from_none_is_neither_help_nor_none() -> None
     )
     flat = " ".join(text(report(found)).split())
     may, _, vain = flat.partition("WHAT WOULD NOT HELP")
-    assert "num_workers=4: 1.40× (0.70–2.1)" in may.partition("WHAT MAY HELP")[2]
+    assert "1.40× (0.70–2.1) num_workers=4" in may.partition("WHAT MAY HELP")[2]
     assert "channels_last: little or no gain (1×): it is so" in vain and "pin_memory=True: nothing is copied" in vain
     assert "Nothing that can be predicted" not in flat
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, "not measured (run with --legs)"),
+        ({"legs": [Leg(name="cached", samples_per_s=[200.0] * 5)]}, "not claimed (see the notes)"),
+        ({"legs": [Leg(name="cached", disturbed=5)]}, "not measured (see the notes)"),
+        ({"notes": ["no legs: the script left its loop before enough was seen"]}, "not measured (see the notes)"),
+    ],
+)
+def test_a_ceiling_that_is_missing_says_why(changed: dict[str, Any], said: str) -> None:
+    """356 samples/s as it is: 200 with data for free is not believed."""
+    seen = report(diagnose(made(**changed))).verdict
+    assert seen is not None and dict(seen.figures)["ceiling, data for free"] == said
+
+
+def test_a_loop_that_can_have_no_legs_is_not_told_to_run_with_them() -> None:
+    seen = made(batch=1)
+    seen = replace(seen, loaders=[replace(seen.loaders[0], kind="unwatched", num_workers=None, batch_size=None)])
+    verdict = report(diagnose(seen)).verdict
+    assert verdict is not None and dict(verdict.figures)["ceiling, data for free"] == "–"
+
+
+def test_nothing_is_to_be_done_first_where_the_bound_cannot_be_told() -> None:
+    told = with_remedies({"remedy": "num_workers=4"})
+    for found in (replace(told, bound=None), diagnose(made(steps=7))):
+        page = report(found)
+        assert page.verdict is not None and page.verdict.first is None
+        assert "DO THIS FIRST" not in text(page)
+    shown = text(report(replace(told, bound=None)))
+    assert "num_workers=4" in shown.partition("WHAT WOULD HELP, AS FAR AS IT CAN BE TOLD")[2]
+    assert report(told).verdict is not None and "DO THIS FIRST" in text(report(told))
+
+
+def test_what_may_help_can_be_tried_and_says_what_measures_it() -> None:
+    """A model on the CPU whose channels_last is as is typical elsewhere."""
+    seen = made(wait_s=0.001, compute_s=0.1, stages={"decode": 0.0001})
+    may = " ".join(text(report(diagnose(seen))).split()).partition("WHAT MAY HELP")[2]
+    assert "model = model.to(memory_format=torch.channels_last)" in may.partition("WHAT WOULD NOT HELP")[0]
+    assert "--legs measure what channels_last gives" in may
+
+
+def test_an_upper_bound_is_shown_as_one() -> None:
+    found = with_remedies({"remedy": "cheaper transform Slow", "at_most": True, "gain_high": 9.0})
+    page = report(found)
+    assert "up to 2.5× cheaper transform Slow" in " ".join(text(page).split())
+    assert "gives at most 900 samples/s" in " ".join(text(page).split())
+    drawn = html.document(page)
+    assert "<b>up to 2.5×</b>" in drawn and "2.2–2.8" not in drawn
+    assert page.verdict is not None and page.verdict.first is not None and page.verdict.first.most == 2.5
 
 
 def test_every_share_has_its_error_or_says_that_it_is_not_known() -> None:
@@ -220,6 +271,15 @@ def test_a_loader_that_was_not_watched_is_counted_in_steps() -> None:
     assert dict(verdict.figures)["now"].startswith("11.1 steps/s")
     assert dict(verdict.figures)["ceiling, data for free"].startswith("50 steps/s")
     assert "Medians of the windows (steps/s, 95 % interval)" in shown_as_text(seen)
+    assert "the same script reaches 50 steps/s" in " ".join(shown_as_text(seen).split())
+    assert "None" not in shown_as_text(seen)
+
+
+def test_legs_that_scatter_or_were_disturbed_say_so() -> None:
+    legs = [Leg(name="cached", samples_per_s=[167.0, 3677.0, 683.0]), Leg(name="normal", disturbed=3)]
+    flat = " ".join(shown_as_text(replace(made(), legs=legs)).split())
+    assert "windows too far apart to mean anything: 167–3,677" in flat
+    assert "3 windows beside other programs left out" in flat
 
 
 def test_terminal_codes_do_not_reach_the_terminal() -> None:

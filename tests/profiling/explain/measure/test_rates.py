@@ -1,12 +1,11 @@
 """Intervals hold the truth as often as they say, and legs that lie are not believed."""
 
-import math
 import random
 from dataclasses import replace
 
 import pytest
 
-from feedline.profiling.explain.measure.rates import ERRORS_90, look_error, share_error
+from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record.recording import Leg, LoaderPass, Recording
@@ -34,18 +33,12 @@ def test_a_share_lies_inside_its_interval_as_often_as_that_says() -> None:
     assert inside >= 0.85 * 300, inside
 
 
-def test_few_blocks_tell_little() -> None:
-    assert share_error([1.0, 2.0], [4.0, 4.0]) == pytest.approx(math.sqrt(3 / 8 * 5 / 8))
-    assert share_error([1.0] * 10, [4.0] * 10) == 0
-    assert look_error(0.5, 1) == 0.5
-    assert (
-        look_error(0.0, 10) == pytest.approx(look_error(0.1, 10)) == look_error(1.0, 10)
-    )  # none of ten is not never
-
-
 def with_legs(cached: list[float], normal: list[float]) -> Recording:
-    """Beside a loop of 356 samples/s."""
-    return replace(made(), legs=[Leg(name="cached", samples_per_s=cached), Leg(name="normal", samples_per_s=normal)])
+    """Beside a loop of 356 samples/s that hardly waits for them."""
+    return replace(
+        made(wait_s=0.0005, compute_s=0.0895),
+        legs=[Leg(name="cached", samples_per_s=cached), Leg(name="normal", samples_per_s=normal)],
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +69,7 @@ def test_a_ceiling_that_agrees_is_claimed() -> None:
     ("cached", "said"),
     [
         ([355.0, 356.0, 357.0], "it is no faster (356 samples/s)"),
-        ([300.0, 360.0, 440.0], "whether that is faster cannot be told"),
+        ([300.0, 330.0, 360.0, 400.0, 440.0], "whether that is faster cannot be told"),
         ([390.0, 391.0, 392.0], "1.1× as much"),
     ],
 )
@@ -91,3 +84,24 @@ def test_beginning_and_ending_passes_is_waiting() -> None:
     assert found.measured.trainer.wait_fraction == pytest.approx(0.5)
     assert (found.bound, found.cause.kind) == ("data", "start")
     assert record_keys(found)["verdict"]["cause"]["share"] == pytest.approx(1.0)
+
+
+def test_a_ceiling_that_contradicts_the_waiting_is_not_claimed() -> None:
+    """30 % of the time is waiting, and with data for free it is no faster: which is true cannot be told."""
+    seen = made(wait_s=0.03, compute_s=0.07, ceiling=320.0)
+    found = diagnose(seen)
+    assert found.ceiling_samples_per_s is None and (found.bound, found.close) == ("data", ["compute"])
+    assert any(
+        "without the 30 % of its time that it waits it would run at 457 samples/s" in note for note in found.notes
+    )
+    assert not any("data for free" in sentence for sentence in found.evidence)
+    agrees = diagnose(made(wait_s=0.03, compute_s=0.07, ceiling=450.0))
+    assert agrees.ceiling_samples_per_s == 450 and agrees.certain
+
+
+@pytest.mark.parametrize(("count", "kind"), [(2, "decode"), (3, "start")])
+def test_one_late_beginning_of_a_pass_is_no_habit(count: int, kind: str) -> None:
+    """Three quarters of the waiting, seen once or twice."""
+    passes = [LoaderPass(epoch=epoch, samples=320, start_s=0.3, end_s=0.0) for epoch in range(count)]
+    found = diagnose(made(wait_s=0.01, compute_s=0.05, passes=passes, stages={"decode": 0.002}))
+    assert (found.bound, found.cause.kind) == ("data", kind)

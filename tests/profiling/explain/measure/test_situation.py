@@ -1,11 +1,14 @@
 """The model set to a run."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from feedline.profiling.explain.measure.situation import measure, situation
 from feedline.profiling.explain.predict import all_predictions, prediction_for
+from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.machine import resources
 from feedline.profiling.record.recording import Leg, Series
 from tests.profiling.recordings import made
 
@@ -35,3 +38,26 @@ def test_nothing_is_said_of_copies_that_nobody_measured() -> None:
     unmeasured = replace(seen, steps=[replace(step, copy_s=None) for step in seen.steps])
     assert prediction_for(all_predictions(measure(seen)), pin_memory=True)
     assert prediction_for(all_predictions(measure(unmeasured)), pin_memory=True) is None
+
+
+def test_steal_and_throttling_are_read_as_the_sampler_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that gives three of four cores to others, and a quota; both counters go on as the clock does."""
+    clock = [0.0]
+
+    def counters() -> SimpleNamespace:
+        return SimpleNamespace(user=clock[0], nice=0, system=0, steal=3 * clock[0])
+
+    def cgroup(path: str) -> str:
+        return f"throttled_usec {1.6e6 * clock[0]:.0f}" if path.endswith("cpu.stat") else ""
+
+    monkeypatch.setattr("psutil.cpu_times", counters)
+    monkeypatch.setattr(resources, "read_text", cgroup)
+    sampler = resources.ResourceSampler(0, origin=0.0)
+    seen = made(cores=4, trainer_cpu_s=0.0005)
+    for second in range(int(seen.seconds) + 2):
+        clock[0] = float(second)
+        sampler._look(clock[0])
+    found = diagnose(replace(seen, series=sampler.recorded))
+    assert found.measured.machine.others_cores > 2
+    assert found.measured.machine.throttled == pytest.approx(0.4)
+    assert any("A quota kept the script from running 40 % of the time" in sentence for sentence in found.evidence)

@@ -1,0 +1,94 @@
+"""What a faster model gives, by how much of the time the loop computes."""
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from feedline.profiling.explain.predict import Prediction
+from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.record.recording import Compute, LoaderPass, Recording, Script
+from tests.profiling.recordings import made
+
+GPU = Compute(device="cuda:0", channels_last=True)
+SMALL = {"decode": 0.0001}
+MAKING = {"decode": 0.04 / 32}
+
+
+def autocast(seen: Recording) -> Prediction:
+    """It makes the model half as fast again."""
+    return next(one for one in diagnose(seen).predictions if one.family == "autocast")
+
+
+def starting(**costs: Any) -> Recording:
+    passes = [LoaderPass(epoch=epoch, samples=320, start_s=0.4, end_s=0.0) for epoch in range(6)]
+    return made(wait_s=0.0, starved_s=0.0, passes=passes, **costs)
+
+
+@pytest.mark.parametrize(
+    ("seen", "gain"),
+    [
+        (
+            made(workers=0, wait_s=0.04, starved_s=0.04, compute_s=0.06, compute=GPU, stages=MAKING),
+            1 / (0.4 + 0.6 / 1.5),
+        ),
+        (starting(compute_s=0.06, stages=SMALL, compute=GPU), 1 / (0.4 + 0.6 / 1.5)),
+        (made(wait_s=0.06, starved_s=0.06, compute_s=0.04, stages=SMALL, compute=GPU), 1 / (0.6 + 0.4 / 1.5)),
+        (made(wait_s=0.0, starved_s=0.025, python_s=0.05, compute_s=0.05, compute=GPU), 1.3),
+    ],
+    ids=["it makes its batches itself", "it waits for epochs to begin", "it waits for handing over", "Python"],
+)
+def test_it_gains_what_amdahl_says(seen: Recording, gain: float) -> None:
+    found = autocast(seen)
+    assert not found.vain
+    assert found.gain == pytest.approx(gain, rel=0.06)
+
+
+def test_it_gains_nothing_while_the_workers_are_the_limit() -> None:
+    found = autocast(made(wait_s=0.06, starved_s=0.06, compute_s=0.03, compute=GPU))
+    assert found.vain and "waits for its workers" in found.why
+
+
+def test_python_of_the_scripts_own_is_predicted_as_an_upper_bound_and_says_so() -> None:
+    found = diagnose(made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL)).predictions[0]
+    assert (found.family, found.at_most) == ("python", True)
+    assert "what it would give if it cost nothing" in found.why
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["train.py", "--lr", "1"], "torchrun --nproc-per-node 2 train.py --lr 1"),
+        (["torchrun", "train.py"], "torchrun --nproc-per-node 2 …"),
+        (["accelerate", "launch", "train.py"], "accelerate launch --num_processes 2 …"),
+        (["composer", "train.py"], "composer …"),
+        (["tools/train", "--lr", "1"], "torchrun --nproc-per-node 2 tools/train --lr 1"),
+    ],
+)
+def test_more_gpus_are_given_by_the_launcher_that_is_used(argv: list[str], command: str) -> None:
+    seen = made(wait_s=0.0, starved_s=0.0, compute_s=0.1, stages=SMALL, compute=GPU, script=Script(argv=argv))
+    gpus = next(one for one in diagnose(seen).predictions if one.family == "gpus")
+    assert gpus.command == command
+
+
+def test_more_gpus_are_no_cure_for_workers() -> None:
+    """Each brings its own, which is what would help, and is to be had for less."""
+    seen = made(wait_s=0.06, starved_s=0.06, compute_s=0.03, compute=GPU, cores=16)
+    gpus = next(one for one in diagnose(seen).predictions if one.family == "gpus")
+    assert gpus.vain and "mend the data first" in gpus.why
+
+
+def test_a_loop_outside_any_function_has_no_lines_to_name() -> None:
+    seen = made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL)
+    named = [replace(one, functions={"python train.py:<module>:12": 9.0}) for one in seen.trainers]
+    found = diagnose(replace(seen, trainers=named)).predictions[0]
+    assert shlex.split(found.command) == ["feedline", "profile", "--lines", "train.py"]
+    assert "the loop in a function" in found.needs
+
+
+def test_a_script_is_started_by_python_whatever_it_is_called() -> None:
+    faulty = replace(GPU, device="cpu", user_cpu_s=6.0, kernel_cpu_s=4.0, page_faults=400_000, faulty_steps=100)
+    seen = made(wait_s=0.001, compute_s=0.1, stages=SMALL, compute=faulty, script=Script(argv=["train", "--lr", "1"]))
+    kept = next(one for one in diagnose(seen).predictions if one.family == "memory")
+    assert kept.command.endswith("\npython train --lr 1")

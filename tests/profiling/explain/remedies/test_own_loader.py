@@ -1,0 +1,33 @@
+"""What is said of other numbers of workers."""
+
+from dataclasses import replace
+
+from feedline.profiling.explain.predict import Prediction
+from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.record.recording import Recording
+from tests.profiling.recordings import made
+
+
+def of_family(seen: Recording, family: str) -> list[Prediction]:
+    return [one for one in diagnose(seen).predictions if one.family == family]
+
+
+def test_fewer_workers_are_not_refused_for_want_of_waiting() -> None:
+    """A loop that does not wait is no reason against fewer; that they take no core from the model is one."""
+    seen = made(wait_s=0.001, compute_s=0.1, stages={"decode": 0.0001}, ceiling=322.0)
+    fewer, more = of_family(seen, "fewer-workers"), of_family(seen, "workers")
+    assert fewer and all("nothing shows that the workers take cores" in one.why for one in fewer)
+    assert more and all("hardly waits for data" in one.why for one in more)
+
+
+def test_a_worker_that_sleeps_is_not_said_to_read() -> None:
+    stages = {"decode": 0.0004, "blocked": 0.0045}
+    seen = made(wait_s=0.08, compute_s=0.01, stages=stages, stages_cpu={"decode": 0.0004}, cores=2)
+    assert "waits for something outside 92 % of its time" in of_family(seen, "workers")[0].why
+
+
+def test_reading_is_as_sure_a_gain_as_it_is_a_share() -> None:
+    seen = made(wait_s=0.13, compute_s=0.01, workers=1, stages={"read": 0.002, "decode": 0.002}, ceiling=3200.0)
+    hardly = replace(seen, workers=[replace(worker, ticks=30) for worker in seen.workers])
+    sure, unsure = (of_family(one, "cache")[0] for one in (seen, hardly))
+    assert sure.gain == unsure.gain and unsure.gain_high / unsure.gain > 1.1 * sure.gain_high / sure.gain

@@ -1,0 +1,77 @@
+"""Whose code a sample's cost is, the command that shows its lines, and what uint8 asks of the loop."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from feedline.profiling.explain.measure.situation import measure
+from feedline.profiling.explain.predict import Prediction, all_predictions
+from feedline.profiling.explain.remedies.remedy import image_size
+from feedline.profiling.record.recording import Recording, Trial
+from tests.profiling.recordings import made
+
+TRANSFORMING = {"decode": 0.0005, "transform": 0.004}
+
+
+def found_in(seen: Recording, **of_workers: Any) -> list[Prediction]:
+    return all_predictions(measure(replace(seen, workers=[replace(one, **of_workers) for one in seen.workers])))
+
+
+def of_family(family: str, stages: dict[str, float], **of_workers: Any) -> Prediction:
+    trials = [Trial(codec="jpeg", size_px=256, samples=99, load_cpu_s_per_sample=4e-4)]
+    seen = made(wait_s=0.08, compute_s=0.01, cores=2, ceiling=3200.0, stages=stages, trials=trials)
+    return next(one for one in found_in(seen, **of_workers) if one.family == family)
+
+
+@pytest.mark.parametrize(
+    ("transform", "place", "command"),
+    [
+        ("Slow", "data.py:_blur", "--lines-of Slow.__call__"),
+        ("Slow", "ImageFilter.py:filter", "--lines-of Slow.__call__"),
+        ("Slow", "data.py:forward", "--lines-of Slow.forward"),
+        ("_blur", "data.py:_inner", "--lines-of _blur"),
+        ("<lambda>", "data.py:<lambda>", "--lines"),
+    ],
+)
+def test_lines_are_asked_of_what_has_that_name(transform: str, place: str, command: str) -> None:
+    found = of_family("stage", TRANSFORMING, transforms={transform: 9.0}, functions={f"transform {place}": 9.0})
+    assert found.command == f"feedline profile {command} train.py"
+
+
+def test_what_a_dataset_waits_for_in_getitem_is_found_without_a_name() -> None:
+    found = of_family("stage", {"decode": 0.0004, "blocked": 0.0045}, functions={"blocked data.py:__getitem__": 3.0})
+    assert found.command == "feedline profile --lines train.py"
+
+
+def test_a_function_of_ones_own_is_ones_own_whatever_its_name() -> None:
+    """torchvision's `resize` is replaced by feedline's loader, a script's own is not."""
+    theirs, own = (
+        of_family("shards", TRANSFORMING, transforms={"resize": 9.0}, functions={f"transform {file}:resize": 9.0})
+        for file in ("functional.py", "data.py")
+    )
+    assert theirs.gain > 2.5 * own.gain
+    stage = of_family("stage", TRANSFORMING, transforms={"resize": 9.0}, functions={"transform data.py:resize": 9.0})
+    assert "torchvision" not in stage.command and stage.at_most
+
+
+def test_what_feedlines_own_loader_transforms_is_the_users() -> None:
+    """It tells the stage and no names: what it does itself is decoding."""
+    assert of_family("shards", TRANSFORMING, transforms={}).gain < 1.5
+    assert of_family("stage", TRANSFORMING, transforms={}).remedy == "cheaper transform"
+
+
+def test_the_shorter_side_is_what_pictures_are_cropped_to() -> None:
+    loader = made().loaders[0]
+    for shape in ([32, 3, 480, 224], [32, 3, 224, 480], [32, 480, 224, 3]):
+        assert image_size(replace(loader, batch_shapes=[shape])) == 224
+
+
+def test_making_floats_of_uint8_costs_a_model_on_the_cpu_time() -> None:
+    """150,528 floats a sample, where the model is the limit: the workers would save what they have to spare."""
+    for device, gains in (("cpu", False), ("cuda:0", True)):
+        seen = made(
+            wait_s=0.001, compute_s=0.02, copy_s=0.01, starved_s=0.0, stages={"collate": 0.0005}, device=device
+        )
+        found = next(one for one in found_in(seen) if one.family == "uint8")
+        assert (found.gain > 1.0) == gains

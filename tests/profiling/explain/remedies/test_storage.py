@@ -1,0 +1,74 @@
+"""The user's own transforms in every prediction, and Loader.like; no shards of less than the script crops."""
+
+import pytest
+
+from feedline.profiling.explain.remedies.remedy import Effort
+from tests.profiling.recordings import made
+from tests.profiling.remedy_runs import (
+    TRIALS,
+    first,
+    helping,
+    of_family,
+    slow_transform,
+    trials_of,
+    with_loader,
+    with_workers,
+)
+
+
+def test_the_users_own_transform_is_never_left_out() -> None:
+    seen = with_loader(slow_transform(), refused="Data.__getitem__, which is not torchvision's,")
+    assert (first(seen).family, first(seen).target) == ("stage", "Slow")
+    assert "--lines-of Slow.__call__ train.py" in first(seen).command
+    for family in ("shards", "loader"):
+        for one in of_family(seen, family):
+            assert one.gain < 1.5 and one.effort == Effort.REWRITE
+            assert "Data.__getitem__, which is not torchvision's" in one.needs
+    assert helping(seen)[0] == "stage"
+
+
+def test_transforms_that_the_loader_has_itself_cost_what_its_trial_says() -> None:
+    plain, own = (of_family(slow_transform(own=share), "shards")[0].samples_per_s for share in (0.0, 0.9))
+    assert plain > 3 * own
+
+
+def test_a_collate_function_of_ones_own_is_kept_unless_like_takes_the_loader() -> None:
+    stages = {"decode": 0.003, "collate": 0.003}
+    seen = made(wait_s=0.2, compute_s=0.01, workers=2, cores=2, stages=stages, trials=TRIALS, ceiling=3200.0)
+    own = with_workers(seen, functions={"collate train.py:pad": 2.0})
+    torchs = with_workers(seen, functions={"collate collate.py:collate": 2.0})
+    rates = [of_family(one, "shards")[0].samples_per_s for one in (own, torchs, with_loader(own, refused=""))]
+    assert rates[0] < 0.5 * rates[1] and rates[1] == rates[2]
+
+
+@pytest.mark.parametrize(
+    ("refused", "effort", "line", "needs"),
+    [
+        ("", Effort.PREPARING, 'loader = Loader.like(your_dataloader, "OUT/train")', ""),
+        ("the collate_fn pad", Effort.REWRITE, 'loader = Loader("OUT/train", ', "the collate_fn pad"),
+        (None, Effort.REWRITE, 'loader = Loader("OUT/train", ', "not checked"),
+    ],
+)
+def test_feedlines_loader_is_offered_as_what_it_takes(
+    refused: str | None, effort: Effort, line: str, needs: str
+) -> None:
+    seen = with_loader(made(trials=TRIALS, ceiling=3000.0), refused=refused)
+    shards, keep = of_family(seen, "shards")[0], of_family(seen, "loader")[0]
+    assert shards.effort == keep.effort == effort
+    assert shards.command.splitlines()[0] == f"feedline prepare SOURCE OUT --output 256:{shards.settings['codec']}"
+    assert keep.command.splitlines()[0] == "feedline prepare SOURCE OUT --codec keep"
+    assert all(line in one.command and needs in one.needs for one in (shards, keep))
+    assert all("from feedline.pipeline.loader import Loader" in one.command for one in (shards, keep))
+    assert (shards.needs == "") == (refused == "")
+    assert "256 px of the short side" in shards.changes and "40 dB" in shards.changes and keep.changes == ""
+
+
+def test_another_number_of_workers_is_in_the_line() -> None:
+    seen = with_loader(made(trials=TRIALS, ceiling=3000.0, workers=0, wait_s=0.2), refused="")
+    assert all("num_workers=2" in one.command for one in of_family(seen, "shards"))
+
+
+def test_no_shards_of_less_resolution_than_the_crops_are_offered() -> None:
+    trials = trials_of(("jpeg", 256, 4e-4), ("jpeg", 160, 2e-4), ("raw", 64, 1e-5), ("raw", 224, 2e-5))
+    seen = with_loader(made(trials=trials, ceiling=3000.0), batch_shapes=[[32, 3, 224, 224], [32]])
+    assert {one.settings["size"] for one in of_family(seen, "shards")} == {256, 224}
