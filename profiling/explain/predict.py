@@ -40,6 +40,7 @@ WORTH = {Effort.SETTING: 1.0, Effort.CODE: 0.95, Effort.PREPARING: 0.87, Effort.
 more."""
 LESS_ALIKE = 0.95  # the same for what changes the training
 REACHED = 0.9  # share of the ceiling from which nothing more is to be looked for
+COUNTS = 1.2  # what an upper bound counts for at most: what surely gains more comes first
 TIE = 0.03  # gains that differ by less are the same
 
 
@@ -94,11 +95,12 @@ def _within(one: Prediction) -> tuple[float, int]:
 
 
 def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, int, float]:
-    whole = change.then.over_epochs(at.ceiling)
-    of_data = one.effort == Effort.SETTING and math.isfinite(change.ceiling_times)
-    leads = change.cause or (of_data and one.samples_per_s >= REACHED * whole)
+    whole, of_data = change.then.over_epochs(at.ceiling), math.isfinite(change.ceiling_times)
+    bound = one.at_most and of_data  # of its gain nothing is sure
+    leads = change.cause and not bound
+    leads |= of_data and one.effort == Effort.SETTING and one.samples_per_s >= REACHED * whole
     worth = WORTH[one.effort] * (LESS_ALIKE if one.changes else 1.0)
-    return not leads, one.effort if leads else 0, -one.gain_low * worth
+    return not leads, one.effort if leads else 0, -(min(one.gain_low, COUNTS) if bound else one.gain_low) * worth
 
 
 def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Prediction | None:

@@ -82,9 +82,16 @@ def runs() -> list[Recording]:
         slow_transform(),
         waiting_outside("blocked"),
         waiting_outside("lock"),
+        begun_anew(),
         without_loader(load=0.6, forward=0.4),
         without_loader(wait=0.6, forward=0.4),
     ]
+
+
+def begun_anew() -> Recording:
+    """`next(iter(loader))` in each step."""
+    seen = made(wait_s=0.09, compute_s=0.01)
+    return replace(seen, steps=[replace(step, epoch=number) for number, step in enumerate(seen.steps)])
 
 
 def found_in(seen: Recording) -> list[Prediction]:

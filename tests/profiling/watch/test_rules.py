@@ -15,7 +15,7 @@ import pytest
 
 from feedline.profiling.watch.calls import source_line
 from feedline.profiling.watch.evidence import ThreadEvidence
-from feedline.profiling.watch.rules import TRAINER, WORKER, LoopCode, Place, classify, part
+from feedline.profiling.watch.rules import TRAINER, WORKER, LoopCode, Place, classify, line_of, part
 
 PIL_Image = pytest.importorskip("PIL.Image")
 USER = """
@@ -86,6 +86,15 @@ def calling_loop(look):
 class Jitter:
     def __call__(self, look):
         return plain(look)
+
+class Feed:
+    def take(self, over):
+        waiting = queue.Queue()
+        while not over.is_set():
+            try:
+                waiting.get(timeout=0.05)
+            except queue.Empty:
+                pass
 
 def my_collate(looks):
     return plain(looks[0])
@@ -173,6 +182,19 @@ def test_what_else_a_dataset_does_for_a_sample_is_transform(user: ModuleType) ->
     assert seen(through(user.Jitter(), list)) == Place("transform", "user_code.py:plain", "Jitter")
     assert seen(through_libraries(user.Jitter())) == Place("transform", "user_code.py:plain", "Jitter")
     assert seen(through(lambda look: look, user.my_collate)) == Place("collate", "user_code.py:my_collate")
+
+
+def test_another_thread_is_waited_for_as_a_lock_is_in_a_place_of_the_users(user: ModuleType) -> None:
+    with running(user.Feed().take) as look:
+        frame, _ = look()
+        assert classify(frame) == Place("lock", "user_code.py:Feed.take")
+
+
+def test_a_frame_between_two_lines_has_its_functions_first(user: ModuleType) -> None:
+    class Between:
+        f_lineno, f_code = None, user.Feed.take.__code__
+
+    assert line_of(cast(Any, Between())) == user.Feed.take.__code__.co_firstlineno
 
 
 def through_libraries(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:

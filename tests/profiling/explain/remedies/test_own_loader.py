@@ -6,6 +6,7 @@ from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Recording
 from tests.profiling.recordings import made
+from tests.profiling.remedy_runs import begun_anew, first
 
 
 def of_family(seen: Recording, family: str) -> list[Prediction]:
@@ -31,3 +32,29 @@ def test_reading_is_as_sure_a_gain_as_it_is_a_share() -> None:
     hardly = replace(seen, workers=[replace(worker, ticks=30) for worker in seen.workers])
     sure, unsure = (of_family(one, "cache")[0] for one in (seen, hardly))
     assert sure.gain == unsure.gain and unsure.gain_high / unsure.gain > 1.1 * sure.gain_high / sure.gain
+
+
+def test_a_loader_that_each_step_begins_anew_is_kept() -> None:
+    """Whatever would make the workers faster does not help: it is their start that is waited for."""
+    found = diagnose(begun_anew())
+    assert (found.bound, found.cause.kind) == ("data", "start")
+    kept, *others = [one for one in found.predictions if one.helps]
+    assert (kept.family, kept.effort.name, others) == ("persistent", "CODE", [])
+    assert kept.gain > 3.0 and "iter(loader)  # once" in kept.command
+
+
+def test_a_setting_that_surely_gains_comes_before_a_change_of_code() -> None:
+    """Here one worker of two cores: the other stands idle."""
+    stages = {"decode": 0.0004, "transform": 0.004}
+    seen = made(wait_s=0.13, compute_s=0.01, workers=1, stages=stages, stages_cpu=stages, cores=2)
+    assert first(seen).remedy == "num_workers=2"
+    assert "cheaper transform" in [one.remedy for one in diagnose(seen).predictions if one.helps][1]
+
+
+def test_more_workers_wait_for_another_thread_as_this_one_does() -> None:
+    stages = {"lock": 0.004, "transform": 0.0001}
+    seen = made(wait_s=0.13, compute_s=0.01, workers=0, stages=stages, stages_cpu={"transform": 0.0001})
+    found = diagnose(seen)
+    assert found.cause.kind == "lock"
+    assert not [one for one in found.predictions if one.helps and one.family == "workers"]
+    assert first(seen).remedy == "no waiting outside"

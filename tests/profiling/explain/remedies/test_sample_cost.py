@@ -29,7 +29,7 @@ def of_family(family: str, stages: dict[str, float], **of_workers: Any) -> Predi
     [
         ("Slow", "data.py:_blur", "--lines-of Slow.__call__"),
         ("Slow", "ImageFilter.py:filter", "--lines-of Slow.__call__"),
-        ("Slow", "data.py:forward", "--lines-of Slow.forward"),
+        ("Slow", "data.py:Slow.forward", "--lines-of Slow.forward"),
         ("_blur", "data.py:_inner", "--lines-of _blur"),
         ("<lambda>", "data.py:<lambda>", "--lines"),
     ],
