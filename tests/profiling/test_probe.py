@@ -184,10 +184,10 @@ def test_what_a_loop_without_workers_prepares_is_known_by_sample_and_stage() -> 
     assert worker.in_trainer
     measured = seen.recording.measured()
     assert worker.samples == sum(step.samples for step in measured) > 100
-    found = diagnose(seen.recording)
-    workers = found.measured.workers
+    found = measure(seen.recording)
+    workers = found.workers
     assert workers.stage_alone_s["blocked"] > 0.5 * workers.alone_s > 0.0005
-    more = next(one for one in found.predictions if one.family == "workers")
+    more = next(one for one in all_predictions(found) if one.family == "workers")
     assert not more.vain and "the training process prepares every batch itself" in more.why
 
 
