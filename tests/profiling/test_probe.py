@@ -14,7 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
-from feedline.profiling.explain.verdict import diagnose  # noqa: E402
+from feedline.profiling.explain.measure.situation import measure  # noqa: E402
+from feedline.profiling.explain.predict import all_predictions  # noqa: E402
 from feedline.profiling.probe import watch  # noqa: E402
 from feedline.profiling.watch.capture import Capture  # noqa: E402
 from tests.profiling.trainings import Slow, Training, data, steps  # noqa: E402
@@ -51,7 +52,7 @@ def test_a_loader_built_anew_for_every_epoch_is_one_loader() -> None:
                     training.model(x)
     assert [loader.batch_size for loader in seen.recording.loaders] == [8, 32]
     assert {step.epoch for step in steps(seen.recording, "train")} == {0, 1, 2}
-    assert diagnose(seen.recording).measured.rates.epoch_samples == 64
+    assert measure(seen.recording).rates.epoch_samples == 64
 
 
 def test_passes_are_told_whole_or_broken_off() -> None:
