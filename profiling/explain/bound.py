@@ -18,12 +18,12 @@ from dataclasses import asdict
 from typing import Literal, NamedTuple
 
 from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95, measured_steps
-from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
+from feedline.profiling.explain.measure.situation import COPY_BOUND, DATA_BOUND, TRAINER_BOUND, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.record import units
 
 Bound = Literal["data", "copy", "compute", "trainer"]
-THRESHOLDS: dict[Bound, float] = {"data": DATA_BOUND, "copy": 0.15, "trainer": 0.25}
+THRESHOLDS: dict[Bound, float] = {"data": DATA_BOUND, "copy": COPY_BOUND, "trainer": TRAINER_BOUND}
 CLOSE = 0.03  # a threshold this near to the interval of a share is close
 MOST = 0.5  # a share from which no other is larger
 WIDE = 0.1  # an interval that reaches further than this and holds the threshold decides nothing

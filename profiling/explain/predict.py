@@ -12,7 +12,8 @@ legs and for each doubling of the workers). It ends at the ceiling's own upper e
 
 What helps gains something at the lower end of its interval. Families (workers, shards, …) stand in the order of what
 they gain for sure, less what they ask for (`WORTH`); before them stands what mends the very cause, and what is a
-setting and all but reaches the ceiling. Within a family the best is the first.
+setting and all but reaches the ceiling; before a cause of which only the most it can give is known, a setting that
+surely gains. Within a family the best is the first.
 """
 
 import math
@@ -40,7 +41,7 @@ WORTH = {Effort.SETTING: 1.0, Effort.CODE: 0.95, Effort.PREPARING: 0.87, Effort.
 more."""
 LESS_ALIKE = 0.95  # the same for what changes the training
 REACHED = 0.9  # share of the ceiling from which nothing more is to be looked for
-COUNTS = 1.2  # what an upper bound counts for at most: what surely gains more comes first
+SURELY = 1.2  # a gain that is not in doubt
 TIE = 0.03  # gains that differ by less are the same
 
 
@@ -85,6 +86,8 @@ def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[
     best = sorted((one for one in found if one[1].helps), key=lambda one: _within(one[1]))
     shown = {one.family: (change, one) for change, one in reversed(best)}  # the best of each
     order = sorted(shown, key=lambda family: _among(at, *shown[family]))
+    if order and shown[order[0]][1].at_most:
+        order.sort(key=lambda family: not _sure_setting(*shown[family]))
     helping = sorted((one for _, one in best), key=lambda one: order.index(one.family))
     return helping + sorted((one for _, one in found if not one.helps), key=lambda one: (-one.gain, one.effort))
 
@@ -95,12 +98,16 @@ def _within(one: Prediction) -> tuple[float, int]:
 
 
 def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, int, float]:
-    whole, of_data = change.then.over_epochs(at.ceiling), math.isfinite(change.ceiling_times)
-    bound = one.at_most and of_data  # of its gain nothing is sure
-    leads = change.cause and not bound
-    leads |= of_data and one.effort == Effort.SETTING and one.samples_per_s >= REACHED * whole
+    whole = change.then.over_epochs(at.ceiling)
+    of_data = one.effort == Effort.SETTING and math.isfinite(change.ceiling_times)
+    leads = change.cause or (of_data and one.samples_per_s >= REACHED * whole)
     worth = WORTH[one.effort] * (LESS_ALIKE if one.changes else 1.0)
-    return not leads, one.effort if leads else 0, -(min(one.gain_low, COUNTS) if bound else one.gain_low) * worth
+    return not leads, one.effort if leads else 0, -one.gain_low * worth
+
+
+def _sure_setting(change: Change, one: Prediction) -> bool:
+    """Of the data: it comes before a change of code of which only the most it can give is known."""
+    return one.effort == Effort.SETTING and one.gain_low >= SURELY and math.isfinite(change.ceiling_times)
 
 
 def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Prediction | None:

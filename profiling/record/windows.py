@@ -5,10 +5,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from feedline.profiling.record.errors import look_error, ratio_error
 from feedline.profiling.record.journal import TimeRow
 from feedline.profiling.record.measurements import GPU_MEANS, Gpu, Series
 from feedline.profiling.record.recording import Step
+from feedline.profiling.record.uncertainty import look_error, ratio_error
 
 TOP_FUNCTIONS = 12
 

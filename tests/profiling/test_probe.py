@@ -14,7 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
-from feedline.profiling.explain.verdict import diagnose  # noqa: E402
+from feedline.profiling.explain.measure.situation import measure  # noqa: E402
+from feedline.profiling.explain.predict import all_predictions  # noqa: E402
 from feedline.profiling.probe import watch  # noqa: E402
 from feedline.profiling.watch.capture import Capture  # noqa: E402
 from tests.profiling.trainings import Slow, Training, data, steps  # noqa: E402
@@ -51,7 +52,7 @@ def test_a_loader_built_anew_for_every_epoch_is_one_loader() -> None:
                     training.model(x)
     assert [loader.batch_size for loader in seen.recording.loaders] == [8, 32]
     assert {step.epoch for step in steps(seen.recording, "train")} == {0, 1, 2}
-    assert diagnose(seen.recording).measured.rates.epoch_samples == 64
+    assert measure(seen.recording).rates.epoch_samples == 64
 
 
 def test_passes_are_told_whole_or_broken_off() -> None:
@@ -184,10 +185,10 @@ def test_what_a_loop_without_workers_prepares_is_known_by_sample_and_stage() -> 
     assert worker.in_trainer
     measured = seen.recording.measured()
     assert worker.samples == sum(step.samples for step in measured) > 100
-    found = diagnose(seen.recording)
-    workers = found.measured.workers
+    found = measure(seen.recording)
+    workers = found.workers
     assert workers.stage_alone_s["blocked"] > 0.5 * workers.alone_s > 0.0005
-    more = next(one for one in found.predictions if one.family == "workers")
+    more = next(one for one in all_predictions(found) if one.family == "workers")
     assert not more.vain and "the training process prepares every batch itself" in more.why
 
 

@@ -28,8 +28,8 @@ from feedline.profiling.explain.measure.rates import (
     waited_s,
 )
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, sums
-from feedline.profiling.record.errors import look_error, share_error
 from feedline.profiling.record.recording import Recording, Step, TrainerPart
+from feedline.profiling.record.uncertainty import look_error, share_error
 
 PARTS = get_args(TrainerPart)
 OWN = ("python", "logging", "checkpoint")  # parts that are the script's own Python

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from feedline.profiling.record import units
-from feedline.profiling.record.errors import OF_A_MEDIAN, spread_error
 from feedline.profiling.record.recording import Recording, Step
+from feedline.profiling.record.uncertainty import OF_A_MEDIAN, spread_error
 
 # How many standard errors an interval reaches either way: what was measured is shown with its 95 %, what is predicted
 # with its 90 %.

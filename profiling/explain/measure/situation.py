@@ -20,7 +20,8 @@ from feedline.profiling.record.recording import LoaderSeen, Recording, Step
 from feedline.profiling.record.windows import mean_over, of_lowest_rank
 
 FILLS = 0.8  # a model that uses this share of the cores while it computes is taken to use all
-DATA_BOUND = 0.10  # a loop that waits for data this share of its time is bound by it
+DATA_BOUND = 0.10  # a loop that waits for data this share of its time is bound by it …
+COPY_BOUND, TRAINER_BOUND = 0.15, 0.25  # … and by its copies, or by its own Python, from these shares on
 HARDLY = 0.03  # a share of waiting below this is noise
 NOTABLE = 0.2  # share of its cores from which what other programs take counts …
 FULL = 0.85  # … on a machine of which this share is busy

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95, Rate
-from feedline.profiling.record.errors import UNKNOWN_ERROR, look_error
 from feedline.profiling.record.recording import Recording, WorkerTime
 from feedline.profiling.record.stages import STAGES
+from feedline.profiling.record.uncertainty import UNKNOWN_ERROR, look_error
 
 SLOW = 1.6  # a worker that takes this many times as long per sample as the others is called slow …
 SURELY_SLOW = 1.3  # … where its 95 % interval lies above this

@@ -8,10 +8,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from feedline.profiling.explain.bound import THRESHOLDS
 from feedline.profiling.explain.measure.main_thread import FAULTS_ERROR, busiest_place, function_of
 from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
-from feedline.profiling.explain.measure.situation import DATA_BOUND, Situation
+from feedline.profiling.explain.measure.situation import COPY_BOUND, DATA_BOUND, TRAINER_BOUND, Situation
 from feedline.profiling.explain.remedies.own_loader import waiting_beside
 from feedline.profiling.explain.remedies.remedy import (
     AT_MOST,
@@ -53,7 +52,7 @@ def pinned(at: Situation) -> Iterable[Change]:
         why = f"copies take {share} of a step; pinned ones are typically {faster} as fast (not measured here)"
     yield Change(family="pin", remedy="pin_memory=True", then=then, effort=Effort.SETTING, why=why, extra_error=error,
                  command="DataLoader(…, pin_memory=True)\nimages = images.to(device, non_blocking=True)",
-                 settings={"pin_memory": True}, cause=at.measured.trainer.shares.copy >= THRESHOLDS["copy"],
+                 settings={"pin_memory": True}, cause=at.measured.trainer.shares.copy >= COPY_BOUND,
                  ceiling_times=math.inf)  # fmt: skip
 
 
@@ -72,7 +71,7 @@ def main_thread(at: Situation) -> Iterable[Change]:
     yield Change(family="python", remedy="less Python in the training loop", then=then, effort=Effort.CODE, why=why,
                  command=lines_of(at.recording, name), target=function,
                  needs="the loop in a function: lines are timed there" if name == "<module>" else "",
-                 extra_error=math.hypot(0.1, error / (1 - min(share, 0.9))), cause=share >= THRESHOLDS["trainer"],
+                 extra_error=math.hypot(0.1, error / (1 - min(share, 0.9))), cause=share >= TRAINER_BOUND,
                  at_most=True,
                  ceiling_times=math.inf)  # fmt: skip
 

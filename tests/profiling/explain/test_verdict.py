@@ -105,8 +105,8 @@ def test_the_top_stage_is_found_and_its_remedy_leads(stage: str) -> None:
     leading = {
         "read": ("cache in RAM", "faster storage", "num_workers"),
         "transform": ("cheaper transform RandomResizedCrop", "num_workers"),
-        "collate": ("cheaper collate", "uint8"),
-        "send": ("cheaper send", "uint8"),
+        "collate": ("cheaper collate", "uint8", "num_workers"),
+        "send": ("cheaper send", "uint8", "num_workers"),
     }
     assert found.predictions[0].remedy.startswith(leading.get(stage, ("num_workers",)))
 

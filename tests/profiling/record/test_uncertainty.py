@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from feedline.profiling.record.errors import OF_A_MEDIAN, look_error, ratio_error, share_error, spread_error
+from feedline.profiling.record.uncertainty import OF_A_MEDIAN, look_error, ratio_error, share_error, spread_error
 
 
 def test_a_ratio_that_never_varies_has_no_error() -> None:
