@@ -8,7 +8,7 @@ its v2 spellings, Normalize; what comes between crop and ToTensor and works on P
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,9 @@ from torch.utils.data import (
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.draw.regions import Augment
-from feedline.pipeline.format.manifest import Manifest
+
+if TYPE_CHECKING:
+    from feedline.pipeline.format.manifest import Manifest  # pyarrow: a script that is profiled needs none
 
 _TO_FLOAT = {"ToTensor", "ToDtype", "ConvertImageDtype", "ConvertDtype"}
 _SAME_PIXELS = {"ToImage", "PILToTensor", "ToPureTensor", "ToImageTensor", "Identity", "ToImagePIL", "RGB"}
@@ -35,8 +37,9 @@ _OURS = {"interpolation": ("bilinear", 2), "antialias": (True, None, "warn"), "m
 """How the loader resizes; 2 is Pillow's number of bilinear."""
 
 
-def options_like(dataloader: Any) -> dict[str, Any]:
-    """LoaderConfig fields that give what `dataloader` gives. Raises UsageError for what cannot be carried over.
+def options_like(dataloader: Any, *, try_steps: bool = True) -> dict[str, Any]:
+    """LoaderConfig fields that give what `dataloader` gives. Raises UsageError for what cannot be carried over;
+    `try_steps`: transforms of the user's own are called for that.
 
     Left out is what only says how torch runs its own workers: `timeout`, `multiprocessing_context`,
     `pin_memory_device`, and `in_order` (batches always come in order).
@@ -64,10 +67,10 @@ def options_like(dataloader: Any) -> dict[str, Any]:
     if dataloader.pin_memory:
         options["pin_memory"] = torch.cuda.is_available()
     options |= _order(batches.sampler, len(dataset), dataloader.generator)
-    return options | _Recipe(_flatten(dataset.transform)).options()
+    return options | _Recipe(_flatten(dataset.transform)).options(try_steps=try_steps)
 
 
-def check_same_data(dataset: Any, manifest: Manifest, labels_N: npt.NDArray[np.int32]) -> None:
+def check_same_data(dataset: Any, manifest: "Manifest", labels_N: npt.NDArray[np.int32]) -> None:
     """Raises UsageError where the shards cannot hold the dataset's samples with the dataset's labels.
 
     `labels_N` are the shards' own. Compared are the number of samples, the class names, how many samples each class
@@ -180,7 +183,7 @@ class _Recipe:
         for step in steps:
             self._read(step, _name(step))
 
-    def options(self) -> dict[str, Any]:
+    def options(self, *, try_steps: bool) -> dict[str, Any]:
         if not self._crop:
             raise UsageError("the DataLoader's transforms have no RandomResizedCrop or CenterCrop: no image size")
         augment = Augment(**self._augment)
@@ -189,7 +192,7 @@ class _Recipe:
             options = {"device": "cpu", "dtype": torch.float32, "mean": (0.0,) * 3, "std": (1.0,) * 3} | options
         if self._own:
             options["transform"] = tail = Tail(self._tail)
-            if culprit := tail.unfit_step(self._px):
+            if try_steps and (culprit := tail.unfit_step(self._px)):
                 what = f"{_name(culprit)}, which leaves no RGB picture of {self._px} px,"
                 raise _refused(what, "call it on the batches in your loop")
         return options

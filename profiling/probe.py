@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, StudyConfig
 from feedline.profiling.watch.capture import Capture, Finished
 from feedline.profiling.watch.endings import Endings
+from feedline.profiling.watch.facts import quietly
 from feedline.profiling.watch.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _remember_errors(hooks: Hooks) -> None:
     capture, previous = hooks.capture, sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        text = str(error).strip().splitlines()
+        text = (quietly(lambda: str(error)) or "").strip().splitlines()
         capture.error = kind.__name__ + (f": {text[0]}" if text else "")
         if not capture.diagnosing:  # else it is the report's to tell: no verdict is lost
             previous(kind, error, trace)

@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 ENVIRONMENT = "FEEDLINE_PROFILE"
 """Set in the profiled script's environment: the run's folder."""
+OWN_EPOCH = -1
+"""Of rows that an optimiser's steps delimit: their loop asks no watched loader."""
 NOTABLE = 0.2
 """Share of the cores that neighbours may have while a leg's window lasts."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from feedline.pipeline.base.settings import PREFETCH
 from feedline.profiling.record import diagnostic
 from feedline.profiling.record.host import describe_host, package_version
-from feedline.profiling.record.journal import Journal, StepRow, TimeRow
+from feedline.profiling.record.journal import OWN_EPOCH, Journal, StepRow, TimeRow
 from feedline.profiling.record.measurements import Sampled, scope_of
 from feedline.profiling.record.recording import (
     Compute,
@@ -36,8 +36,8 @@ from feedline.profiling.record.watch_costs import costs, overhead
 from feedline.profiling.record.windows import RowSum, Windows, over_steps
 
 WARM_UP_RULE = (
-    "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader and the first batch of "
-    "every later pass, at most a quarter of the pass"
+    "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader, or of a loop that asks "
+    "none itself, and the first batch of every later pass, at most a quarter of the pass"
 )
 MOST_ITEM_LINES, MOST_PATHS = 8, 512
 About = dict[str, Any]
@@ -56,7 +56,7 @@ def merge(
 ) -> Recording:
     """Everything the processes of a run wrote down. `origin` is the clock's reading at second 0."""
     trainers = sorted(filter(is_trainer, journal.all("trainer-")), key=lambda one: (one["rank"], one["pid"]))
-    rows = {trainer["pid"]: journal.rows(f"steps-{trainer['pid']}", StepRow) for trainer in trainers}
+    rows = {trainer["pid"]: _rows(journal, trainer) for trainer in trainers}
     phases = _phases([row for of_process in rows.values() for row in of_process])
     by_trainer = {one["pid"]: _steps(one, rows[one["pid"]], phases, origin) for one in trainers}
     steps = sorted(chain(*by_trainer.values()), key=lambda step: (step.rank, step.start_s))
@@ -103,6 +103,13 @@ def is_trainer(about: About) -> bool:
     return bool(about["loaders"] or about["optimizer_steps"])
 
 
+def _rows(journal: Journal, trainer: About) -> list[StepRow]:
+    """Without what was noted of passes before it was known that another thread than the training one draws them."""
+    background = {one["id"] for one in trainer["loaders"] if one.get("background")}
+    rows = journal.rows(f"steps-{trainer['pid']}", StepRow)
+    return [row for row in rows if row.trained or row.loader not in background]
+
+
 def _phases(rows: Sequence[StepRow]) -> Phases:
     """A pass is training when a backward pass or an optimiser step ran inside it. A run that trains nowhere is all
     training: it is the loop the user asked about."""
@@ -147,7 +154,7 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
     steps: list[Step] = []
     for (loader, epoch), members in by_pass.items():
         # A killed process may not have told of its last loader; `next(iter(loader))` makes passes of one batch.
-        wanted = queued.get(loader, 0) + 3 if epoch == 0 else 1 if len(members) > 1 else 0
+        wanted = queued.get(loader, 0) + 3 if epoch in (0, OWN_EPOCH) else 1 if len(members) > 1 else 0
         warm = min(wanted, max(1, len(members) // 4))
         for position, row in enumerate(members):
             row.start_s -= origin

@@ -72,7 +72,8 @@ class LoaderSeen:
     background: bool = False
     """Another thread than the one that trains draws its batches: what that waits is not what the loop waits."""
     refused: str | None = None
-    """Why `Loader.like` cannot take its settings over, in words; "" where it can, None where nobody asked."""
+    """Why `Loader.like` cannot take its settings over, in words; "" where it can (own transforms were not tried),
+    None where nobody asked."""
 
 
 @dataclass(frozen=True, kw_only=True)

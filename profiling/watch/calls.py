@@ -2,7 +2,8 @@
 
 A stack ends at the last Python frame: behind `x @ w`, `image.resize(…)` or `lock.acquire()` nothing more is seen.
 But the frame's instruction has a place in the source, down to the column, and what is called there can be looked up
-in the frame's variables as the interpreter did. Nothing is called for that, no property and no `__getattr__`.
+in the frame's variables as the interpreter did. No property and no `__getattr__` of what the variables hold is called
+on the way; of what is found there its name is asked.
 """
 
 import ast
@@ -17,11 +18,15 @@ from typing import Any
 
 _WORKING = ("CALL", "PRECALL", "BINARY", "COMPARE", "UNARY", "STORE_SUBSCR", "FOR_ITER", "BEFORE_WITH", "CONTAINS")
 """Beginnings of the names of instructions in which C code may work for long."""
-_ASKS_FOR_LOCALS = {"locals", "vars", "eval", "exec", "dir"}
+_ASKS_FOR_LOCALS = {
+    "locals", "vars", "eval", "exec", "dir", "f_locals", "currentframe", "_getframe", "getargvalues",
+}  # fmt: skip
+"""Names in the code of a function that may hold the dict of its variables itself."""
 _UNKNOWN = object()
 _OPTIMIZED = 1
 """Flag of code with fast locals: a function's (inspect.CO_OPTIMIZED)."""
-_known: dict[tuple[CodeType, int], str] = {}
+_known: dict[tuple[CodeType, int], str | None] = {}
+"""By place in the code, where no variable of a function is part of what is called there."""
 MOST_KNOWN = 50_000
 
 
@@ -47,13 +52,19 @@ def called(frame: FrameType) -> str | None:
     e.g. `time.sleep`, `torch.Tensor.__matmul__`; "" where it calls something that cannot be told, None where it calls
     nothing: there the interpreter itself is at work."""
     key = frame.f_code, frame.f_lasti
-    if key not in _known:
+    if key in _known:
+        return _known[key]
+    place = _place(*key)
+    found = None if place is None else _name(place, frame) or ""
+    if place is None or not any(_is_local(one, frame.f_code) for one in ast.walk(place)):  # else it may change
         if len(_known) > MOST_KNOWN:
             _known.clear()
-        place = _place(*key)
-        _known[key] = "-" if place is None else _name(place, frame) or ""
-    found = _known[key]
-    return None if found == "-" else found
+        _known[key] = found
+    return found
+
+
+def _is_local(node: ast.AST, code: CodeType) -> bool:
+    return isinstance(node, ast.Name) and node.id in {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
 
 
 @lru_cache(maxsize=4096)
@@ -133,7 +144,7 @@ def _value(place: ast.expr, frame: FrameType) -> Any:
     """As the frame's variables have it, without running anything."""
     match place:
         case ast.Name(id=name):
-            return _variable(name, frame)
+            return _variable(name, frame, local=_is_local(place, frame.f_code))
         case ast.Attribute(value=inner, attr=attribute):
             owner = _value(inner, frame)
             return _UNKNOWN if owner is _UNKNOWN else _attribute(owner, attribute)
@@ -143,9 +154,8 @@ def _value(place: ast.expr, frame: FrameType) -> Any:
             return _UNKNOWN
 
 
-def _variable(name: str, frame: FrameType) -> Any:
+def _variable(name: str, frame: FrameType, *, local: bool) -> Any:
     code = frame.f_code
-    local = name in code.co_varnames or name in code.co_cellvars or name in code.co_freevars
     if local and code.co_flags & _OPTIMIZED:
         if frame.f_trace is not None or _ASKS_FOR_LOCALS.intersection(code.co_names):
             return _UNKNOWN  # before 3.13 its own dict of them is the one that we would change

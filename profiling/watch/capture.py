@@ -33,6 +33,8 @@ WARM_STEPS = 5
 """Training steps whose page faults do not count: the allocator is still growing."""
 MOST_PLACES = 32
 """Places of hidden synchronisations that are written down."""
+MOST_STEPS = 16
+"""Optimiser steps behind one batch. A loop that makes more asks another source: that batch's pass was broken off."""
 SAY_S = 2.0  # how often the facts are written again; rows are written as they come
 
 
@@ -59,8 +61,8 @@ class Capture:
         self.pid = os.getpid()
         self.active = True
         """False once nothing more is to be seen: every hook passes straight through."""
-        self.ours = 0
-        """Above 0 while we work ourselves: loaders that are iterated then are not the script's."""
+        self.ours = Counter[int]()
+        """By thread, above 0 while it works for us: loaders that it iterates over then are not the script's."""
         self.error: str | None = None
         self.ended_by: str | None = None
         self.over = False
@@ -80,7 +82,7 @@ class Capture:
         """CPU time of what hooks do (`costing`): what watching costs the script's own thread."""
         self.watch: TrainerWatch | None = None
         self._draw = random.Random(1).random  # not the global one: it is the script's
-        self._flushing = threading.Lock()
+        self._starting, self._flushing = threading.Lock(), threading.Lock()
         self._said = float("-inf")
         self._metered = self.loop.totals
         """What `take_metrics` has handed out."""
@@ -88,19 +90,23 @@ class Capture:
         """The optimiser whose steps are a loop's, where it asks no watched loader itself."""
         self._background: int | None = None
         """The loader that such a loop's batches come from."""
-        self._drawn = (1, 0)
-        """Samples and bytes of the last batch drawn in the background."""
+        self._drawn = dict[int, tuple[int, int]]()
+        """By loader, samples and bytes of its last batch."""
         self._sync_places: Counter[tuple[int, str]] = Counter()
-        self._usage: Any = None
+        self._stepped = 0
+        """Optimiser steps before the last batch came."""
+        self._counted: tuple[StepRow | None, Any] = None, None
+        """The row whose page faults are counted, and what they were as it began."""
 
     @contextmanager
     def unwatched(self) -> Generator[None]:
         """Iterators made and asked in here belong to us, not to the script."""
-        self.ours += 1
+        thread = threading.get_ident()
+        self.ours[thread] += 1
         try:
             yield
         finally:
-            self.ours -= 1
+            self.ours[thread] -= 1
 
     def costing(self, work: Callable[..., T], *args: Any) -> T:
         """What `work` gives; its CPU time is ours."""
@@ -124,11 +130,27 @@ class Capture:
         background = self.trainer not in (None, threading.get_ident())
         if background:
             self.loaders.about[number]["background"] = True
-        return self.loop.begin(number, time.perf_counter(), in_trainer=in_trainer, background=background)
+        begun, ended = self.loop.begin(number, time.perf_counter(), in_trainer=in_trainer, background=background)
+        for row in ended:
+            self._closed(row)
+        return begun
+
+    def to_background(self, drawn: Pass) -> None:
+        """Another thread than the one that trains draws its batches."""
+        self.loaders.about[drawn.loader]["background"] = True
+        if drawn.batches:
+            self._background = drawn.loader
+        self.loop.to_background(drawn)
+
+    def end_in_background(self, ending: Pass) -> None:
+        """It is exhausted; the loop goes on with what it has trained on."""
+        self.loop.finish(ending, time.perf_counter())
+        if self.loop.own is not None:
+            self._background = self.loop.own.loader
 
     def ask(self, by: Pass) -> None:
         """The loop asks for the next batch."""
-        by.asked = time.perf_counter()
+        by.asked, by.thread = time.perf_counter(), threading.get_ident()
         self.costing(self._ask, by)
 
     def _ask(self, by: Pass) -> None:
@@ -141,21 +163,22 @@ class Capture:
         now = time.perf_counter()
         if "batch_bytes" not in (about := self.loaders.about[by.loader]):
             about.update(describe(batch))
-        if by.background:  # perhaps since it asked
-            samples, size = sizes(batch)
-            by.drawn = self._drawn = samples or 0, size
-            self._background = by.loader
-            return
         self.costing(self._got, by, batch, now)
 
     def _got(self, by: Pass, batch: Any, now: float) -> None:
-        self.asking = None
         samples, size = sizes(batch)
+        self._drawn[by.loader] = samples or 0, size
+        if by.background:  # perhaps since it asked
+            self._background = by.loader
+            return
+        self.asking = None
         waited = self.loop.got(by, now, samples or 0, size)
         if self.device is not None:
             waited[0].copy_s = 0.0
             self.device.step_begins(waited)
-        self._usage = None if self.loop.rows % COUNTED else facts.usage()
+        self._stepped = self.optimizer_steps
+        if not self.loop.rows % COUNTED:
+            self._counted = waited[0], facts.usage()
 
     def end_pass(self, ending: Pass, *, exhausted: bool = False) -> None:
         """The iterator is exhausted, or has failed."""
@@ -177,9 +200,10 @@ class Capture:
         if row is None:
             return
         self.stop.steadiness.add(row.start_s + row.duration_s, row.samples, row.pause_s)
-        counted = row.trained and self._usage is not None and not row.pause_s
-        if counted and self.loop.train_steps > WARM_STEPS:
-            self.facts.see_usage(self._usage)
+        counted, usage = self._counted
+        known = row is counted and usage is not None and self.loop.train_steps > WARM_STEPS
+        if known and row.trained and not row.pause_s:
+            self.facts.see_usage(usage)
 
     def backward(self, seconds: float) -> None:
         if (row := self._row()) is not None:
@@ -190,15 +214,16 @@ class Capture:
         """Raises Finished when enough was seen of a loop whose batches come from no loader that it asks itself: the
         steps of its first `optimizer` are the training steps then. `frame`: of the call."""
         self.optimizer_steps += 1
-        row = self._row()
-        if self.watch is not None and threading.get_ident() == self.trainer:
+        row, loop = self._row(), self.loop
+        if threading.get_ident() != self.trainer:
+            return
+        if self.watch is not None:
             self.watch.see_step(frame)
         if row is not None:
             row.optimizer_s += seconds
             row.trained = True
-        if self.loop.current is not None:
-            self.loop.own = None
-        elif self.trainer == threading.get_ident() and (self.loop.own is not None or not self.loop.any_trained):
+        unasked = loop.current is None or self.optimizer_steps - self._stepped > MOST_STEPS
+        if loop.own is not None or (unasked and not loop.any_trained):
             self._own_step(optimizer)
 
     def _row(self) -> StepRow | None:
@@ -208,23 +233,23 @@ class Capture:
             self.trainer = thread
             if self.watch is not None and self.watch.thread != thread:
                 self.watch.follow()
-            if (other := self.loop.leave_to(thread)) is not None:
-                self.asking = None
-                self._background, self._drawn = other.loader, other.drawn
-                self.loaders.about[other.loader]["background"] = True
-        return None if thread != self.trainer else self.loop.current or self.loop.own
+            for one in self.loop.of_others(thread):
+                self.asking = None if self.asking is one else self.asking
+                self.to_background(one)
+        return self._row_here()
+
+    def _row_here(self) -> StepRow | None:
+        """None in another thread than the one that trains, where that is known."""
+        return self.loop.row if self.trainer in (None, threading.get_ident()) else None
 
     def _own_step(self, optimizer: int) -> None:
         self._pacer = self._pacer or optimizer
         if optimizer != self._pacer:
             return
-        now, (samples, size) = time.perf_counter(), self._drawn
         if self._background is None:
             self._background = self.loaders.unwatched()
-            samples = 1
-        row = self.loop.own_step(now, self._background, samples or 1, size)
-        if row is not None:
-            self._closed(row)
+        now, (samples, size) = time.perf_counter(), self._drawn.get(self._background, (1, 0))
+        self._closed(self.loop.own_step(now, self._background, samples or 1, size))
         directed = self.config.diagnostic and "background" in self.loaders.about[self._background]
         if not directed and (reason := self.enough(now)):
             self.end_watch(reason)
@@ -237,25 +262,26 @@ class Capture:
 
     def pause(self, seconds: float) -> None:
         """A checkpoint."""
-        if (row := self.loop.current or self.loop.own) is not None:
+        if (row := self._row_here()) is not None:
             row.pause_s += seconds
 
     def synchronised(self, seconds: float, frame: FrameType) -> None:
         """`frame`: of the call."""
-        if (row := self.loop.current or self.loop.own) is not None:
+        if (row := self._row_here()) is not None:
             row.sync_s += seconds
             row.syncs += 1
             self._sync_places[row.loader, own_place(frame)] += 1
 
     def enough(self, now: float, *, held: bool = False) -> Reason | None:
-        """Whether the verdict's steps are over, and why. `held`: the loop is in a pass that the script did not ask
-        for."""
+        """Whether the verdict's steps are over, and why. `held`: a first pass of a diagnostic run is behind the
+        loop."""
         if not self.active:
             return None
         loop = self.loop
+        own = loop.own is not None  # the first of its steps has opened a row, and closed none
         return self.stop.reached(
             now,
-            steps=loop.train_steps if loop.own is None and loop.any_trained else self.optimizer_steps or loop.rows,
+            steps=loop.train_steps + own if own or loop.any_trained else self.optimizer_steps or loop.rows,
             started=loop.first_got,
             ranks=self.facts.world_size,
             rank=self.rank,
@@ -300,12 +326,14 @@ class Capture:
     def start(self) -> None:
         if self.watch is not None:
             return
-        self._see_rank()
-        collect_paths()
-        self.facts.look()
-        self.watch = TrainerWatch(self, self.journal, self.facts.on_device)
-        self.flush()
-        self.watch.sampler.start()  # from here on it flushes
+        with self._starting:  # threads may begin their first passes together
+            if self.watch is None:
+                self._see_rank()
+                collect_paths()
+                self.facts.look()
+                self.watch = TrainerWatch(self, self.journal, self.facts.on_device)
+                self.flush()
+                self.watch.sampler.start()  # from here on it flushes
 
     def _see_rank(self) -> None:
         rank = facts.rank()

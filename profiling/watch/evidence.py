@@ -8,6 +8,7 @@ Where a system has neither, as containers with a kernel of their own, nothing is
 
 import os
 import platform
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,22 +22,22 @@ SLEEP, READ, LOCK, WAIT = "sleep", "file", "lock", "wait"
 _CALLS: dict[str, dict[str, tuple[int, ...]]] = {
     "x86_64": {
         SLEEP: (35, 230),  # nanosleep, clock_nanosleep
-        READ: (0, 2, 4, 5, 6, 17, 19, 217, 257, 262, 295, 332),  # read, open, stat, pread64, getdents64, statx, …
-        WAIT: (7, 23, 45, 47, 232, 270, 271, 281),  # poll, select, recvfrom, recvmsg, epoll_wait, ppoll, …
+        # read, write, open, stat, pread64, pwrite64, readv, writev, fsync, fdatasync, getdents64, statx, …
+        READ: (0, 1, 2, 4, 5, 6, 17, 18, 19, 20, 74, 75, 217, 257, 262, 295, 332),
         LOCK: (72, 73, 202, 449),  # fcntl, flock, futex, futex_waitv
     },
     "aarch64": {
         SLEEP: (101, 115),
-        READ: (56, 61, 63, 65, 67, 69, 79, 80, 291),
-        WAIT: (22, 72, 73, 207, 212),
+        READ: (56, 61, 63, 64, 65, 66, 67, 68, 69, 79, 80, 82, 83, 291),
         LOCK: (25, 32, 98, 449),
     },
 }
+"""A thread that is blocked in any other call waits: for a socket, a pipe, an event, a process, a driver."""
 BLOCKED_IN = {number: kind for kind, numbers in _CALLS.get(platform.machine(), {}).items() for number in numbers}
 PAGE_FAULT = -1
 """In place of a system call: a page of a mapped file is read."""
-
-
+WITH_DESCRIPTOR = (0, 1, 17, 18, 19, 20, 295, 63, 64, 65, 66, 67, 68, 69)
+"""Of the calls that read and write, on either machine; the others work on paths, or are of files only."""
 SCHEDSTAT = "schedstat"
 
 
@@ -53,22 +54,18 @@ class Spent(NamedTuple):
     delay_s: float | None
     """It could have run and had no core. None where the system does not tell, as with the CPU time."""
 
-    def mostly_blocked(self, seconds: float) -> bool | None:
-        """Whether it neither ran nor wanted to for most of so long; None where that is not known."""
-        return None if self.cpu_s is None else self.cpu_s + (self.delay_s or 0.0) < 0.5 * seconds
-
 
 class ThreadEvidence:
     """Of another thread of this process."""
 
-    def __init__(self, thread_id: int, native_id: int | None) -> None:
-        """The thread must be alive: of another number the C library may crash."""
+    def __init__(self, native_id: int | None) -> None:
         self._task = f"/proc/self/task/{native_id}"
         self._clock: int | None = None
         self._before = (0.0, 0.0)
         self._schedstat: int | None = None
-        with suppress(AttributeError, OSError):  # Linux has it
-            self._clock = time.pthread_getcpuclockid(thread_id)
+        if sys.platform == "linux" and native_id is not None:
+            # What pthread_getcpuclockid gives, which may crash where the thread has ended.
+            self._clock = ~native_id << 3 | 6
         with suppress(OSError):
             self._schedstat = os.open(f"{self._task}/{SCHEDSTAT}", os.O_RDONLY | os.O_CLOEXEC)
         self.spent()
@@ -90,22 +87,29 @@ class ThreadEvidence:
             None if cpu_s is None else cpu_s - before_cpu_s, None if delay_s is None else delay_s - before_delay_s
         )
 
+    def mostly_blocked_in(self, spent: Spent, seconds: float) -> str | None:
+        """`blocked_in` of a thread that neither ran nor wanted to for most of so long; None of any other one."""
+        idle = spent.cpu_s is not None and spent.cpu_s + (spent.delay_s or 0.0) < 0.5 * seconds
+        return self.blocked_in() if idle else None
+
     def blocked_in(self) -> str | None:
-        """SLEEP, READ, LOCK or WAIT (for a socket, a pipe, an event); None while it runs, or where not known."""
+        """SLEEP, READ (or written) of a file, LOCK or WAIT; None while it runs, or where not known."""
         with suppress(OSError, ValueError):
             file = os.open(f"{self._task}/syscall", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 number, *arguments = os.read(file, 160).split()
             finally:
                 os.close(file)
-            kind = READ if int(number) == PAGE_FAULT else BLOCKED_IN.get(int(number))
+            if int(number) == PAGE_FAULT or not BLOCKED_IN:
+                return READ if BLOCKED_IN else None
+            kind = BLOCKED_IN.get(int(number), WAIT)
             return WAIT if kind == READ and arguments and not _is_file(int(arguments[0], 16), int(number)) else kind
         return None
 
 
 def _is_file(descriptor: int, number: int) -> bool:
-    """Whether a call that reads does so from a file; those without a descriptor work on paths."""
-    if number not in (0, 17, 19, 295, 63, 65, 67, 69):
+    """Whether it is one that a call reads or writes."""
+    if number not in WITH_DESCRIPTOR:
         return True
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}").startswith("/")  # noqa: PTH115 no link that resolves
@@ -127,5 +131,5 @@ class HelperThread:
         if thread is None or thread.ident is None or not thread.is_alive():
             return None, None
         if thread is not self._thread or self._evidence is None:
-            self._thread, self._evidence = thread, ThreadEvidence(thread.ident, thread.native_id)
+            self._thread, self._evidence = thread, ThreadEvidence(thread.native_id)
         return frames.get(thread.ident), self._evidence.spent().cpu_s

@@ -1,6 +1,7 @@
 """What a script's loaders, model and settings look like, read off the objects without touching them.
 
-Nothing here may raise or have an effect: it reads attributes of a user's objects inside the user's process.
+It reads attributes of a user's objects inside the user's process: none of the user's code is called but properties,
+and what these raise goes no further (`quietly`).
 """
 
 import os
@@ -22,23 +23,26 @@ def quietly(read: Callable[[], T]) -> T | None:
 
 
 def settings(one: Any) -> dict[str, Any]:
-    """Keys of `recording.LoaderSeen` that the loader object tells, or the one inside it with the workers."""
-    dataset, sampler = getattr(one, "dataset", None), getattr(one, "batch_sampler", None)
-    homes = [getattr(one, "fake_l", None), one, getattr(one, "config", None)]  # fastai's, and of feedline's
+    """Keys of `recording.LoaderSeen` that a loader tells itself, or the one inside it that has its workers."""
+
+    def of(home: Any, name: str) -> Any:
+        return quietly(lambda: getattr(home, name, None))
+
+    dataset, sampler = of(one, "dataset"), of(one, "batch_sampler")
+    homes = [of(one, "fake_l"), one, of(one, "config")]  # fastai's, and of feedline's
 
     def told(name: str) -> Any:
-        values = (getattr(home, name, None) for home in homes)
-        return next((value for value in values if value is not None), None)
+        return next((value for home in homes if (value := of(home, name)) is not None), None)
 
     return {
         "num_workers": _int(told("num_workers")),
-        "batch_size": _int(told("batch_size") or told("bs") or getattr(sampler, "batch_size", None)),
+        "batch_size": _int(told("batch_size") or told("bs") or of(sampler, "batch_size")),
         "prefetch_factor": _int(told("prefetch_factor")),
         "pin_memory": _bool(told("pin_memory")),
         "persistent_workers": _bool(told("persistent_workers")),
-        "dataset": type(innermost(dataset)).__name__ if dataset is not None else None,
+        "dataset": quietly(lambda: type(innermost(dataset)).__name__) if dataset is not None else None,
         "dataset_samples": _length(dataset),
-        "transforms": _transforms(dataset),
+        "transforms": quietly(lambda: _transforms(dataset)) or [],
     }
 
 
@@ -54,13 +58,13 @@ def own_code(loader: Any) -> str | None:
 
 def refused(loader: Any) -> str | None:
     """Why `Loader.like` does not take a torch DataLoader's settings over, "" where it does. None where that cannot be
-    asked."""
+    asked. The user's own transforms are not called: the script's random numbers are its own."""
     from feedline.pipeline.base.errors import UsageError
 
     try:
         from feedline.pipeline.like import options_like
 
-        options_like(loader)
+        options_like(loader, try_steps=False)
     except UsageError as error:
         return str(error)
     except Exception:  # an extra is missing; a user's object may raise anything, torch's SIGCHLD handler anywhere
@@ -106,7 +110,7 @@ def _bool(value: Any) -> bool | None:
 
 
 def _length(value: Any) -> int | None:
-    return _int(quietly(lambda: len(value))) if hasattr(value, "__len__") else None
+    return _int(quietly(lambda: len(value)))
 
 
 def role(place: str, loader: Any) -> tuple[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ out. Without one the script is ended, or runs on unwatched.
 
 import functools
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -63,7 +64,7 @@ class WatchedLoader:
             if feed is None:
                 return original(loader)
             if feed.directed:
-                return FedIterator(feed, LateIterator(feeds.capture, functools.partial(original, loader)))
+                return FedIterator(feed, functools.partial(feed.begin_late, functools.partial(original, loader)))
             with feeds.capture.unwatched():
                 iterator = original(loader)
                 feed.see_thread(iterator)
@@ -76,7 +77,8 @@ class WatchedLoader:
 
     def fed(self, feed: "Feed", iterator: Any) -> Any:
         """What the script iterates over: the iterator, with its batches coming through the feed."""
-        return FedIterator(feed, iter(iterator))
+        iterator = iter(iterator)
+        return FedIterator(feed, lambda: iterator)
 
     def in_trainer(self, loader: Any) -> bool | None:
         """Whether batches are made in the thread that asks for them; None: if it has no workers."""
@@ -126,16 +128,20 @@ class Feed:
         if self.directed and director is not None:
             self._original = original
             return director.next(self)
-        if not capture.active or capture.asking is not None or passed is None or passed.done:
+        if not capture.active or passed is None or passed.done:
             return (self._again or original)()
+        if not passed.background and capture.trainer not in (None, threading.get_ident()):
+            capture.to_background(passed)
         if passed.background:
             return self._next_in_background(passed, original)
+        if capture.asking is not None:
+            return (self._again or original)()
         capture.ask(passed)
         trains = passed.loader in capture.loop.trained
         if director is not None and passed.trained and not self._holds:
             self._holds = True
             director.hold(sys._getframe(1))
-        held = self._again is not None or passed.epoch > 0
+        held = director is not None and (self._again is not None or passed.epoch > 0)
         if (director is None or trains or not capture.loop.any_trained) and (
             reason := capture.enough(passed.asked, held=held)
         ):
@@ -161,13 +167,17 @@ class Feed:
     def _next_in_background(self, passed: Pass, original: Draw) -> Any:
         """No loop of the script's waits here; the steps are those of the thread that trains."""
         director, capture = self._feeds.director, self._capture
-        if director is not None and (reason := capture.enough(time.perf_counter(), held=self._again is not None)):
+        now, trained = time.perf_counter(), capture.loop.trained
+        directs = director is not None and passed.loader in trained
+        reason = capture.enough(now, held=self._again is not None) if directs else None
+        if director is not None and reason:
             director.take_over(self, reason)
             return self.next(original)
         try:
             batch = (self._again or original)()
         except StopIteration:
-            if director is None or not capture.loop.any_trained:
+            if director is None or passed.loader not in trained:
+                capture.end_in_background(passed)
                 raise
             self.begin_again()
             return self.next(original)
@@ -193,6 +203,11 @@ class Feed:
 
         self._again = again
         return iterator
+
+    def begin_late(self, begin: Callable[[], Any]) -> Iterator[Any]:
+        """What the script iterates over itself."""
+        with self._capture.unwatched():
+            return iter(begin())
 
     def see_thread(self, iterator: Any) -> None:
         if self._pass is not None:
@@ -226,7 +241,7 @@ class Feeds:
     def open(self, adapter: WatchedLoader, loader: Any, iterate: Callable[[Any], Any]) -> Feed | None:
         """None where the loader is not to be watched: no loop of the script's own asks it."""
         capture, director = self.capture, self.director
-        if capture.ours or capture.asking is not None:
+        if capture.ours[threading.get_ident()] or capture.asking is not None:
             return None
         if capture.active:
             return Feed(self, adapter, loader, iterate)
@@ -247,39 +262,22 @@ class Feeds:
         )  # fmt: skip
 
 
-class LateIterator:
-    """The loader's iterator, begun once something of it is asked for: a pass that is handed kept batches starts no
-    workers."""
+class FedIterator:
+    """An iterator around one that cannot be patched itself, and that is begun once something of it is asked for: a
+    pass that is handed kept batches starts no workers."""
 
-    def __init__(self, capture: Capture, begin: Callable[[], Any]) -> None:
-        self._capture, self._begin = capture, begin
+    def __init__(self, feed: Feed, begin: Callable[[], Iterator[Any]]) -> None:
+        self._feed, self._begin = feed, begin
 
     @functools.cached_property
-    def _iterator(self) -> Any:
-        with self._capture.unwatched():
-            return iter(self._begin())
-
-    def __iter__(self) -> "LateIterator":
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._iterator)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._iterator, name)
-
-
-class FedIterator:
-    """An iterator around one that cannot be patched itself."""
-
-    def __init__(self, feed: Feed, iterator: Iterator[Any]) -> None:
-        self._feed, self._iterator = feed, iterator
+    def _iterator(self) -> Iterator[Any]:
+        return self._begin()
 
     def __iter__(self) -> "FedIterator":
         return self
 
     def __next__(self) -> Any:
-        return self._feed.next(self._iterator.__next__)
+        return self._feed.next(lambda: next(self._iterator))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)

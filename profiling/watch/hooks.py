@@ -64,8 +64,8 @@ class Hooks:
 
     def _torch(self, torch: Any) -> None:
         capture, replace = self.capture, self.patches.replace
-        replace(torch.autograd, "backward", lambda original: self.timed(original, capture.backward))
-        save = self.timed(torch.save, capture.pause)
+        replace(torch.autograd, "backward", lambda original: self._timing(original, capture.backward))
+        save = self._timing(torch.save, capture.pause)
         replace(torch, "save", lambda _: save)
         replace(torch.serialization, "save", lambda _: save)
         optimizers = sys.modules.get("torch.optim.optimizer")
@@ -77,7 +77,7 @@ class Hooks:
             capture.device = Device(torch, capture)
             capture.device.install(self.patches)
 
-    def timed(self, original: Any, tell: Callable[[float], None]) -> Any:
+    def _timing(self, original: Any, tell: Callable[[float], None]) -> Any:
         capture, clock = self.capture, time.perf_counter
 
         @functools.wraps(original)

@@ -5,6 +5,7 @@ A loader to be watched too: one more class like these, and its place in `LOADERS
 
 import functools
 import sys
+import threading
 import time
 from typing import Any
 
@@ -75,7 +76,7 @@ def _next(feeds: Feeds, original: Any) -> Any:
     @functools.wraps(original)
     def __next__(iterator: Any) -> Any:
         feed = iterator.__dict__.get(FEED)
-        if feed is None or feeds.capture.ours:
+        if feed is None or feeds.capture.ours[threading.get_ident()]:
             return original(iterator)
         return feed.next(functools.partial(original, iterator))
 
@@ -85,12 +86,14 @@ def _next(feeds: Feeds, original: Any) -> Any:
 def _start_workers(feeds: Feeds, home: Any, original: Any) -> Any:
     @functools.wraps(original)
     def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        loop = home._worker_loop
-        home._worker_loop = feeds.worker_entry(loop, getattr(loader, OUTER, loader)) or loop
+        loop = getattr(home._worker_loop, "original", home._worker_loop)  # another thread may start workers too
+        entry = feeds.worker_entry(loop, getattr(loader, OUTER, loader)) or loop
+        home._worker_loop = entry
         try:
             return original(iterator, loader, *args, **kwargs)
         finally:
-            home._worker_loop = loop
+            if home._worker_loop is entry:
+                home._worker_loop = loop
 
     return __init__
 

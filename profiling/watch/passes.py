@@ -5,7 +5,8 @@ another's open row (an evaluation inside a training step) is that row's pause. A
 part of the step, and one that began before is beside it (`zip(a, b)`): the row waits for their batches too.
 
 Where the thread that trains asks no watched loader itself (a generator or a queue of the script's own, a thread that
-draws ahead), rows go from one step of its optimiser to the next, and what it waits is left to the sampler.
+draws ahead), rows go from one step of its optimiser to the next, and what it waits is left to the sampler. What else
+is iterated over in such a row, an evaluation or a batch more, is to it what it is to a row of a loader's.
 """
 
 import threading
@@ -13,11 +14,9 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.profiling.record.journal import StepRow
+from feedline.profiling.record.journal import OWN_EPOCH, StepRow
 
 EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
-OWN_EPOCH = -1
-"""Of rows that an optimiser's steps delimit."""
 OF_STEP = ("backward_s", "optimizer_s", "pause_s", "sync_s", "syncs")
 """Fields of a row that go over to the one whose step it is part of."""
 
@@ -30,11 +29,9 @@ class Pass:
     in_trainer: bool
     outer: StepRow | None
     thread: int = 0
-    """That draws its batches."""
+    """That has begun it, then the one that has asked for its last batch."""
     background: bool = False
-    """Another thread than the one that trains draws them: they have no rows."""
-    drawn: tuple[int, int] = (0, 0)
-    """Samples and bytes of its last batch."""
+    """Another thread than the one that trains draws its batches: they have no rows."""
     restart: bool = False
     """It takes the place of a pass of one batch, as `next(iter(loader))` has them: its start is part of the step."""
     pin_thread: Any = None
@@ -66,8 +63,8 @@ class Loop:
     def __init__(self) -> None:
         self.current: StepRow | None = None
         """The row that is open, of the pass that was last given a batch."""
-        self.own: StepRow | None = None
-        """Open, of a loop that asks no watched loader: from one step of its optimiser to the next."""
+        self.own: Pass | None = None
+        """Of a loop that asks no watched loader: its rows go from one step of its optimiser to the next."""
         self.closed: deque[StepRow] = deque()
         self.rows = 0
         self.train_steps = 0
@@ -84,23 +81,29 @@ class Loop:
     def any_trained(self) -> bool:
         return bool(self.trained)
 
-    def begin(self, loader: int, now: float, *, in_trainer: bool, background: bool = False) -> Pass:
+    @property
+    def row(self) -> StepRow | None:
+        """The open one that what happens now is part of."""
+        return self.current or (self.own.row if self.own is not None else None)
+
+    def begin(
+        self, loader: int, now: float, *, in_trainer: bool, background: bool = False
+    ) -> tuple[Pass, list[StepRow]]:
+        """The pass, and the rows that it ends, of `next(iter(loader))`. A pass that goes on after all is taken up
+        again."""
         mine = (one for one in self._open if one.loader == loader and not background)
         left = [one for one in mine if one.row is not None and one.batches == 1]
-        for one in left:  # `next(iter(loader))`; should it go on after all, it is taken up again
-            self.close(one, now)
-            self._open.remove(one)
-        begun = Pass(loader, self._epochs[loader], now, in_trainer, self.current, threading.get_ident(), background)
+        ended = [row for one in left if (row := self.close(one, now)) is not None]
+        self._open = [one for one in self._open if one not in left]
+        begun = Pass(loader, self._epochs[loader], now, in_trainer, self.row, threading.get_ident(), background)
         begun.restart = bool(left)
         self._epochs[loader] += 1
-        if background:
-            return begun
-        if begun.outer is not None:
-            for other in self._open:
-                if other.row is begun.outer:
+        if not background:
+            for other in (*self._open, *filter(None, [self.own])):
+                if begun.outer is not None and other.row is begun.outer:
                     other.inner.append(begun)
-        self._open.append(begun)
-        return begun
+            self._open.append(begun)
+        return begun, ended
 
     def got(self, to: Pass, now: float, samples: int, size: int) -> list[StepRow]:
         """The rows that have waited for the batch: its own, and those of passes beside it."""
@@ -115,7 +118,6 @@ class Loop:
         to.first_got = now if to.first_got is None else to.first_got
         self.first_got = now if self.first_got is None else self.first_got
         to.waited_s += now - to.asked
-        to.drawn = samples, size
         to.samples += samples
         to.batches += 1
         return [to.row, *beside]
@@ -126,18 +128,16 @@ class Loop:
         if row is None:
             return None
         for inner in of.inner:
-            if not inner.done and inner.batches >= EVAL_BATCHES:  # broken off, as in `if i == 50: break`
-                ended = inner.row.start_s + inner.row.wait_s if inner.row else now
-                self.close(inner, ended)
-                self.finish(inner, ended)
-            elif not inner.done:
-                self._take_in(inner, row)
+            if not inner.done and not inner.background:
+                self._take_in(inner, row, now)
         of.inner.clear()
         row.duration_s = now - row.start_s
         if row.trained:
             self.train_steps += 1
             self.trained.add(of.loader)
             of.trained = True
+            if of is not self.own:  # it asks a watched loader after all
+                self.own = None
         if self.current is not None and self.current.start_s >= row.start_s:  # it, or one that was opened in it
             self.current = None
         waited_s, seconds, samples = self.totals
@@ -146,42 +146,48 @@ class Loop:
         self.rows += 1
         return row
 
-    def leave_to(self, thread: int) -> Pass | None:
-        """That thread trains: passes of others are in the background, and what was noted of them is no step."""
-        others = [one for one in self._open if one.thread != thread]
-        for one in others:
-            one.background, one.row = True, None
+    def of_others(self, thread: int) -> list[Pass]:
+        """Open passes whose batches another thread draws."""
+        return [one for one in self._open if one.thread != thread]
+
+    def to_background(self, one: Pass) -> None:
+        """It is drawn by another thread than the one that trains: what was noted of it is no step."""
+        self.current = None if self.current is one.row else self.current
+        one.background, one.row = True, None
+        if one in self._open:
             self._open.remove(one)
-            for row in [row for row in self.closed if row.loader == one.loader]:
-                self.closed.remove(row)
-        self.current = None if others else self.current
-        return others[-1] if others else None
 
     def own_step(self, now: float, loader: int, samples: int, size: int) -> StepRow | None:
         """An optimiser has stepped in a loop that asks no watched loader: the row since the last such step ends."""
-        row, self.own = self.own, StepRow(now, 0.0, samples, size, loader, OWN_EPOCH)
+        row = None
+        if self.own is None:
+            self.own = Pass(loader, OWN_EPOCH, now, in_trainer=False, outer=None)
+            if self.current is not None:  # of a pass that was broken off
+                self.current.trained, self.current = False, None
+        elif self.own.row is not None:
+            self.own.row.trained = True
+            row = self.close(self.own, now)
+        self.own.loader, self.own.row = loader, StepRow(now, 0.0, samples, size, loader, OWN_EPOCH)
         self.first_got = now if self.first_got is None else self.first_got
-        if row is None:
-            return None
-        row.duration_s, row.trained = now - row.start_s, True
-        self.trained.add(loader)
-        self.train_steps += 1
-        waited_s, seconds, all_samples = self.totals
-        self.totals = waited_s, seconds + row.duration_s - row.pause_s, all_samples + row.samples
-        self.closed.append(row)
-        self.rows += 1
         return row
 
-    def _take_in(self, inner: Pass, row: StepRow) -> None:
-        """A pass of few batches, as `next(iter(held_out))` is, was part of the row's step. Whether it goes on is not
-        known: it is forgotten until it does."""
-        row.wait_s += inner.waited_s
+    def _take_in(self, inner: Pass, row: StepRow, now: float) -> None:
+        """A pass that was begun in the row and has not ended. What was done since its last batch belongs to the row's
+        step. One of many batches was an evaluation, broken off as in `if i == 50: break`; one of few, as
+        `next(iter(held_out))` is, was part of the step. Whether that goes on is not known: it is forgotten until it
+        does."""
         if inner.row is not None:
             row.trained |= inner.row.trained
             inner.row.trained = False
             for name in OF_STEP:
                 setattr(row, name, getattr(row, name) + getattr(inner.row, name))
                 setattr(inner.row, name, 0)
+        if inner.batches >= EVAL_BATCHES:
+            ended = inner.row.start_s + inner.row.wait_s if inner.row else now
+            self.close(inner, ended)
+            self.finish(inner, ended)
+            return
+        row.wait_s += inner.waited_s
         if inner in self._open:
             self._open.remove(inner)
 
@@ -200,9 +206,9 @@ class Loop:
         if ending in self._open:
             self._open.remove(ending)
         outer = ending.outer
-        if outer is not None and not outer.duration_s:
+        if outer is not None and not outer.duration_s and not (ending.background and ending.loader == outer.loader):
             outer.pause_s += now - ending.started
-            self.current = outer
+            self.current = self.current if outer.epoch == OWN_EPOCH else outer
 
     def passes(self) -> list[dict[str, Any]]:
         """Those that have ended, and those still open."""

@@ -159,8 +159,17 @@ COMPOSERS = re.compile(
     r"|/albumentations/core/composition\.py:\w+\.__call__"
 )
 """Frames (file:qualified name) that call one transform after the other: the frame they called is the transform."""
+ELSE = ("logging", "checkpoint", "backward", "optimizer")
+"""Parts that are no making of batches, whatever is read for them."""
 GENERATOR = 0x20 | 0x200
 """Flags of code: a generator's, an asynchronous one's."""
+NO_SOURCE = re.compile(
+    r"/torch/nn/modules/module\.py:.*|/torch/_(dynamo|inductor)/.*|/contextlib\.py:.*|/PIL/\w+\.py:_?save\w*"
+)
+"""Frames (file:function) under which nobody makes batches, whatever is read or generated there: a model that computes
+or is compiled, a block that is entered or left, a picture that is written."""
+NO_READING = re.compile(r"\S*(open|stat|seek|scandir|listdir)")
+"""Calls that belong to reading, and to writing as well."""
 BLOCKED = {SLEEP: "blocked", WAIT: "blocked", READ: "read", LOCK: "lock"}
 """What a worker's thread is blocked in -> the stage, where no rule knows better."""
 FETCH = "/torch/utils/data/_utils/fetch.py"
@@ -177,7 +186,7 @@ class LoopCode:
     steps: set[CodeType] = field(default_factory=set[CodeType])
     """Code on the stack as the optimiser steps: what these functions call is the loop's work."""
     makers: set[CodeType] = field(default_factory=set[CodeType])
-    """Functions that the loop calls and that were seen reading or decoding: they make its batches."""
+    """Functions of the script's that the loop calls and that were seen reading or decoding: they make its batches."""
 
 
 def part(
@@ -192,9 +201,10 @@ def part(
     `file:function:line` of the user's own. What that called in a library decides, where a rule knows it; else what C
     function it calls, and whose. `blocked` is what the thread is mostly blocked in, `held` whether it held the
     interpreter lock."""
-    inner, found, beneath = True, None, list[CodeType]()
+    inner, found = True, None
     own: FrameType | None = None
-    made = False
+    beneath: CodeType | None = None
+    reads = yields = False
     for one in frames(frame):
         code, file = one.f_code, one.f_code.co_filename
         if is_ours(file):
@@ -207,34 +217,46 @@ def part(
                 found = "forward"
             elif found is None and not library:
                 found = _of_own(call, blocked, held) if inner else "python"
-        reads = WORKER.stage_of(code, one.f_lineno) or (WORKER.stage_of_call(call) if call else None)
-        made = made or reads in ("read", "decode")
-        inner = False
         own = own or (None if library else one)
+        evident = call if call and not NO_READING.fullmatch(call) else None
+        stage = WORKER.stage_of(code, one.f_lineno) or (WORKER.stage_of_call(evident) if evident else None)
+        source = not _is_no_source(code)
+        reads = source and (reads or stage in ("read", "decode"))
         if loop is not None and code in loop.steps:
-            if found not in ("logging", "checkpoint", "backward", "optimizer") and _makes(beneath, made, loop):
+            waits = found == "wait" and blocked in (LOCK, WAIT)  # for whoever else makes them
+            if not waits and found not in ELSE and _makes(beneath, reads, yields, loop):
                 found = "load"
             break
-        beneath.append(code)
+        yields = source and (yields or _yields(code))
+        inner, beneath = False, code
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
     return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "nowhere")
 
 
 def _of_own(call: str | None, blocked: str | None, held: bool | None) -> str:
-    """The script's own code that calls what no rule knows, or nothing."""
+    """The script's own code that calls what no rule knows, or nothing. A lock that it waits for in somebody's C code
+    may be that of threads which compute for it."""
     if blocked in (LOCK, WAIT):
-        return "wait"
+        return "other" if call and blocked == LOCK else "wait"
     unknown = call == "" and not blocked and held is False  # it computes in C, for whom is not known
     return "other" if unknown else "python"
 
 
-def _makes(beneath: Sequence[CodeType], made: bool, loop: LoopCode) -> bool:
-    """Whether what the loop has called makes batches: an iterator of the script's own, or a function that was seen
-    reading or decoding pictures."""
-    if made and beneath:
-        loop.makers.add(beneath[-1])
-    generators = any(code.co_flags & GENERATOR or code.co_name == "__next__" for code in beneath)
-    return generators or made or bool(beneath and beneath[-1] in loop.makers)
+def _makes(called: CodeType | None, reads: bool, yields: bool, loop: LoopCode) -> bool:
+    """Whether what the loop has called makes batches: an iterator, or a function that reads or decodes pictures, or
+    was seen doing so."""
+    if reads and called is not None and not is_library(called.co_filename):
+        loop.makers.add(called)
+    return reads or yields or called in loop.makers
+
+
+@lru_cache(maxsize=4096)
+def _is_no_source(code: CodeType) -> bool:
+    return NO_SOURCE.search(f"{slashed(code.co_filename)}:{code.co_name}") is not None
+
+
+def _yields(code: CodeType) -> bool:
+    return code.co_name == "__next__" or bool(code.co_flags & GENERATOR and code.co_name != "<genexpr>")
 
 
 def generated(frame: FrameType) -> bool:

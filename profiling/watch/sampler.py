@@ -86,7 +86,7 @@ class StackSampler(threading.Thread):
 
     def run(self) -> None:
         draw = random.Random(self.native_id).uniform  # not the global one: it is the script's
-        evidence = ThreadEvidence(threading.get_ident(), self.native_id)
+        evidence = ThreadEvidence(self.native_id)
         last = time.perf_counter()
         cost_s = 0.0
         while self._running:

@@ -63,6 +63,8 @@ class Saves:
 
     def hold(self, refused: Callable[[str], None]) -> None:
         """From here to the end of the process. `refused` is told why the script is ended."""
+        if self._held:
+            return
         self._held = True
         self._refused = refused
         self._pid = os.getpid()

@@ -1,9 +1,9 @@
 """When enough was seen: after so many steps or seconds as asked, else when the rate is known well enough.
 
 Without either the run is cut into stretches of five seconds. Watching ends when there are at least six and the
-standard error of their rates is below one per cent of the mean, or after two minutes. A diagnostic run whose training
-loop has come to the end of a pass ends it then, or ten seconds after the first step: a short script is held for long
-enough, and no longer.
+standard error of their rates is below one per cent of the mean, or after two minutes. In a diagnostic run
+it also ends ten seconds after the first step, once a pass is over: a short script is held for long enough, and no
+longer.
 """
 
 import math
@@ -65,8 +65,8 @@ class StopRule:
     def reached(
         self, now: float, *, steps: int, started: float | None, ranks: int, rank: int, held: bool
     ) -> Reason | None:
-        """Why the watch ends now, None while it goes on. `started` is the first step; `held`: the loop is in a pass
-        that the script did not ask for."""
+        """Why the watch ends now, None while it goes on. `started` is the first step; `held`: a first pass of a
+        diagnostic run is behind the loop."""
         config = self._config
         reason: Reason = "steps" if config.steps else "seconds" if config.seconds or config.diagnostic else "running"
         if self._stop_at is not None:

@@ -5,8 +5,10 @@ The counterpart of `worker`: one sampler, sums by who did it, a row a second. Da
 works, the loop waits for unpickling or pinning, not for its workers.
 """
 
+import functools
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
@@ -28,8 +30,8 @@ class WatchedLoop(Protocol):
 
     asking: Pass | None
     """The pass that the loop waits for."""
-    ours: int
-    """Above 0 while iterators are made and asked by us."""
+    ours: Counter[int]
+    """By thread, above 0 while it makes and asks iterators for us."""
 
     def flush(self) -> None:
         """Called when rows are due."""
@@ -58,7 +60,7 @@ class TrainerWatch:
     def follow(self) -> None:
         """The calling thread is the one that trains."""
         self.thread = threading.get_ident()
-        self._evidence = ThreadEvidence(self.thread, threading.get_native_id())
+        self._evidence = ThreadEvidence(threading.get_native_id())
 
     def see_step(self, frame: FrameType | None) -> None:
         """An optimiser steps; `frame` is of whoever asked it to. Looked at a few times only: loops seldom change."""
@@ -77,17 +79,14 @@ class TrainerWatch:
             return
         self._asked = asking or self._asked
         spent = self._evidence.spent()
-
-        def blocked() -> str | None:
-            return self._evidence.blocked_in() if spent.mostly_blocked(seconds) else None
-
+        blocked = functools.partial(self._evidence.mostly_blocked_in, spent, seconds)
         if asking is not None and asking.in_trainer:
             if asking.loader not in self._stats:
                 self._loading.setdefault(asking.loader, TimeSums()).add(classify(frame, blocked), seconds, spent)
             self._main.add(Place("load", "loader"), seconds, spent)
         else:
             place = part(frame, on_device=self._on_device(), loop=self._loop, blocked=blocked(), held=held)
-            if self._watched.ours and asking is None:  # a pass begins: its workers start
+            if self._watched.ours[self.thread] and asking is None:  # a pass begins: its workers start
                 place = Place("wait", place.where)
             pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
             pinning = pin_work(pin_frame)
@@ -102,7 +101,7 @@ class TrainerWatch:
     def write(self) -> None:
         """Rows since the last time."""
         self._journal.append(f"main-{self._pid}", [self._main.take()])
-        for stats in self._stats.values():
+        for stats in list(self._stats.values()):  # another thread may begin a pass meanwhile
             stats.write(self._journal)
         for loader, sums in self._loading.items():
             self._journal.append(f"loading-{self._pid}-{loader}", [sums.take()])

@@ -5,6 +5,7 @@ batches handed over, runs the original loop and leaves one row a second, so that
 loses no more than that. It is pickled to the worker under spawn and forkserver, and inherited under fork.
 """
 
+import functools
 import importlib
 import os
 import threading
@@ -80,7 +81,7 @@ class WorkerWatch:
         self._left = f"left-{entry.trainer}"
         self._name = f"worker-{os.getpid()}"
         self._main = threading.get_ident()
-        self._evidence = ThreadEvidence(self._main, threading.get_native_id())
+        self._evidence = ThreadEvidence(threading.get_native_id())
         self._about = {
             "pid": os.getpid(), "worker": worker, "loader": entry.loader, "rank": entry.rank, "created": time.time(),
         }  # fmt: skip
@@ -103,10 +104,7 @@ class WorkerWatch:
 
     def _look(self, frames_by_thread: dict[int, FrameType], seconds: float, _: bool | None) -> None:
         spent, inside = self._evidence.spent(), self.inside
-
-        def blocked() -> str | None:
-            return self._evidence.blocked_in() if spent.mostly_blocked(seconds) else None
-
+        blocked = functools.partial(self._evidence.mostly_blocked_in, spent, seconds)
         frame = frames_by_thread.get(self._main)
         place = Place(inside, "worker.py:_worker_loop") if inside else classify(frame, blocked)
         if self._feeds(frames_by_thread, seconds) and inside == "idle":

@@ -334,6 +334,14 @@ def test_a_loader_that_tells_itself_is_believed() -> None:
     assert len(seen.recording.steps) == 20
 
 
+def test_an_error_that_cannot_be_told_is_the_scripts_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, wordless = list[Any](), type("Wordless", (Exception,), {"__str__": None})
+    monkeypatch.setattr(sys, "excepthook", lambda *error: shown.append(error))
+    with watch(resources=False):
+        sys.excepthook(wordless, wordless(), None)
+    assert len(shown) == 1
+
+
 def test_watching_twice_is_refused() -> None:
     with watch(resources=False), pytest.raises(RuntimeError, match="already being profiled"), watch():
         pass

@@ -99,6 +99,28 @@ def test_a_loop_without_a_loader_stops_too(tmp_path: Path, limit: dict[str, Any]
     assert diagnose(done.recording).measured.unit == "steps/s"
 
 
+TWO_OPTIMISERS = """
+import sys
+import torch
+
+models = [torch.nn.Linear(4, 1) for _ in range(2)]
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+for number in range(2000):
+    for model, optimizer in zip(models, optimizers):
+        model(torch.rand(8, 4)).mean().backward()
+        optimizer.step()
+sys.exit("never stopped")
+"""
+
+
+def test_steps_of_a_loop_without_a_loader_are_those_of_its_first_optimiser(tmp_path: Path) -> None:
+    script = tmp_path / "gan.py"
+    script.write_text(TWO_OPTIMISERS)
+    done = study(StudyConfig(argv=[str(script)], steps=25))
+    assert (done.recording.script.ended_by, done.recording.optimizer_steps) == ("steps", 49)
+    assert len(done.recording.steps) == 24
+
+
 ABORTS = """
 import atexit, os, sys, time
 import torch

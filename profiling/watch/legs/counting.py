@@ -1,10 +1,12 @@
 """Frameworks that count batches themselves, and would leave their loop before the windows are over: they are told of
-more. Only in a diagnostic run, which is ended behind its windows in any case.
+more. Only in a diagnostic run, which is ended behind its windows in any case. What its steps before these save is as
+without us, and none is saved that there would not have been.
 
 Lightning and ignite read their counts anew at every batch: theirs are put out of reach once the pass has trained.
-transformers counts by `range`, made as training begins: it is given more epochs, and windows go on from one to the
-next. Others either ask their loader until it has no more, and it is begun again underneath, or leave their pass and
-begin another one.
+transformers counts epochs by `range`, made as training begins: that is made longer, and windows go on from one epoch
+to the next. Its arguments, and what schedules are made from, stay: only the check for the last step is told of
+another one. Others either ask their loader until it has no more, and it is begun again underneath, or leave their
+pass and begin another one.
 """
 
 import functools
@@ -57,20 +59,36 @@ HOLDERS: dict[str, Callable[[dict[str, Any]], None]] = {
 """By the module whose frame it is; what it holds back is among that frame's variables."""
 
 
-def attach(patches: Patches) -> None:
-    """Before the script imports them."""
-    patches.after_import("transformers.trainer", functools.partial(_transformers, patches))
+def attach(patches: Patches, beyond: Callable[[], None]) -> None:
+    """Before the script imports them. `beyond` is called as a step follows that was to be the last."""
 
-
-def _transformers(patches: Patches, module: ModuleType) -> None:
     def with_more_epochs(original: Any) -> Any:
         @functools.wraps(original)
-        def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            with suppress(AttributeError):
-                trainer.args.num_train_epochs = max(trainer.args.num_train_epochs, MANY)
-                trainer.args.max_steps = max(trainer.args.max_steps, MANY) if trainer.args.max_steps > 0 else -1
-            return original(trainer, *args, **kwargs)
+        def set_initial_training_values(*args: Any, **kwargs: Any) -> Any:
+            _, *values = original(*args, **kwargs)
+            return (MANY, *values)
 
-        return train
+        return set_initial_training_values
 
-    patches.replace(module.Trainer, "train", with_more_epochs)
+    def with_more_steps(original: Any) -> Any:
+        @functools.wraps(original)
+        def on_step_end(callback: Any, args: Any, state: Any, *others: Any, **kwargs: Any) -> Any:
+            steps = state.max_steps
+            if state.global_step > steps:
+                beyond()
+            state.max_steps = MANY
+            try:
+                return original(callback, args, state, *others, **kwargs)
+            finally:
+                state.max_steps = steps
+
+        return on_step_end
+
+    def trainer(module: ModuleType) -> None:
+        patches.replace(module.Trainer, "set_initial_training_values", with_more_epochs)
+
+    def callbacks(module: ModuleType) -> None:
+        patches.replace(module.DefaultFlowCallback, "on_step_end", with_more_steps)
+
+    patches.after_import("transformers.trainer", trainer)
+    patches.after_import("transformers.trainer_callback", callbacks)

@@ -43,7 +43,7 @@ class Director:
         self._capture = feeds.capture
         self._config = feeds.capture.config
         self._saves = Saves(feeds.patches)
-        counting.attach(feeds.patches)
+        counting.attach(feeds.patches, lambda: self._saves.hold(self._refused))
         self._lines: list[Way] = []
         """Windows in which lines are timed."""
         if self._config.lines:
@@ -143,7 +143,7 @@ class Director:
 
     def _measured(self, way: Way, batches: Batches, steps: int | None) -> Generator[Any, None, LegRow | None]:
         """One way, once."""
-        neighbours = Neighbours(self._config.parent)
+        neighbours = Neighbours(self._config.parent, ranks=self._capture.facts.world_size)
         if isinstance(way, LoaderOnly):
             with self._capture.unwatched():
                 row = way.measure(batches, self._config.window_s, neighbours)

@@ -22,19 +22,21 @@ SHORTEST_S = 0.8
 class Ticks(NamedTuple):
     cores: int
     busy: int
-    """Of the cores that this process may run on, what the hypervisor took included."""
+    """Of the cores that the run may use, what the hypervisor took included."""
     idle: int
     ours: int
 
 
 class Neighbours:
-    def __init__(self, root: int) -> None:
-        """`root` has started the script; 0: nobody knows who has."""
+    def __init__(self, root: int, *, ranks: int = 1) -> None:
+        """`root` has started the script; 0: nobody knows who has. Ranks may each have cores of their own: where there
+        are several, all cores are looked at."""
         self.others: float | None = None
         """Share of the cores that other processes had; None where that cannot be told."""
         self.idle: float | None = None
         """Share of the cores that nobody had."""
         self._root = root or os.getppid()
+        self._ranks = ranks
         self._before: Ticks | None = None
 
     def begin(self) -> None:
@@ -52,9 +54,9 @@ class Neighbours:
     def _look(self) -> Ticks | None:
         with suppress(OSError, ValueError, IndexError, AttributeError):  # AttributeError: no Linux
             cores = os.sched_getaffinity(0)
-            lines = (line.split() for line in (PROC / "stat").read_text().splitlines())
-            fields = [list(map(int, line[1:])) for line in lines if line[0].removeprefix("cpu").isdigit()
-                      and line[0].startswith("cpu") and int(line[0][3:]) in cores]  # fmt: skip
+            lines = (line.split() for line in (PROC / "stat").read_text().splitlines() if line.startswith("cpu"))
+            fields = [list(map(int, line[1:])) for line in lines if line[0][3:].isdigit()
+                      and (self._ranks > 1 or int(line[0][3:]) in cores)]  # fmt: skip
             idle = sum(core[place] for core in fields for place in IDLE)
             busy = sum(sum(core[: STEAL + 1]) for core in fields) - idle
             return Ticks(len(fields), busy, idle, run_ticks(self._root)) if fields else None

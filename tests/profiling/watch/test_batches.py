@@ -47,6 +47,39 @@ def test_samples_and_bytes(batch: Any, samples: int | None, size: int) -> None:
     assert sizes(batch) == (samples, size)
 
 
+class Raising:
+    dtype = "float32"
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._name:
+            raise RuntimeError(f"no {name}")
+        return {"shape": (4, 2), "nbytes": 32}[name]
+
+
+def test_what_a_batch_raises_goes_no_further() -> None:
+    assert sizes([Raising("shape"), LABELS]) == (4, 32)
+    assert sizes([Raising("nbytes"), LABELS]) == (4, 32)
+    assert sizes(Raising("shape")) == (None, 0)
+    assert describe([Raising("nbytes")])["batch_shapes"] == [[4, 2]]
+    assert describe([Raising("dtype"), LABELS])["batch_bytes"] == 64
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_are_sparse_nested_or_jagged() -> None:
+    torch = pytest.importorskip("torch")
+    rows = [torch.ones(2, 3), torch.ones(1, 3)]
+    for batch in (
+        torch.eye(2).to_sparse(),
+        torch.nested.nested_tensor(rows),
+        torch.nested.nested_tensor(rows, layout=torch.jagged),
+    ):
+        assert sizes([batch, torch.zeros(2)])[0] == 2
+        assert describe([batch, torch.zeros(2)])["batch_bytes"] >= 8
+
+
 def test_a_huge_structure_is_cut() -> None:
     visits = 0
 

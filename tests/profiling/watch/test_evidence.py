@@ -1,6 +1,8 @@
 """What the kernel says of a thread, against threads that are known to sleep, to wait, to read, to compute."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +22,7 @@ def observed(work: Callable[[threading.Event], object]) -> tuple[set[str | None]
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,), daemon=True)
     thread.start()
-    seen = ThreadEvidence(thread.ident or 0, thread.native_id)
+    seen = ThreadEvidence(thread.native_id)
     time.sleep(0.05)
     began, kinds = time.perf_counter(), set[str | None]()
     seen.spent()
@@ -56,6 +58,29 @@ def test_waiting_for_a_file_is_reading(tmp_path: Path) -> None:
     os.close(os.open(tmp_path / "fifo", os.O_WRONLY))
 
 
+def test_a_process_and_a_full_pipe_are_waited_for_too() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"])
+    reading, writing = os.pipe()
+    for work in (lambda over: child.wait(), lambda over: os.write(writing, bytes(1 << 20))):
+        kinds, cpu, _ = observed(work)
+        assert (kinds, cpu < 0.2) == ({WAIT}, True)
+    os.set_blocking(reading, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.read(reading, 1 << 20)
+            time.sleep(0.01)
+
+
+def test_of_a_thread_that_has_ended_nothing_is_known() -> None:
+    ended = threading.Thread(target=time.sleep, args=(0.01,))
+    ended.start()
+    ended.join()
+    time.sleep(0.1)
+    seen = ThreadEvidence(ended.native_id)
+    assert seen.spent() == (None, None)
+    assert seen.blocked_in() is None
+
+
 def test_threads_that_fight_for_a_core_are_known_by_their_delay() -> None:
     """Two processes' worth of work on one core: each has it for half of the time."""
     core = {min(os.sched_getaffinity(0))}
@@ -84,6 +109,6 @@ def test_threads_that_fight_for_a_core_are_known_by_their_delay() -> None:
 
 def test_where_the_kernel_does_not_tell_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "SCHEDSTAT", "nowhere")
-    seen = ThreadEvidence(threading.get_ident(), threading.get_native_id())
+    seen = ThreadEvidence(threading.get_native_id())
     assert seen.spent().delay_s is None
     assert evidence.run_queue_delay_s(os.getpid()) is None

@@ -1,5 +1,6 @@
 """Passes that a diagnostic run begins by itself."""
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from feedline.profiling.record.journal import Journal, StudyConfig
+from feedline.profiling.watch import capture as capturing
+from feedline.profiling.watch import stop
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.feed import Feed, Feeds, WatchedLoader
 from feedline.profiling.watch.patches import Patches
@@ -50,3 +53,71 @@ def test_a_pass_begins_before_its_workers_start(tmp_path: Path) -> None:
         capture.backward(0.001)
     capture.leave("itself")
     assert [one["start_s"] for one in capture.loop.passes()][1:] == pytest.approx([STARTING_S] * 2, abs=0.04)
+
+
+def test_a_run_without_windows_is_watched_on_behind_its_first_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "HELD_S", 0.0)
+    capture = Capture(Journal(tmp_path), StudyConfig())
+    feeds, loader = Feeds(capture, Patches(print)), SlowStart()
+    for _ in range(3):
+        feed = feeds.open(Adapter(), loader, iter)
+        assert feed is not None
+        batches = iter([[[1, 2]]] * 4)
+        with pytest.raises(StopIteration):
+            while True:
+                feed.next(lambda batches=batches: next(batches))
+                capture.backward(0.001)
+    assert (capture.active, capture.loop.train_steps) == (True, 12)
+    capture.leave("itself")
+
+
+def test_a_loop_of_passes_of_one_batch_is_watched_to_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "LONGEST_S", 0.0)
+    capture = Capture(Journal(tmp_path), StudyConfig())
+    feeds, loader = Feeds(capture, Patches(print)), SlowStart()
+    for _ in range(5):
+        feed = feeds.open(Adapter(), loader, iter)
+        if feed is not None:
+            feed.next(lambda: [[1, 2]])
+            capture.backward(0.001)
+    assert not capture.active
+
+
+def test_what_works_for_us_in_one_thread_does_not_hide_the_loader_of_another(tmp_path: Path) -> None:
+    capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
+    feeds, working, over = Feeds(capture, Patches(print)), threading.Event(), threading.Event()
+
+    def work() -> None:
+        with capture.unwatched():
+            working.set()
+            over.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    working.wait(10)
+    seen = feeds.open(Adapter(), SlowStart(), iter)
+    over.set()
+    thread.join()
+    capture.leave("itself")
+    assert seen is not None
+
+
+def test_two_threads_that_begin_together_are_looked_at_by_one_sampler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capturing, "collect_paths", lambda: time.sleep(0.2))
+    capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
+    feeds = Feeds(capture, Patches(print))
+    threads = [threading.Thread(target=feeds.open, args=(Adapter(), SlowStart(), iter)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    samplers = [one for one in threading.enumerate() if one.name == "feedline-sampler"]
+    capture.leave("itself")
+    capture.end()
+    assert len(samplers) == 1

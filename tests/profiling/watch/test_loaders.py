@@ -45,6 +45,39 @@ def test_loaders_of_all_kinds(work: Path, name: str) -> None:
     assert not [note for note in found.notes if "legs" in note or "lines" in note]
 
 
+def test_a_loader_that_a_thread_draws_from(work: Path) -> None:
+    """And another one, for evaluations in between, which end as they would."""
+    argv = script(
+        work,
+        """
+        import queue, threading
+        class Ahead(threading.Thread):
+            def __init__(self, iterator):
+                super().__init__(daemon=True)
+                self.iterator, self.queue = iterator, queue.Queue(2)
+                self.start()
+            def run(self):
+                for batch in self.iterator:
+                    self.queue.put(batch)
+                self.queue.put(None)
+        class DataLoaderX(DataLoader):
+            def __iter__(self):
+                return iter(Ahead(super().__iter__()).queue.get, None)
+        held_out = DataLoaderX(data, batch_size=32)
+        for number, batch in enumerate(DataLoaderX(data, batch_size=8, num_workers=1)):
+            step(batch)
+            if number % 5 == 4:
+                for x, _ in held_out:
+                    model(x)
+        """,
+    )
+    found = seen(argv, steps=30)
+    assert set(rates(found)) >= {"normal", "cached"}
+    assert {step.loader for step in found.measured()} == {0}
+    assert [one.phase for one in found.loaders][:1] == ["train"]
+    assert not [note for note in found.notes if "legs" in note]
+
+
 def test_webdataset(work: Path) -> None:
     wds, image = pytest.importorskip("webdataset"), pytest.importorskip("PIL.Image")
     with wds.TarWriter(str(work / "shard.tar")) as sink:

@@ -5,16 +5,17 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader  # noqa: E402
 
-from feedline.profiling.probe import watch
-from tests.profiling.trainings import Slow, Training, data, steps
+from feedline.profiling.probe import watch  # noqa: E402
+from tests.profiling.trainings import Slow, Training, data, steps  # noqa: E402
 
 LOOPS = {
     "in lockstep": "for _, batch in zip(late, quick): training.step(batch)",
@@ -73,6 +74,119 @@ def test_a_thread_that_draws_ahead_is_not_the_loop() -> None:
     assert all(step.duration_s >= 0.03 for step in train)
     parts = recording.trainers[0].parts
     assert parts.get("wait", 0.0) < 0.5 * recording.trainers[0].seconds
+
+
+class BackgroundGenerator(threading.Thread):
+    """As prefetch_generator's: its loop draws from an iterator that another thread has made."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        super().__init__(daemon=True)
+        self._iterator, self._ahead = iterator, queue.Queue[Any](1)
+        self.start()
+
+    def run(self) -> None:
+        for batch in self._iterator:
+            self._ahead.put(batch)
+        self._ahead.put(None)
+
+    def __iter__(self) -> "BackgroundGenerator":
+        return self
+
+    def __next__(self) -> Any:
+        if (batch := self._ahead.get()) is None:
+            raise StopIteration
+        return batch
+
+
+class DataLoaderX(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return BackgroundGenerator(super().__iter__())
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_whose_iterator_a_thread_draws_from_is_in_the_background(late: bool, workers: int) -> None:
+    """Either its batches come late, or the model does."""
+    loader = DataLoaderX(Slow(), batch_size=8, num_workers=workers)
+    held_out, training = DataLoaderX(data(80), batch_size=8), Training()
+    with watch(resources=False) as seen:
+        for epoch in range(5):
+            for number, batch in enumerate(loader):
+                if not epoch + number:
+                    time.sleep(0.3)  # the first model compiles: rows are written meanwhile
+                training.step(batch)
+                time.sleep(0.0 if late else 0.03)
+            for x, _ in held_out if epoch == 2 else ():
+                training.model(x)
+                time.sleep(0.02)
+    recording = seen.recording
+    train = steps(recording, "train")
+    assert [one.background for one in recording.loaders] == [True, True]
+    assert len(recording.steps) == len(train) == 99
+    assert {(step.samples, step.wait_s, step.loader, step.epoch) for step in train} == {(8, 0.0, 0, -1)}
+    assert late or all(step.duration_s >= 0.03 for step in recording.measured())
+    assert [number for number, step in enumerate(train) if step.pause_s > 0.1] == [59]
+    (trainer,) = recording.trainers
+    waits = trainer.parts.get("wait", 0.0) / trainer.seconds
+    assert waits > 0.5 if late else waits < 0.2
+
+
+@pytest.mark.parametrize("how", ["whole", "broken off", "broken off before"])
+def test_an_evaluation_in_a_loop_of_another_source_is_a_pause(how: str) -> None:
+    """One before it, as a check whether it runs, is nothing of the loop's."""
+    training, held_out = Training(), DataLoader(Slow(), batch_size=8)
+    batch = next(iter(DataLoader(data(8), batch_size=8)))
+
+    def evaluate(last: int) -> None:
+        for number, (x, _) in enumerate(held_out):
+            training.model(x)
+            if number == last:
+                break
+
+    with watch(resources=False) as seen:
+        if how == "broken off before":
+            evaluate(1)
+        for number in range(60):
+            training.step(batch)
+            time.sleep(0.001)
+            if number in (20, 40) and how != "broken off before":
+                evaluate(100 if how == "whole" else 5)
+    names = {one.id: one.kind for one in seen.recording.loaders}
+    train = steps(seen.recording, "train")
+    assert {names[step.loader] for step in train} == {"unwatched"}
+    assert sum(step.warm_up for step in train) == 3
+    if how == "broken off before":
+        assert len(train) >= 40
+    else:
+        assert len(train) == 59
+        assert [number for number, step in enumerate(train) if step.pause_s > 0.05] == [20, 40]
+        assert all(step.backward_s > 0 for step in train)
+        assert sum(step.duration_s - step.pause_s for step in train) < 1.0
+
+
+def test_page_faults_are_of_one_step_each() -> None:
+    """Not of all that came since a validation."""
+    training, held_out = Training(), DataLoader(data(40), batch_size=8)
+    batch = next(iter(held_out))
+    with watch(resources=False) as seen:
+        for number in range(40):
+            training.step(batch)
+            if number % 6 == 3:
+                for x, _ in held_out:
+                    training.model(x)
+    assert seen.recording.compute.faulty_steps == 0
+
+
+def test_what_another_thread_saves_is_no_pause(tmp_path: Path) -> None:
+    training, loader = Training(), DataLoader(data(160), batch_size=8)
+    with watch(resources=False) as seen:
+        for batch in loader:
+            training.step(batch)
+            saving = threading.Thread(target=torch.save, args=(training.model.state_dict(), tmp_path / "c.pt"))
+            saving.start()
+            saving.join()
+    assert (tmp_path / "c.pt").exists()
+    assert not any(step.pause_s for step in seen.recording.steps)
 
 
 @pytest.mark.parametrize("how", ["generator", "queue"])

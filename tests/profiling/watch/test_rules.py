@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from feedline.profiling.watch.calls import source_line
-from feedline.profiling.watch.evidence import ThreadEvidence
+from feedline.profiling.watch.evidence import LOCK, WAIT, ThreadEvidence
 from feedline.profiling.watch.rules import TRAINER, WORKER, LoopCode, Place, classify, line_of, part
 
 PIL_Image = pytest.importorskip("PIL.Image")
@@ -46,6 +46,16 @@ def waits_for_a_lock(over):
 def takes_from_a_queue(over):
     stream = queue.Queue()
     ready.wait(20)
+
+class Ahead:
+    def __iter__(self):
+        return self
+    def __next__(self):
+        ready.wait(20)
+
+def waits_in_an_iterator(over):
+    for _ in zip(range(1), Ahead()):
+        pass
 
 def multiplies(over):
     y = torch.ones(1200, 1200)
@@ -82,6 +92,21 @@ def loop(look):
 
 def calling_loop(look):
     return makes_a_batch(look)
+
+class Heads(torch.nn.Module):
+    def forward(self, look):
+        return list(self.each(look))[0]
+    def each(self, look):
+        yield look()
+
+def model_loop(look):
+    return Heads()(look)
+
+def summing_loop(look):
+    return [found for found in iter([sum(look() or 0 for _ in range(1))])][0]
+
+def sorts(look):
+    sorted([1], key=lambda _: look())
 
 class Jitter:
     def __call__(self, look):
@@ -132,7 +157,7 @@ def running(function: Callable[[threading.Event], Any]) -> Generator[Callable[[]
     over = threading.Event()
     thread = threading.Thread(target=function, args=(over,), daemon=True)
     thread.start()
-    evidence = ThreadEvidence(thread.ident or 0, thread.native_id)
+    evidence = ThreadEvidence(thread.native_id)
     time.sleep(0.1)
     yield lambda: (sys._current_frames()[thread.ident or 0], evidence)
     over.set()
@@ -145,8 +170,7 @@ def caught(function: Callable[[threading.Event], Any], *, loop: LoopCode | None 
         for _ in range(25):
             time.sleep(0.005)
             frame, evidence = look()
-            spent = evidence.spent()
-            blocked = evidence.blocked_in() if spent.mostly_blocked(0.005) else None
+            blocked = evidence.mostly_blocked_in(evidence.spent(), 0.005)
             stages[classify(frame, lambda blocked=blocked: blocked).stage] += 1
             parts[part(frame, on_device=False, loop=loop, blocked=blocked, held=True).stage] += 1
     return stages.most_common(1)[0][0], parts.most_common(1)[0][0]
@@ -317,6 +341,57 @@ def test_a_function_that_was_seen_decoding_makes_batches(user: ModuleType) -> No
 
     assert told(through, loop=stepping) == "load"
     assert told(user.calling_loop, loop=stepping) == "load", "whatever it does now"
+
+
+@pytest.mark.parametrize("name", ["model_loop", "summing_loop"])
+def test_what_a_model_generates_is_no_batch(user: ModuleType, name: str) -> None:
+    loop = getattr(user, name)
+    assert told(loop, loop=LoopCode(steps={loop.__code__})) != "load"
+
+
+def test_what_is_read_while_a_model_computes_makes_no_batches(user: ModuleType) -> None:
+    """As a compiler's cache is."""
+    stepping, image = LoopCode(steps={user.model_loop.__code__}), jpeg()
+    picture = PIL_Image.open
+    assert told(lambda look: user.model_loop(lambda: picture(Looking(image, look)).load()), loop=stepping) != "load"
+    assert not stepping.makers
+
+
+def test_writing_makes_no_batches(user: ModuleType) -> None:
+    stepping = LoopCode(steps={user.calling_loop.__code__})
+    picture = PIL_Image.new("RGB", (64, 64))
+    assert told(lambda look: user.calling_loop(lambda: picture.save(Writing(look), "PNG")), loop=stepping) != "load"
+    assert told(user.calling_loop, loop=stepping) != "load"
+    assert not stepping.makers
+
+
+class Writing(io.BytesIO):
+    """A file that looks at the stack whenever it is written."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    def write(self, data: Any, /) -> int:
+        self._look()
+        return super().write(data)
+
+
+def test_a_lock_that_somebodys_c_code_waits_for_is_no_wait_for_data(user: ModuleType) -> None:
+    """Its own threads may compute."""
+    found: list[str] = []
+
+    def look() -> None:
+        frame = sys._getframe(2)  # beside the lambda that sorts
+        found.extend(part(frame, on_device=False, blocked=blocked).stage for blocked in (LOCK, WAIT))
+
+    user.sorts(look)
+    assert found == ["other", "wait"]
+
+
+def test_waiting_in_an_iterator_is_no_making(user: ModuleType) -> None:
+    assert caught(user.waits_in_an_iterator, loop=LoopCode(steps={user.waits_in_an_iterator.__code__}))[1] == "wait"
+    user.ready.set()
 
 
 class Looking(io.BytesIO):

@@ -1,5 +1,6 @@
 """Frameworks and scripts that count batches themselves: windows are whole, whoever leaves the pass."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,41 @@ arguments = TrainingArguments("out", num_train_epochs=2, save_strategy="epoch", 
 Trainer(net, arguments, train_dataset=rows).train()
 open("left", "w").close()
 """
+SAVING = """
+import atexit, json
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+class Net(nn.Module):
+    def forward(self, x, labels):
+        time.sleep(0.002)
+        return {"loss": nn.functional.cross_entropy(self.linear(x), labels)}
+class Rates(TrainerCallback):
+    def on_step_end(self, args, state, control, lr_scheduler=None, **kwargs):
+        rates.append(lr_scheduler.get_last_lr()[0])
+net, rates = Net(), []
+net.linear = model
+rows = [{"x": x, "labels": int(y)} for x, y in data]
+options = dict(per_device_train_batch_size=8, report_to="none", use_cpu=True, disable_tqdm=True)
+arguments = TrainingArguments("out", num_train_epochs=1, save_steps=5, learning_rate=1e-6, **options)
+atexit.register(lambda: json.dump([arguments.num_train_epochs, arguments.max_steps, rates], open("told", "w")))
+Trainer(net, arguments, train_dataset=rows, callbacks=[Rates()]).train()
+"""
+
+
+def test_transformers_saves_what_it_would_without_us(work: Path) -> None:
+    """Of a training of 20 steps, whose verdict is there after 32."""
+    pytest.importorskip("transformers")
+    found = seen(script(work, SAVING), steps=32)
+    assert rates(found) == {"normal": 2, "cached": 2, "kept": 2}
+    assert {path.name for path in (work / "out").iterdir()} == {f"checkpoint-{step}" for step in (5, 10, 15, 20)}
+    for step in (5, 20):
+        state = json.loads((work / "out" / f"checkpoint-{step}" / "trainer_state.json").read_text())
+        assert state["max_steps"] == 20
+    epochs, most, learning = json.loads((work / "told").read_text())
+    assert (epochs, most) == (1, -1)
+    assert learning[0] > 2 * learning[14] > 0  # it is on its way to 0 at the twentieth step
+
+
 WEBDATASET = """
 import webdataset
 

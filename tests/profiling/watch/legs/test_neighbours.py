@@ -52,6 +52,17 @@ def test_the_share_of_others(
     assert row.disturbed is disturbed
 
 
+def test_ranks_may_have_cores_of_their_own(proc: Path) -> None:
+    machine(proc, 1000, 1000, 500)
+    seen = Neighbours(10, ranks=2)
+    seen.begin()
+    machine(proc, 1200, 1000, 700)
+    text = (proc / "stat").read_text()
+    (proc / "stat").write_text(text.replace("cpu2 5000", "cpu2 5200"))
+    seen.end()
+    assert seen.others == pytest.approx(0.5)
+
+
 def test_where_the_kernel_does_not_tell_nothing_is_disturbed(proc: Path) -> None:
     seen = Neighbours(10)
     seen.begin()

@@ -1,0 +1,45 @@
+"""What a frame is in the middle of calling, looked up in its variables without a trace left there."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from feedline.profiling.watch.calls import called
+
+
+def looking(found: list[Any]) -> Callable[[Any], Any]:
+    """For a C function to call: notes what the frame that called that one calls."""
+
+    def look(value: Any) -> Any:
+        found.append(called(sys._getframe(1)))
+        return value
+
+    return look
+
+
+def test_a_dict_of_variables_that_the_script_holds_stays_as_it_is() -> None:
+    def keeps(operation: Any, look: Callable[[Any], Any]) -> Any:
+        held = sys._getframe().f_locals
+        operation([1], key=look)
+        return held
+
+    def goes_through(operation: Any, look: Callable[[Any], Any]) -> Any:
+        frame = inspect.currentframe()
+        assert frame is not None
+        return [operation([name], key=look)[0] for name in frame.f_locals]
+
+    assert {"operation", "look"} <= set(keeps(sorted, looking([])))
+    assert {"operation", "look"} <= set(goes_through(sorted, looking([])))
+
+
+def test_a_line_that_calls_one_function_after_the_other_has_the_name_of_each() -> None:
+    found: list[Any] = []
+    look = looking(found)
+
+    def each(operations: list[Any]) -> None:
+        for operation in operations:
+            operation([1], key=look)
+
+    each([sorted, min])
+    assert found == ["builtins.sorted", "builtins.min"]
