@@ -123,7 +123,8 @@ def test_a_loader_whose_iterator_a_thread_draws_from_is_in_the_background(late: 
     train = steps(recording, "train")
     assert [one.background for one in recording.loaders] == [True, True]
     assert len(recording.steps) == len(train) == 99
-    assert {(step.samples, step.wait_s, step.loader, step.epoch) for step in train} == {(8, 0.0, 0, -1)}
+    assert {(step.samples, step.wait_s, step.loader, step.epoch) for step in train} == {(8, 0.0, 0, 0)}
+    assert Recording.from_dict(recording.to_dict()).steps == recording.steps  # no row that could not be read back
     assert late or all(step.duration_s >= 0.03 for step in recording.measured())
     assert [number for number, step in enumerate(train) if step.pause_s > 0.1] == [59]
     (trainer,) = recording.trainers
