@@ -21,6 +21,8 @@ Kind = Literal[
     "main", "handover",
 ]  # fmt: skip
 MOSTLY = 0.5
+ANOTHERS = "waiting for another thread"
+"""What a lock means where there are no workers: nobody else takes it."""
 AFTERWORDS = {"blocked": ": more workers wait side by side", "lock": ": more workers do not help"}
 
 
@@ -96,8 +98,10 @@ def _main(measured: Measured) -> Cause | None:
     words = f"the training thread prepares its batches itself, {units.percent(share)} of its time"
     if top is not None:
         where = _place(measured, top)
-        words += f", most of it in {STAGES[top].words}" + (f" ({where})" if where else "")
-    kind: Kind = "blocked" if top == "blocked" else "lock" if top == "lock" else "main"
+        words += f", most of it in {ANOTHERS if top == 'lock' else STAGES[top].words}" + (
+            f" ({where})" if where else ""
+        )
+    kind: Kind = "blocked" if top in ("blocked", "lock") else "main"
     return Cause(kind=kind, where=where, share=share, error=error, words=words)
 
 

@@ -158,9 +158,9 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
         warm = min(wanted, max(1, len(members) // 4))
         for position, row in enumerate(members):
             row.start_s -= origin
-            seen = {name: value for name, value in vars(row).items() if name not in ("trained", "epoch")}
-            more = {"phase": phases[loader, epoch], "rank": trainer["rank"], "warm_up": position < warm}
-            step = Step(**seen, **more, epoch=max(0, epoch))  # rows of its own have no pass
+            seen = {name: value for name, value in vars(row).items() if name != "trained"}
+            seen["epoch"] = max(0, epoch)  # rows of its own have no pass
+            step = Step(**seen, phase=phases[loader, epoch], rank=trainer["rank"], warm_up=position < warm)
             steps.append(step)
     return steps
 

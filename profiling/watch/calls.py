@@ -104,9 +104,10 @@ def _name(place: ast.expr, frame: FrameType) -> str | None:
 def _of_function(function: ast.expr, frame: FrameType) -> str | None:
     value = _value(function, frame)
     if value is not _UNKNOWN:
-        owner = _value(function.value, frame) if isinstance(function, ast.Attribute) else None
-        nameless = isinstance(owner, ModuleType) and getattr(value, "__module__", "") is None  # as cv2's functions
-        return f"{owner.__name__}.{function.attr}" if nameless else _of_object(value)
+        if isinstance(function, ast.Attribute) and getattr(value, "__module__", "") is None:  # as cv2's functions
+            owner = _value(function.value, frame)
+            return f"{owner.__name__}.{function.attr}" if isinstance(owner, ModuleType) else _of_object(value)
+        return _of_object(value)
     if isinstance(function, ast.Attribute):  # a method of what an expression gives: most likely of its own library
         owner = _of_type(function.value, frame)
         return owner and f"{owner.partition('.')[0]}.{function.attr}"

@@ -254,6 +254,10 @@ class Capture:
         if not directed and (reason := self.enough(now)):
             self.end_watch(reason)
 
+    @property
+    def hands_itself(self) -> bool:
+        return self.loop.own is not None or not self.loop.any_trained
+
     def ended_workers(self, seconds: float) -> None:
         """Of an iterator that is given up in the middle of a step: what follows it waits for that, too."""
         row = self.loop.current

@@ -33,6 +33,11 @@ class WatchedLoop(Protocol):
     ours: Counter[int]
     """By thread, above 0 while it makes and asks iterators for us."""
 
+    @property
+    def hands_itself(self) -> bool:
+        """Whether no watched loader hands the loop its batches, as far as is known."""
+        ...
+
     def flush(self) -> None:
         """Called when rows are due."""
 
@@ -85,7 +90,8 @@ class TrainerWatch:
                 self._loading.setdefault(asking.loader, TimeSums()).add(classify(frame, blocked), seconds, spent)
             self._main.add(Place("load", "loader"), seconds, spent)
         else:
-            place = part(frame, on_device=self._on_device(), loop=self._loop, blocked=blocked(), held=held)
+            loop = self._loop if self._watched.hands_itself else None
+            place = part(frame, on_device=self._on_device(), loop=loop, blocked=blocked(), held=held)
             if self._watched.ours[self.thread] and asking is None:  # a pass begins: its workers start
                 place = Place("wait", place.where)
             pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)

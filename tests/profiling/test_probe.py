@@ -192,6 +192,22 @@ def test_what_a_loop_without_workers_prepares_is_known_by_sample_and_stage() -> 
     assert not more.vain and "the training process prepares every batch itself" in more.why
 
 
+def test_pictures_that_a_watched_loop_draws_are_its_own_python() -> None:
+    """Not batches: these come from the loader."""
+    image, training = pytest.importorskip("PIL.Image"), Training()
+    pixels = torch.zeros(1500, 1500, 3, dtype=torch.uint8).numpy()
+
+    def draws() -> None:
+        image.fromarray(pixels).resize((900, 900)).tobytes()
+
+    with watch(resources=False) as seen:
+        for batch in DataLoader(data(1600), batch_size=16):
+            training.step(batch)
+            draws()
+    shares = measure(seen.recording).trainer.shares
+    assert shares.trainer > 0.5 and shares.other < 0.2
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_are_seen(persistent: bool) -> None:
     training = Training()

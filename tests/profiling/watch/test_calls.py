@@ -2,8 +2,13 @@
 
 import inspect
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+import pytest
 
 from feedline.profiling.watch.calls import called
 
@@ -43,3 +48,24 @@ def test_a_line_that_calls_one_function_after_the_other_has_the_name_of_each() -
 
     each([sorted, min])
     assert found == ["builtins.sorted", "builtins.min"]
+
+
+def test_a_function_that_names_no_module_is_of_the_one_it_is_taken_from() -> None:
+    cv2, picture, over = pytest.importorskip("cv2"), np.zeros((2000, 2000, 3), np.uint8), threading.Event()
+
+    def blurs() -> None:
+        while not over.is_set():
+            cv2.GaussianBlur(picture, (0, 0), 5.0)
+
+    thread = threading.Thread(target=blurs)
+    thread.start()
+    try:
+        found = set[str | None]()
+        until = time.monotonic() + 20.0
+        while "cv2.GaussianBlur" not in found and time.monotonic() < until:
+            found.add(called(sys._current_frames()[thread.ident or 0]))
+            time.sleep(0.01)
+    finally:
+        over.set()
+        thread.join()
+    assert "cv2.GaussianBlur" in found

@@ -55,6 +55,6 @@ def test_more_workers_wait_for_another_thread_as_this_one_does() -> None:
     stages = {"lock": 0.004, "transform": 0.0001}
     seen = made(wait_s=0.13, compute_s=0.01, workers=0, stages=stages, stages_cpu={"transform": 0.0001})
     found = diagnose(seen)
-    assert found.cause.kind == "lock"
+    assert found.cause.kind == "blocked" and "in waiting for another thread" in found.cause.words
     assert not [one for one in found.predictions if one.helps and one.family == "workers"]
     assert first(seen).remedy == "no waiting outside"
