@@ -13,8 +13,6 @@ from feedline.profiling.watch.facts import settings
 from feedline.profiling.watch.feed import Feed, Feeds, WatchedLoader
 
 FEED = "_feedline_feed"
-OUTER = "d"
-"""Of the loader inside fastai's: the one that the script iterates over."""
 
 
 class Torch(WatchedLoader):
@@ -39,7 +37,7 @@ class Torch(WatchedLoader):
         try:
             setattr(iterator, FEED, feed)
         except AttributeError:  # a subclass that returns a generator: it calls us again from inside
-            pass
+            capture.ended_workers(clock() - began_s)
         return iterator
 
     def pin_thread(self, iterator: Any) -> Any:
@@ -87,7 +85,7 @@ def _start_workers(feeds: Feeds, home: Any, original: Any) -> Any:
     @functools.wraps(original)
     def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         loop = getattr(home._worker_loop, "original", home._worker_loop)  # another thread may start workers too
-        entry = feeds.worker_entry(loop, getattr(loader, OUTER, loader)) or loop
+        entry = feeds.worker_entry(loop, _outer(loader)) or loop
         home._worker_loop = entry
         try:
             return original(iterator, loader, *args, **kwargs)
@@ -98,16 +96,25 @@ def _start_workers(feeds: Feeds, home: Any, original: Any) -> Any:
     return __init__
 
 
+def _outer(loader: Any) -> Any:
+    """The loader that the script iterates over: fastai's hands one inside it to torch's iterators."""
+    outer = getattr(loader, "d", None)
+    return outer if getattr(outer, "fake_l", None) is loader else loader
+
+
 def _end_workers(feeds: Feeds, original: Any) -> Any:
     """Where a step begins an iterator of its own, the workers of the one before end in its time."""
+    clock, capture = time.perf_counter, feeds.capture  # it is called by `__del__`, too, when modules may be gone
 
     @functools.wraps(original)
     def _shutdown_workers(iterator: Any) -> Any:
-        began_s = time.perf_counter()
+        if not capture.active:
+            return original(iterator)
+        began_s = clock()
         try:
             return original(iterator)
         finally:
-            feeds.capture.ended_workers(time.perf_counter() - began_s)
+            capture.ended_workers(clock() - began_s)
 
     return _shutdown_workers
 

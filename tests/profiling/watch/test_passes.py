@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # noqa: E402
 
 from feedline.profiling.probe import watch  # noqa: E402
 from feedline.profiling.record.recording import Recording  # noqa: E402
@@ -233,6 +234,21 @@ def test_a_pass_for_each_step_and_its_beginning_is_in_the_wait() -> None:
     for before, after in pairwise(found):
         assert after.start_s == pytest.approx(before.start_s + before.duration_s, abs=1e-3)
     assert len(seen.recording.measured()) >= 10
+
+
+def test_workers_that_end_within_a_step_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = _MultiProcessingDataLoaderIter._shutdown_workers
+
+    def slowly(iterator: Any) -> None:
+        time.sleep(0.05)
+        ends(iterator)
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_shutdown_workers", slowly)
+    training, loader = Training(), DataLoader(data(), batch_size=8, num_workers=1)
+    with watch(resources=False) as seen:
+        for _ in range(8):
+            training.step(next(iter(loader)))
+    assert all(step.wait_s > 0.05 > step.duration_s - step.wait_s for step in steps(seen.recording, "train")[1:])
 
 
 def test_a_batch_more_of_the_same_loader_in_each_step() -> None:
