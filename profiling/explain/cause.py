@@ -97,10 +97,8 @@ def _main(measured: Measured) -> Cause | None:
     top, where = measured.workers.top, ""
     words = f"the training thread prepares its batches itself, {units.percent(share)} of its time"
     if top is not None:
-        where = _place(measured, top)
-        words += f", most of it in {ANOTHERS if top == 'lock' else STAGES[top].words}" + (
-            f" ({where})" if where else ""
-        )
+        where, doing = _place(measured, top), ANOTHERS if top == "lock" else STAGES[top].words
+        words += f", most of it in {doing}" + (f" ({where})" if where else "")
     kind: Kind = "blocked" if top in ("blocked", "lock") else "main"
     return Cause(kind=kind, where=where, share=share, error=error, words=words)
 

@@ -45,8 +45,6 @@ LIBRARIES = {
     "_misc.py", "_color.py", "_type_conversion.py", "_deprecated.py", "Image.py", "ImageOps.py",
 }  # fmt: skip
 """Files in which libraries have functions of these names."""
-METHODS = ("__call__", "forward", "transform", "_transform", "apply", "encodes")
-"""As which a transform is called."""
 PILLOWS = ("Image.py:", "ImageFile.py:", "JpegImagePlugin.py:")
 TORCHS_COLLATE = "collate.py:"
 
@@ -180,7 +178,7 @@ def _callable(at: Situation, stage: str, target: str) -> str:
     are busiest. "" where that has no name."""
     if stage == "transform" and target != stage:
         seen = [name.rpartition(":")[2] for name in at.measured.workers.functions if name.startswith("transform ")]
-        method = next((function for function in seen if function.startswith(f"{target}.")), f"{target}.{METHODS[0]}")
+        method = next((function for function in seen if function.startswith(f"{target}.")), f"{target}.__call__")
         return method if target[:1].isupper() else target
     place = place_of(at, stage)
     return "collate_fn" if place.startswith("fetch.py:") else place.partition(" ")[0].rpartition(":")[2]
