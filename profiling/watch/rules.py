@@ -174,6 +174,8 @@ BLOCKED = {SLEEP: "blocked", WAIT: "blocked", READ: "read", LOCK: "lock"}
 """What a worker's thread is blocked in -> the stage, where no rule knows better."""
 FETCH = "/torch/utils/data/_utils/fetch.py"
 """What calls the dataset for every sample. Code of the user's own under it that no rule knows prepares a sample."""
+OF_THE_USER = ("blocked", "lock", "collate", "transform")
+"""Stages whose place is the user's own function, where one is within the library's that decides."""
 OF_DATASETS = ("__getitem__", "__getitems__", "__iter__", "__next__")
 """Functions that are no transform themselves."""
 PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
@@ -286,7 +288,7 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
             theirs = inner if stage == "collate" and own is not None else own
             if theirs is None and stage in ("blocked", "lock"):
                 theirs = next((each for each in frames(one) if not is_library(each.f_code.co_filename)), None)
-            place = place_name((theirs or one).f_code if stage in ("blocked", "lock", "collate") else code)
+            place = place_name((theirs or one).f_code if stage in OF_THE_USER else code)
             return Place(stage, place, transform_name(one, inner) if stage == "transform" else None)
         if own is not None and outer is not None and FETCH in slashed(code.co_filename):
             stage = BLOCKED.get(blocked() or "", "transform")
