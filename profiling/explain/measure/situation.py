@@ -25,6 +25,7 @@ COPY_BOUND, TRAINER_BOUND = 0.15, 0.25  # … and by its copies, or by its own P
 HARDLY = 0.03  # a share of waiting below this is noise
 NOTABLE = 0.2  # share of its cores from which what other programs take counts …
 FULL = 0.85  # … on a machine of which this share is busy
+ANEW = 0.9  # share of the steps that begin a pass of their own, from which a loop is said to do so
 HANDOVER = 0.8  # workers that idle more than this share of the time have batches ready
 
 
@@ -104,8 +105,8 @@ class Measured:
         and ends workers; else 0."""
         steps, _ = measured_steps(self.recording)
         begun = len({(step.rank, step.epoch) for step in steps})
-        if not self.workers.count or len(steps) < 2 or 2 * begun < len(steps):
-            return 0.0
+        if not self.workers.count or self.rates.epoch_samples or begun < ANEW * len(steps):
+            return 0.0  # passes that come to their end begin with a cost of their own (`rates.epoch_start_s`)
         return sum(map(waited_s, steps)) / max(1, sum(step.samples for step in steps))
 
     @property

@@ -43,6 +43,12 @@ def test_a_loader_that_each_step_begins_anew_is_kept() -> None:
     assert kept.gain > 1.5 and "iter(loader)  # once" in kept.command
 
 
+def test_short_passes_are_not_begun_anew_in_each_step() -> None:
+    seen = begun_anew()
+    pairs = replace(seen, steps=[replace(step, epoch=number // 2) for number, step in enumerate(seen.steps)])
+    assert not of_family(pairs, "persistent") and diagnose(pairs).cause.kind != "start"
+
+
 def test_a_setting_that_surely_gains_comes_before_a_change_of_code() -> None:
     """Here one worker of two cores: the other stands idle."""
     stages = {"decode": 0.0004, "transform": 0.004}
