@@ -105,7 +105,7 @@ class Measured:
         and ends workers; else 0."""
         steps, _ = measured_steps(self.recording)
         begun = len({(step.rank, step.epoch) for step in steps})
-        if not self.workers.count or self.rates.epoch_samples or begun < ANEW * len(steps):
+        if not self.workers.count or self.rates.epoch_samples or len(steps) < 2 or begun < ANEW * len(steps):
             return 0.0  # passes that come to their end begin with a cost of their own (`rates.epoch_start_s`)
         return sum(map(waited_s, steps)) / max(1, sum(step.samples for step in steps))
 
