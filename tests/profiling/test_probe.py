@@ -389,27 +389,3 @@ def test_a_loop_over_something_else_is_seen_by_its_optimiser() -> None:
     assert seen.recording.optimizer_steps == 20
     assert sum(seen.recording.trainers[0].parts.values()) > 0
     assert seen.recording.seconds > 0
-
-
-def slow_batch(rows: list[Any]) -> Any:
-    time.sleep(0.02)
-    return torch.stack(rows), torch.zeros(len(rows), dtype=torch.long)
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_torchdatas_nodes(threads: bool) -> None:
-    nodes = pytest.importorskip("torchdata.nodes")
-    training, samples = Training(), torch.rand(40, 4)
-    node = nodes.IterableWrapper(samples)
-    node = nodes.Batcher(node, batch_size=4)
-    node = nodes.Mapper(node, slow_batch)
-    loader = nodes.Loader(nodes.Prefetcher(node, 2) if threads else node)
-    with watch(resources=False) as seen:
-        loader.state_dict()
-        for _ in range(2):
-            for batch in loader:
-                training.step(batch)
-    assert [step.samples for step in seen.recording.steps] == [4] * 20
-    assert [loader.kind for loader in seen.recording.loaders] == ["torchdata.nodes"]
-    assert {step.epoch for step in seen.recording.steps} == {0, 1}
-    assert any(worker.in_trainer for worker in seen.recording.workers) is not threads

@@ -1,13 +1,17 @@
 """Windows of loops over every kind of loader that is watched."""
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from feedline.profiling.profile_run import chosen_legs
-from tests.profiling.diagnostic_runs import hits, rates, script, seen
+from feedline.profiling.probe import watch  # noqa: E402
+from feedline.profiling.profile_run import chosen_legs  # noqa: E402
+from tests.profiling.diagnostic_runs import hits, rates, script, seen  # noqa: E402
+from tests.profiling.trainings import Training  # noqa: E402
 
 LOADERS = {
     "no workers": "DataLoader(data, batch_size=8)",
@@ -157,3 +161,27 @@ def test_feedlines_own_loader(work: Path) -> None:
     assert set(rates(found)) == {"normal", "cached", "loader_only", "cold"}
     assert found.loaders[0].kind == "feedline"
     assert not [note for note in found.notes if "legs" in note]
+
+
+def slow_batch(rows: list[Any]) -> Any:
+    time.sleep(0.02)
+    return torch.stack(rows), torch.zeros(len(rows), dtype=torch.long)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_torchdatas_nodes(threads: bool) -> None:
+    nodes = pytest.importorskip("torchdata.nodes")
+    training, samples = Training(), torch.rand(40, 4)
+    node = nodes.IterableWrapper(samples)
+    node = nodes.Batcher(node, batch_size=4)
+    node = nodes.Mapper(node, slow_batch)
+    loader = nodes.Loader(nodes.Prefetcher(node, 2) if threads else node)
+    with watch(resources=False) as found:
+        loader.state_dict()
+        for _ in range(2):
+            for batch in loader:
+                training.step(batch)
+    assert [step.samples for step in found.recording.steps] == [4] * 20
+    assert [loader.kind for loader in found.recording.loaders] == ["torchdata.nodes"]
+    assert {step.epoch for step in found.recording.steps} == {0, 1}
+    assert any(worker.in_trainer for worker in found.recording.workers) is not threads

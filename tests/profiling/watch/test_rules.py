@@ -240,16 +240,20 @@ def through_libraries(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return fetch
 
 
-class Spying(io.BytesIO):
-    """A file that classifies the stack whenever it is read."""
+class Looking(io.BytesIO):
+    """A file that looks at the stack whenever it is read or written."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, look: Callable[[], Any], data: bytes = b"") -> None:
         super().__init__(data)
-        self.stages: list[str] = []
+        self._look = look
 
     def read(self, size: int | None = -1, /) -> bytes:
-        self.stages.append(classify(sys._getframe(1)).stage)
+        self._look()
         return super().read(size)
+
+    def write(self, data: Any, /) -> int:
+        self._look()
+        return super().write(data)
 
 
 def jpeg() -> bytes:
@@ -259,12 +263,12 @@ def jpeg() -> bytes:
 
 
 def test_pil_reads_while_it_opens_and_while_it_loads() -> None:
-    file = Spying(jpeg())
-    image = PIL_Image.open(file)
-    opening = len(file.stages)
+    stages: list[str] = []
+    image = PIL_Image.open(Looking(lambda: stages.append(classify(sys._getframe(2)).stage), jpeg()))
+    opening = len(stages)
     image.convert("RGB")
-    assert len(file.stages) > opening > 0
-    assert set(file.stages) == {"read"}
+    assert len(stages) > opening > 0
+    assert set(stages) == {"read"}
 
 
 def test_pil_decodes_in_load_whoever_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +341,7 @@ def test_a_function_that_was_seen_decoding_makes_batches(user: ModuleType) -> No
     image = jpeg()
 
     def through(look: Callable[[], None]) -> None:
-        user.calling_loop(lambda: PIL_Image.open(Looking(image, look)).convert("RGB"))
+        user.calling_loop(lambda: PIL_Image.open(Looking(look, image)).convert("RGB"))
 
     assert told(through, loop=stepping) == "load"
     assert told(user.calling_loop, loop=stepping) == "load", "whatever it does now"
@@ -353,28 +357,16 @@ def test_what_is_read_while_a_model_computes_makes_no_batches(user: ModuleType) 
     """As a compiler's cache is."""
     stepping, image = LoopCode(steps={user.model_loop.__code__}), jpeg()
     picture = PIL_Image.open
-    assert told(lambda look: user.model_loop(lambda: picture(Looking(image, look)).load()), loop=stepping) != "load"
+    assert told(lambda look: user.model_loop(lambda: picture(Looking(look, image)).load()), loop=stepping) != "load"
     assert not stepping.makers
 
 
 def test_writing_makes_no_batches(user: ModuleType) -> None:
     stepping = LoopCode(steps={user.calling_loop.__code__})
     picture = PIL_Image.new("RGB", (64, 64))
-    assert told(lambda look: user.calling_loop(lambda: picture.save(Writing(look), "PNG")), loop=stepping) != "load"
+    assert told(lambda look: user.calling_loop(lambda: picture.save(Looking(look), "PNG")), loop=stepping) != "load"
     assert told(user.calling_loop, loop=stepping) != "load"
     assert not stepping.makers
-
-
-class Writing(io.BytesIO):
-    """A file that looks at the stack whenever it is written."""
-
-    def __init__(self, look: Callable[[], None]) -> None:
-        super().__init__()
-        self._look = look
-
-    def write(self, data: Any, /) -> int:
-        self._look()
-        return super().write(data)
 
 
 def test_a_lock_that_somebodys_c_code_waits_for_is_no_wait_for_data(user: ModuleType) -> None:
@@ -392,18 +384,6 @@ def test_a_lock_that_somebodys_c_code_waits_for_is_no_wait_for_data(user: Module
 def test_waiting_in_an_iterator_is_no_making(user: ModuleType) -> None:
     assert caught(user.waits_in_an_iterator, loop=LoopCode(steps={user.waits_in_an_iterator.__code__}))[1] == "wait"
     user.ready.set()
-
-
-class Looking(io.BytesIO):
-    """A file that looks at the stack whenever it is read."""
-
-    def __init__(self, data: bytes, look: Callable[[], None]) -> None:
-        super().__init__(data)
-        self._look = look
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        self._look()
-        return super().read(size)
 
 
 def test_only_a_device_is_waited_for() -> None:
