@@ -7,7 +7,8 @@ Of each script: one plain run with its own stopwatch; profiled runs of 20 s, and
 end with and without the profiler, which must leave the same files; and the first remedy that can be carried out by an
 argument or the environment, against the script as it is. Beside busy processes (`--busy`) only the profiled runs.
 Every run is kept in the work folder under a name that holds what it depends on: the same command again goes on where
-it was ended, and judges what is there. The frameworks' packages are what `make test-frameworks` installs.
+it was ended, and judges what is there. A recording depends on the code that makes it; its verdict is told anew
+(`feedline report`) where that code has changed. The frameworks' packages are what `make test-frameworks` installs.
 
 Prints a table and a summary, and writes benchmarks/results/collection.json (collection-busy.json beside busy
 processes).
@@ -79,7 +80,14 @@ def main() -> int:
     out = args.out or RESULTS / f"collection{'-held-out' * args.held_out}{'-busy' * bool(args.busy)}.json"
     write(
         out,
-        {"n": len(studied), "product": lab.product, "busy": args.busy, "summary": figures, "scripts": rows(studied)},
+        {
+            "n": len(studied),
+            "recorded_by": lab.recorder,
+            "told_by": lab.reader,
+            "busy": args.busy,
+            "summary": figures,
+            "scripts": rows(studied),
+        },
     )
     return 0
 

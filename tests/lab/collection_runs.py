@@ -16,7 +16,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +29,8 @@ SCRIPTS = ROOT / "tests" / "scripts"
 HELD_OUT = "held_out"
 """Their folder in there."""
 PRODUCT = ("cli", "pipeline", "preprocess", "profiling", "benchmarks/what_if.py")
+READS = ("cli/report.py", "profiling/explain", "profiling/render")
+"""What makes a verdict of a recording, which is done again when it changes; the rest makes the recording."""
 IMAGES, SMALL = 2200, 400
 PLAIN_S, GAIN_S, PROFILE_S, LEGS_S = 30.0, 25.0, 20, 8
 SETTLE_S = 3.0
@@ -117,6 +118,7 @@ class Ran:
     processes: list[str] = field(default_factory=list)
     """What still ran when it had ended."""
     folder: Path = Path()
+    told: str = "profile.json"
 
     @cached_property
     def laps(self) -> list[Lap]:
@@ -125,8 +127,8 @@ class Ran:
 
     @cached_property
     def profile(self) -> dict[str, Any]:
-        """The record of `feedline profile`; empty where there is none."""
-        text = text_of(self.folder / "profile.json")
+        """The record of `feedline profile`, or of `feedline report` of it; empty where there is none."""
+        text = text_of(self.folder / self.told)
         return json.loads(text) if text else {}
 
     @property
@@ -153,12 +155,18 @@ class Lab:
         return self.work / "small"
 
     @cached_property
-    def product(self) -> str:
-        """Of the profiler's code."""
-        checkout = self.feedline.parents[2]
-        parts = [checkout / part for part in PRODUCT]
-        files = [file for part in parts for file in ([part] if part.is_file() else sorted(part.rglob("*.py")))]
-        return digest(file.read_bytes() for file in files)
+    def recorder(self) -> str:
+        """Of the code that makes recordings."""
+        return digest(file.read_bytes() for file in self._code(PRODUCT) if file not in self._code(READS))
+
+    @cached_property
+    def reader(self) -> str:
+        """Of the code that tells a verdict from them."""
+        return digest(file.read_bytes() for file in self._code(READS))
+
+    def _code(self, parts: Iterable[str]) -> list[Path]:
+        paths = [self.feedline.parents[2] / part for part in parts]
+        return [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
 
     @cached_property
     def common(self) -> str:
@@ -190,19 +198,23 @@ class Lab:
         more: Sequence[str] = (),
         env: Mapping[str, str] = NOTHING,
     ) -> Ran:
-        """The kept one, or made now."""
+        """The kept one, or made now; its verdict is that of the present code."""
         profiling = kind in PROFILED
         parts = [self.common, script.text, *script.arguments, script.launch, *more, *(f"{n}={env[n]}" for n in env)]
-        parts += [str((PLAIN_S, GAIN_S, PROFILE_S, LEGS_S)), self.product if profiling else ""]
+        parts += [str((PLAIN_S, GAIN_S, PROFILE_S, LEGS_S)), self.recorder if profiling else ""]
         busy = f"busy{self.busy}-" if self.busy and profiling else ""
         folder = self.work / "records" / f"{script.name}.{kind}-{busy}{number}.{digest(p.encode() for p in parts)}"
-        with suppress(FileNotFoundError):
-            return Ran(**json.loads((folder / "run.json").read_text()), folder=folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        ran = self._make(kind, script, [*script.arguments, *more], env, folder)
-        facts = {name: value for name, value in asdict(ran).items() if name != "folder"}
-        (folder / "run.json").write_text(json.dumps(facts, indent=1))
+        if not (folder / "run.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            ran = self._make(kind, script, [*script.arguments, *more], env, folder)
+            facts = {name: value for name, value in asdict(ran).items() if name not in ("folder", "told")}
+            (folder / "run.json").write_text(json.dumps(facts, indent=1))
+        ran = Ran(**json.loads((folder / "run.json").read_text()), folder=folder, told=f"told-{self.reader}.json")
+        if (recording := folder / "profile.json").exists() and not (told := folder / ran.told).exists():
+            subprocess.run(
+                [self.feedline, "report", recording, "--json", told], check=True, stdout=subprocess.DEVNULL
+            )
         return ran
 
     def _make(self, kind: Kind, script: Script, more: Sequence[str], env: Mapping[str, str], folder: Path) -> Ran:

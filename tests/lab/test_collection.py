@@ -1,6 +1,7 @@
 """The collection of training scripts: its truths are whole, and what a profile said is judged by them."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,37 @@ def test_a_run_is_kept_until_its_script_changes(tmp_path: Path, monkeypatch: Any
     assert lab.run("whole", mine).seconds == first.seconds
     (tmp_path / "mine.py").write_text("pass")
     assert lab.run("whole", replace(mine)).status == 0  # its text is read anew
+
+
+def test_a_recording_is_told_anew_when_its_reader_changes(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(collection_runs, "SCRIPTS", tmp_path)
+    checkout = tmp_path / "checkout"
+    told = checkout / "profiling" / "explain" / "told.txt"
+    code = (checkout / "profiling" / "watch" / "watch.py", checkout / "profiling" / "explain" / "explain.py")
+    for path in (tmp_path / "stopwatch.py", tmp_path / "frameworks.txt", *code):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    feedline = checkout / ".venv" / "bin" / "feedline"
+    feedline.parent.mkdir(parents=True)
+    feedline.write_text(
+        f"#!{sys.executable}\nimport pathlib, sys\n"
+        "to = pathlib.Path(sys.argv[sys.argv.index('--json') + 1])\n"
+        f"verdict = pathlib.Path({str(told)!r}).read_text() if sys.argv[1] == 'report' else 'as recorded'\n"
+        'to.write_text(f\'{{"verdict": "{verdict}"}}\')\n'
+    )
+    feedline.chmod(0o755)
+    (tmp_path / "mine.py").write_text("pass")
+    mine = replace(SCRIPT, folder=tmp_path)
+
+    def verdict(changed: str, words: str) -> tuple[str, float]:
+        (checkout / "profiling" / changed).write_text(f"# {words}")
+        told.write_text(words)
+        ran = Lab(work=tmp_path / "work", feedline=feedline, frameworks=tmp_path).run("profiled", mine)
+        return ran.profile["verdict"], ran.seconds
+
+    first = verdict("explain/explain.py", "data")
+    again = verdict("explain/explain.py", "compute")
+    assert (first[0], again) == ("data", ("compute", first[1]))
+    anew = verdict("watch/watch.py", "trainer")
+    assert anew[0] == "trainer"
+    assert anew[1] != first[1]

@@ -1,10 +1,11 @@
 """The throughput model: how fast a training loop runs with given costs per sample. Pure arithmetic.
 
     rate = min(compute, workers × k(workers) / worker seconds, storage,
-               cores / ((1 + stall(workers)) × worker CPU seconds + trainer CPU seconds))
+               cores / (worker CPU seconds + trainer CPU seconds + lost))
 
 A model on the CPU whose threads fill all cores waits at every operation for the thread that a worker has pushed
-aside, the others spinning meanwhile: `stall` is the CPU time it loses to one second of a worker's.
+aside, the others spinning meanwhile: `stall` is the CPU time it loses to one second of a worker's. It loses no more
+than it computes: lost = min(stall(workers) × worker CPU seconds, trainer CPU seconds).
 
 The limits of one rank, times the ranks. With `num_workers=0` the trainer prepares each batch itself and nothing
 overlaps: 1 / (worker seconds + step seconds). Two limits that nearly tie cost each other a little (queues run empty
@@ -48,15 +49,15 @@ class Throughput:
 
     def limits(self) -> dict[str, float]:
         """samples/s of all ranks that each resource allows; what costs nothing sets no limit."""
-        busy_s, lost = self.step_s + self.handover_s, 0.0
+        busy_s, lost_s = self.step_s + self.handover_s, 0.0
         limits = {"compute": _per_second(self.ranks, busy_s)}
         if self.workers == 0:
             limits["trainer prepares"] = _per_second(self.ranks, busy_s + self.worker_s)
         else:
             k = _interpolated(self.contention, self.workers, 1.0)
             limits["workers"] = _per_second(self.ranks * self.workers * k, self.worker_s)
-            lost = _interpolated(self.stall, self.workers, 0.0)
-        limits["cores"] = _per_second(self.cores, (1.0 + lost) * self.worker_cpu_s + self.trainer_cpu_s)
+            lost_s = min(_interpolated(self.stall, self.workers, 0.0) * self.worker_cpu_s, self.trainer_cpu_s)
+        limits["cores"] = _per_second(self.cores, self.worker_cpu_s + self.trainer_cpu_s + lost_s)
         if self.storage_samples_per_s is not None:
             limits["storage"] = self.storage_samples_per_s
         return limits

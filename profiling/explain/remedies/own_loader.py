@@ -171,31 +171,45 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
     """For a loop of its own generator, or one that draws from a queue."""
     if not unwatched(at):
         return
-    step_s, cores = at.now.ranks / at.rate.value, at.measured.machine.cores / at.now.ranks
+    cores = at.measured.machine.cores / at.now.ranks
     (load, load_error), (wait, wait_error) = (looked(at.recording, (part,)) for part in ("load", "wait"))
     part, share, error = max(("load", load, load_error), ("wait", wait, wait_error), key=lambda one: one[1])
     if share - ERRORS_90 * error < HARDLY:
         return
-    then, place = replace(at.now, step_s=step_s * (1 - share), worker_s=0.0), _where(at, part)
+    place = _where(at, part)
     most_of_it = f", most of it in {place}" if place else ""
-    error = math.hypot(0.1, error / (1 - min(share, 0.9)))
     if part == "wait":
+        then, extra = _without(at, share, error)
         yield Change(
             family="stage", remedy="a faster source of batches", target=place, then=then, effort=Effort.CODE,
             why=f"the loop waits {units.percent(share)} of the time for batches that are made elsewhere{most_of_it}: "
-            "this is what it would give if they were always ready", extra_error=error, cause=True, at_most=True,
+            "this is what it would give if they were always ready", extra_error=extra, cause=True, at_most=True,
             command=lines_of(at.recording, place.rpartition(":")[2]),
         )  # fmt: skip
         return
     for count in sorted({1, 2, int(max(1.0, cores))}):
+        then, extra = _without(at, share, error, count)
         yield Change(
             family="dataloader", remedy=f"a DataLoader with {units.count(count, 'worker')}", target=place,
-            then=replace(then, workers=count, worker_s=step_s * share, worker_cpu_s=step_s * share), cause=True,
+            then=then, cause=True, effort=Effort.CODE, extra_error=extra,
             why=f"the training thread makes its batches itself, {units.percent(share)} of its time{most_of_it}",
             command=f"DataLoader(dataset, batch_size=…, num_workers={count}, persistent_workers=True)",
             needs=f"a Dataset whose __getitem__ does what {place or 'the loop'} does for one sample",
-            effort=Effort.CODE, extra_error=error,
         )  # fmt: skip
+
+
+def _without(at: Situation, share: float, error: float, workers: int = 0) -> tuple[Throughput, float]:
+    """The model when this share of the loop's time is left to so many workers, or to nobody; and what the share's
+    error makes of its rate, beside 10 % for what is not measured."""
+    sample_s = at.now.ranks / at.rate.value
+
+    def then(share: float) -> Throughput:
+        loading_s = share * sample_s if workers else 0.0
+        return replace(at.now, workers=workers, step_s=sample_s - share * sample_s, worker_s=loading_s,
+                       worker_cpu_s=loading_s)  # fmt: skip
+
+    rates = [then(min(max(share + off, 0.0), 0.99)).rate() for off in (-error, error)]
+    return then(share), math.hypot(0.1, math.log(max(rates) / min(rates)) / 2)
 
 
 def _where(at: Situation, part: str) -> str:

@@ -75,10 +75,11 @@ def test_the_model_knows_what_it_was_set_to() -> None:
 
 
 def test_a_model_that_fills_the_cores_waits_for_each_worker() -> None:
-    """One worker on two cores: what it takes and what the model takes then add up, as if nothing overlapped."""
+    """One worker on two cores takes a second of the model's for each of its own, but no more than the model has."""
     model = Throughput(workers=1, step_s=0.0004, worker_s=0.001, worker_cpu_s=0.001, trainer_cpu_s=0.0008, cores=2)
     assert model.limits()["cores"] == pytest.approx(2 / 0.0018)
     stalled = replace(model, stall={1: 1.0, 2: 0.5})
-    assert stalled.limits()["cores"] == pytest.approx(1 / 0.0014)
+    assert stalled.limits()["cores"] == pytest.approx(2 / 0.0026), "it spins no longer than it computes"
+    assert replace(stalled, worker_s=0.0005, worker_cpu_s=0.0005).limits()["cores"] == pytest.approx(2 / 0.0018)
     assert replace(stalled, workers=2).limits()["cores"] == pytest.approx(2 / 0.0023)
     assert replace(stalled, workers=0).limits()["cores"] == model.limits()["cores"]
