@@ -22,7 +22,7 @@ _ASKS_FOR_LOCALS = {
     "locals", "vars", "eval", "exec", "dir", "f_locals", "currentframe", "_getframe", "getargvalues",
 }  # fmt: skip
 """Names in the code of a function that may hold the dict of its variables itself."""
-_UNKNOWN = object()
+UNKNOWN = object()
 _OPTIMIZED = 1
 """Flag of code with fast locals: a function's (inspect.CO_OPTIMIZED)."""
 _known: dict[tuple[CodeType, int], str | None] = {}
@@ -103,7 +103,7 @@ def _name(place: ast.expr, frame: FrameType) -> str | None:
 
 def _of_function(function: ast.expr, frame: FrameType) -> str | None:
     value = _value(function, frame)
-    if value is not _UNKNOWN:
+    if value is not UNKNOWN:
         if isinstance(function, ast.Attribute) and getattr(value, "__module__", "") is None:  # as cv2's functions
             owner = _value(function.value, frame)
             return f"{owner.__name__}.{function.attr}" if isinstance(owner, ModuleType) else _of_object(value)
@@ -117,7 +117,7 @@ def _of_function(function: ast.expr, frame: FrameType) -> str | None:
 def _of_type(place: ast.expr, frame: FrameType) -> str | None:
     """Of the value that stands there; what a call gives is taken to belong to the library that is called."""
     value = _value(place, frame)
-    if value is not _UNKNOWN:
+    if value is not UNKNOWN:
         return f"{type(value).__module__}.{type(value).__qualname__}"
     match place:
         case ast.Call(func=function):
@@ -145,30 +145,31 @@ def _value(place: ast.expr, frame: FrameType) -> Any:
     """As the frame's variables have it, without running anything."""
     match place:
         case ast.Name(id=name):
-            return _variable(name, frame, local=_is_local(place, frame.f_code))
+            return variable(name, frame, local=_is_local(place, frame.f_code))
         case ast.Attribute(value=inner, attr=attribute):
             owner = _value(inner, frame)
-            return _UNKNOWN if owner is _UNKNOWN else _attribute(owner, attribute)
+            return UNKNOWN if owner is UNKNOWN else _attribute(owner, attribute)
         case ast.Constant(value=value) if value is not None:
             return value
         case _:
-            return _UNKNOWN
+            return UNKNOWN
 
 
-def _variable(name: str, frame: FrameType, *, local: bool) -> Any:
+def variable(name: str, frame: FrameType, *, local: bool) -> Any:
+    """UNKNOWN where there is none, or where asking could be noticed."""
     code = frame.f_code
     if local and code.co_flags & _OPTIMIZED:
         if frame.f_trace is not None or _ASKS_FOR_LOCALS.intersection(code.co_names):
-            return _UNKNOWN  # before 3.13 its own dict of them is the one that we would change
+            return UNKNOWN  # before 3.13 its own dict of them is the one that we would change
         held = frame.f_locals
-        value = held.get(name, _UNKNOWN)
+        value = held.get(name, UNKNOWN)
         if sys.version_info < (3, 13):
             held.clear()  # a snapshot, which would keep the frame's batches alive
         return value
     for names in (frame.f_globals, vars(builtins)):
         if name in names:
             return names[name]
-    return _UNKNOWN
+    return UNKNOWN
 
 
 def _attribute(owner: Any, name: str) -> Any:
@@ -179,4 +180,4 @@ def _attribute(owner: Any, name: str) -> Any:
         if name in (members := vars(kind)):
             value = members[name]
             return getattr(value, "__func__", value) if isinstance(value, staticmethod | classmethod) else value
-    return _UNKNOWN
+    return UNKNOWN

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FrameType
 
-from feedline.profiling.watch.calls import called, source_line
+from feedline.profiling.watch.calls import UNKNOWN, called, source_line, variable
 from feedline.profiling.watch.evidence import LOCK, READ, SLEEP, WAIT
 
 DEPTH = 80  # frames looked at; deeper stacks are cut at the outside
@@ -334,8 +334,8 @@ def display_name(frame: FrameType) -> str:
     """Class of a method, name of a function."""
     function = frame.f_code.co_name
     if function in ("__call__", "forward", "transform", "_transform", "apply", "encodes", "<lambda>"):
-        owner = frame.f_locals.get("self")
-        if owner is not None:
+        owner = variable("self", frame, local=True)
+        if owner is not UNKNOWN:
             return type(owner).__name__
     return function
 

@@ -9,8 +9,13 @@ switch interval (5 ms by default): by then it may be elsewhere, and code that ne
 on the next line that does. A sampler shortens the interval to keep that error at a fifth of a millisecond; two
 threads that both want the lock all the time pay 3 % more CPU time for it. While it looks, the interval is the default
 again: on crowded cores each change of hands waits for a core, and a first look, which reads sources, took seconds.
+
+Nor is garbage collected meanwhile. Before Python 3.12 any allocation may collect; a finalizer of the script may give
+up the lock in the middle of `frame.f_back`, and the thread that is looked at return from the very frame: that ended a
+script by SIGSEGV.
 """
 
+import gc
 import os
 import random
 import sys
@@ -37,6 +42,9 @@ SOON_LONGEST_S, SOON_LOOKS = 0.05, 60
 FIRST_ROW_S, ROW_S = 0.1, 1.0
 """The first row of sums is written soon, so that workers that live on after a short run have spoken, each further one
 a little later than the one before, up to this: a row takes about a millisecond."""
+
+NEVER = 2**30 - 1
+"""In place of the number of objects from which on garbage is collected."""
 
 SUMS = ("stages", "stages_cpu", "stages_delay", "transforms", "functions")
 HELD_S = 1.4e-4
@@ -109,6 +117,9 @@ class StackSampler(threading.Thread):
     def _look_once(self, seconds: float, held: bool | None) -> None:
         interval_s = sys.getswitchinterval()
         sys.setswitchinterval(max(interval_s, LOOKING_INTERVAL_S))
+        if gc.get_threshold()[0] != NEVER:
+            _thresholds[:] = gc.get_threshold()
+            gc.set_threshold(NEVER, *_thresholds[1:])
         try:
             self._look(sys._current_frames(), seconds, held)
         except Exception as error:  # a stack nobody foresaw must not end the watch, nor be heard in the script
@@ -117,10 +128,23 @@ class StackSampler(threading.Thread):
                 self._journal.complain(line)
             self._failed = True
         finally:
+            _collect_again()
             if abs(sys.getswitchinterval() - LOOKING_INTERVAL_S) < 1e-6:  # what the script sets meanwhile stays
                 sys.setswitchinterval(interval_s)
             if not self._running:
                 self.restore_interval()
+
+
+_thresholds = list(gc.get_threshold())
+
+
+def _collect_again() -> None:
+    """What the script has set meanwhile stays."""
+    if gc.get_threshold()[0] == NEVER:
+        gc.set_threshold(*_thresholds)
+
+
+os.register_at_fork(after_in_child=_collect_again)  # a process may be forked while its parent's sampler looks
 
 
 class TimeSums:

@@ -4,6 +4,7 @@ import io
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -287,18 +288,40 @@ def test_pil_decodes_in_load_whoever_asked(monkeypatch: pytest.MonkeyPatch) -> N
     assert {place.stage for place in found} == {"decode"}
 
 
+def here() -> Place:
+    """Of whoever calls it."""
+    return classify(sys._getframe(1))
+
+
 def test_transforms_go_by_the_name_that_compose_called() -> None:
     transforms = pytest.importorskip("torchvision.transforms")
     found: list[Place] = []
 
     class Probe:
         def __call__(self, image: Any) -> Any:
-            found.append(classify(sys._getframe()))
+            found.append(here())
             return image
 
     transforms.Compose([Probe(), transforms.RandomApply([Probe()], p=1.0)])(None)
     assert found[0].stage == "transform"
     assert found[0].transform == "Probe"
+
+
+def test_a_look_keeps_nothing_of_the_scripts_alive() -> None:
+    """Before Python 3.13 a frame keeps the dict of its variables that it was asked for."""
+    transforms = pytest.importorskip("torchvision.transforms")
+    found: list[Any] = []
+
+    class Probe:
+        def __call__(self, image: Any) -> Any:  # no assert in here: pytest makes it ask for its own locals
+            batch = Probe()
+            kept = weakref.ref(batch)
+            found.append(here().transform)
+            del batch
+            found.append(kept())
+
+    transforms.Compose([Probe()])(None)
+    assert found == ["Probe", None]
 
 
 def test_default_collate_is_collating() -> None:

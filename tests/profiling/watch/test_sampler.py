@@ -1,5 +1,9 @@
 """The thread that looks at stacks."""
 
+import gc
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -38,3 +42,75 @@ def test_a_look_may_stop_the_sampler(tmp_path: Path) -> None:
     sampler.start()
     sampler.join(timeout=5)
     assert len(looks) == 1
+
+
+COLLECTING = """
+import gc, pathlib, sys, threading, time
+from feedline.profiling.record.journal import Journal
+from feedline.profiling.watch import sampler
+
+class Cycle:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        time.sleep(0)  # gives up the interpreter lock
+
+def deep(depth):
+    if depth:
+        return deep(depth - 1) + 1
+    number = 0
+    while number < 300:
+        number += 1
+    return 0
+
+def look(frames, seconds, held):
+    frame = frames[main]
+    while frame is not None:
+        frame = frame.f_back
+
+main = threading.get_ident()
+sampler.BUDGET = 1.0
+one = sampler.StackSampler(look, Journal(pathlib.Path(sys.argv[1])), rate_hz=2000)
+one.start()
+gc.set_threshold(5, 1000, 1000)
+end = time.monotonic() + 5
+while time.monotonic() < end:
+    gc.disable()
+    Cycle()
+    gc.enable()
+    for _ in range(100):
+        deep(20)
+one.stop()
+one.gone()
+print(one.looks, gc.get_threshold())
+"""
+
+
+def test_no_finalizer_runs_amid_a_look(tmp_path: Path) -> None:
+    """Under Python 3.11 this ended by SIGSEGV, or in an endless walk."""
+    done = subprocess.run([sys.executable, "-c", COLLECTING, tmp_path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    looks, thresholds = done.stdout.split(maxsplit=1)
+    assert int(looks) > 100
+    assert thresholds.strip() == "(5, 1000, 1000)"
+
+
+def test_a_process_that_is_forked_amid_a_look_collects(tmp_path: Path) -> None:
+    looking, forked = threading.Event(), threading.Event()
+
+    def look(_: dict[int, FrameType], __: float, ___: bool | None) -> None:
+        looking.set()
+        forked.wait(5)
+
+    usual = gc.get_threshold()
+    sampler = StackSampler(look, Journal(tmp_path), rate_hz=100)
+    sampler.start()
+    assert looking.wait(5)
+    assert gc.get_threshold() != usual
+    child = os.fork()
+    if not child:
+        os._exit(gc.get_threshold() != usual)
+    forked.set()
+    assert os.waitpid(child, 0)[1] == 0
+    sampler.gone()
+    assert gc.get_threshold() == usual
