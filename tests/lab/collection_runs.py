@@ -127,9 +127,9 @@ class Ran:
 
     @cached_property
     def profile(self) -> dict[str, Any]:
-        """The record of `feedline profile`, or of `feedline report` of it; empty where there is none."""
-        text = text_of(self.folder / self.told)
-        return json.loads(text) if text else {}
+        """The record of `feedline profile`, with what is told of it anew; empty where there is none."""
+        texts = [text_of(self.folder / name) for name in ("profile.json", self.told)]
+        return {key: value for text in texts if text for key, value in json.loads(text).items()}
 
     @property
     def printed(self) -> str:

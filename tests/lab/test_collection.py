@@ -194,7 +194,8 @@ def test_a_recording_is_told_anew_when_its_reader_changes(tmp_path: Path, monkey
         f"#!{sys.executable}\nimport pathlib, sys\n"
         "to = pathlib.Path(sys.argv[sys.argv.index('--json') + 1])\n"
         f"verdict = pathlib.Path({str(told)!r}).read_text() if sys.argv[1] == 'report' else 'as recorded'\n"
-        'to.write_text(f\'{{"verdict": "{verdict}"}}\')\n'
+        'more = "" if sys.argv[1] == "report" else \', "recording": {}\'\n'
+        'to.write_text(f\'{{"verdict": "{verdict}"{more}}}\')\n'
     )
     feedline.chmod(0o755)
     (tmp_path / "mine.py").write_text("pass")
@@ -204,6 +205,7 @@ def test_a_recording_is_told_anew_when_its_reader_changes(tmp_path: Path, monkey
         (checkout / "profiling" / changed).write_text(f"# {words}")
         told.write_text(words)
         ran = Lab(work=tmp_path / "work", feedline=feedline, frameworks=tmp_path).run("profiled", mine)
+        assert "recording" in ran.profile
         return ran.profile["verdict"], ran.seconds
 
     first = verdict("explain/explain.py", "data")
