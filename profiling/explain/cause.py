@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from feedline.profiling.explain.bound import stalled
-from feedline.profiling.explain.measure.main_thread import looked
+from feedline.profiling.explain.measure.main_thread import busiest_function, looked
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest
@@ -17,8 +17,8 @@ from feedline.profiling.record import units
 from feedline.profiling.record.stages import STAGES
 
 Kind = Literal[
-    "decode", "transform", "read", "blocked", "lock", "collate", "send", "unpickle", "start", "slow-worker", "cores",
-    "main", "handover",
+    "decode", "transform", "read", "blocked", "lock", "collate", "send", "draw", "unpickle", "start", "slow-worker",
+    "cores", "main", "handover",
 ]  # fmt: skip
 MOSTLY = 0.5
 ANOTHERS = "waiting for another thread"
@@ -36,7 +36,7 @@ class Cause:
 
 
 def cause_of(measured: Measured) -> Cause:
-    ways = (_start, _slow_worker, _cores, _unpickling, _main, _handover)
+    ways = (_start, _slow_worker, _drawing, _cores, _unpickling, _main, _handover)
     return next((cause for way in ways if (cause := way(measured)) is not None), None) or _stage(measured)
 
 
@@ -72,6 +72,15 @@ def _cores(measured: Measured) -> Cause | None:
     share = units.percent(workers.delay)
     words = f"the workers wait {share} of their busy time for one of the {machine.cores:g} cores"
     return Cause(kind="cores", share=workers.delay, words=words)
+
+
+def _drawing(measured: Measured) -> Cause | None:
+    """A sampler, or a batch sampler, which the training thread asks amid its waiting."""
+    if not measured.drawing_limits:
+        return None
+    (share, error), where = measured.draw, busiest_function(measured.recording, "draw")
+    words = f"the training thread draws samples {units.percent(share)} of its time, and the workers wait for them"
+    return Cause(kind="draw", where=where, share=share, error=error, words=words + (f" ({where})" if where else ""))
 
 
 def _unpickling(measured: Measured) -> Cause | None:

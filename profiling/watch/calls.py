@@ -63,6 +63,16 @@ def called(frame: FrameType) -> str | None:
     return found
 
 
+def trains_nothing(frame: FrameType) -> bool:
+    """Whether tensors are known in the expression at which a frame works, and none takes part in a gradient."""
+    place, tensor = _place(frame.f_code, frame.f_lasti), getattr(sys.modules.get("torch"), "Tensor", None)
+    if place is None or tensor is None:
+        return False
+    found = [_value(one, frame) for one in ast.walk(place) if isinstance(one, ast.Name | ast.Attribute)]
+    tensors = [value for value in found if isinstance(value, tensor)]
+    return bool(tensors) and not any(value.requires_grad for value in tensors)
+
+
 def _is_local(node: ast.AST, code: CodeType) -> bool:
     return isinstance(node, ast.Name) and node.id in {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
 
@@ -122,7 +132,7 @@ def _of_type(place: ast.expr, frame: FrameType) -> str | None:
     match place:
         case ast.Call(func=function):
             return _of_function(function, frame)
-        case ast.BinOp() | ast.UnaryOp() | ast.Subscript():
+        case ast.BinOp() | ast.UnaryOp() | ast.Subscript() | ast.Compare():
             return _name(place, frame)
         case _:
             return None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FrameType
 
-from feedline.profiling.watch.calls import UNKNOWN, called, source_line, variable
+from feedline.profiling.watch.calls import UNKNOWN, called, source_line, trains_nothing, variable
 from feedline.profiling.watch.evidence import LOCK, READ, SLEEP, WAIT
 
 DEPTH = 80  # frames looked at; deeper stacks are cut at the outside
@@ -118,7 +118,9 @@ WORKER = Rules(
     calls=(
         ("blocked", r"time\.sleep"),
         ("lock", LOCKS),
-        ("decode", r"cv2\.im(de|re)\w+|(simplejpeg|_?turbojpeg|imagecodecs|nvidia)\b.*|.*\bdecode_(jpe?g|png|image)"),
+        ("decode", r"\w*(zlib|bz2|lzma|zstd|zstandard|lz4|blosc2?|snappy|brotli)\b\S*decompress\S*"
+                   r"|_?pickle\.\S*loads?|_json\.\S*[sS]can\S*|(msgpack|orjson)\b\S*(unpack|load)\S*"
+                   r"|cv2\.im(de|re)\w+|(simplejpeg|_?turbojpeg|imagecodecs|nvidia)\b.*|.*\bdecode_(jpe?g|png|image)"),
         ("read", r"_?io\.\S*(open|read\w*|seek)|builtins\.open"
                  r"|(posix|nt|mmap)\.\S*(open|read\w*|stat|scandir|listdir|mmap\S*)|(h5py|lmdb|zarr|pyarrow|sqlite3|_sqlite3|_socket|_ssl)\b.*|numpy\.(fromfile|memmap)"),
     ),
@@ -198,20 +200,25 @@ def part(
     loop: LoopCode | None = None,
     blocked: str | None = None,
     held: bool | None = None,
+    trains: bool = False,
 ) -> Place:
     """What the training thread does (`recording.TrainerPart`), given its innermost frame, and where: at
     `file:function:line` of the user's own. What that called in a library decides, where a rule knows it; else what C
     function it calls, and whose. `blocked` is what the thread is mostly blocked in, `held` whether it held the
-    interpreter lock."""
-    inner, found = True, None
+    interpreter lock. Where an optimiser steps (`trains`), what the script itself asks of torch, in no module and for
+    no gradient, is no part of the model."""
+    inner, found, in_module = True, None, False
     own: FrameType | None = None
+    innermost: FrameType | None = None
     beneath: CodeType | None = None
     reads = yields = False
     for one in frames(frame):
         code, file = one.f_code, one.f_code.co_filename
         if is_ours(file):
             continue
+        in_module = in_module or slashed(file).endswith(PLUMBING[0])
         library = is_library(file) or generated(one)
+        innermost = innermost or one
         call = called(one) if inner else None
         if found is None and (inner or not slashed(file).endswith(PLUMBING)):
             found = TRAINER.stage_of(code, one.f_lineno) or (TRAINER.stage_of_call(call) if call else None)
@@ -232,6 +239,8 @@ def part(
         yields = source and (yields or _yields(code))
         inner, beneath = False, code
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
+    if trains and found == "forward" and not in_module and own is innermost and own and trains_nothing(own):
+        found = "python"
     return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "nowhere")
 
 
@@ -361,8 +370,9 @@ def is_ours(file: str) -> bool:
 
 
 def place_name(code: CodeType) -> str:
-    """file:function, a method with its class."""
-    return f"{slashed(code.co_filename).rpartition('/')[2]}:{code.co_qualname.rpartition('<locals>.')[2]}"
+    """file:function, a method with its class; a comprehension and a lambda are their function's."""
+    name = re.sub(r"(\.<locals>\.<(?!locals>)\w+>)+$", "", code.co_qualname)
+    return f"{slashed(code.co_filename).rpartition('/')[2]}:{name.rpartition('<locals>.')[2]}"
 
 
 def line_of(frame: FrameType) -> int:

@@ -91,13 +91,14 @@ class TrainerWatch:
             self._main.add(Place("load", "loader"), seconds, spent)
         else:
             loop = self._loop if self._watched.hands_itself else None
-            place = part(frame, on_device=self._on_device(), loop=loop, blocked=blocked(), held=held)
+            place = part(frame, on_device=self._on_device(), loop=loop, blocked=blocked(), held=held,
+                         trains=self._steps_seen > 0)  # fmt: skip
             if self._watched.ours[self.thread] and asking is None:  # a pass begins: its workers start
                 place = Place("wait", place.where)
             pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
             pinning = pin_work(pin_frame)
             if asking is not None and place.stage not in ("unpickle", "pin"):
-                place = Place(pinning or "wait", place.where)
+                place = Place("draw" if place.stage == "python" else pinning or "wait", place.where)
             if asking is not None and place.stage == pinning:
                 spent = Spent((spent.cpu_s or 0.0) + (pin_cpu_s or 0.0), spent.delay_s)
             self._main.add(place, seconds, spent)

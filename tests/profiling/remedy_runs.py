@@ -83,6 +83,7 @@ def runs() -> list[Recording]:
         waiting_outside("blocked"),
         waiting_outside("lock"),
         begun_anew(),
+        drawing(0.8),
         without_loader(load=0.6, forward=0.4),
         without_loader(wait=0.6, forward=0.4),
     ]
@@ -92,6 +93,14 @@ def begun_anew() -> Recording:
     """`next(iter(loader))` in each step."""
     seen = made(wait_s=0.09, compute_s=0.01)
     return replace(seen, steps=[replace(step, epoch=number) for number, step in enumerate(seen.steps)])
+
+
+def drawing(share: float) -> Recording:
+    """A sampler takes so much of the time, of which the loop waits 0.9 for workers that idle."""
+    seen = made(wait_s=0.09, compute_s=0.01, stages={"decode": 0.00001}, trainer_cpu_s=0.0)
+    parts = {"draw": share * seen.trainers[0].seconds, "wait": (0.9 - share) * seen.trainers[0].seconds}
+    places = {"draw train.py:Balanced.draw:3": parts["draw"] / 2, "draw train.py:Balanced.draw:4": parts["draw"] / 2}
+    return replace(seen, trainers=[replace(seen.trainers[0], parts=parts, functions=places)])
 
 
 def found_in(seen: Recording) -> list[Prediction]:

@@ -33,7 +33,7 @@ from feedline.profiling.record.uncertainty import look_error, share_error
 
 PARTS = get_args(TrainerPart)
 OWN = ("python", "logging", "checkpoint")  # parts that are the script's own Python
-DATA = ("wait", "load", "unpickle", "pin")  # parts that wait for a batch or make it
+DATA = ("wait", "load", "draw", "unpickle", "pin")  # parts that wait for a batch or make it
 LEAST_ERROR = 0.005  # no share is known better: hooks and looks take a little themselves
 LEAST_KERNEL_SHARE = 0.04
 LEAST_FAULTS = 200  # per step; below either, keeping memory would gain nothing that can be told from noise
@@ -131,25 +131,42 @@ def parts_of(recording: Recording) -> dict[str, float]:
 
 
 def busiest_place(recording: Recording) -> str | None:
-    """Where the script's own Python takes the main thread longest: the line, else the function; None where neither
-    leads beyond its error (90 %). A recorded place may have its part before it (`python train.py:log:12`): those of
-    other parts do not count."""
-    lines, functions = dict[str, float](), dict[str, float]()
+    """Where the script's own Python takes the main thread longest: the line, else the function, else the class; None
+    where none leads beyond its error (90 %). A recorded place may have its part before it (`python train.py:log:12`):
+    those of other parts do not count."""
+    lines, functions, classes = dict[str, float](), dict[str, float](), dict[str, float]()
     for name, seconds in sums(trainer.functions for trainer in recording.trainers).items():
         part, _, place = name.partition(" ")  # the first: a file's name may have more of them
         if part not in PARTS:
             part, place = "python", name
         if part in OWN:
-            for places, key in ((lines, place), (functions, function_of(place))):
+            function = function_of(place)
+            for places, key in ((lines, place), (functions, function), (classes, class_of(function))):
                 places[key] = places.get(key, 0.0) + seconds
     total_s = sum(trainer.seconds for trainer in recording.trainers)
     looks = sum(trainer.ticks for trainer in recording.trainers)
-    return next((place for places in (lines, functions) if (place := _leader(places, total_s, looks))), None)
+    return next((place for places in (lines, functions, classes) if (place := _leader(places, total_s, looks))), None)
+
+
+def busiest_function(recording: Recording, part: TrainerPart) -> str:
+    """file:function where the main thread spends most of this part; "" where no place of it is known."""
+    functions = dict[str, float]()
+    for name, seconds in sums(trainer.functions for trainer in recording.trainers).items():
+        if name.partition(" ")[0] == part:
+            function = function_of(name.partition(" ")[2])
+            functions[function] = functions.get(function, 0.0) + seconds
+    return max(functions, key=lambda function: functions[function], default="")
 
 
 def function_of(place: str) -> str:
     """file:function:line -> file:function."""
     return re.sub(r":\d+$", "", place)
+
+
+def class_of(function: str) -> str:
+    """file:Class.method -> file:Class; what is no method stays."""
+    file, _, name = function.rpartition(":")
+    return f"{file}:{name.rpartition('.')[0] or name}"
 
 
 def _leader(places: Mapping[str, float], total_s: float, looks: int) -> str | None:

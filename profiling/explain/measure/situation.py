@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from feedline.profiling.explain.measure.main_thread import Shares, Trainer, measure_trainer
+from feedline.profiling.explain.measure.main_thread import Shares, Trainer, looked, measure_trainer
 from feedline.profiling.explain.measure.rates import (
     ERRORS_90,
     Rate,
@@ -26,6 +26,7 @@ HARDLY = 0.03  # a share of waiting below this is noise
 NOTABLE = 0.2  # share of its cores from which what other programs take counts …
 FULL = 0.85  # … on a machine of which this share is busy
 ANEW = 0.9  # share of the steps that begin a pass of their own, from which a loop is said to do so
+THREADS = 1.25  # CPU seconds a second, from which a worker has threads of its own
 HANDOVER = 0.8  # workers that idle more than this share of the time have batches ready
 
 
@@ -110,6 +111,16 @@ class Measured:
         return sum(map(waited_s, steps)) / max(1, sum(step.samples for step in steps))
 
     @property
+    def draw(self) -> tuple[float, float]:
+        """The share of the time in which the training thread draws samples for the workers to make, and its error."""
+        return looked(self.recording, ("draw",)) if self.workers.count else (0.0, 0.0)
+
+    @property
+    def drawing_limits(self) -> bool:
+        share, error = self.draw
+        return share - ERRORS_90 * error > 0.5 * self.trainer.shares.data > 0.0
+
+    @property
     def unpickling_limits(self) -> bool:
         """The loop waits for its own unpickling more than for its workers, and these have time to spare."""
         spare = self.workers.count == 0 or self.workers.stages.get("idle", 1.0) >= 0.25
@@ -118,9 +129,9 @@ class Measured:
 
     @property
     def batches_ready(self) -> bool:
-        """The workers hardly do anything, and neither unpickling, pinning nor one of them explains a wait."""
+        """The workers hardly do anything, and no drawing, unpickling, pinning or single worker explains a wait."""
         pinned = self.loader is not None and self.loader.pin_memory and not self.machine.on_cpu
-        explained = pinned or self.workers.slow is not None or self.unpickling_limits
+        explained = pinned or self.workers.slow is not None or self.drawing_limits or self.unpickling_limits
         idle = self.workers.stages.get("idle", 0.0) - ERRORS_90 * self.workers.stage_errors.get("idle", 0.0)
         return self.workers.count > 0 and idle > HANDOVER and not explained
 
@@ -265,6 +276,8 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost
         worker_s = max(0.0, ranks / rates.now.value - trainer.step_s)
     worker_cpu_s = preparing.cpu_s or 0.0
+    if worker_cpu_s < THREADS * worker_s:  # more is that of a worker's threads; a little more is noise
+        worker_cpu_s = min(worker_cpu_s, worker_s)
     if count == 0 and preparing.cpu_s is None:  # it is what the trainer needs less of with free data
         worker_cpu_s = max(0.0, (measured.recording.costs.trainer_cpu_s or 0.0) - trainer.cpu_s)
     # A fair scheduler gives so many cores to so many busy processes beside the other programs.
@@ -276,9 +289,10 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         workers=count,
         step_s=step_s,
         worker_s=worker_s,
-        worker_cpu_s=min(worker_cpu_s, worker_s),
+        worker_cpu_s=worker_cpu_s,
         trainer_cpu_s=trainer.cpu_s,
         handover_s=trainer.unpickle_s,
+        draw_s=trainer.shares.data * ranks / rates.now.value if measured.drawing_limits else 0.0,
         cores=fair,
         ranks=ranks,
         contention={n: min(1.2, max(0.05, value)) for n, value in k.items()} if worker_s > 0 else {},

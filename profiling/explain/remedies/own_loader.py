@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.pipeline.base.settings import PREFETCH
-from feedline.profiling.explain.measure.main_thread import looked
+from feedline.profiling.explain.measure.main_thread import busiest_function, looked
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest, sums
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, lines_of
+from feedline.profiling.explain.measure.workers import FEW_LOOKS
+from feedline.profiling.explain.remedies.remedy import AT_MOST, Change, Effort, Remedy, Vain, lines_of
 from feedline.profiling.record import units
 
 MOST_WORKERS = 32
@@ -154,6 +154,21 @@ def kept_iterator(at: Situation) -> Iterable[Change]:
     )  # fmt: skip
 
 
+def cheaper_sampler(at: Situation) -> Iterable[Change]:
+    if not at.measured.drawing_limits:
+        return
+    (share, error), place = at.measured.draw, busiest_function(at.recording, "draw")
+    drawn_s = share * at.now.ranks / at.rate.value
+    yield Change(
+        family="stage", remedy="a cheaper sampler", target=place, effort=Effort.CODE, cause=True, at_most=True,
+        then=replace(at.now, draw_s=max(0.0, at.now.draw_s - drawn_s),
+                     trainer_cpu_s=max(0.0, at.now.trainer_cpu_s - drawn_s)),
+        ceiling_times=math.inf,
+        why=f"the training thread draws samples {units.percent(share)} of its time ({place}): {AT_MOST}",
+        command=lines_of(at.recording, place.rpartition(":")[2]), extra_error=error / (1 - min(share, 0.9)),
+    )  # fmt: skip
+
+
 def larger_batches(at: Situation) -> Iterable[Change]:
     """Half as many to hand over."""
     batch, data = at.measured.loader and at.measured.loader.batch_size, handing_over(at)
@@ -176,7 +191,7 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
     part, share, error = max(("load", load, load_error), ("wait", wait, wait_error), key=lambda one: one[1])
     if share - ERRORS_90 * error < HARDLY:
         return
-    place = _where(at, part)
+    place = busiest_function(at.recording, part)
     most_of_it = f", most of it in {place}" if place else ""
     if part == "wait":
         then, extra = _without(at, share, error)
@@ -212,9 +227,12 @@ def _without(at: Situation, share: float, error: float, workers: int = 0) -> tup
     return then(share), math.hypot(0.1, math.log(max(rates) / min(rates)) / 2)
 
 
-def _where(at: Situation, part: str) -> str:
-    """file:function where the training thread spends most of this part."""
-    return busiest(sums(trainer.functions for trainer in at.recording.trainers), part).rpartition(":")[0]
-
-
-REMEDIES: tuple[Remedy, ...] = (other_workers, prefetch, kept_workers, kept_iterator, larger_batches, a_loader_at_all)
+REMEDIES: tuple[Remedy, ...] = (
+    other_workers,
+    prefetch,
+    kept_workers,
+    kept_iterator,
+    cheaper_sampler,
+    larger_batches,
+    a_loader_at_all,
+)

@@ -10,6 +10,7 @@ from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Recording, Series
 from feedline.profiling.record.stages import STAGES
 from tests.profiling.recordings import made
+from tests.profiling.remedy_runs import drawing
 
 SMALL = {"decode": 0.0001, "transform": 0.0001}
 
@@ -71,6 +72,14 @@ def test_unpickling_batches() -> None:
     assert found.share == pytest.approx(0.08 / 0.11)
 
 
+def test_a_sampler_that_keeps_the_workers_waiting() -> None:
+    found = diagnose(drawing(0.8))
+    assert (found.bound, found.cause.kind, found.cause.where) == ("data", "draw", "train.py:Balanced.draw")
+    assert (found.predictions[0].remedy, found.predictions[0].at_most) == ("a cheaper sampler", True)
+    assert found.predictions[0].gain == pytest.approx(5.0, rel=0.1)
+    assert diagnose(drawing(0.2)).cause.kind == "handover"
+
+
 def mostly_without_a_core(busy_cores: float) -> Cause:
     """Of the two that the machine has; the script itself uses 1.6."""
     seen = made(stages={"decode": 0.0016}, workers=4, cores=2, wait_s=0.03, compute_s=0.002, trainer_cpu_s=0.0)
@@ -111,6 +120,13 @@ def test_of_two_places_that_take_as_much_none_is_told() -> None:
     found = diagnose(replace(seen, trainers=[replace(seen.trainers[0], functions=places)]))
     assert (found.bound, found.cause.where) == ("trainer", "")
     assert not any("own time is in" in sentence for sentence in found.evidence)
+
+
+def test_of_two_methods_that_take_as_much_their_class_is_told() -> None:
+    seen = made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL)
+    places = {"python train.py:Log.write:12": 2.4, "python train.py:Log.rows:30": 2.3, "python train.py:draw:2": 0.1}
+    found = diagnose(replace(seen, trainers=[replace(seen.trainers[0], functions=places)]))
+    assert found.cause.where == "train.py:Log"
 
 
 def test_workers_are_not_said_to_take_cores_where_free_data_hardly_helps() -> None:

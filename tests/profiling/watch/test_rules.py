@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, cast
 
 import pytest
 
 from feedline.profiling.watch.calls import source_line
 from feedline.profiling.watch.evidence import LOCK, WAIT, ThreadEvidence
-from feedline.profiling.watch.rules import TRAINER, WORKER, LoopCode, Place, classify, line_of, part
+from feedline.profiling.watch.rules import TRAINER, WORKER, LoopCode, Place, classify, line_of, part, place_name
 
 PIL_Image = pytest.importorskip("PIL.Image")
 USER = """
@@ -67,6 +67,16 @@ def stacks(over):
     rows = [torch.ones(300_000)] * 40
     while not over.is_set():
         torch.stack(rows).mean(0)
+
+def trains(over):
+    x, w = torch.ones(400, 400), torch.ones(400, 400, requires_grad=True)
+    while not over.is_set():
+        (x @ w).sum()
+
+def counts(over):
+    probs = torch.ones(8, 400_000)
+    while not over.is_set():
+        [(row > 0.5).sum().item() for row in probs]
 
 def own_numpy(over):
     rows = np.ones((2000, 2000))
@@ -164,7 +174,9 @@ def running(function: Callable[[threading.Event], Any]) -> Generator[Callable[[]
     over.set()
 
 
-def caught(function: Callable[[threading.Event], Any], *, loop: LoopCode | None = None) -> tuple[str, str]:
+def caught(
+    function: Callable[[threading.Event], Any], *, loop: LoopCode | None = None, trains: bool = False
+) -> tuple[str, str]:
     """What a worker's thread would be said to do in it, and a training thread: the most frequent of many looks."""
     stages, parts = Counter[str](), Counter[str]()
     with running(function) as look:
@@ -173,7 +185,8 @@ def caught(function: Callable[[threading.Event], Any], *, loop: LoopCode | None 
             frame, evidence = look()
             blocked = evidence.mostly_blocked_in(evidence.spent(), 0.005)
             stages[classify(frame, lambda blocked=blocked: blocked).stage] += 1
-            parts[part(frame, on_device=False, loop=loop, blocked=blocked, held=True).stage] += 1
+            place = part(frame, on_device=False, loop=loop, blocked=blocked, held=True, trains=trains)
+            parts[place.stage] += 1
     return stages.most_common(1)[0][0], parts.most_common(1)[0][0]
 
 
@@ -190,6 +203,18 @@ def test_whose_c_code_works_decides_not_the_name_or_text_of_a_line(user: ModuleT
     assert caught(user.stacks)[1] == "forward"
     assert caught(user.own_numpy)[1] == "python"
     assert caught(user.read_everything) == ("other", "python")
+
+
+def test_what_a_script_asks_of_torch_for_no_gradient_is_its_own(user: ModuleType) -> None:
+    """Where an optimiser steps: what only computes may be the whole of a loop."""
+    assert [caught(user.counts, trains=trains)[1] for trains in (True, False)] == ["python", "forward"]
+    assert caught(user.trains, trains=True)[1] == "forward"
+
+
+def test_a_comprehension_is_its_functions() -> None:
+    inner = [one for one in (lambda rows: [len(row) for row in rows]).__code__.co_consts if isinstance(one, CodeType)]
+    for code in inner:  # none from Python 3.12 on
+        assert place_name(code) == "test_rules.py:test_a_comprehension_is_its_functions"
 
 
 def test_what_no_rule_knows_is_other_with_its_place(user: ModuleType) -> None:
@@ -418,6 +443,13 @@ def test_only_a_device_is_waited_for() -> None:
 
 
 def test_libraries_calls_of_a_dataset() -> None:
-    wanted = {"cv2.imread": "decode", "_io.BufferedReader.read": "read", "time.sleep": "blocked",
-              "_multiprocessing.SemLock.__enter__": "lock", "numpy.add": None}  # fmt: skip
-    assert {call: WORKER.stage_of_call(call) for call in wanted} == wanted
+    wanted = {
+        "decode": ("cv2.imread", "zlib.decompress", "_pickle.loads", "_json.Scanner"),
+        "read": ("_io.BufferedReader.read",),
+        "blocked": ("time.sleep",),
+        "lock": ("_multiprocessing.SemLock.__enter__",),
+        None: ("numpy.add", "zlib.compress", "_pickle.dumps", "_json.Encoder"),
+    }
+    assert {stage: {WORKER.stage_of_call(call) for call in calls} for stage, calls in wanted.items()} == {
+        stage: {stage} for stage in wanted
+    }

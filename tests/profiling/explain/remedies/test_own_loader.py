@@ -34,6 +34,17 @@ def test_reading_is_as_sure_a_gain_as_it_is_a_share() -> None:
     assert sure.gain == unsure.gain and unsure.gain_high / unsure.gain > 1.1 * sure.gain_high / sure.gain
 
 
+def test_workers_with_threads_take_more_cores_than_one() -> None:
+    """One worker whose library computes in two threads: on two cores a second worker gains nothing."""
+    gains = dict[float, float]()
+    for threads in (1.0, 2.0):
+        seen = made(wait_s=0.15, compute_s=0.01, workers=1, stages={"transform": 0.005}, cores=2,
+                    stages_cpu={"transform": 0.005 * threads}, trainer_cpu_s=0.0002)  # fmt: skip
+        gains[threads] = next(one.gain for one in of_family(seen, "workers") if one.remedy == "num_workers=2")
+    assert gains[1.0] > 1.7
+    assert gains[2.0] < 1.1
+
+
 def test_a_loader_that_each_step_begins_anew_is_kept() -> None:
     """Whatever would make the workers faster does not help: it is their start that is waited for."""
     found = diagnose(begun_anew())
