@@ -17,11 +17,13 @@ from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
 from feedline.profiling.watch.loader_stats import LoaderStats
 from feedline.profiling.watch.passes import Pass
-from feedline.profiling.watch.rules import TRAINER, LoopCode, Place, classify, frames, is_ours, part
+from feedline.profiling.watch.rules import TRAINER, LoopCode, Place, classify, frames, is_ours, part, slashed
 from feedline.profiling.watch.sampler import TRAINER_HZ, StackSampler, TimeSums
 
 PIN_LOOP, PIN = "_pin_memory_loop", "pin_memory"
 """torch's functions: the pinning thread's loop, and what pins a batch in it."""
+LOADER, DRAW = "/torch/utils/data/dataloader.py", "_next_index"
+"""torch's function that asks a sampler."""
 STEPS_SEEN = 3
 
 
@@ -98,7 +100,7 @@ class TrainerWatch:
             pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
             pinning = pin_work(pin_frame)
             if asking is not None and place.stage not in ("unpickle", "pin"):
-                place = Place("draw" if place.stage == "python" else pinning or "wait", place.where)
+                place = Place("draw" if draws(frame) else pinning or "wait", place.where)
             if asking is not None and place.stage == pinning:
                 spent = Spent((spent.cpu_s or 0.0) + (pin_cpu_s or 0.0), spent.delay_s)
             self._main.add(place, seconds, spent)
@@ -112,6 +114,13 @@ class TrainerWatch:
             stats.write(self._journal)
         for loader, sums in self._loading.items():
             self._journal.append(f"loading-{self._pid}-{loader}", [sums.take()])
+
+
+def draws(frame: FrameType | None) -> bool:
+    """Whether torch asks a sampler there."""
+    return any(
+        one.f_code.co_name == DRAW and slashed(one.f_code.co_filename).endswith(LOADER) for one in frames(frame)
+    )
 
 
 def pin_work(frame: FrameType | None) -> str | None:
