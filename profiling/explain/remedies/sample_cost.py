@@ -140,15 +140,15 @@ def _cheaper(at: Situation, stage: str) -> Change:
     # Without workers none of them holds the lock: it is another thread that is waited for.
     cure, place = CURES["blocked" if stage == "lock" and not at.now.workers else stage], place_of(at, stage)
     target, part, own = _whose(at, stage)
+    elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""  # pictures or not
     share, left = part * share_of(at, stage), 0.0 if own else cure.left
     left_s = at.now.worker_s * (1 - share * (1 - left))
     cpu_s = at.now.worker_cpu_s - (at.now.worker_s - left_s) * (stage not in ("blocked", "lock"))
     then = replace(at.now, worker_s=left_s, worker_cpu_s=max(0.0, min(cpu_s, left_s)), contention={})
-    where = f" in {place}" if place and own else ""
-    hint = f" ({cure.hint})" if not (own and stage == "transform") else ""
+    where = f" in {place}" if place and (own or elsewhere) else ""
+    hint = f" ({cure.hint})" if not (elsewhere or (own and stage == "transform")) else ""
     given = "half of it is typical, not measured here" if left else AT_MOST
     why = f"it takes {units.percent(share)} of a worker's busy time{where}: {given}{hint}"
-    elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""
     asked_px = 2 * (image_size(at.measured.loader) or 256)  # so that crops of half the picture need no enlarging
     named = f" {target}" if stage == "transform" and target != stage else ""
     return Change(
@@ -157,7 +157,8 @@ def _cheaper(at: Situation, stage: str) -> Change:
         command=lines_of(at.recording, _callable(at, stage, target))
         if elsewhere or (own and cure is not CURES["lock"])
         else cure.command.replace("PX", str(asked_px)),
-        changes="" if own else cure.changes, needs="" if own else cure.needs, extra_error=0.2 if left else 0.08,
+        changes="" if own or elsewhere else cure.changes, needs="" if own or elsewhere else cure.needs,
+        extra_error=0.2 if left else 0.08,
         cause=(own or not left) and part * surely(at, stage) >= CAUSE, at_most=not left,
     )  # fmt: skip
 

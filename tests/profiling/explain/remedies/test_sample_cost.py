@@ -39,6 +39,15 @@ def test_lines_are_asked_of_what_has_that_name(transform: str, place: str, comma
     assert found.command == f"feedline profile {command} train.py"
 
 
+def test_what_is_decoded_elsewhere_than_in_pillow_may_be_no_picture() -> None:
+    seen = made(stages={"decode": 0.004, "transform": 0.0002}, cores=2)
+    for place, pictures in (("ImageFile.py:ImageFile.load", True), ("chunks.py:Chunks.read", False)):
+        workers = [replace(worker, functions={f"decode {place}": 1.0}) for worker in seen.workers]
+        (one,) = [p for p in all_predictions(measure(replace(seen, workers=workers))) if p.remedy == "cheaper decode"]
+        assert ("smaller pictures" in f"{one.why}{one.changes}{one.needs}") is pictures
+        assert ("--lines-of Chunks.read" in one.command) is not pictures
+
+
 def test_what_a_dataset_waits_for_in_getitem_is_found_without_a_name() -> None:
     found = of_family("stage", {"decode": 0.0004, "blocked": 0.0045}, functions={"blocked data.py:__getitem__": 3.0})
     assert found.command == "feedline profile --lines train.py"
