@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader, default_collate  # noqa: E402
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # noqa: E402
 
 from feedline.profiling.probe import watch  # noqa: E402
@@ -105,11 +105,16 @@ class DataLoaderX(DataLoader[Any]):
         return BackgroundGenerator(super().__iter__())
 
 
+def slow_collate(rows: list[Any]) -> Any:
+    time.sleep(0.03)
+    return default_collate(rows)
+
+
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_whose_iterator_a_thread_draws_from_is_in_the_background(late: bool, workers: int) -> None:
     """Either its batches come late, or the model does."""
-    loader = DataLoaderX(Slow(), batch_size=8, num_workers=workers)
+    loader = DataLoaderX(Slow(), batch_size=8, num_workers=workers, collate_fn=slow_collate if late else None)
     held_out, training = DataLoaderX(data(80), batch_size=8), Training()
     with watch(resources=False) as seen:
         for epoch in range(5):
@@ -131,7 +136,7 @@ def test_a_loader_whose_iterator_a_thread_draws_from_is_in_the_background(late: 
     assert [number for number, step in enumerate(train) if step.pause_s > 0.1] == [59]
     (trainer,) = recording.trainers
     waits = trainer.parts.get("wait", 0.0) / trainer.seconds
-    assert waits > 0.3 if late else waits < 0.2
+    assert waits > 0.15 if late else waits < 0.2  # far apart on a machine that is not busy
 
 
 @pytest.mark.parametrize("how", ["whole", "broken off", "broken off before"])
