@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
 from feedline.profiling.explain.measure.situation import measure  # noqa: E402
 from feedline.profiling.explain.predict import all_predictions  # noqa: E402
@@ -134,30 +134,6 @@ def test_a_loop_that_trains_nothing_is_the_loop_asked_about() -> None:
         for _ in DataLoader(data(), batch_size=8):
             pass
     assert len(steps(seen.recording, "train")) == 8
-
-
-class Drawing(Sampler[int]):
-    """Chooses slowly, in the training thread."""
-
-    def __len__(self) -> int:
-        return 256
-
-    def __iter__(self) -> Iterator[int]:
-        for number in range(256):
-            until = time.monotonic() + 0.004
-            while time.monotonic() < until:
-                pass
-            yield number
-
-
-def test_a_slow_sampler_is_told_from_waiting() -> None:
-    training = Training()
-    with watch(resources=False) as seen:
-        for batch in DataLoader(data(256), batch_size=8, num_workers=1, sampler=Drawing()):
-            training.step(batch)
-    (trainer,) = seen.recording.trainers
-    assert trainer.parts["draw"] > trainer.parts.get("wait", 0.0)
-    assert "draw test_probe.py:Drawing.__iter__" in {name.rpartition(":")[0] for name in trainer.functions}
 
 
 class Broken(Dataset[Any]):

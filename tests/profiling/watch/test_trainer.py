@@ -1,4 +1,4 @@
-"""The thread that unpickles and pins: seen at work, and what the loop then waits for called by its name."""
+"""What the loop waits for is called by its name: a thread that unpickles and pins, a sampler that draws."""
 
 import threading
 import time
@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, Sampler
+
+from feedline.profiling.probe import watch
 from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.record.merge import merge
 from feedline.profiling.watch.capture import Capture
+from tests.profiling.trainings import Training, data
 
 TORCH = "/x/site-packages/torch/utils/data/_utils/pin_memory.py"
 REDUCTIONS = "/x/site-packages/torch/multiprocessing/reductions.py"
@@ -79,3 +85,27 @@ def test_waiting_for_the_pinning_thread_has_its_own_name(doing: str, tmp_path: P
     assert max(trainer.parts, key=lambda name: trainer.parts[name]) == doing
     if doing != "wait":
         assert trainer.parts_cpu_s[doing] == pytest.approx(used_s, rel=0.3)
+
+
+class Drawing(Sampler[int]):
+    """Chooses slowly, in the training thread."""
+
+    def __len__(self) -> int:
+        return 256
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(256):
+            until = time.monotonic() + 0.004
+            while time.monotonic() < until:
+                pass
+            yield number
+
+
+def test_a_slow_sampler_is_told_from_waiting() -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        for batch in DataLoader(data(256), batch_size=8, num_workers=1, sampler=Drawing()):
+            training.step(batch)
+    (trainer,) = seen.recording.trainers
+    assert trainer.parts["draw"] > trainer.parts.get("wait", 0.0)
+    assert "draw test_trainer.py:Drawing.__iter__" in {name.rpartition(":")[0] for name in trainer.functions}
