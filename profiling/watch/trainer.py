@@ -7,6 +7,7 @@ works, the loop waits for unpickling or pinning, not for its workers.
 
 import functools
 import os
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,19 @@ from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
 from feedline.profiling.watch.loader_stats import LoaderStats
 from feedline.profiling.watch.passes import Pass
-from feedline.profiling.watch.rules import TRAINER, LoopCode, Place, classify, frames, is_ours, part, slashed
+from feedline.profiling.watch.rules import (
+    TRAINER,
+    LoopCode,
+    Place,
+    classify,
+    frames,
+    is_library,
+    is_ours,
+    line_of,
+    part,
+    place_name,
+    slashed,
+)
 from feedline.profiling.watch.sampler import TRAINER_HZ, StackSampler, TimeSums
 
 PIN_LOOP, PIN = "_pin_memory_loop", "pin_memory"
@@ -62,6 +75,7 @@ class TrainerWatch:
         """The pass that the loop has asked last."""
         self._pin_thread = HelperThread(lambda: self._asked.pin_thread if self._asked is not None else None)
         self._stats: dict[int, LoaderStats] = {}
+        self._draw = random.Random(self._pid).choice  # not the global one: it is the script's
         self.sampler = StackSampler(self._look, journal, rate_hz=TRAINER_HZ)
 
     def follow(self) -> None:
@@ -103,9 +117,18 @@ class TrainerWatch:
                 place = Place("draw" if draws(frame) else pinning or "wait", place.where)
             if asking is not None and place.stage == pinning:
                 spent = Spent((spent.cpu_s or 0.0) + (pin_cpu_s or 0.0), spent.delay_s)
+            elif asking is None and place.stage == "wait" and self._watched.hands_itself:
+                place = Place("wait", self._maker(frames_by_thread) or place.where)
             self._main.add(place, seconds, spent)
         if self._main.due:
             self._watched.flush()
+
+    def _maker(self, frames_by_thread: dict[int, FrameType]) -> str | None:
+        """Where another thread of the script works meanwhile, one of them by chance: it may make what this one waits
+        for."""
+        others = [frame for thread, frame in frames_by_thread.items() if thread != self.thread]
+        places = [place for frame in others if (place := own_work(frame)) is not None]
+        return self._draw(places) if places else None
 
     def write(self) -> None:
         """Rows since the last time."""
@@ -114,6 +137,14 @@ class TrainerWatch:
             stats.write(self._journal)
         for loader, sums in self._loading.items():
             self._journal.append(f"loading-{self._pid}-{loader}", [sums.take()])
+
+
+def own_work(frame: FrameType) -> str | None:
+    """The innermost place of the script's own in a thread's stack; None where there is none, or it waits there."""
+    if classify(frame).stage in ("lock", "blocked"):
+        return None
+    own = next((one for one in frames(frame) if not is_library(one.f_code.co_filename)), None)
+    return None if own is None or is_ours(own.f_code.co_filename) else f"{place_name(own.f_code)}:{line_of(own)}"
 
 
 def draws(frame: FrameType | None) -> bool:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from torch.utils.data import DataLoader, Sampler
 
 from feedline.profiling.probe import watch
@@ -109,3 +111,27 @@ def test_a_slow_sampler_is_told_from_waiting() -> None:
     (trainer,) = seen.recording.trainers
     assert trainer.parts["draw"] > trainer.parts.get("wait", 0.0)
     assert "draw test_trainer.py:Drawing.__iter__" in {name.rpartition(":")[0] for name in trainer.functions}
+
+
+def slowly(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """20 ms of Python."""
+    until = time.thread_time() + 0.02
+    while time.thread_time() < until:
+        pass
+    return torch.rand(8, 4), torch.full((8,), number % 3)
+
+
+def idle(over: threading.Event) -> None:
+    over.wait()
+
+
+def test_a_loop_that_waits_for_threads_of_its_own_is_told_what_they_do() -> None:
+    training, over = Training(), threading.Event()
+    threading.Thread(target=idle, args=(over,)).start()
+    with watch(resources=False) as seen, ThreadPoolExecutor(2) as pool:
+        for number in range(60):
+            training.step(pool.submit(slowly, number).result())
+    over.set()
+    (trainer,) = seen.recording.trainers
+    waits = {name.rpartition(":")[0]: s for name, s in trainer.functions.items() if name.startswith("wait ")}
+    assert max(waits, key=lambda name: waits[name]) == "wait test_trainer.py:slowly"
