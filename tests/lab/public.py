@@ -112,10 +112,10 @@ def studied(public: Public, checkouts: Path, work: Path, packages: Path) -> dict
 
 
 def copied(public: Public, repository: Path, to: Path, data: Path) -> Script:
-    """The script in a copy of its repository, with its edits."""
+    """The script in a copy of its folder, with its edits."""
     if not to.exists():
         to.mkdir(parents=True)
-        archive = subprocess.Popen(["git", "-C", repository, "archive", "HEAD"], stdout=subprocess.PIPE)
+        archive = subprocess.Popen(["git", "-C", repository, "archive", "HEAD", str(Path(public.script).parent)], stdout=subprocess.PIPE)
         subprocess.run(["tar", "-x", "-C", to], stdin=archive.stdout, check=True)
         path = to / public.script
         text = path.read_text()
