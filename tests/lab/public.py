@@ -115,7 +115,8 @@ def copied(public: Public, repository: Path, to: Path, data: Path) -> Script:
     """The script in a copy of its folder, with its edits."""
     if not to.exists():
         to.mkdir(parents=True)
-        archive = subprocess.Popen(["git", "-C", repository, "archive", "HEAD", str(Path(public.script).parent)], stdout=subprocess.PIPE)
+        folder = str(Path(public.script).parent)
+        archive = subprocess.Popen(["git", "-C", repository, "archive", "HEAD", folder], stdout=subprocess.PIPE)
         subprocess.run(["tar", "-x", "-C", to], stdin=archive.stdout, check=True)
         path = to / public.script
         text = path.read_text()
