@@ -50,14 +50,21 @@ class Autoencoder(nn.Module):
     def __init__(self, width=24):
         super().__init__()
         self.encode = nn.Sequential(
-            nn.Conv2d(3, width, 3, 1, 1), nn.GELU(),
-            nn.Conv2d(width, width * 2, 4, 2, 1), nn.GELU(),
-            nn.Conv2d(width * 2, width * 4, 4, 2, 1), nn.GELU(),
-            nn.Conv2d(width * 4, width * 2, 3, 1, 1))
+            nn.Conv2d(3, width, 3, 1, 1),
+            nn.GELU(),
+            nn.Conv2d(width, width * 2, 4, 2, 1),
+            nn.GELU(),
+            nn.Conv2d(width * 2, width * 4, 4, 2, 1),
+            nn.GELU(),
+            nn.Conv2d(width * 4, width * 2, 3, 1, 1),
+        )
         self.decode = nn.Sequential(
-            nn.ConvTranspose2d(width * 2, width * 2, 4, 2, 1), nn.GELU(),
-            nn.ConvTranspose2d(width * 2, width, 4, 2, 1), nn.GELU(),
-            nn.Conv2d(width, 3, 3, 1, 1))
+            nn.ConvTranspose2d(width * 2, width * 2, 4, 2, 1),
+            nn.GELU(),
+            nn.ConvTranspose2d(width * 2, width, 4, 2, 1),
+            nn.GELU(),
+            nn.Conv2d(width, 3, 3, 1, 1),
+        )
 
     def forward(self, x):
         return self.decode(self.encode(x))
@@ -90,8 +97,15 @@ def main():
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     pack(args.data / "photos", args.out / "pictures.zip")
-    loader = DataLoader(ZipPictures(args.out / "pictures.zip", args.seek), batch_size=12, shuffle=True,
-                        drop_last=True, num_workers=args.workers, prefetch_factor=3, persistent_workers=True)
+    loader = DataLoader(
+        ZipPictures(args.out / "pictures.zip", args.seek),
+        batch_size=12,
+        shuffle=True,
+        drop_last=True,
+        num_workers=args.workers,
+        prefetch_factor=3,
+        persistent_workers=True,
+    )
     model = Autoencoder()
     average = Average(model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)

@@ -31,8 +31,10 @@ def build(root: Path, database: Path, every=6):
             buffer = io.BytesIO()
             image.convert("RGB").resize((96, 96)).save(buffer, "JPEG")
             extra = " ".join(WORDS[(number * k) % len(WORDS)] for k in (3, 5, 7))
-            store.execute("insert into pairs values (?, ?, ?)",
-                          (number, buffer.getvalue(), f"a photo of {path.parent.name} {extra}"))
+            store.execute(
+                "insert into pairs values (?, ?, ?)",
+                (number, buffer.getvalue(), f"a photo of {path.parent.name} {extra}"),
+            )
 
 
 class Store:
@@ -82,8 +84,14 @@ class TwoTowers(nn.Module):
     def __init__(self, size=64):
         super().__init__()
         self.image = nn.Sequential(
-            nn.Conv2d(3, 16, 5, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, size))
+            nn.Conv2d(3, 16, 5, 3, 2),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, 2, 1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(128, size),
+        )
         self.words = nn.EmbeddingBag(501, size, padding_idx=0)
         self.scale = nn.Parameter(torch.tensor(2.0))
 
@@ -105,8 +113,9 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     build(args.data / "photos", args.out / "pairs.sqlite")
     pairs = Pairs(Store(args.out / "pairs.sqlite", args.latency))
-    loader = DataLoader(pairs, batch_size=16, shuffle=True, num_workers=args.workers, persistent_workers=True,
-                        drop_last=True)
+    loader = DataLoader(
+        pairs, batch_size=16, shuffle=True, num_workers=args.workers, persistent_workers=True, drop_last=True
+    )
     model = TwoTowers()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
     for epoch in range(args.epochs):

@@ -22,10 +22,10 @@ def pan(picture, side, frames, move):
         s = t / (frames - 1)
         x = int(s * (width - side)) if move == 0 else (width - side) // 2
         y = int(s * (height - side)) if move == 1 else (height - side) // 2
-        crop = picture[y:y + side, x:x + side]
+        crop = picture[y : y + side, x : x + side]
         if move == 2:
             cut = int(s * side * 0.3)
-            crop = crop[cut:side - cut, cut:side - cut]
+            crop = crop[cut : side - cut, cut : side - cut]
             crop = np.asarray(Image.fromarray(crop).resize((side, side), Image.NEAREST))
         clip[:, t] = crop.transpose(2, 0, 1)
     return clip / 127.5 - 1
@@ -64,9 +64,14 @@ class SlowFastish(nn.Module):
         super().__init__()
         self.net = nn.Sequential(
             nn.AvgPool3d((1, 4, 4)),
-            nn.Conv3d(3, 12, (2, 3, 3), stride=(1, 2, 2)), nn.ReLU(),
-            nn.Conv3d(12, 24, (2, 3, 3), stride=(1, 2, 2)), nn.ReLU(),
-            nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(24, moves))
+            nn.Conv3d(3, 12, (2, 3, 3), stride=(1, 2, 2)),
+            nn.ReLU(),
+            nn.Conv3d(12, 24, (2, 3, 3), stride=(1, 2, 2)),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool3d(1),
+            nn.Flatten(),
+            nn.Linear(24, moves),
+        )
 
     def forward(self, clips):
         return self.net(torch.stack([clip[:, ::4] for clip in clips]))
@@ -82,8 +87,14 @@ def main():
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
 
-    loader = DataLoader(Clips(args.data / "photos"), batch_size=args.batch, shuffle=True, num_workers=2,
-                        collate_fn=keep, persistent_workers=True)
+    loader = DataLoader(
+        Clips(args.data / "photos"),
+        batch_size=args.batch,
+        shuffle=True,
+        num_workers=2,
+        collate_fn=keep,
+        persistent_workers=True,
+    )
     model = SlowFastish(len(MOVES))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     step, epoch = 0, 0

@@ -39,7 +39,7 @@ class MultiCrop(Dataset):
     def crop(self, picture, side, low, high):
         part = int(96 * random.uniform(low, high) ** 0.5)
         x, y = random.randint(0, 96 - part), random.randint(0, 96 - part)
-        view = cv2.resize(picture[y:y + part, x:x + part], (side, side))
+        view = cv2.resize(picture[y : y + part, x : x + part], (side, side))
         if random.random() < 0.5:
             view = view[:, ::-1]
         return torch.from_numpy(np.ascontiguousarray(view)).permute(2, 0, 1)
@@ -61,9 +61,16 @@ def prepare_worker(number):
 
 def backbone(size=48):
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.GELU(),
-        nn.Conv2d(16, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.GELU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, size))
+        nn.Conv2d(3, 16, 3, 2, 1),
+        nn.BatchNorm2d(16),
+        nn.GELU(),
+        nn.Conv2d(16, 32, 3, 2, 1),
+        nn.BatchNorm2d(32),
+        nn.GELU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, size),
+    )
 
 
 def ssl_loss(student, teacher, centre):
@@ -81,8 +88,9 @@ def main():
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     data = MultiCrop(args.data / "photos")
-    loader = DataLoader(data, batch_size=16, shuffle=True, num_workers=args.workers, drop_last=True,
-                        worker_init_fn=prepare_worker)
+    loader = DataLoader(
+        data, batch_size=16, shuffle=True, num_workers=args.workers, drop_last=True, worker_init_fn=prepare_worker
+    )
     student, teacher = backbone(), backbone()
     teacher.load_state_dict(student.state_dict())
     teacher.requires_grad_(False)

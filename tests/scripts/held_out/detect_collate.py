@@ -38,7 +38,7 @@ class PastedObjects(Dataset):
         for _ in range(rng.randint(2, 9)):
             w, h = rng.randint(14, 52), rng.randint(14, 52)
             x, y = rng.randint(0, SIDE - w), rng.randint(0, SIDE - h)
-            canvas[y:y + h, x:x + w] = rng.choice(self.thumbs)[:h, :w]
+            canvas[y : y + h, x : x + w] = rng.choice(self.thumbs)[:h, :w]
             boxes.append((x, y, x + w, y + h))
         return canvas, boxes
 
@@ -108,8 +108,14 @@ def main():
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     files = sorted((args.data / "photos").glob("*/*.JPEG"))[::8]
-    loader = DataLoader(PastedObjects(files, 1600), batch_size=8, shuffle=True, num_workers=args.workers,
-                        collate_fn=AssignTargets(), persistent_workers=True)
+    loader = DataLoader(
+        PastedObjects(files, 1600),
+        batch_size=8,
+        shuffle=True,
+        num_workers=args.workers,
+        collate_fn=AssignTargets(),
+        persistent_workers=True,
+    )
     model = Detector()
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
     for epoch in range(args.epochs):
@@ -119,8 +125,9 @@ def main():
                 logits, moves = model(images.float() / 255)
                 positive = scores > 0
                 loss = nn.functional.binary_cross_entropy_with_logits(logits, scores)
-                loss = loss + 0.2 * nn.functional.smooth_l1_loss(moves[positive], offsets[positive], reduction="sum") \
-                    / positive.sum().clamp(min=1)
+                loss = loss + 0.2 * nn.functional.smooth_l1_loss(
+                    moves[positive], offsets[positive], reduction="sum"
+                ) / positive.sum().clamp(min=1)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()

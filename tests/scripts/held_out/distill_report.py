@@ -27,7 +27,7 @@ def batches(images, labels, size):
     """Everything is in memory: no loader is needed."""
     order = torch.randperm(len(images))
     for start in range(0, len(order) - size + 1, size):
-        rows = order[start:start + size]
+        rows = order[start : start + size]
         yield images[rows], labels[rows]
 
 
@@ -70,8 +70,14 @@ class Report:
         for label in range(self.classes):
             recall[label] = confusion[label][label] / max(1, sum(confusion[label]))
         ranks = [sorted(student, reverse=True).index(student[label]) for student, _, label in self.rows]
-        return {"agreement": agree / len(self.rows), "gap": gap / len(self.rows), "calibration": error,
-                "recall": recall, "rank": sum(ranks) / len(ranks), "confusion": confusion}
+        return {
+            "agreement": agree / len(self.rows),
+            "gap": gap / len(self.rows),
+            "calibration": error,
+            "recall": recall,
+            "rank": sum(ranks) / len(ranks),
+            "confusion": confusion,
+        }
 
 
 def main():
@@ -97,8 +103,13 @@ def main():
                     inputs = inputs.float() / 255
                     taught = teacher(inputs)
                     logits = student(inputs)
-                    soft = nn.functional.kl_div((logits / T).log_softmax(1), (taught / T).softmax(1),
-                                                reduction="batchmean") * T * T
+                    soft = (
+                        nn.functional.kl_div(
+                            (logits / T).log_softmax(1), (taught / T).softmax(1), reduction="batchmean"
+                        )
+                        * T
+                        * T
+                    )
                     loss = 0.5 * soft + nn.functional.cross_entropy(logits, target)
                     optimizer.zero_grad()
                     loss.backward()

@@ -82,7 +82,7 @@ def encoder(width=24):
 def episode_loss(model, images, ways, shots, queries):
     z = model(images).view(ways, shots + queries, -1)
     prototypes = z[:, :shots].mean(1)
-    logits = -torch.cdist(z[:, shots:].reshape(ways * queries, -1), prototypes) ** 2
+    logits = -(torch.cdist(z[:, shots:].reshape(ways * queries, -1), prototypes) ** 2)
     target = torch.arange(ways).repeat_interleave(queries)
     return nn.functional.cross_entropy(logits, target), (logits.argmax(1) == target).float().mean()
 

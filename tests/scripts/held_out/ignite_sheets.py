@@ -66,10 +66,19 @@ def main():
     data = FastPhotos(args.data / "photos")
     loader = TimedLoader(data, batch_size=16, shuffle=True, num_workers=2, persistent_workers=True)
     model = nn.Sequential(
-        nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.Conv2d(32, 64, 3, 1, 1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(64, len(data.classes)))
+        nn.Conv2d(3, 32, 3, 2, 1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, 1, 1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, 1, 1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, len(data.classes)),
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
 
     def update(engine, batch):

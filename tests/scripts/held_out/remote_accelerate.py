@@ -52,10 +52,18 @@ class Net(nn.Module):
     def __init__(self, classes):
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 24, 3, 2, 1), nn.BatchNorm2d(24), nn.SiLU(),
-            nn.Conv2d(24, 48, 3, 2, 1), nn.BatchNorm2d(48), nn.SiLU(),
-            nn.Conv2d(48, 96, 3, 2, 1), nn.BatchNorm2d(96), nn.SiLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            nn.Conv2d(3, 24, 3, 2, 1),
+            nn.BatchNorm2d(24),
+            nn.SiLU(),
+            nn.Conv2d(24, 48, 3, 2, 1),
+            nn.BatchNorm2d(48),
+            nn.SiLU(),
+            nn.Conv2d(48, 96, 3, 2, 1),
+            nn.BatchNorm2d(96),
+            nn.SiLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
         self.head = nn.Linear(96, classes)
 
     def forward(self, x):

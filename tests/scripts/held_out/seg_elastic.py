@@ -96,8 +96,9 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
 
     data = MaskedPhotos(args.data / "photos")
-    loader = DataLoader(data, args.batch, shuffle=True, num_workers=args.workers, drop_last=True,
-                        persistent_workers=True)
+    loader = DataLoader(
+        data, args.batch, shuffle=True, num_workers=args.workers, drop_last=True, persistent_workers=True
+    )
     model = TinyUNet()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     bce = nn.BCEWithLogitsLoss()

@@ -85,8 +85,14 @@ def tagger(classes, width=26):
     layers, inputs = [], 1
     for outputs in (width, width * 2, width * 3):
         layers += [
-            nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
+            nn.Conv2d(inputs, outputs, 3, padding=1),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
         inputs = outputs
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
 
@@ -103,8 +109,13 @@ def main():
     data = Spectrograms(args.out / "waves.npy")
     loader = TimedLoader(data, bs=8, shuffle=True, drop_last=True, num_workers=1)
     held_out = DataLoader(Spectrograms(args.out / "waves.npy", slice(None, None, 31)), bs=8, num_workers=0)
-    learner = Learner(DataLoaders(loader, held_out, device=torch.device("cpu")), tagger(int(data.labels.max()) + 1),
-                      loss_func=nn.CrossEntropyLoss(), cbs=[Steps(args.out)], path=args.out)
+    learner = Learner(
+        DataLoaders(loader, held_out, device=torch.device("cpu")),
+        tagger(int(data.labels.max()) + 1),
+        loss_func=nn.CrossEntropyLoss(),
+        cbs=[Steps(args.out)],
+        path=args.out,
+    )
     with learner.no_logging():
         learner.fit(args.epochs, lr=1e-3)
 

@@ -35,7 +35,7 @@ class Patches(Dataset):
         _, height, width = picture.shape
         y = torch.randint(height - self.patch + 1, ()).item()
         x = torch.randint(width - self.patch + 1, ()).item()
-        fine = picture[:, y:y + self.patch, x:x + self.patch]
+        fine = picture[:, y : y + self.patch, x : x + self.patch]
         if torch.rand(()) < 0.5:
             fine = fine.flip(2)
         coarse = fine[:, ::2, ::2]
@@ -51,7 +51,8 @@ class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(width, width, 3, padding=1))
+            nn.Conv2d(width, width, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(width, width, 3, padding=1)
+        )
 
     def forward(self, x):
         return x + 0.1 * self.body(x)
@@ -105,9 +106,16 @@ def main():
     L.seed_everything(4, verbose=False)
     args.out.mkdir(parents=True, exist_ok=True)
     loader = TimedLoader(Patches(args.data / "photos"), batch_size=8, shuffle=True, num_workers=0)
-    trainer = L.Trainer(max_epochs=args.epochs, accelerator="cpu", logger=False, enable_checkpointing=False,
-                        enable_progress_bar=False, enable_model_summary=False, callbacks=[Watch()],
-                        default_root_dir=args.out)
+    trainer = L.Trainer(
+        max_epochs=args.epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[Watch()],
+        default_root_dir=args.out,
+    )
     trainer.fit(SuperResolution(), loader)
 
 

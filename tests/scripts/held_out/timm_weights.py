@@ -64,12 +64,14 @@ def main():
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
 
-    prepare = transforms.Compose([
-        transforms.Resize((64, 64)),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize(timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD),
-    ])
+    prepare = transforms.Compose(
+        [
+            transforms.Resize((64, 64)),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD),
+        ]
+    )
     data = datasets.ImageFolder(args.data / "photos", prepare, loader=quick_open)
     loader = DataLoader(data, batch_size=16, shuffle=True, num_workers=2, drop_last=True, persistent_workers=True)
     model = timm.create_model("test_resnet", pretrained=False, num_classes=len(data.classes))

@@ -18,15 +18,17 @@ class PhotoFolder(Dataset):
     def __init__(self, root: Path, side: int):
         self.files = sorted(root.glob("*/*.JPEG"))
         self.classes = sorted({path.parent.name for path in self.files})
-        self.augment = transforms.Compose([
-            transforms.RandomResizedCrop(side, scale=(0.3, 1.0)),
-            transforms.RandomHorizontalFlip(),
-            transforms.ColorJitter(0.3, 0.3, 0.3),
-            transforms.RandomRotation(10),
-            transforms.ToTensor(),
-            transforms.Normalize([0.5] * 3, [0.5] * 3),
-            transforms.RandomErasing(0.2),
-        ])
+        self.augment = transforms.Compose(
+            [
+                transforms.RandomResizedCrop(side, scale=(0.3, 1.0)),
+                transforms.RandomHorizontalFlip(),
+                transforms.ColorJitter(0.3, 0.3, 0.3),
+                transforms.RandomRotation(10),
+                transforms.ToTensor(),
+                transforms.Normalize([0.5] * 3, [0.5] * 3),
+                transforms.RandomErasing(0.2),
+            ]
+        )
 
     def __len__(self):
         return len(self.files)
@@ -78,8 +80,13 @@ def main():
 
     data = PhotoFolder(options.data / "photos", options.side)
     config = ViTConfig(
-        image_size=options.side, patch_size=16, hidden_size=192, num_hidden_layers=9, num_attention_heads=3,
-        intermediate_size=768, num_labels=len(data.classes),
+        image_size=options.side,
+        patch_size=16,
+        hidden_size=192,
+        num_hidden_layers=9,
+        num_attention_heads=3,
+        intermediate_size=768,
+        num_labels=len(data.classes),
     )
     arguments = TrainingArguments(
         output_dir=str(options.out),

@@ -23,19 +23,23 @@ def write_shards(root: Path, folder: Path, every=2, per_shard=120):
     with wds.ShardWriter(str(folder / "train-%03d.tar"), maxcount=per_shard, verbose=0) as sink:
         for number in order:
             path = files[number]
-            sink.write({
-                "__key__": f"{number:06d}",
-                "jpg": path.read_bytes(),
-                "cls": classes.index(path.parent.name),
-                "json": json.dumps({"file": path.name}).encode(),
-            })
+            sink.write(
+                {
+                    "__key__": f"{number:06d}",
+                    "jpg": path.read_bytes(),
+                    "cls": classes.index(path.parent.name),
+                    "json": json.dumps({"file": path.name}).encode(),
+                }
+            )
 
 
 def make_loader(folder: Path, batch: int, workers: int, batches: int):
-    prepare = transforms.Compose([
-        transforms.Resize((64, 64)),
-        transforms.ToTensor(),
-    ])
+    prepare = transforms.Compose(
+        [
+            transforms.Resize((64, 64)),
+            transforms.ToTensor(),
+        ]
+    )
     shards = sorted(str(path) for path in folder.glob("*.tar"))
     dataset = (
         wds.WebDataset(shards, resampled=True, shardshuffle=False, nodesplitter=wds.split_by_node)
@@ -60,10 +64,17 @@ class Residual(nn.Module):
 
 def make_model(classes=10):
     return nn.Sequential(
-        nn.Conv2d(3, 16, 5, 4, 2), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.Conv2d(16, 24, 3, 2, 1), Residual(24),
-        nn.Conv2d(24, 32, 3, 2, 1), Residual(32),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, classes))
+        nn.Conv2d(3, 16, 5, 4, 2),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 24, 3, 2, 1),
+        Residual(24),
+        nn.Conv2d(24, 32, 3, 2, 1),
+        Residual(32),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, classes),
+    )
 
 
 def train_epoch(model, loader, optimizer, schedule):
