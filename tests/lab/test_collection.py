@@ -23,6 +23,7 @@ FAMILIES = {
         "cache",
         "storage",
         "dataloader",
+        "uint8",
         "python",
         "sync",
         "layout",
