@@ -136,7 +136,7 @@ def test_a_loader_whose_iterator_a_thread_draws_from_is_in_the_background(late: 
     assert [number for number, step in enumerate(train) if step.pause_s > 0.1] == [59]
     (trainer,) = recording.trainers
     waits = trainer.parts.get("wait", 0.0) / trainer.seconds
-    assert waits > 0.15 if late else waits < 0.2  # far apart on a machine that is not busy
+    assert waits > 0.3 if late else waits < 0.2
 
 
 @pytest.mark.parametrize("how", ["whole", "broken off", "broken off before"])
