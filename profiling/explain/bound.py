@@ -27,7 +27,8 @@ THRESHOLDS: dict[Bound, float] = {"data": DATA_BOUND, "copy": COPY_BOUND, "train
 CLOSE = 0.03  # a threshold this near to the interval of a share is close
 MOST = 0.5  # a share from which no other is larger
 WIDE = 0.1  # an interval that reaches further than this and holds the threshold decides nothing
-FEW_STEPS = 8  # fewer measured steps than this give no verdict
+FEW_STEPS = 8  # fewer measured steps than this give no verdict, unless they are long: `too_few`
+LEAST_STEPS, LONG_S = 3, 10.0
 STALLED = 1.5  # the ceiling over the measured rate from which data is to blame even if the loop hardly waits
 WORDS = {
     "data": "waiting for the next batch", "copy": "copying", "trainer": "in its own Python", "compute": "computing",
@@ -88,14 +89,32 @@ def unseen(measured: Measured) -> str:
     if measured.rates.now is None:
         failed = " before the script failed" if recording.script.ended_by == "error" else ""
         return f"no training step was seen{failed}"
-    if trainer.steps < FEW_STEPS:
-        warming = all(step.warm_up for step in measured_steps(recording)[0])
-        seen = f"{units.count(trainer.steps, 'step')} {'of' if warming else 'behind'} the warm-up"
+    if too_few(measured):
+        seen = f"{units.count(trainer.steps, 'step')} {'of' if _warming(measured) else 'behind'} the warm-up"
         return f"only {seen}: {measured.longer}"
     blind = trainer.shares.other >= THRESHOLDS["trainer"] and trainer.shares.data < MOST
     if trainer.looks < FEW_LOOKS and (trainer.sampled or blind):
         return f"only {units.count(trainer.looks, 'look')} at the training thread: {measured.longer}"
     return ""
+
+
+def too_few(measured: Measured) -> bool:
+    """Whether the steps say nothing. A few long ones do, where no queue that is still emptied hides what follows: the
+    loop is held up for most of their time, makes its batches itself, or has workers that idle."""
+    trainer, workers, loader = measured.trainer, measured.workers, measured.loader
+    if trainer.steps >= FEW_STEPS:
+        return False
+    if trainer.steps < LEAST_STEPS or trainer.seconds < LONG_S or _warming(measured):
+        return True
+    if max(trainer.shares.data, trainer.shares.trainer) >= MOST:
+        return False
+    idle = workers.stages.get("idle", 0.0) - ERRORS_95 * workers.stage_errors.get("idle", 0.0)
+    ahead = loader is not None and (loader.num_workers == 0 or idle >= MOST)
+    return trainer.sampled or not ahead
+
+
+def _warming(measured: Measured) -> bool:
+    return all(step.warm_up for step in measured_steps(measured.recording)[0])
 
 
 def _too_wide(measured: Measured, name: Bound, most: float) -> str:

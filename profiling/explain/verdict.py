@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from feedline.profiling.explain.bound import FEW_STEPS, Bound, judged, unseen
+from feedline.profiling.explain.bound import Bound, judged, too_few, unseen
 from feedline.profiling.explain.cause import Cause, cause_of
 from feedline.profiling.explain.measure.main_thread import busiest_place
 from feedline.profiling.explain.measure.situation import Measured, measure
@@ -88,7 +88,7 @@ def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
             "certain": diagnosis.certain,
             "headline": diagnosis.headline,
             "evidence": diagnosis.evidence,
-            "wait_fraction": trainer.wait_fraction if trainer.steps >= FEW_STEPS else None,
+            "wait_fraction": None if too_few(measured) else trainer.wait_fraction,
             "samples_per_s": diagnosis.samples_per_s,
             "low": now.low if now else None,
             "high": now.high if now else None,
@@ -121,4 +121,6 @@ def known_shares(measured: Measured) -> dict[str, float | None]:
         hidden |= {"trainer", "compute", "other"}
     if trainer.copy_s is None and not measured.machine.on_cpu:
         hidden.add("copy")
-    return {name: None if name in hidden or trainer.steps < FEW_STEPS else share for name, share in shares.items()}
+    if too_few(measured):
+        hidden = {*shares}
+    return {name: None if name in hidden else share for name, share in shares.items()}

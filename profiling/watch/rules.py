@@ -180,6 +180,8 @@ OF_THE_USER = ("blocked", "lock", "collate", "transform")
 """Stages whose place is the user's own function, where one is within the library's that decides."""
 OF_DATASETS = ("__getitem__", "__getitems__", "__iter__", "__next__")
 """Functions that are no transform themselves."""
+CALLERS = ("/torchvision/datasets/", "/webdataset/")
+"""What calls a transform and is none."""
 PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
 
 
@@ -321,8 +323,11 @@ def transform_name(frame: FrameType, called: FrameType | None) -> str:
     for one in frames(frame):
         if _composes(one.f_code):
             return display_name(inner or one)
-        if slashed(one.f_code.co_filename).endswith(PLUMBING):
+        file = slashed(one.f_code.co_filename)
+        if file.endswith(PLUMBING):
             continue
+        if any(caller in file for caller in CALLERS):
+            break
         if WORKER.stage_of(one.f_code, one.f_lineno) == "transform" and is_library(one.f_code.co_filename):
             named = one
         inner = one

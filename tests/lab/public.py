@@ -14,6 +14,7 @@ import json
 import math
 import os
 import pickle
+import pty
 import statistics
 import struct
 import subprocess
@@ -42,6 +43,8 @@ class Public:
     script: str
     arguments: list[str] = field(default_factory=list)
     edits: list[tuple[str, str]] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
+    """Of `feedline profile`."""
 
 
 def main() -> int:
@@ -85,14 +88,17 @@ def studied(public: Public, checkouts: Path, work: Path, packages: Path) -> dict
         record.unlink(missing_ok=True)
         command = [Path(sys.executable).with_name("feedline"), "profile", "--seconds", str(PROFILE_S), *options,
                    "--json", record, script.path, *words]  # fmt: skip
+        ours, terminal = pty.openpty()  # as people start it
         with (work / f"{public.name}.txt").open("w") as printed:
             subprocess.run(command, cwd=script.path.parent, env=environment | dict(more or {}), stdout=printed,
-                           stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False)  # fmt: skip
+                           stderr=subprocess.STDOUT, stdin=terminal, check=False)  # fmt: skip
+        os.close(ours)
+        os.close(terminal)
         if not record.exists():
             raise UsageError(f"{public.name} left no recording: see {work / public.name}.txt")
         return json.loads(record.read_text())
 
-    profile = profiled()
+    profile = profiled(None, *public.options)
     verdict = profile["verdict"]
     first = next((one for one in profile["predictions"] if one["helps"]), None)
     way = carried_out_by(script, first) if first else None

@@ -148,7 +148,8 @@ def _cheaper(at: Situation, stage: str) -> Change:
     where = f" in {place}" if place and (own or elsewhere) else ""
     hint = f" ({cure.hint})" if not (elsewhere or (own and stage == "transform")) else ""
     given = "half of it is typical, not measured here" if left else AT_MOST
-    why = f"it takes {units.percent(share)} of a worker's busy time{where}: {given}{hint}"
+    of = "a worker's busy time" if at.now.workers else "the time that batches take to make"
+    why = f"it takes {units.percent(share)} of {of}{where}: {given}{hint}"
     asked_px = 2 * (image_size(at.measured.loader) or 256)  # so that crops of half the picture need no enlarging
     named = f" {target}" if stage == "transform" and target != stage else ""
     return Change(

@@ -69,6 +69,24 @@ def test_few_steps_tell_nothing(steps: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("costs", "bound"),
+    [
+        ({"wait_s": 0.004, "compute_s": 4.0, "stages": SMALL}, "compute"),
+        ({"wait_s": 0.004, "compute_s": 4.0, "stages": {"decode": 0.2}}, None),  # its queue may still be emptied
+        ({"wait_s": 0.4, "compute_s": 3.6, "workers": 0, "stages": SMALL}, "data"),
+        ({"wait_s": 3.0, "compute_s": 1.0, "stages": {"decode": 0.2}}, "data"),
+        ({"wait_s": 0.0, "compute_s": 1.0, "python_s": 3.0, "stages": {"decode": 0.2}}, "trainer"),
+        ({"wait_s": 0.001, "compute_s": 1.0, "stages": SMALL}, None),
+    ],
+)
+def test_a_few_long_steps_tell_where_no_queue_hides_what_follows(costs: dict[str, Any], bound: str | None) -> None:
+    found = diagnose(made(steps=8, script=STOPPED, **costs))
+    assert found.bound == bound
+    assert ("only 4 steps" in found.headline) == (bound is None)
+    assert (record_keys(found)["verdict"]["wait_fraction"] is None) == (bound is None)
+
+
+@pytest.mark.parametrize(
     ("ended_by", "advice"),
     [
         ("itself", "the loop is too short, it needs more epochs or a larger dataset."),

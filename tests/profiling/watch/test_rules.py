@@ -332,6 +332,19 @@ def test_transforms_go_by_the_name_that_compose_called() -> None:
     assert found[0].transform == "Probe"
 
 
+def test_a_dataset_that_calls_a_transform_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    transforms, datasets = (pytest.importorskip(f"torchvision.{name}") for name in ("transforms", "datasets"))
+    found: list[Place] = []
+
+    def look(_: Any) -> bool:
+        found.append(here())
+        return True
+
+    monkeypatch.setattr("torchvision.transforms.functional.F_pil._is_pil_image", look)
+    _ = datasets.FakeData(1, (3, 8, 8), transform=transforms.ToTensor())[0]
+    assert (found[-1].stage, found[-1].transform) == ("transform", "ToTensor")
+
+
 def test_a_look_keeps_nothing_of_the_scripts_alive() -> None:
     """Before Python 3.13 a frame keeps the dict of its variables that it was asked for."""
     transforms = pytest.importorskip("torchvision.transforms")
