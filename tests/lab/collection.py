@@ -4,8 +4,8 @@ tests/scripts, and what it scored.
     python -m tests.lab.collection --work DIR [--held-out] [--only NAME…] [--runs 3] [--busy 2] [--feedline PATH]
 
 Of each script: one plain run with its own stopwatch; profiled runs of 20 s, and one with --legs; a short run to the
-end with and without the profiler, which must leave the same files; and the first remedy that can be carried out by an
-argument or the environment, against the script as it is. Beside busy processes (`--busy`) only the profiled runs.
+end with and without the profiler, which must leave the same files; and two of its remedies that an argument or the environment
+carries out, against the script as it is. Beside busy processes (`--busy`) only the profiled runs.
 Every run is kept in the work folder under a name that holds what it depends on: the same command again goes on where
 it was ended, and judges what is there. A recording depends on the code that makes it; its verdict is told anew
 (`feedline report`) where that code has changed. The frameworks' packages are what `make test-frameworks` installs.
@@ -100,7 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--runs", type=int, default=3, help="profiled runs of each script (3)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="all; beside busy processes: profiled")
-    parser.add_argument("--gains", type=int, default=1, help="remedies of a script that are carried out (1)")
+    parser.add_argument("--gains", type=int, default=2, help="remedies of a script that are carried out (2)")
     parser.add_argument("--busy", type=int, default=0, help="processes that burn CPU beside the profiled runs")
     parser.add_argument(
         "--feedline", type=Path, default=ROOT / ".venv" / "bin" / "feedline", help="another checkout's"
@@ -152,8 +152,9 @@ def run(lab: Lab, kind: Kind, script: Script, number: int = 0, **more: Any) -> R
 
 
 def measured_gains(lab: Lab, script: Script, profiles: Sequence[Ran], most: int) -> tuple[list[Gain], str]:
-    """Of the first remedies that help and that can be carried out, so many; and the first of all, if it cannot."""
-    offered = [one for ran in profiles for one in ran.profile.get("predictions", []) if one["helps"]]
+    """Of the first remedies that can be carried out, so many, those too that are said not to help; and the first of
+    all, if it cannot."""
+    offered = [one for ran in profiles for one in ran.profile.get("predictions", [])]
     ways = [carried_out_by(script, one) for one in offered]
     applied = [rank for rank, way in enumerate(ways) if way is not None][:most]
     logs: dict[int, list[float]] = {rank: [] for rank in applied}
@@ -166,7 +167,7 @@ def measured_gains(lab: Lab, script: Script, profiles: Sequence[Ran], most: int)
                 logs[rank].append(math.log(after / before))
     measured = {rank: math.exp(statistics.mean(each)) for rank, each in logs.items() if each}
     gains = [gain_of(script, offered[rank], gain, rank=rank + 1) for rank, gain in measured.items()]
-    return gains, offered[0]["remedy"] if offered and ways[0] is None else ""
+    return gains, offered[0]["remedy"] if offered and offered[0]["helps"] and ways[0] is None else ""
 
 
 # --- what came out ------------------------------------------------------------------------------------
@@ -231,6 +232,7 @@ def summary(studied: Sequence[Studied]) -> dict[str, Any]:
         "with_legs": of_legs,
         "gains": scored([gain for one in studied for gain in one.gains]),
         "gains_of_first_remedies": scored([gain for one in studied for gain in one.gains if gain.rank == 1]),
+        "gains_of_those_said_to_help": scored([gain for one in studied for gain in one.gains if gain.helps]),
         "first_remedies_that_take_a_person": sum(bool(one.not_carried_out) for one in studied),
     }
 

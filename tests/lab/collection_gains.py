@@ -20,6 +20,8 @@ class Gain:
     remedy: str
     rank: int
     """1: the first that the profile names."""
+    helps: bool
+    """It is said to."""
     predicted: float
     low: float
     high: float
@@ -49,6 +51,7 @@ def gain_of(script: Script, prediction: Mapping[str, Any], measured: float, *, r
         script=script.name,
         remedy=prediction["remedy"],
         rank=rank,
+        helps=prediction["helps"],
         predicted=predicted,
         low=low,
         high=high,
