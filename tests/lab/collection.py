@@ -4,8 +4,8 @@ tests/scripts, and what it scored.
     python -m tests.lab.collection --work DIR [--held-out] [--only NAME…] [--runs 3] [--busy 2] [--feedline PATH]
 
 Of each script: one plain run with its own stopwatch; profiled runs of 20 s, and one with --legs; a short run to the
-end with and without the profiler, which must leave the same files; and two of its remedies that an argument or the environment
-carries out, against the script as it is. Beside busy processes (`--busy`) only the profiled runs.
+end with and without the profiler, which must leave the same files; and two of its remedies that an argument or the
+environment carries out, against the script as it is. Beside busy processes (`--busy`) only the profiled runs.
 Every run is kept in the work folder under a name that holds what it depends on: the same command again goes on where
 it was ended, and judges what is there. A recording depends on the code that makes it; its verdict is told anew
 (`feedline report`) where that code has changed. The frameworks' packages are what `make test-frameworks` installs.
