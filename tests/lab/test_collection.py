@@ -162,7 +162,9 @@ def test_remedies_that_an_argument_or_the_environment_applies(monkeypatch: Any) 
 
 
 def test_gains_inside_their_intervals_are_counted() -> None:
-    gain = Gain(script="mine", remedy="num_workers=4", rank=1, helps=True, predicted=2.0, low=1.6, high=2.4, measured=1.8)
+    gain = Gain(
+        script="mine", remedy="num_workers=4", rank=1, helps=True, predicted=2.0, low=1.6, high=2.4, measured=1.8
+    )
     assert scored([gain, replace(gain, measured=3.0)])["inside"] == 1
     assert scored([gain])["median_half_width"] == pytest.approx(0.2)
 
