@@ -4,6 +4,7 @@ A run with legs or lines is a diagnostic run: their windows follow the verdict's
 script is ended behind them. Nothing runs twice.
 """
 
+import re
 from dataclasses import replace
 
 from feedline.profiling.interrupts import hearing
@@ -25,7 +26,8 @@ def study(config: StudyConfig, report: Report = lambda _: None) -> Run:
     """Its journal's folder is gone."""
     with hearing() as interrupts, launched(config, report) as run:
         recording = run.recording
-        for note in (_what_is_missing(config, run, interrupted=bool(interrupts.number)), _disturbed(recording)):
+        missing = _what_is_missing(config, run, interrupted=bool(interrupts.number))
+        for note in (missing, _not_timed(config, recording), _disturbed(recording)):
             recording = noted(recording, note) if note else recording
         return replace(run, recording=recording)
 
@@ -55,6 +57,14 @@ def _what_is_missing(config: StudyConfig, run: Run, *, interrupted: bool) -> str
     if config.lines and not any(line.where == "trainer" and not is_library(line.file) for line in recording.lines):
         return "no lines of the training loop: lines are timed inside functions, put it into one"
     return ""
+
+
+def _not_timed(config: StudyConfig, recording: Recording) -> str:
+    """Functions that the user named, where others were timed and these were not."""
+    timed = {line.function.rpartition(".")[2] for line in recording.lines}
+    without = [name for name in config.functions if re.split("[.:]", name)[-1] not in timed] if timed else []
+    named = "nothing of that name ran (function, Class.method or module:function)"
+    return f"no lines of {' or '.join(without)}: {named}" if without else ""
 
 
 def _disturbed(recording: Recording) -> str:

@@ -206,20 +206,21 @@ def _plain(function: Any) -> Any:
 def find(name: str) -> Iterator[Any]:
     """`function`, `Class.method` or `module:function`; nothing when there is none."""
     module_name, _, path = name.rpartition(":")
+    first, *rest = path.split(".")
     if module_name:
         try:
-            modules = [importlib.import_module(module_name)]
+            found = [getattr(importlib.import_module(module_name), first, None)]
         except ImportError:
             return
-    else:
-        loaded = list(sys.modules.values())
-        modules = [one for one in loaded if not is_library(getattr(one, "__file__", None) or "<frozen")]
-    for module in modules:
-        found: Any = module
-        for part in path.split("."):
-            found = getattr(found, part, None)
-        if callable(found):
-            yield found
+    else:  # not by their `__getattr__`, which may import, or raise
+        loaded = [
+            one for one in list(sys.modules.values()) if not is_library(getattr(one, "__file__", None) or "<frozen")
+        ]
+        found = [getattr(one, "__dict__", {}).get(first) for one in loaded]
+    for one in found:
+        named = functools.reduce(lambda at, part: getattr(at, part, None), rest, one)
+        if callable(named):
+            yield named
 
 
 # --- the main file ------------------------------------------------------------------------------------

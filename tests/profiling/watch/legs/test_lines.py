@@ -54,6 +54,13 @@ def test_a_named_function_is_told_as_such(work: Path) -> None:
     assert {line.function.rpartition(".")[2] for line in found.lines} >= {"train", "rarely"}
 
 
+def test_a_name_that_nothing_has_is_told(work: Path) -> None:
+    names = ("rarely", "Nobody.reads", "data:rarly")
+    found = seen(script(work, MANY), legs=(), lines=True, functions=names, steps=5)
+    missing = [note for note in found.notes if note.startswith("no lines of")]
+    assert len(missing) == 1 and "of Nobody.reads or data:rarly:" in missing[0], found.notes
+
+
 def test_a_loop_outside_any_function_is_told_so(work: Path) -> None:
     found = seen(
         script(work, "for batch in DataLoader(data, batch_size=8):\n    pass\n"), legs=(), lines=True, steps=5
