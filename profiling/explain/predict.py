@@ -40,6 +40,8 @@ WORTH = {Effort.SETTING: 1.0, Effort.CODE: 0.95, Effort.PREPARING: 0.87, Effort.
 """What is left of a gain when what it asks for is held against it: a setting comes before preparing that gains 15 %
 more."""
 LESS_ALIKE = 0.95  # the same for what changes the training
+OF_MODEL = frozenset({"compute", "cores", "trainer prepares"})
+"""Limits that a faster model moves, with nothing assumed of workers or storage."""
 REACHED = 0.9  # share of the ceiling from which nothing more is to be looked for
 SURELY = 1.2  # a gain that is not in doubt
 TIE = 0.03  # gains that differ by less are the same
@@ -89,7 +91,14 @@ def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[
     if order and shown[order[0]][1].at_most:
         order.sort(key=lambda family: not _sure_setting(*shown[family]))
     helping = sorted((one for _, one in best), key=lambda one: order.index(one.family))
-    return helping + sorted((one for _, one in found if not one.helps), key=lambda one: (-one.gain, one.effort))
+    others = sorted((pair for pair in found if not pair[1].helps), key=lambda pair: _unsure(at, *pair))
+    return helping + [one for _, one in others]
+
+
+def _unsure(at: Situation, change: Change, one: Prediction) -> tuple[bool, float, int]:
+    """Of what does not surely help: where the model is the limit, what may make the model faster comes first."""
+    of_model = at.now.binding() in OF_MODEL and math.isinf(change.ceiling_times)
+    return not (of_model and not one.vain and one.gain > 1.0 + NOTABLE), -one.gain, one.effort
 
 
 def _within(one: Prediction) -> tuple[float, int]:
@@ -123,7 +132,7 @@ def predict(at: Situation, change: Change) -> Prediction:
     whole = then.over_epochs(min(top, applied))
     most = then.over_epochs(top * (1 + ERRORS_90 * math.hypot(_ceiling_error(at), at.rate.error)))
     errors = _errors(at, change)
-    low, high = _interval(whole, [*errors, at.measured.machine.others_error], most)
+    low, high = _interval(whole, [*errors, at.rate.error, at.measured.machine.others_error], most)
     gain, gain_low, gain_high = (rate / now for rate in (whole, *_interval(whole, errors, most)))
     once = _preparing(at, change, whole)
     vain = isinstance(change.why, Vain)
@@ -165,12 +174,13 @@ def _carried(at: Situation, then: Throughput) -> float:
 
 
 def _errors(at: Situation, change: Change) -> list[float]:
-    """Relative standard errors of the rate after `change`, on a machine that has as much to do beside it as now."""
+    """Relative standard errors of the gain, on a machine that has as much to do beside it as now. A factor of the
+    model's speed that was measured holds at whatever rate."""
     then, limit = change.then, change.then.binding()
     left_out = 1.0 - _carried(at, then)
-    errors = [at.rate.error, change.extra_error, left_out * abs(math.log(at.factor))]
-    if not (change.measured and limit == at.now.binding() == "compute"):
-        errors += [MODEL_ERROR, _ceiling_error(at) if limit == "compute" else 0.0]
+    errors = [change.extra_error, left_out * abs(math.log(at.factor))]
+    if not (change.measured and {limit, at.now.binding()} <= OF_MODEL):
+        errors += [at.rate.error, MODEL_ERROR, _ceiling_error(at) if limit == "compute" else 0.0]
     if left_out:
         errors.append(2 * left_out * at.measured.workers.alone_error)
     if then.workers and at.now.workers:

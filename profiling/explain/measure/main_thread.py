@@ -38,9 +38,11 @@ LEAST_ERROR = 0.005  # no share is known better: hooks and looks take a little t
 LEAST_KERNEL_SHARE = 0.04
 LEAST_FAULTS = 200  # per step; below either, keeping memory would gain nothing that can be told from noise
 FAULTS_COST = 1.25
-"""Exponent of the share of CPU time that is not the kernel's: threads also wait for the one that faults. Fitted to
-the four models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast), within 9 % of each."""
-FAULTS_ERROR = 0.09
+"""Exponent of the share of CPU time that is not the kernel's: threads also wait for the one that faults. The four
+models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast) ask for 1.1 to 1.65, other scripts for 1 to 2."""
+FAULTS_ERROR, LEAST_FAULTS_ERROR = 0.3, 0.035
+"""Relative standard errors: of that exponent, and at least of the gain."""
+APART_ERROR = 0.05  # of the ratio of two legs whose windows do not take turns: the machine's speed may have changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ class Trainer:
     """glibc gives a step's activations back to the kernel, and the next step takes them again, zeroed, page by page.
     Counted for a model on the CPU."""
     kernel_share: float  # of the CPU time of such a model
-    kept_left: float  # the share of a step's time that is left when freed memory is kept; 1 where nothing is gained
+    kept_gain: Rate  # how many times as fast the model is when freed memory is kept; 1 where nothing is gained
     layout_gain: Rate | None  # the ceiling over itself, when batches come in channels_last, from legs
     our_batches: Rate
     """How many times as fast it computes on feedline's batches: they come in channels_last, and the loader keeps
@@ -90,16 +92,13 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     unpickle_share, unpickle_alone = _unpickling(recording)
     copies = [step.copy_s for step in steps if step.copy_s is not None]
     free_cpu_s = recording.leg("cached").trainer_cpu_s_per_sample
-    compute, (layout_gain, legs_left) = recording.compute, _of_legs(recording)
+    compute, (layout_gain, of_legs) = recording.compute, _of_legs(recording)
     kernel_share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
     faults_per_step = compute.page_faults / compute.faulty_steps if compute.faulty_steps else 0.0
     notable = compute.device == "cpu" and kernel_share >= LEAST_KERNEL_SHARE and faults_per_step >= LEAST_FAULTS
-    kept_left = (1 - kernel_share) ** FAULTS_COST if notable else 1.0
-    # Kept memory gives what the legs say of it, but no more than page faults explain: the windows of these two legs
-    # do not take turns, and the machine may have changed its speed between them.
-    left = kept_left if legs_left is None else min(1.0, max(kept_left, legs_left))
+    kept_gain = _kept_gain(kernel_share, of_legs) if notable else Rate(value=1.0, error=0.0)
     layout = layout_gain or Rate(value=1.0, error=0.0)
-    our_batches = Rate(value=layout.value / left, error=math.hypot(layout.error, FAULTS_ERROR if left < 1 else 0.0))
+    our_batches = Rate(value=layout.value * kept_gain.value, error=math.hypot(layout.error, kept_gain.error))
     return Trainer(
         steps=len(steps),
         seconds=seconds,
@@ -117,7 +116,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
         cpu_s=(statistics.median(free_cpu_s) if free_cpu_s else recording.costs.trainer_cpu_s) or 0.0,
         faults_per_step=faults_per_step,
         kernel_share=kernel_share,
-        kept_left=kept_left,
+        kept_gain=kept_gain,
         layout_gain=layout_gain,
         our_batches=our_batches,
     )
@@ -245,11 +244,26 @@ def _unpickling(recording: Recording) -> tuple[float, float]:
     return ((alone_s + delay_s) / total_s, alone_s / total_s) if total_s else (0.0, 0.0)
 
 
-def _of_legs(recording: Recording) -> tuple[Rate | None, float | None]:
-    """How many times as fast the model is on batches in channels_last, and what is left of a step's time when memory
-    is kept; None where it was not measured."""
+def _kept_gain(kernel_share: float, of_legs: Rate | None) -> Rate:
+    """What the kernel's share of the CPU time lets expect, and what the legs say, by their errors."""
+    expected = -FAULTS_COST * math.log(1.0 - kernel_share)
+    error = max(LEAST_FAULTS_ERROR, FAULTS_ERROR * expected)
+    if of_legs is not None:
+        ours, theirs = error**-2, of_legs.error**-2
+        expected = (ours * expected + theirs * math.log(of_legs.value)) / (ours + theirs)
+        error = (ours + theirs) ** -0.5
+    return Rate(value=math.exp(max(0.0, expected)), error=error)
+
+
+def _of_legs(recording: Recording) -> tuple[Rate | None, Rate | None]:
+    """How many times as fast the model is on batches in channels_last, and when memory is kept; None where it was not
+    measured."""
     cached, kept = (recording.leg(name).samples_per_s for name in ("cached", "kept"))
     laid_out, slow, fast = recording.leg("laid_out").samples_per_s, median_rate(cached), median_rate(kept)
-    # Pair by pair: a machine that is slower for a while is slower for both.
-    gain = median_rate([b / a for a, b in zip(kept, laid_out, strict=False) if a > 0])
-    return gain, slow.value / fast.value if slow and fast else None
+    # Pair by pair: a machine that is slower for a while is slower for both. The windows of the other two do not take
+    # turns.
+    layout = median_rate([b / a for a, b in zip(kept, laid_out, strict=False) if a > 0])
+    if slow is None or fast is None:
+        return layout, None
+    error = math.hypot(slow.error, fast.error, APART_ERROR)
+    return layout, Rate(value=fast.value / slow.value, error=error)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from feedline.profiling.explain.measure.main_thread import FAULTS_ERROR, busiest_place, function_of
+from feedline.profiling.explain.measure.main_thread import busiest_place, function_of
 from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
 from feedline.profiling.explain.measure.situation import COPY_BOUND, DATA_BOUND, TRAINER_BOUND, Situation
 from feedline.profiling.explain.remedies.own_loader import waiting_beside
@@ -124,19 +124,18 @@ def faster_model(at: Situation) -> Iterable[Change]:
 
 def kept_memory(at: Situation) -> Iterable[Change]:
     trainer = at.measured.trainer
-    if trainer.kept_left == 1.0:
+    times, error = trainer.kept_gain.value, trainer.kept_gain.error
+    if times == 1.0:
         return
-    layout = trainer.layout_gain.value if trainer.layout_gain else 1.0
-    times = trainer.our_batches.value / layout
     then = replace(at.now, step_s=at.now.step_s / times, trainer_cpu_s=at.now.trainer_cpu_s / times)
     share, each = units.percent(trainer.kernel_share), units.number(trainer.faults_per_step)
     why = f"{each} page faults a step: {share} of the model's CPU time is the kernel's"
     cached, kept = (median_rate(at.recording.leg(name).samples_per_s) for name in ("cached", "kept"))
     if kept and cached:
-        why += f"; {units.times(times)} as fast without them, measured on cached batches"
+        why += f"; {units.times(kept.value / cached.value)} as fast without them, measured on cached batches"
     yield Change(
         family="memory", remedy="freed memory kept", then=then, effort=Effort.SETTING, why=why, measured=True,
-        extra_error=math.hypot(kept.error, cached.error) if kept and cached else FAULTS_ERROR,
+        extra_error=error,
         command=f"export {KEEP_MEMORY}\n{script_command(at.recording)}", cost="two variables of the environment",
         needs="memory: the process stays as large as its largest step", settings={"keep_freed_memory": True},
         ceiling_times=math.inf,

@@ -67,7 +67,7 @@ class Change:
     cause: bool = False
     """It mends the very cause that was found: it comes before what gains more by another way."""
     measured: bool = False
-    """It comes of what was seen of this loop: while compute stays the limit, the model's own error is not in it."""
+    """It comes of what was seen of this loop: while that stays the limit, the model's own error is not in it."""
     at_most: bool = False
     """What it is about is predicted as if it cost nothing: nobody gains more, and hardly anybody that much."""
 

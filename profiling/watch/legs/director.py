@@ -28,7 +28,9 @@ from feedline.profiling.watch.legs.ways import LEAST_STEPS, Batches, LoaderOnly,
 from feedline.profiling.watch.saves import Saves
 
 LIMIT_S = 120.0
-"""After this long in legs only those that were not measured yet."""
+"""After this long in legs only those that have too few windows."""
+LEAST_WINDOWS = {"kept": 3, "laid_out": 3}
+"""Others have one. These two are small gains, told from each other and from cached batches."""
 MOST_S = 240.0
 """After this long nothing more."""
 AGREE_S = 20.0
@@ -118,7 +120,8 @@ class Director:
         counts = worker_counts(adapter.workers(batches.feed.loader))
         planned = plan(config.legs, adapter.kind, counts, rounds, self._lines)
         for way in planned:
-            if steps is None and self._late(way, time.perf_counter() - began):
+            had = sum(row.leg == way.leg for row in self._rows)
+            if steps is None and late(way.leg, had, time.perf_counter() - began):
                 self._left_out[way.leg] += 1
                 continue
             self._way = way
@@ -130,9 +133,6 @@ class Director:
             self._rows += [row] if row is not None else []
         self._way = None
         self._leave(self._what_was_left_out(len(planned), time.perf_counter() - began))
-
-    def _late(self, way: Way, seconds: float) -> bool:
-        return seconds > (LIMIT_S if any(row.leg == way.leg for row in self._rows) else MOST_S)
 
     def _what_was_left_out(self, planned: int, seconds: float) -> str:
         if not self._left_out:
@@ -218,3 +218,8 @@ class Director:
         self._capture.leave(ended_by)
         if self._batches is not None:
             self._batches.feed.release()
+
+
+def late(leg: str, had: int, seconds: float) -> bool:
+    """Whether a leg that had so many windows gets no other after so long."""
+    return seconds > (LIMIT_S if had >= LEAST_WINDOWS.get(leg, 1) else MOST_S)

@@ -199,12 +199,21 @@ def legs_of(seen: Recording, kept: float, laid_out: float) -> Recording:
     return replace(seen, legs=[*seen.legs, Leg(name="kept", samples_per_s=[kept * rate for rate in cached]), both])
 
 
+def test_of_what_is_not_sure_what_may_make_the_model_faster_comes_first() -> None:
+    """Prepared shards gain the same by the layout and the memory alone."""
+    seen = legs_of(made(**COMPUTING, ceiling=322.0, trials=TRIALS, compute=replace(FAULTY, page_faults=0)), 1.0, 1.12)
+    once = [replace(leg, samples_per_s=leg.samples_per_s[:1]) for leg in seen.legs]
+    found = found_in(replace(seen, legs=once))
+    assert not any(one.helps for one in found)
+    assert found[0].family == "layout" and "shards" in {one.family for one in found[1:] if one.gain > 1.05}
+
+
 def test_a_compute_bound_run_is_offered_the_layout_and_the_memory_and_no_data() -> None:
     seen = legs_of(made(**COMPUTING, ceiling=322.0, trials=TRIALS, compute=FAULTY), kept=1.2, laid_out=1.4)
     assert helping(seen) == ["layout", "memory"]
     layout, memory = (of_family(seen, family)[0] for family in ("layout", "memory"))
     assert layout.gain == pytest.approx(1.4, rel=0.02) and "measured" in layout.why
-    assert memory.gain == pytest.approx(1.2, rel=0.02) and "measured" in memory.why
+    assert 1.2 < memory.gain < 1.25 and "measured" in memory.why  # page faults let expect more, but are less sure
     assert memory.command.startswith("export MALLOC_TRIM_") and memory.command.endswith("\npython train.py")
     assert "channels_last" in layout.command
     for family in ("shards", "loader", "workers"):

@@ -185,6 +185,14 @@ def test_page_faults_are_of_one_step_each() -> None:
     assert seen.recording.compute.faulty_steps == 0
 
 
+def test_a_few_steps_are_enough_to_count_page_faults() -> None:
+    training = Training()
+    with watch(resources=False) as seen:
+        for batch in DataLoader(data(96), batch_size=8):
+            training.step(batch)
+    assert seen.recording.compute.faulty_steps >= 5
+
+
 def test_what_another_thread_saves_is_no_pause(tmp_path: Path) -> None:
     training, loader = Training(), DataLoader(data(160), batch_size=8)
     with watch(resources=False) as seen:

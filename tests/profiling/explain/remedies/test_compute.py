@@ -92,3 +92,16 @@ def test_a_script_is_started_by_python_whatever_it_is_called() -> None:
     seen = made(wait_s=0.001, compute_s=0.1, stages=SMALL, compute=faulty, script=Script(argv=["train", "--lr", "1"]))
     kept = next(one for one in diagnose(seen).predictions if one.family == "memory")
     assert kept.command.endswith("\npython train --lr 1")
+
+
+@pytest.mark.parametrize(("kernel_cpu_s", "sure"), [(0.4, False), (1.0, True)])
+def test_page_faults_that_were_counted_are_a_sure_gain_where_it_is_large_enough(
+    kernel_cpu_s: float, sure: bool
+) -> None:
+    faulty = replace(
+        GPU, device="cpu", user_cpu_s=9.0, kernel_cpu_s=kernel_cpu_s, page_faults=400_000, faulty_steps=100
+    )
+    found = diagnose(made(wait_s=0.001, compute_s=0.1, stages=SMALL, compute=faulty)).predictions
+    kept = next(one for one in found if one.family == "memory")
+    assert kept.helps == sure == (kept.gain_low > 1.0)
+    assert found[0] is kept or not sure

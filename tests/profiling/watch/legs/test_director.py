@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from feedline.profiling.profile_run import chosen_legs
+from feedline.profiling.watch.legs.director import late
 from feedline.profiling.watch.legs.ways import worker_counts
 from tests.profiling.diagnostic_runs import SCRIPTS, rates, script, seen
 
@@ -202,3 +203,9 @@ def test_a_script_that_ends_before_its_windows_is_told_why(work: Path, text: str
     found = seen(script(work, text))
     assert found.legs == []
     assert any(note.startswith("no legs: ") and reason in note for note in found.notes)
+
+
+def test_slow_steps_leave_time_for_what_tells_small_gains_apart() -> None:
+    assert not late("normal", 0, 200) and late("normal", 1, 200)
+    assert not late("kept", 2, 200) and late("kept", 3, 200)
+    assert late("kept", 0, 300) and not late("normal", 4, 100)
