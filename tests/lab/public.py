@@ -6,7 +6,7 @@ DIR/OWNER+NAME/repo is a clone of each repository of tests/scripts/public.toml (
 for 20 s under the profiler, from a copy in the work folder. Where its first remedy is of the environment, the script
 runs with and without it in turns, and the rates of the loop are compared.
 
-Prints a table and writes benchmarks/results/public.json.
+Prints a table and writes benchmarks/results/public.json; with --only, the other scripts' figures stay in it.
 """
 
 import argparse
@@ -69,8 +69,9 @@ def main() -> int:
         ("script", "verdict", "first remedy", "predicted", "measured"),
         [row(name, one) for name, one in found.items()],
     )
-    without_paths = json.loads(json.dumps(found).replace(str(work), "WORK"))
-    write(RESULTS / "public.json", {"n": len(found), "seconds": PROFILE_S, "scripts": without_paths})
+    out, without_paths = RESULTS / "public.json", json.loads(json.dumps(found).replace(str(work), "WORK"))
+    kept = json.loads(out.read_text())["scripts"] if args.only and out.exists() else {}
+    write(out, {"n": len({**kept, **found}), "seconds": PROFILE_S, "scripts": {**kept, **without_paths}})
     return 0
 
 

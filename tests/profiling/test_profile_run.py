@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -197,7 +198,8 @@ def test_a_worker_that_is_killed_has_told_what_it_did(tmp_path: Path) -> None:
     script.write_text(MURDER)
     done = study(StudyConfig(argv=[str(script)]))
     assert done.status == 1
-    assert "DataLoader worker" in (done.recording.script.error or "")
+    # torch says that a worker was killed, or, in the midst of a batch from it, that its pipe has ended
+    assert done.recording.script.error and re.search("DataLoader worker|EOF|Connection", done.recording.script.error)
     assert "killed" in {worker.ended for worker in done.recording.workers}
     assert len(done.recording.steps) > 100
     assert any("killed" in note for note in done.recording.notes)
