@@ -108,7 +108,8 @@ def studied(public: Public, checkouts: Path, work: Path, packages: Path) -> dict
     if first and way and not way[0]:
         logs: list[float] = []
         for _ in range(PAIRS):
-            with_it, without = (profiled(more, "--no-trials")["verdict"]["samples_per_s"] for more in (way[1], None))
+            options = ("--no-trials", *(word for word in public.options if word != "--legs"))
+            with_it, without = (profiled(more, *options)["verdict"]["samples_per_s"] for more in (way[1], None))
             logs.append(math.log(with_it / without))
         gain = gain_of(script, first, math.exp(statistics.mean(logs)), rank=1)
     return {
