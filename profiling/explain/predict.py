@@ -131,9 +131,10 @@ def predict(at: Situation, change: Change) -> Prediction:
     applied = modelled * at.factor ** _carried(at, then) if math.isfinite(modelled) else at.ceiling
     whole = then.over_epochs(min(top, applied))
     most = then.over_epochs(top * (1 + ERRORS_90 * math.hypot(_ceiling_error(at), at.rate.error)))
-    errors = _errors(at, change)
-    low, high = _interval(whole, [*errors, at.rate.error, at.measured.machine.others_error], most)
-    gain, gain_low, gain_high = (rate / now for rate in (whole, *_interval(whole, errors, most)))
+    errors = [*_errors(at, change), at.rate.error]
+    low, high = _interval(whole, [*errors, at.measured.machine.others_error], most)
+    of_gain = errors[:-1] if _is_measured(at, change) else errors
+    gain, gain_low, gain_high = (rate / now for rate in (whole, *_interval(whole, of_gain, most)))
     once = _preparing(at, change, whole)
     vain = isinstance(change.why, Vain)
     return Prediction(
@@ -174,18 +175,23 @@ def _carried(at: Situation, then: Throughput) -> float:
 
 
 def _errors(at: Situation, change: Change) -> list[float]:
-    """Relative standard errors of the gain, on a machine that has as much to do beside it as now. A factor of the
-    model's speed that was measured holds at whatever rate."""
+    """Relative standard errors of the rate after `change`, on a machine that has as much to do beside it as now, but
+    for that of the rate now."""
     then, limit = change.then, change.then.binding()
     left_out = 1.0 - _carried(at, then)
     errors = [change.extra_error, left_out * abs(math.log(at.factor))]
-    if not (change.measured and {limit, at.now.binding()} <= OF_MODEL):
-        errors += [at.rate.error, MODEL_ERROR, _ceiling_error(at) if limit == "compute" else 0.0]
+    if not _is_measured(at, change):
+        errors += [MODEL_ERROR, _ceiling_error(at) if limit == "compute" else 0.0]
     if left_out:
         errors.append(2 * left_out * at.measured.workers.alone_error)
     if then.workers and at.now.workers:
         errors.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
     return errors
+
+
+def _is_measured(at: Situation, change: Change) -> bool:
+    """Whether it is a factor of the model's speed that was measured: it holds at whatever rate."""
+    return change.measured and {change.then.binding(), at.now.binding()} <= OF_MODEL
 
 
 def _interval(value: float, errors: Iterable[float], most: float) -> tuple[float, float]:

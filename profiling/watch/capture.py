@@ -28,7 +28,7 @@ T = TypeVar("T")
 TIMED = 5
 """One call in so many, drawn by lot, is timed and stands for all: asking the clock costs more than most of them."""
 COUNTED, COUNTED_FIRST = 4, 8
-"""Every so manyth batch has its page faults counted, once so many training steps had."""
+"""Every so manyth batch has its page faults counted, and the first so many behind the warm-up: steps may be long."""
 WARM_STEPS = 5
 """Training steps whose page faults do not count: the allocator is still growing."""
 MOST_PLACES = 32
@@ -177,7 +177,7 @@ class Capture:
             waited[0].copy_s = 0.0
             self.device.step_begins(waited)
         self._stepped = self.optimizer_steps
-        if not self.loop.rows % COUNTED or self.facts.faulty_steps < COUNTED_FIRST:
+        if not self.loop.rows % COUNTED or self.loop.rows < WARM_STEPS + COUNTED_FIRST:
             self._counted = waited[0], facts.usage()
 
     def end_pass(self, ending: Pass, *, exhausted: bool = False) -> None:

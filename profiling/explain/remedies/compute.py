@@ -124,7 +124,7 @@ def faster_model(at: Situation) -> Iterable[Change]:
 
 def kept_memory(at: Situation) -> Iterable[Change]:
     trainer = at.measured.trainer
-    times, error = trainer.kept_gain.value, trainer.kept_gain.error
+    times = trainer.kept_gain.value
     if times == 1.0:
         return
     then = replace(at.now, step_s=at.now.step_s / times, trainer_cpu_s=at.now.trainer_cpu_s / times)
@@ -135,7 +135,7 @@ def kept_memory(at: Situation) -> Iterable[Change]:
         why += f"; {units.times(kept.value / cached.value)} as fast without them, measured on cached batches"
     yield Change(
         family="memory", remedy="freed memory kept", then=then, effort=Effort.SETTING, why=why, measured=True,
-        extra_error=error,
+        extra_error=trainer.kept_gain.error,
         command=f"export {KEEP_MEMORY}\n{script_command(at.recording)}", cost="two variables of the environment",
         needs="memory: the process stays as large as its largest step", settings={"keep_freed_memory": True},
         ceiling_times=math.inf,

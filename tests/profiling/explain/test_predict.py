@@ -199,6 +199,15 @@ def legs_of(seen: Recording, kept: float, laid_out: float) -> Recording:
     return replace(seen, legs=[*seen.legs, Leg(name="kept", samples_per_s=[kept * rate for rate in cached]), both])
 
 
+def test_beside_no_other_programs_a_rate_is_as_sure_as_its_gain() -> None:
+    """But for a measured factor of the model's own speed, which holds at whatever rate."""
+    seen = made(**COMPUTING, trials=TRIALS, compute=FAULTY)
+    steps = [replace(step, duration_s=step.duration_s * (1 + n * n % 7 / 10)) for n, step in enumerate(seen.steps)]
+    for one in found_in(replace(seen, steps=steps)):
+        rate, gain = one.low / one.samples_per_s, one.gain_low / one.gain
+        assert rate < gain if one.family == "memory" else rate == pytest.approx(gain)
+
+
 def test_of_what_is_not_sure_what_may_make_the_model_faster_comes_first() -> None:
     """Prepared shards gain the same by the layout and the memory alone."""
     seen = legs_of(made(**COMPUTING, ceiling=322.0, trials=TRIALS, compute=replace(FAULTY, page_faults=0)), 1.0, 1.12)
