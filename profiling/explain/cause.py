@@ -2,10 +2,11 @@
 
 The first of these that the numbers bear: passes that begin slowly, one slow worker, cores that are short (the workers
 wait for them, or the model does), batches unpickled or made in the training thread, batches that are ready and only
-handed over; else the stage that takes the workers longest.
+handed over; else the stage that takes the workers longest. Where the script's own workers lack cores meanwhile, that
+is said beside it: cheaper samples help, more workers do not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from feedline.profiling.explain.bound import stalled
@@ -21,6 +22,7 @@ Kind = Literal[
     "cores", "main", "handover",
 ]  # fmt: skip
 MOSTLY = 0.5
+CPU_STAGES = ("decode", "transform", "collate", "send")
 ANOTHERS = "waiting for another thread"
 """What a lock means where there are no workers: nobody else takes it."""
 AFTERWORDS = {"blocked": ": more workers wait side by side", "lock": ": more workers do not help"}
@@ -33,11 +35,14 @@ class Cause:
     share: float | None = None  # of the time that `words` names
     error: float | None = None  # absolute standard error of it
     words: str = ""
+    also: Literal["cores"] | None = None  # what limits it as well
 
 
 def cause_of(measured: Measured) -> Cause:
     ways = (_start, _slow_worker, _drawing, _cores, _unpickling, _main, _handover)
-    return next((cause for way in ways if (cause := way(measured)) is not None), None) or _stage(measured)
+    cause = next((cause for way in ways if (cause := way(measured)) is not None), None) or _stage(measured)
+    short = cause.kind in CPU_STAGES and measured.workers.lack_cores and not measured.machine.others_cores
+    return replace(cause, also="cores") if short else cause
 
 
 def _start(measured: Measured) -> Cause | None:

@@ -10,8 +10,6 @@ from feedline.profiling.explain.measure.situation import HARDLY, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.record import units
 
-SHORT = 0.2  # share of their busy time without a core from which workers lack cores
-
 
 def headline(measured: Measured, verdict: Judged) -> str:
     shares, bound = measured.trainer.shares, verdict.bound
@@ -113,9 +111,8 @@ def _of_the_workers(measured: Measured, verdict: Judged) -> list[str]:
         who = "The workers spend their time" if workers.count else "The trainer prepares its batches itself"
         idle = f"; they idle {units.percent(workers.stages['idle'])}" if workers.count else ""
         sentences.append(f"{who}: {shares}{idle}.")
-    short = workers.delay is not None and workers.delay > SHORT and workers.busy > 0.5
-    if short and verdict.bound in ("data", "compute", None):
-        lacked = f"The workers were without a core {units.percent(workers.delay)} of their busy time"
+    if workers.lack_cores and verdict.bound in ("data", "compute", None):
+        lacked = f"The workers were without a core {units.percent(workers.delay or 0.0)} of their busy time"
         why = "other programs took the cores, and alone on the machine the loop may wait less"
         cores = f"Cores are short: {machine.cores:g} are there for more that want to run"
         sentences.append(f"{lacked}: {why}." if machine.others_cores else f"{cores}. {lacked}.")

@@ -286,7 +286,6 @@ class Capture:
         return self.stop.reached(
             now,
             steps=loop.train_steps + own if own or loop.any_trained else self.optimizer_steps or loop.rows,
-            started=loop.first_got,
             ranks=self.facts.world_size,
             rank=self.rank,
             held=held,

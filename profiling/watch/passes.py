@@ -70,7 +70,6 @@ class Loop:
         self.train_steps = 0
         self.trained = set[int]()
         """Loaders between whose batches something was trained."""
-        self.first_got: float | None = None
         self.totals = (0.0, 0.0, 0)
         """Of all closed rows: seconds waited, seconds without pauses, samples."""
         self._epochs: Counter[int] = Counter()
@@ -116,7 +115,6 @@ class Loop:
         began = to.started if to.restart and not to.batches else to.asked
         to.row = self.current = StepRow(began, now - began, samples, size, to.loader, to.epoch)
         to.first_got = now if to.first_got is None else to.first_got
-        self.first_got = now if self.first_got is None else self.first_got
         to.waited_s += now - to.asked
         to.samples += samples
         to.batches += 1
@@ -168,7 +166,6 @@ class Loop:
             self.own.row.trained = True
             row = self.close(self.own, now)
         self.own.loader, self.own.row = loader, StepRow(now, 0.0, samples, size, loader, OWN_EPOCH)
-        self.first_got = now if self.first_got is None else self.first_got
         return row
 
     def _take_in(self, inner: Pass, row: StepRow, now: float) -> None:

@@ -3,7 +3,7 @@
 Without either the run is cut into stretches of five seconds. Watching ends when there are at least six and the
 standard error of their rates is below one per cent of the mean, or after two minutes. In a diagnostic run
 it also ends ten seconds after the first step, once a pass is over: a short script is held for long enough, and no
-longer.
+longer. Seconds are counted from the end of the first step: it may compile the model for a minute.
 """
 
 import math
@@ -60,20 +60,22 @@ class StopRule:
         self._config = config
         self._journal = journal
         self._stop_at = config.steps
+        self.began: float | None = None
+        """When the first step had ended."""
         self._polled = 0.0
 
-    def reached(
-        self, now: float, *, steps: int, started: float | None, ranks: int, rank: int, held: bool
-    ) -> Reason | None:
-        """Why the watch ends now, None while it goes on. `started` is the first step; `held`: a first pass of a
-        diagnostic run is behind the loop."""
+    def reached(self, now: float, *, steps: int, ranks: int, rank: int, held: bool) -> Reason | None:
+        """Why the watch ends now, None while it goes on. `steps` have ended; `held`: a first pass of a diagnostic run
+        is behind the loop."""
         config = self._config
+        if self.began is None and steps:
+            self.began = now
         reason: Reason = "steps" if config.steps else "seconds" if config.seconds or config.diagnostic else "running"
         if self._stop_at is not None:
             return reason if steps >= self._stop_at else None
-        if started is None:
+        if self.began is None:
             return None
-        seconds = now - started
+        seconds = now - self.began
         if config.seconds is not None:
             over = seconds > config.seconds
         else:

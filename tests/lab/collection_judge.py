@@ -166,7 +166,7 @@ def _cause(script: Script, profile: Mapping[str, Any]) -> tuple[str, bool | None
     if said["bound"] == "trainer":
         return words, bool(names(where) & set(script.cause))
     accepted = {*script.cause, *(also for one in script.cause for also in ALSO_CAUSES.get(one, ()))}
-    return words, kind in accepted
+    return words, bool({kind, cause.get("also")} & accepted)
 
 
 def derived_cause(profile: Mapping[str, Any]) -> dict[str, str] | None:

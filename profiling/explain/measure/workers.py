@@ -18,6 +18,7 @@ from feedline.profiling.record.uncertainty import UNKNOWN_ERROR, look_error
 SLOW = 1.6  # a worker that takes this many times as long per sample as the others is called slow …
 SURELY_SLOW = 1.3  # … where its 95 % interval lies above this
 BLOCKED = ("blocked", "lock")
+SHORT = 0.15  # share of their busy time without a core from which workers lack cores
 FEW_LOOKS = 20  # fewer stack samples than this show no share
 
 
@@ -58,6 +59,10 @@ class Workers:
     def busy(self) -> float:
         """The share of their time in which they are not waiting for work."""
         return 1.0 - self.stages.get("idle", 1.0)
+
+    @property
+    def lack_cores(self) -> bool:
+        return self.delay is not None and self.delay > SHORT and self.busy > 0.5
 
     @property
     def top(self) -> str | None:

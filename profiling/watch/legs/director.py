@@ -182,9 +182,10 @@ class Director:
     def _agreed(self) -> tuple[int, int]:
         """Steps of a window, and rounds, as rank 0 says: as many as there is time for."""
         journal, until, config = self._capture.journal, time.monotonic() + AGREE_S, self._config
-        loop = self._capture.loop
         if self._capture.rank == 0:
-            step_s = (time.perf_counter() - (loop.first_got or 0.0)) / max(1, loop.train_steps)
+            now = time.perf_counter()
+            seconds = now - (self._capture.stop.began or now)
+            step_s = max(1e-4, seconds / max(1, self._capture.loop.train_steps - 1))
             steps = max(LEAST_STEPS, round(config.window_s / step_s))
             rounds = int(LIMIT_S / (len(config.legs) + 2) / (steps * step_s))
             journal.write("windows", {"steps": steps, "rounds": min(config.rounds, max(1, rounds))})

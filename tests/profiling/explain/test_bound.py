@@ -223,6 +223,7 @@ def test_waiting_that_other_programs_only_add_to_is_still_data() -> None:
     assert any(
         "without a core 30 % of their busy time: other programs took the cores" in one for one in found.evidence
     )
+    assert found.cause.also is None
     assert not any("Cores are short" in one for one in found.evidence)
 
 
@@ -235,13 +236,16 @@ def test_waiting_for_workers_that_do_nothing_is_still_waiting() -> None:
 
 def test_cores_are_short_by_delay_alone() -> None:
     """5 s of wall to a second of CPU are no want of cores, where the kernel says that nobody waited for one."""
-    short = beside(0.4, wait_s=0.03, compute_s=0.002).evidence
-    assert any(one.startswith("Cores are short: 2 are there") and "40 % of their busy time" in one for one in short)
+    short = beside(0.4, wait_s=0.03, compute_s=0.002)
+    assert (short.cause.kind, short.cause.also) == ("decode", "cores")
+    words = "Cores are short: 2 are there"
+    assert any(one.startswith(words) and "40 % of their busy time" in one for one in short.evidence)
     idle_cpu = {"decode": 0.0001}
     for found in (
         beside(0.0, wait_s=0.03, compute_s=0.002, stages_cpu=idle_cpu),
         diagnose(made(stages_cpu=idle_cpu)),
     ):
+        assert found.cause.also is None
         assert not any("Cores are short" in one for one in found.evidence)
 
 

@@ -300,7 +300,7 @@ def test_the_record_has_the_promised_keys() -> None:
                 "shares", "errors", "cause"}  # fmt: skip
     assert promised <= set(keys["verdict"])
     assert set(keys["stages"]) == set(keys["stage_errors"]) == set(STAGES)
-    assert set(keys["verdict"]["cause"]) == {"kind", "where", "share", "error", "words"}
+    assert set(keys["verdict"]["cause"]) == {"kind", "where", "share", "error", "words", "also"}
     assert sum(keys["stages"].values()) == pytest.approx(1.0)
     assert all(set(STAGES) <= set(worker) for worker in keys["workers"])
     for prediction in keys["predictions"]:

@@ -51,7 +51,7 @@ def test_ranks_leave_at_the_same_step_whoever_is_ahead(tmp_path: Path, config: S
         for rank, rule in enumerate(rules):
             now = step / 100 + rank / 2
             rule.steadiness.add(now, 8, 0.0)
-            reason = rule.reached(now, steps=step, started=rank / 2, ranks=2, rank=rank, held=False)
+            reason = rule.reached(now, steps=step, ranks=2, rank=rank, held=False)
             if reason and rank not in left:
                 left[rank] = step
                 assert reason == "seconds"
@@ -62,6 +62,13 @@ def test_ranks_leave_at_the_same_step_whoever_is_ahead(tmp_path: Path, config: S
 
 def test_a_diagnostic_run_ends_with_a_pass_but_not_too_soon() -> None:
     rule = StopRule(StudyConfig(legs=("normal",)), Journal(Path()))
-    seen = [rule.reached(now, steps=5, started=0.0, ranks=1, rank=0, held=held)
-            for now, held in [(HELD_S - 1, True), (HELD_S + 1, False), (HELD_S + 1, True)]]  # fmt: skip
-    assert seen == [None, None, "seconds"]
+    seen = [rule.reached(now, steps=5, ranks=1, rank=0, held=held)
+            for now, held in [(0.0, False), (HELD_S - 1, True), (HELD_S + 1, False), (HELD_S + 1, True)]]  # fmt: skip
+    assert seen == [None, None, None, "seconds"]
+
+
+def test_a_first_step_that_compiles_the_model_does_not_count() -> None:
+    rule = StopRule(StudyConfig(seconds=20.0), Journal(Path()))
+    seen = [rule.reached(now, steps=steps, ranks=1, rank=0, held=False)
+            for now, steps in [(0.0, 0), (60.0, 1), (79.0, 9), (81.0, 10)]]  # fmt: skip
+    assert seen == [None, None, None, "seconds"]
