@@ -120,8 +120,11 @@ def _main(measured: Measured) -> Cause | None:
 def _handover(measured: Measured) -> Cause | None:
     if not measured.batches_ready:
         return None
+    rates, shares, errors = measured.rates, measured.trainer.shares, measured.trainer.errors
+    if rates.start_share * (1.0 + ERRORS_90 * rates.epoch_start_error) > MOSTLY * shares.data:
+        return Cause(words="passes take long to begin, and their batches are ready: which of the two costs more "
+                     "cannot be told")  # fmt: skip
     words = "batches are ready when they are asked for: the loop waits for their handing over, less with larger ones"
-    shares, errors = measured.trainer.shares, measured.trainer.errors
     return Cause(kind="handover", share=shares.data, error=errors.data, words=words)
 
 

@@ -269,7 +269,7 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     rates, preparing, trainer, machine = measured.rates, measured.workers, measured.trainer, measured.machine
     if rates.now is None:
         return None
-    ranks, others, count = machine.ranks, machine.others_cores, preparing.count
+    ranks, count = machine.ranks, preparing.count
     step_s = measured.restart_s + (ranks / rates.ceiling.value if rates.ceiling else trainer.step_s)
     # Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all.
     worker_s = preparing.even_s * preparing.slow.factor if preparing.slow else preparing.alone_s
@@ -280,9 +280,6 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         worker_cpu_s = min(worker_cpu_s, worker_s)
     if count == 0 and preparing.cpu_s is None:  # it is what the trainer needs less of with free data
         worker_cpu_s = max(0.0, (measured.recording.costs.trainer_cpu_s or 0.0) - trainer.cpu_s)
-    # A fair scheduler gives so many cores to so many busy processes beside the other programs.
-    processes = ranks * (count + 1)
-    fair = max(machine.cores - others, machine.cores * processes / (processes + others)) if others else machine.cores
     # The loader's rate alone over that of as many workers each with a core to itself.
     k = {n: rate.value * worker_s / (ranks * n) for n, rate in rates.loader_only.items() if n > 0}
     now = Throughput(
@@ -293,7 +290,8 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         trainer_cpu_s=trainer.cpu_s,
         handover_s=trainer.unpickle_s,
         draw_s=trainer.shares.data * ranks / rates.now.value if measured.drawing_limits else 0.0,
-        cores=fair,
+        cores=machine.cores,
+        others=machine.others_cores,
         ranks=ranks,
         contention={n: min(1.2, max(0.05, value)) for n, value in k.items()} if worker_s > 0 else {},
         epoch_start_s=rates.epoch_start_s,

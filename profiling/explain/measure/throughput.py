@@ -5,7 +5,8 @@
 
 A model on the CPU whose threads fill all cores waits at every operation for the thread that a worker has pushed
 aside, the others spinning meanwhile: `stall` is the CPU time it loses to one second of a worker's. It loses no more
-than it computes: lost = min(stall(workers) × worker CPU seconds, trainer CPU seconds).
+than it computes: lost = min(stall(workers) × worker CPU seconds, trainer CPU seconds). Beside other programs a fair
+scheduler gives cores by the number of busy processes: max(cores − others, cores × own / (own + others)).
 
 The limits of one rank, times the ranks. With `num_workers=0` the trainer prepares each batch itself and nothing
 overlaps: 1 / (worker seconds + step seconds). Two limits that nearly tie cost each other a little (queues run empty
@@ -35,6 +36,7 @@ class Throughput:
     handover_s: float = 0.0  # main-thread seconds per sample to unpickle or pin what a worker sent
     draw_s: float = 0.0  # … and for which it waits where it is slow to choose it
     cores: float = 1.0  # of the whole machine
+    others: float = 0.0  # of them, busy with other programs
     ranks: int = 1
     storage_samples_per_s: float | None = None  # what the storage delivers to all ranks together
     contention: Mapping[int, float] = field(default_factory=dict)
@@ -58,7 +60,9 @@ class Throughput:
             k = _interpolated(self.contention, self.workers, 1.0)
             limits["workers"] = _per_second(self.ranks * self.workers * k, self.worker_s)
             lost_s = min(_interpolated(self.stall, self.workers, 0.0) * self.worker_cpu_s, self.trainer_cpu_s)
-        limits["cores"] = _per_second(self.cores, self.worker_cpu_s + self.trainer_cpu_s + lost_s)
+        own = self.ranks * (self.workers + 1)
+        cores = max(self.cores - self.others, self.cores * own / (own + self.others))
+        limits["cores"] = _per_second(cores, self.worker_cpu_s + self.trainer_cpu_s + lost_s)
         if self.storage_samples_per_s is not None:
             limits["storage"] = self.storage_samples_per_s
         return limits

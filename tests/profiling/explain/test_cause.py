@@ -7,7 +7,7 @@ import pytest
 
 from feedline.profiling.explain.cause import Cause
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.record.recording import Recording, Series
+from feedline.profiling.record.recording import LoaderPass, Recording, Series
 from feedline.profiling.record.stages import STAGES
 from tests.profiling.recordings import made
 from tests.profiling.remedy_runs import drawing
@@ -78,6 +78,18 @@ def test_a_sampler_that_keeps_the_workers_waiting() -> None:
     assert (found.predictions[0].remedy, found.predictions[0].at_most) == ("a cheaper sampler", True)
     assert found.predictions[0].gain == pytest.approx(5.0, rel=0.1)
     assert diagnose(drawing(0.2)).cause.kind == "handover"
+
+
+@pytest.mark.parametrize(
+    ("starts_s", "kind"), [([0.9, 0.9, 0.9], "start"), ([0.5, 1.3], None), ([0.05, 0.06], "handover")]
+)
+def test_beginning_passes_or_handing_over_is_told_where_one_surely_leads(starts_s: list[float], kind: str) -> None:
+    """Ten steps of 90 ms a pass, of which the loop waits 60 for workers that idle."""
+    passes = [LoaderPass(epoch=epoch, samples=320, start_s=start_s, end_s=0.0)
+              for epoch, start_s in enumerate([0.9, *starts_s])]  # fmt: skip
+    found = diagnose(made(wait_s=0.06, compute_s=0.03, stages=SMALL, passes=passes))
+    assert (found.bound, found.cause.kind) == ("data", kind)
+    assert ("which of the two costs more cannot be told" in found.cause.words) == (kind is None)
 
 
 def mostly_without_a_core(busy_cores: float) -> Cause:

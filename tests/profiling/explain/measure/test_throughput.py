@@ -21,6 +21,7 @@ models = st.builds(
     trainer_cpu_s=costs,
     handover_s=st.floats(0, 0.01),
     cores=st.floats(1, 64),
+    others=st.floats(0, 1),
     ranks=st.integers(1, 8),
     storage_samples_per_s=st.one_of(st.none(), st.floats(1, 1e6)),
 )
@@ -58,6 +59,9 @@ def test_known_answers() -> None:
     assert replace(model, workers=64, cores=4).rate() == pytest.approx(400, rel=1e-3)
     assert replace(model, step_s=0.1).rate() == pytest.approx(10, rel=1e-3)
     assert replace(model, storage_samples_per_s=20).rate() == pytest.approx(20, rel=1e-3)
+    beside = replace(model, workers=0, cores=2, others=1.0)  # a process each on two cores, then three to one
+    assert beside.limits()["cores"] == pytest.approx(100)
+    assert replace(beside, workers=2).limits()["cores"] == pytest.approx(150)
     assert replace(model, contention={2: 0.5}).rate() == pytest.approx(100, rel=1e-3)
     assert Throughput(workers=1, step_s=0, worker_s=0).rate() == math.inf
     with pytest.raises(ValueError, match="negative"):
