@@ -2,8 +2,8 @@
 
 The first of these that the numbers bear: passes that begin slowly, one slow worker, cores that are short (the workers
 wait for them, or the model does), batches unpickled or made in the training thread, batches that are ready and only
-handed over; else the stage that takes the workers longest. Where the script's own workers lack cores meanwhile, that
-is said beside it: cheaper samples help, more workers do not.
+handed over; else the stage that takes the workers longest. Where the workers lack cores meanwhile, whoever
+takes them, that is said beside it: cheaper samples help then.
 """
 
 from dataclasses import dataclass, replace
@@ -41,8 +41,7 @@ class Cause:
 def cause_of(measured: Measured) -> Cause:
     ways = (_start, _slow_worker, _drawing, _cores, _unpickling, _main, _handover)
     cause = next((cause for way in ways if (cause := way(measured)) is not None), None) or _stage(measured)
-    short = cause.kind in CPU_STAGES and measured.workers.lack_cores and not measured.machine.others_cores
-    return replace(cause, also="cores") if short else cause
+    return replace(cause, also="cores") if cause.kind in CPU_STAGES and measured.workers.lack_cores else cause
 
 
 def _start(measured: Measured) -> Cause | None:

@@ -223,7 +223,7 @@ def test_waiting_that_other_programs_only_add_to_is_still_data() -> None:
     assert any(
         "without a core 30 % of their busy time: other programs took the cores" in one for one in found.evidence
     )
-    assert found.cause.also is None
+    assert found.cause.also == "cores"
     assert not any("Cores are short" in one for one in found.evidence)
 
 
