@@ -81,7 +81,7 @@ def test_a_sampler_that_keeps_the_workers_waiting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("starts_s", "kind"), [([0.9, 0.9, 0.9], "start"), ([0.5, 1.3], None), ([0.05, 0.06], "handover")]
+    ("starts_s", "kind"), [([0.9, 0.9, 0.9], "start"), ([0.6, 1.0], None), ([0.05, 0.06], "handover")]
 )
 def test_beginning_passes_or_handing_over_is_told_where_one_surely_leads(starts_s: list[float], kind: str) -> None:
     """Ten steps of 90 ms a pass, of which the loop waits 60 for workers that idle."""
