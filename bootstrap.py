@@ -30,11 +30,14 @@ FORMAT_HEADERS = {"libwebp-dev": "webp/decode.h", "libtiff-dev": "tiffio.h", "li
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tests", action="store_true", help="also what only the tests need (a browser, nginx)")
+    parser.add_argument("--kernel", action="store_true", help="only compile the kernel, after a change of its C")
     args = parser.parse_args()
     if sys.version_info < (3, 11):  # noqa: UP036  the user's python3 may be older than the project allows
         return fail(f"Python {sys.version.split()[0]} is too old: run `make PYTHON=python3.11` with 3.11 or newer")
     if args.tests:
         return install_test_parts()
+    if args.kernel:
+        return compile_kernel()
     if status := install_system_parts():
         return status
     try:
@@ -43,7 +46,7 @@ def main() -> int:
         step = f"{Path(error.cmd[0]).name} {' '.join(error.cmd[1:3])}"
         return fail(f"`{step} …` ended with status {error.returncode} (its reason is above)")
     (VENV / ".ready").touch()
-    return 0
+    return compile_kernel()
 
 
 def fail(line: str) -> int:
@@ -151,6 +154,19 @@ def install_python_parts() -> None:
     link.parent.mkdir(exist_ok=True)
     if not link.is_symlink():
         link.symlink_to("..")
+
+
+def compile_kernel() -> int:
+    """Beside its sources, for the editable install; a machine that cannot is served all the same."""
+    for old in (ROOT / "pipeline" / "kernel").glob("*.so"):
+        old.unlink()
+    build = [str(PYTHON), "setup.py", "-q", "build_ext", "--inplace"]
+    subprocess.run(build, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    loads = [str(PYTHON), "-c", "import feedline.pipeline.kernel.native"]
+    if subprocess.run(loads, cwd=ROOT, stderr=subprocess.DEVNULL, check=False).returncode:
+        say("the kernel could not be compiled (a C compiler and Python.h are needed): everything works, slower")
+    (VENV / ".ready-kernel").touch()
+    return 0
 
 
 def pinned() -> dict[str, str]:

@@ -2,9 +2,13 @@
 
 uint8 crosses the bus (a quarter of float32) from page-locked slots, so no staging copy is made; NHWC bytes are
 NCHW channels_last for free. A slot is filled again only when an event behind its copy has passed.
+
+Nothing here makes the host wait for the device, but for an image size's first batch: from pageable memory the driver
+may hold the host up until the stream has come that far, so labels are sent from the slot too.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -31,15 +35,19 @@ class Normaliser:
 
     def __init__(self, device: torch.device, config: LoaderConfig) -> None:
         self.dtype = config.dtype
-        self._mean_C = torch.tensor(config.mean, device=device) * 255
-        self._scale_C = 1 / (torch.tensor(config.std, device=device) * 255)
+        self._device = device
+        self._mean_C = torch.tensor(config.mean) * 255
+        self._scale_C = 1 / (torch.tensor(config.std) * 255)
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, images_NHWC: torch.Tensor) -> torch.Tensor:
         """Computed in float32 whatever the dtype: bf16 has 8 bits, and the mean would be rounded to them."""
         count, height, width, channels = images_NHWC.shape
-        if width not in self._rows:
-            self._rows[width] = self._mean_C.repeat(width), self._scale_C.repeat(width)
+        if width not in self._rows:  # sent by the stream that reads them: it waits for no other
+            self._rows[width] = (
+                self._mean_C.repeat(width).to(self._device),
+                self._scale_C.repeat(width).to(self._device),
+            )
         mean_row, scale_row = self._rows[width]
         rows = images_NHWC.reshape(count * height, width * channels).to(torch.float32)
         rows = rows.sub_(mean_row).mul_(scale_row).to(self.dtype)
@@ -47,9 +55,9 @@ class Normaliser:
 
 
 def show_on_host(run: EpochRun) -> Batch:
-    """uint8 NHWC tensors that show the slot itself."""
+    """uint8 NHWC tensors that show the slot itself; labels of their own, for the slot waits for the images alone."""
     batch = next(run)
-    return torch.from_numpy(batch.images_NHWC), torch.from_numpy(batch.labels_N)
+    return torch.from_numpy(batch.images_NHWC), torch.tensor(batch.labels_N)
 
 
 def copy_pixels(batch: HostBatch, device: torch.device) -> torch.Tensor:
@@ -110,26 +118,45 @@ def deliver_to(device: torch.device | None, config: LoaderConfig, upload: Upload
 
 def fence(delivery: Deliver) -> list[Any]:
     """What must pass before a slot whose last tensor just died may be written: everything submitted so far to the
-    streams that may be reading it. Asked whenever a slot comes back, also while the interpreter ends: looks for no
-    device itself."""
+    streams that may be reading it. Of batches on CUDA that is our own; the model's queue would keep slots for steps.
+    Of batches on the host it is the stream that each device in use has in the thread in which the tensor died: a
+    user who copies on another one keeps the tensor until that has passed.
+
+    Asked whenever a slot comes back, also while the interpreter ends: looks for no device itself. A stream that is
+    captured into a graph copies nothing now, and an event in it could never be asked."""
     if not torch.cuda.is_initialized():
         return []
-    streams = [torch.cuda.current_stream()] + ([delivery.stream] if isinstance(delivery, OnCuda) else [])
-    return [stream.record_event() for stream in streams]
+    if isinstance(delivery, OnCuda):
+        return [delivery.stream.record_event()]
+    if torch.cuda.is_current_stream_capturing():
+        return []
+    return [torch.cuda.current_stream(device).record_event() for device in devices_in_use()]
 
 
-def page_lock(memory: SharedMemory) -> Callable[[], None]:
+def devices_in_use() -> list[int]:
+    """Those of which this process has a context: asking another one for a stream would make it one."""
+    has_context = torch._C._cuda_hasPrimaryContext
+    return [device for device in range(torch.cuda.device_count()) if has_context(device)]
+
+
+def page_lock(memory: SharedMemory, device: torch.device | None) -> Callable[[], None]:
     """Registers the memory with CUDA, so that copies from it are asynchronous and need no staging; returns the undo.
+    For every device; the call is made in the context of `device`, else in the current one's.
 
     A refusal (a limit on locked memory) costs speed and not correctness: the driver then stages the copies.
     """
     address = torch.frombuffer(memory.map, dtype=torch.uint8).data_ptr()
     runtime: Any = torch.cuda.cudart()
-    if int(runtime.cudaHostRegister(address, memory.size_bytes, 0)) != 0:
-        return lambda: None
+    with torch.cuda.device(device if device is not None and device.type == "cuda" else None):
+        if int(runtime.cudaHostRegister(address, memory.size_bytes, 0)) != 0:
+            with suppress(RuntimeError):  # CUDA remembers a refusal, and the next kernel would be blamed for it
+                torch.ones(1, device="cuda").add_(1)
+            return lambda: None
 
     def undo() -> None:
-        torch.cuda.synchronize()  # copies under way read this memory
+        with suppress(RuntimeError):  # a device that is lost reads nothing any more
+            for number in devices_in_use():  # copies under way read this memory
+                torch.cuda.synchronize(number)
         runtime.cudaHostUnregister(address)
 
     return undo

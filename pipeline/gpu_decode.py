@@ -2,13 +2,15 @@
 
 The pixels differ from the workers' by the decoder's rounding, the chroma's smoothing and, in evaluation, a box in
 whole pixels: a mean of one to two grey levels on pure noise, tested on the CPU's decoder through the same code.
+
+The host waits for the decoder (torchvision does), with whatever the model has queued still running meanwhile.
 """
 
 import importlib.util
 import warnings
+from collections.abc import Sequence
 
 import torch
-from torch.nn.functional import interpolate
 
 from feedline.pipeline.workers.dispatch import HostBatch
 from feedline.pipeline.workers.fill_regions import unpack
@@ -32,18 +34,47 @@ def decode(batch: HostBatch, device: torch.device) -> torch.Tensor:
     """uint8 NHWC on `device`. Raises RuntimeError for a JPEG that nvJPEG refuses."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    count, px = len(batch.labels_N), batch.px
-    out_NCHW = torch.empty((count, 3, px, px), dtype=torch.uint8, device=device, memory_format=torch.channels_last)
+    count = len(batch.labels_N)
     if not count:  # torchvision takes no empty list
-        return out_NCHW.permute(0, 2, 3, 1)
+        return torch.empty((0, batch.px, batch.px, 3), dtype=torch.uint8, device=device)
     packed = unpack(batch.images, count)
+    if device.type == "cuda":
+        # The decoder writes on a stream of its own, and waits for no other: what it is given of this stream's freed
+        # memory must not be read any more.
+        torch.cuda.current_stream(device).synchronize()
     with warnings.catch_warnings():  # deprecated in favour of TorchCodec, which not every torch has
         warnings.simplefilter("ignore", DeprecationWarning)
         images_CHW = decode_jpeg([torch.from_numpy(data) for data, _ in packed], ImageReadMode.RGB, device=device)
-    for place, (image_CHW, (_, (left, top, width, height, flip))) in enumerate(zip(images_CHW, packed, strict=True)):
-        region_CHW = image_CHW[:, top : top + height, left : left + width]
-        region_CHW = (region_CHW.flip(2) if flip else region_CHW).float()
-        # the filter of the CPU path: bilinear, antialiased where it shrinks
-        scaled = interpolate(region_CHW[None], (px, px), mode="bilinear", antialias=width > px or height > px)
-        out_NCHW[place] = scaled[0].round().clamp(0, 255).to(torch.uint8)
-    return out_NCHW.permute(0, 2, 3, 1)
+    return resized(list(images_CHW), [box for _, box in packed], batch.px)
+
+
+@torch.no_grad()
+def resized(images_CHW: Sequence[torch.Tensor], boxes: Sequence[Sequence[int]], px: int) -> torch.Tensor:
+    """Of each image the region (left, top, width, height, flip), px × px: uint8 NHWC. Bilinear, antialiased where it
+    shrinks, as torch's `interpolate` has it.
+
+    Two products of matrices for the whole batch: image by image it would take eight kernels for each.
+    """
+    device, count = images_CHW[0].device, len(images_CHW)
+    height, width = (max(image.shape[axis] for image in images_CHW) for axis in (1, 2))
+    whole_NHCW = torch.zeros((count, height, 3, width), device=device)
+    for place_HCW, image_CHW in zip(whole_NHCW, images_CHW, strict=True):
+        place_HCW[: image_CHW.shape[1], :, : image_CHW.shape[2]] = image_CHW.permute(1, 0, 2)
+    left, top, wide, high, flip = torch.tensor(boxes, dtype=torch.float32).T.to(device)
+    with torch.autocast(device.type, enabled=False):
+        down = shares(top, high, torch.zeros_like(flip), height, px) @ whole_NHCW.view(count, height, 3 * width)
+        across = down.view(count, px * 3, width) @ shares(left, wide, flip, width, px).transpose(1, 2)
+    levels = across.view(count, px, 3, px).permute(0, 1, 3, 2).round().clamp(0, 255)
+    return levels.to(torch.uint8, memory_format=torch.contiguous_format)
+
+
+def shares(start_N: torch.Tensor, size_N: torch.Tensor, flip_N: torch.Tensor, length: int, px: int) -> torch.Tensor:
+    """(image, output pixel, input pixel): what each output takes of each of `length` inputs, along one axis. They are
+    triangles, a pixel of the coarser side wide either way, that end with the region; each output's sum to 1."""
+    start, size, flip = (values[:, None, None] for values in (start_N, size_N, flip_N))
+    out = torch.arange(px, device=start.device)[:, None] + 0.5
+    at = torch.arange(length, device=start.device) + 0.5
+    centre = start + size / px * torch.where(flip > 0, px - out, out)
+    near = (1 - (at - centre).abs() / (size / px).clamp(min=1)).clamp(min=0)
+    near = near * ((at > start) & (at < start + size))
+    return near / near.sum(2, keepdim=True)

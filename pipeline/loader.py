@@ -54,6 +54,9 @@ class Loader:
 
     Each `iter()` begins an epoch: the one given to `set_epoch`, else the one after the last. After
     `load_state_dict` the first `iter()` continues where the state was taken.
+
+    At an epoch's end workers go on into the one that is expected next, as far as slots are free. Another epoch, state
+    or image size costs what they had made of it, and the time of a sample.
     """
 
     def __init__(self, split: str | Path, config: LoaderConfig | None = None, **options: Any) -> None:
@@ -77,6 +80,8 @@ class Loader:
         self._waits = Waits()
         self._epoch = self._delivered = 0
         self._begins: Begins = "at the start"
+        self._finished: int | None = None
+        """The epoch that was gone through last."""
         self._run: EpochRun | None = None
         self._workshops: list[Workshop] = []  # none or one; a list, so that the finaliser can share it
         self._rows: counters.Rows | None = None
@@ -180,16 +185,15 @@ class Loader:
             _close(self._workshops)  # the images have outgrown the slots
         if not self._workshops:
             self._workshops.append(self._new_workshop(self._delivery))
-        plan = self._plan(epoch, delivered)
-        if self._prefetcher is not None:
-            self._prefetcher.close()
-        self._prefetcher = self.split.prefetch(plan, self._window_shards or REMOTE_WINDOW_SHARDS)
-        trim = config.short_last_batch
+        plan, then = self._plan(epoch, delivered), self._expected_after(epoch)
         try:
-            self._run = EpochRun(self._workshops[0], plan, self._image_size, self._waits, trim=trim)
+            self._run = self._workshops[0].begin(plan, self._image_size, then)
         except WorkerError:  # it ended between two epochs
             _close(self._workshops)
             raise
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._prefetcher = self.split.prefetch(self._run.plan, self._window_shards or REMOTE_WINDOW_SHARDS)
         self._epoch, self._delivered, self._begins = epoch, delivered, "at the next start"
         return _Batches(self, self._run, self._delivery)
 
@@ -204,13 +208,22 @@ class Loader:
             return epoch, delivered
         return epoch + 1, 0
 
+    def _expected_after(self, epoch: int) -> EpochPlan | None:
+        """What workers go on into: the next epoch or the same again, whichever way this one followed the last. None
+        in the first: a loader that is gone through once makes nothing in vain."""
+        if self._finished is None or not self.num_workers or not self.config.persistent_workers:
+            return None
+        following = epoch + (epoch - self._finished)
+        return self._plan(following, 0) if following in (epoch, epoch + 1) else None
+
     def stats(self) -> dict[str, Any]:
         """Where the time went since the loader was made, in plain JSON:
 
         `trainer` {wait_s: blocked in next(), copy_s, copied_batches: more were held than there are slots to spare},
         `workers` [{pid, samples, batches, bytes_read, bad_samples, alive_s, seconds {read, decode, transform,
-        collate, send, idle, other}}], `stages`: the same over all workers as fractions (sum 1), `bad` [{key,
-        reason}], and epoch, samples and batches delivered, num_workers, rank, world_size.
+        collate, send, idle, other}}]: also of what they have made ahead, of the next epoch too; `stages`: the same
+        over all workers as fractions (sum 1), `bad` [{key, reason}], and epoch, samples and batches: of what was
+        delivered; num_workers, rank, world_size.
         """
         rows = () if self._rows is None else self._rows[:-1]
         workers = [counters.describe(row) for row in rows if row[counters.FIELD["started_ns"]]]
@@ -273,12 +286,14 @@ class Loader:
             depth=max(1, self.num_workers * config.prefetch_factor),
             fence=partial(device.fence, delivery),
             where=self.split.where,
+            waits=self._waits,
+            trim=config.short_last_batch,
             before=self._rows,
         )
         self._rows = workshop.rows
         on_gpu = isinstance(delivery, device.OnCuda) or torch.cuda.is_initialized()
         if on_gpu if config.pin_memory is None else config.pin_memory:
-            workshop.on_close.append(device.page_lock(workshop.memory))
+            workshop.on_close.append(device.page_lock(workshop.memory, self.device))
         return workshop
 
     def _fill_spec(self) -> FillSpec:
@@ -319,7 +334,8 @@ class Loader:
         try:
             batch = deliver(run)
         except StopIteration:
-            self._run = None
+            run.close()
+            self._run, self._finished = None, run.plan.epoch
             self._epoch, self._delivered, self._begins = self._epoch + 1, 0, "at the start"
             if not self.config.persistent_workers:
                 _close(self._workshops)

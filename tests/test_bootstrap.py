@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,3 +62,19 @@ def test_pillow_simd_is_built_with_what_is_installed_now(bootstrap: Any, monkeyp
     monkeypatch.setattr(bootstrap.subprocess, "run", lambda command, **_: commands.append(" ".join(command)))
     bootstrap.install_pillow({"pillow": "pillow==1", "pillow-simd": "pillow-simd==1"})
     assert "--no-binary pillow-simd --refresh-package pillow-simd" in commands[-1]
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_kernel_that_was_not_compiled_is_told_in_a_line_and_ends_nothing(
+    bootstrap: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, status: int
+) -> None:
+    stale = tmp_path / "pipeline" / "kernel" / "native.abi3.so"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path)
+    done = SimpleNamespace(returncode=status)
+    monkeypatch.setattr(bootstrap.subprocess, "run", lambda command, **_: done)
+    assert bootstrap.compile_kernel() == 0
+    assert not stale.exists()  # else an old one would run
+    assert len(capsys.readouterr().out.splitlines()) == status

@@ -1,9 +1,11 @@
 """The wheel carries the whole product, and its command works away from the checkout."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -15,9 +17,9 @@ OUTSIDE = ("experiments", "peers")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the tracked files, so that parallel tests never see a build folder in the checkout."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tracked files, so that parallel tests never see a build folder in the checkout."""
+    source = tmp_path_factory.mktemp("source")
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     )
@@ -25,10 +27,41 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    return source
+
+
+def built(kind: str, source: Path, out: Path, **environment: str) -> Path:
+    command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(out), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr[-2000:]
-    return next(out.glob("*.whl"))
+    return next(path for path in out.iterdir() if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built("wheel", source, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_kernel_is_in_the_wheel_and_its_sources_are_in_the_sdist(
+    wheel: Path, source: Path, tmp_path: Path
+) -> None:
+    packed = zipfile.ZipFile(wheel).namelist()
+    assert [name for name in packed if name.startswith("feedline/pipeline/kernel/native.")]
+    assert not [name for name in packed if name.endswith((".c", ".h"))]
+    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert "-cp311-abi3-" in wheel.name  # this one wheel is for every later Python too
+    with tarfile.open(built("sdist", source, tmp_path)) as sdist:
+        names = {Path(name).name for name in sdist.getnames()}
+    assert {path.name for path in (ROOT / "pipeline" / "kernel").glob("*.[ch]")} | {"setup.py"} <= names
+
+
+def test_without_a_compiler_the_wheel_is_built_without_the_kernel(source: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "source"
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("build", "*.egg-info", "*.so"))
+    packed = zipfile.ZipFile(built("wheel", copy, tmp_path / "out", CC=str(tmp_path / "cc"))).namelist()
+    assert "feedline/pipeline/kernel/compiled.py" in packed
+    assert not [name for name in packed if name.startswith("feedline/pipeline/kernel/native.")]
 
 
 def test_every_module_and_data_file_is_in_the_wheel(wheel: Path) -> None:

@@ -3,9 +3,10 @@
     python -m feedline.benchmarks.experiments.kernel [--rounds 9] [--images 48]        ten seconds
 
 Bytes lie in memory; nothing is read or handed on. Every cell fills 224x224 slots (unless its name says otherwise)
-from the same pictures: 500x375 photographs, prepared as by feedline's own job. Time is the thread's CPU time, so
-other programs on the machine disturb less; rounds visit all cells in an order drawn anew, and ratios are taken within
-a round. Writes benchmarks/results/kernel.json.
+from the same pictures: 500x375 photographs, prepared as by feedline's own job; the same with the kernel's Python
+fallback ("…, python") stands beside it. Time is the thread's CPU time, so other programs on the machine disturb less;
+rounds visit all cells in an order drawn anew, and ratios are taken within a round. Writes
+benchmarks/results/kernel.json.
 """
 
 import io
@@ -26,7 +27,8 @@ from feedline.pipeline.codecs import crop_jpeg, jpeg
 from feedline.pipeline.codecs.table import make_kernel
 from feedline.pipeline.draw import regions
 from feedline.pipeline.draw.regions import Augment
-from feedline.pipeline.draw.resample import bilinear_into, needs_pillow, shrink_into
+from feedline.pipeline.draw.resample import bilinear_into, needs_pillow, resize_into, shrink_into
+from feedline.pipeline.kernel import compiled
 from feedline.pipeline.workers.counters import ROW_BYTES, Clock
 from feedline.preprocess.picture import Output, Preparer
 
@@ -46,14 +48,20 @@ def main() -> None:
     cv2.setNumThreads(1)
     originals = photographs(given.images)
     prepared = by_codec(originals)
-    cells = decoders(prepared) | kernels(prepared, originals) | tile_widths(prepared["jpeg"])
+    ours = kernels(prepared, originals)
+    cells = decoders(prepared, originals) | ours | tile_widths(prepared["jpeg"])
+    if compiled.KERNEL is not None:
+        cells |= {f"{name}, python": with_python(cell) for name, cell in ours.items()}
     in_rounds(cells, 1)  # warm-up
     by_round = in_rounds(cells, given.rounds)
+    gains = {name: spread([one[f"{name}, python"] / one[name] for one in by_round], 3)
+             for name in ours if f"{name}, python" in cells}  # fmt: skip
     ratios = {
         key: {name: spread([one[base] / one[name] for one in by_round], 3) for name in cells}
         for key, base in BASES.items()
     }
     figures: dict[str, Any] = {
+        "kernel": "python" if compiled.KERNEL is None else compiled.KERNEL.level(),
         "what": f"CPU µs per sample on one core; 256 px short side, q90; {PX} px out, RandomResizedCrop and flip",
         "n": given.images,
         "rounds": given.rounds,
@@ -62,7 +70,9 @@ def main() -> None:
         "mean_bytes": {name: round(float(np.mean([len(one) for one in data]))) for name, data in prepared.items()},
         "microseconds": {name: spread(column(by_round, name), 2) for name in cells},
         **ratios,
-        "stages_us": stages(prepared["jpeg"], given.rounds),
+        "faster_than_python": gains,
+        "stages_us": stages(compiled_sample, prepared["jpeg"], given.rounds) if compiled.KERNEL else None,
+        "stages_python_us": stages(python_sample, prepared["jpeg"], given.rounds),
         "qualities": qualities(originals[:24]),
     }
     write(given.out, figures)
@@ -71,7 +81,7 @@ def main() -> None:
         key = list(BASES)[2 if name.startswith("unprepared") else 0]
         rows.append([name, *one.values(), f"{ratios[key][name]['median']:.2f}"])
     show(("CPU µs per sample", "median", "low", "high", "× full decode"), rows)
-    for one in (figures["stages_us"], *figures["qualities"]):
+    for one in (figures["stages_us"] or {}, figures["stages_python_us"], *figures["qualities"]):
         print(", ".join(f"{name} {value}" for name, value in one.items()))
 
 
@@ -102,7 +112,20 @@ def each(data: Sequence[bytes], work: Callable[[bytes, int], object]) -> Cell:
     return cell
 
 
-def decoders(prepared: dict[str, list[bytes]]) -> dict[str, Cell]:
+def with_python(cell: Cell) -> Cell:
+    """The same without the compiled kernel."""
+
+    def run() -> float:
+        kernel, compiled.KERNEL = compiled.KERNEL, None
+        try:
+            return cell()
+        finally:
+            compiled.KERNEL = kernel
+
+    return run
+
+
+def decoders(prepared: dict[str, list[bytes]], originals: Sequence[bytes]) -> dict[str, Cell]:
     """What everybody does: decode everything, then crop and resize."""
     out_HWC = np.empty((PX, PX, 3), np.uint8)
 
@@ -120,7 +143,8 @@ def decoders(prepared: dict[str, list[bytes]]) -> dict[str, Cell]:
         "full decode, no markers": each(prepared["plain"], lambda one, _: simplejpeg.decode_jpeg(one)),
         "full decode, fast chroma": each(data, lambda one, _: jpeg.decode(one, fast_chroma=True)),
         "full decode, cv2": each(data, opencv),
-        "full decode, crop, bilinear": each(data, whole),
+        "full decode, crop, bilinear": with_python(each(data, whole)),
+        "unprepared: full decode": each(originals, lambda data, _: simplejpeg.decode_jpeg(data)),
     }
 
 
@@ -130,7 +154,6 @@ def kernels(prepared: dict[str, list[bytes]], originals: Sequence[bytes]) -> dic
         "jpeg, evaluation": filling("jpeg", prepared["jpeg"], EVAL),
         "planes": filling("planes", prepared["planes"]),
         "raw": filling("raw", prepared["raw"]),
-        "unprepared: full decode": each(originals, lambda data, _: simplejpeg.decode_jpeg(data)),
         "unprepared: feedline": filling("keep", originals),
         "jpeg to 64 px": filling("jpeg", prepared["jpeg"], px=64),
         "jpeg to 128 px": filling("jpeg", prepared["jpeg"], px=128),
@@ -161,36 +184,64 @@ def tile_widths(data: Sequence[bytes]) -> dict[str, Cell]:
 
 # --- inside the kernel --------------------------------------------------------------------------------
 
+Stage = tuple[str, int]
+"""A step's name, and the clock after it (ns)."""
 
-def stages(data: Sequence[bytes], count: int) -> dict[str, float]:
+
+Sample = Callable[[bytes, int, Pixels], list[Stage]]
+
+
+def stages(sample: Sample, data: Sequence[bytes], count: int) -> dict[str, float]:
     """Where the jpeg kernel's time goes: medians over rounds, wall clock (a thread's CPU clock is too coarse)."""
-    names = ("parse", "choose", "cut", "decode", "resize")
     out_HWC = np.empty((PX, PX, 3), np.uint8)
+    names = [name for name, _ in sample(data[0], 0, out_HWC)[1:]]
     taken = np.zeros((count, len(data), len(names)))
     for turn in range(count):
         for number, one in enumerate(data):
-            taken[turn, number] = np.diff(one_sample(one, number, out_HWC))
+            taken[turn, number] = np.diff([tick for _, tick in sample(one, number, out_HWC)])
     return dict(zip(names, np.round(np.median(taken, axis=0).mean(axis=0) / 1e3, 1).tolist(), strict=True))
 
 
-def one_sample(data: bytes, number: int, out_HWC: Pixels) -> list[int]:
-    """The kernel's steps one by one (output not smaller than half the region); the clock after each."""
-    ticks = [time.perf_counter_ns()]
+def now(step: str) -> Stage:
+    return step, time.perf_counter_ns()
+
+
+def python_sample(data: bytes, number: int, out_HWC: Pixels) -> list[Stage]:
+    """The fallback's steps one by one (output not smaller than half the region)."""
+    ticks = [now("")]
     frame = crop_jpeg.parse(data)
-    ticks.append(time.perf_counter_ns())
+    ticks.append(now("parse"))
     region = regions.random_region(frame.width_px, frame.height_px, TRAIN, 0, 0, number)
     by_pillow = needs_pillow(region, out_HWC)
-    ticks.append(time.perf_counter_ns())
+    ticks.append(now("choose"))
     part = crop_jpeg.cut(data, *region[:4], frame=frame)
-    ticks.append(time.perf_counter_ns())
+    ticks.append(now("cut"))
     pixels = jpeg.decode(part.data, "RGBX", fast_chroma=True)
-    ticks.append(time.perf_counter_ns())
+    ticks.append(now("decode"))
     inside = regions.Region(part.left_px, part.top_px, *region[2:])
+    kernel, compiled.KERNEL = compiled.KERNEL, None
     if by_pillow:
         shrink_into(pixels, inside, 1, out_HWC)
     else:
         bilinear_into(pixels, inside, out_HWC)
-    return [*ticks, time.perf_counter_ns()]
+    compiled.KERNEL = kernel
+    return [*ticks, now("resize")]
+
+
+def compiled_sample(data: bytes, number: int, out_HWC: Pixels) -> list[Stage]:
+    """The compiled kernel's."""
+    kernel = compiled.KERNEL
+    assert kernel is not None
+    ticks = [now("")]
+    frame = crop_jpeg.parse(data)
+    ticks.append(now("parse"))
+    region = regions.random_region(frame.width_px, frame.height_px, TRAIN, 0, 0, number)
+    ticks.append(now("choose"))
+    pixels_HWX = np.empty((region.height_px, region.width_px, 4), np.uint8)
+    kernel.decode(data, *region[:4], False, pixels_HWX)
+    ticks.append(now("decode"))
+    resize_into(pixels_HWX, region._replace(left_px=0, top_px=0), out_HWC)
+    return [*ticks, now("resize")]
 
 
 def qualities(originals: Sequence[bytes]) -> list[dict[str, Any]]:

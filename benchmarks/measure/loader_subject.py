@@ -1,18 +1,22 @@
 """A subject of kind "loader": feedline's own loader over one split, alone or feeding a training step.
 
-Settings: `split`, any field of `LoaderConfig`, `model` (None: the batches are only taken) and `devices`: GPUs, or
-processes on a CPU, that train together (DistributedDataParallel over NCCL or gloo); workers and batch size are each
-one's. Ranks are forks of the measuring process, which stays rank 0 and holds the meter. Forking after torch's import
-costs no second one, so nothing may have started a thread or touched a GPU before.
+Settings: `split`, any field of `LoaderConfig`, `model` (None: the batches are only taken), `cached` (so many batches
+are kept on the device and replayed: data is free) and `devices`: GPUs, or processes on a CPU, that train together
+(DistributedDataParallel over NCCL or gloo); workers and batch size are each one's. Ranks are forks of the measuring
+process, which stays rank 0 and holds the meter. Forking after torch's import costs no second one, so nothing may have
+started a thread or touched a GPU before.
+
+Of GPUs the window's facts say what NVML does (`gpus`, as `profiling.record.measurements.Gpu`).
 """
 
+import itertools
 import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +88,12 @@ def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, ran
     if settings.get("model"):
         alone = devices == 1
         step = training_step(settings["model"], len(loader.manifest.classes), device, amp, None if alone else rank)
-    if loader.num_workers and devices == 1:  # of several ranks one knows its own workers only
+    cached = settings.get("cached")
+    if loader.num_workers and devices == 1 and not cached:  # of several ranks one knows its own workers only
         meter.made = lambda: sum(worker["samples"] for worker in loader.stats()["workers"])
-    batches = endless(loader.__iter__, NO_BATCH)
+    batches = replayed(loader, cached) if cached else endless(loader.__iter__, NO_BATCH)
+    if device != "cpu" and rank == 0:
+        meter.look = gpu_look()
     with closing(loader), suppress(WindowDone):
         while True:
             asked_s = time.perf_counter()
@@ -95,6 +102,27 @@ def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, ran
                 meter.batch(devices * len(labels), time.perf_counter() - asked_s)
             if step is not None:
                 step(images, labels)
+
+
+def replayed(loader: Any, count: int) -> Iterator[Any]:
+    """Its first batches again and again; its workers are gone."""
+    kept = list(itertools.islice(endless(loader.__iter__, NO_BATCH), count))
+    loader.close()
+    return itertools.cycle(kept)
+
+
+def gpu_look() -> Callable[[], dict[str, Any]]:
+    """What NVML says of the GPUs, GPM's counters since the call before."""
+    from feedline.profiling.machine.nvml import GpuSampler
+
+    sampler = GpuSampler(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    sampler.start()
+
+    def look() -> dict[str, Any]:
+        list(sampler.look({os.getpid()}))
+        return {"gpus": [asdict(gpu) for gpu in sampler.summary()], "gpu_note": sampler.note}
+
+    return look
 
 
 def training_step(name: str, classes: int, device: str, amp: Any, rank: int | None) -> Callable[[Any, Any], None]:

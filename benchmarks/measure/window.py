@@ -72,6 +72,8 @@ class Meter:
 
     made: Callable[[], int] | None = None
     """Samples that the workers have finished so far; set by a subject whose loader knows."""
+    look: Callable[[], dict[str, Any]] | None = None
+    """Asked right before the window and right behind it; facts are what it says."""
 
     def __init__(self, subject: Subject) -> None:
         self.facts: dict[str, Any] = {}
@@ -92,6 +94,7 @@ class Meter:
         self._wait_s += wait_s
         if self._start is None:
             if self._is_warm(now_s, now_s - self._first_s, samples):
+                self._look()
                 self._start, self._batches, self._samples, self._wait_s = self._clocks(), 0, 0, 0.0
             return
         long = now_s - self._start["clock_s"] >= self._subject.window_s
@@ -111,6 +114,11 @@ class Meter:
         before = [stock for clock_s, stock in self._stock if clock_s <= now_s - STEADY_S]
         return bool(before) and abs(self._stock[-1][1] - before[-1]) <= batch
 
+    def _look(self) -> None:
+        if self.look is not None:
+            settle_device()
+            self.facts.update(self.look())
+
     def _clocks(self) -> dict[str, float]:
         settle_device()
         return {
@@ -123,6 +131,7 @@ class Meter:
 
     def _finished(self, start: dict[str, float]) -> Window:
         spent = {name: value - start[name] for name, value in self._clocks().items()}
+        self._look()
         ours_s = spent["trainer_cpu_s"] + spent["worker_cpu_s"]
         return Window(
             samples=self._samples,

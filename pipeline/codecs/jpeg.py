@@ -1,11 +1,13 @@
 """`jpeg`: crop-addressable JPEG (`crop_jpeg`), encoded by Pillow, decoded by libjpeg-turbo.
 
-A region's tiles are cut out of the file and decoded, at 1/2, 1/4 or 1/8 where the output is that much smaller
-(libjpeg's scaled DCT), then resized. A JPEG without tiles is decoded down to the region's last row.
+The compiled kernel decodes a region by itself. What it leaves to libjpeg-turbo: a region's tiles are cut out of the
+file and decoded, at 1/2, 1/4 or 1/8 where the output is that much smaller (libjpeg's scaled DCT), then resized; a
+JPEG without tiles is decoded down to the region's last row.
 """
 
 import io
 import re
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
@@ -19,6 +21,7 @@ from feedline.pipeline.codecs.base import Choose, Clock, Codec, Pixels, Subsampl
 from feedline.pipeline.codecs.crop_jpeg import Frame, JpegError, cut, parse
 from feedline.pipeline.draw.regions import Region
 from feedline.pipeline.draw.resample import resize_into
+from feedline.pipeline.kernel import compiled
 
 Colours = Literal["RGB", "RGBX"]
 SOI = b"\xff\xd8"
@@ -95,10 +98,40 @@ def _mended(data: bytes, complaint: str) -> bytes:
 def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, fast_chroma: bool) -> None:
     frame = parse(data)
     region = choose(frame.width_px, frame.height_px)
-    pixels_HWX, inside, factor = _decode_region(data, frame, region, dct_factor(region, out_HWC), fast_chroma)
+    factor = dct_factor(region, out_HWC)
+    pixels_HWX = _decode_alone(data, region, fast_chroma) if factor == 1 else None
+    inside = region._replace(left_px=0, top_px=0)
+    if pixels_HWX is None:
+        pixels_HWX, inside, factor = _decode_region(data, frame, region, factor, fast_chroma)
     clock.decoded()
     resize_into(pixels_HWX, inside, out_HWC, factor)
     clock.transformed()
+
+
+def _decode_alone(data: bytes, region: Region, fast_chroma: bool) -> Pixels | None:
+    """RGBX pixels of the region and nothing else, valid until the next call in this thread; None where the kernel is
+    not there, or leaves this file to libjpeg-turbo."""
+    kernel = compiled.KERNEL
+    if kernel is None:
+        return None
+    left, top, width, height = region[:4]
+    size = 4 * width * height
+    if len(_scratch.pixels) < size:
+        _scratch.pixels = np.empty(size, np.uint8)
+    pixels_HWX = _scratch.pixels[:size].reshape(height, width, 4)
+    if size > _KEEP_BYTES:
+        _scratch.pixels = np.empty(0, np.uint8)
+    return pixels_HWX if kernel.decode(data, left, top, width, height, not fast_chroma, pixels_HWX) else None
+
+
+class _Scratch(threading.local):
+    """Memory that is touched for the first time costs a page fault every 4 KiB, so a thread keeps its own."""
+
+    pixels: Pixels = np.empty(0, np.uint8)
+
+
+_scratch = _Scratch()
+_KEEP_BYTES = 1 << 24
 
 
 def _decode_region(data: bytes, frame: Frame, region: Region, factor: int,

@@ -34,11 +34,9 @@ def _stacked(data: bytes) -> Pixels:
 
 def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, _fast_chroma: bool) -> None:
     stacked = _stacked(data)
-    height, width = stacked.shape[0] * 2 // 3, stacked.shape[1]
-    parts = (stacked[:height], *stacked[height:].reshape(2, height // 2, width // 2))
-    region = choose(width, height)
+    region = choose(stacked.shape[1], stacked.shape[0] * 2 // 3)
     clock.decoded()
-    planes_into(parts, region, out_HWC)
+    planes_into(stacked, region, out_HWC)
     clock.transformed()
 
 

@@ -1,7 +1,10 @@
-"""Slots, counters and workers of one loader, and one run through its batches in exact order. NumPy only.
+"""Slots, counters and workers of one loader, and the runs through its epochs in exact order. NumPy only.
 
 Tasks go out in order, one per free slot, at most `depth` at a time; replies come in any order and are held until
 their turn. So the order of batches never depends on how many workers there are or how fast each is.
+
+Behind an epoch's last task go those of the epoch that is expected next, into slots that are free anyway: no worker
+stops at an epoch's end. Its run is the next one if it was the right guess; if not, workers leave it within a sample.
 """
 
 import os
@@ -24,6 +27,7 @@ from feedline.pipeline.workers.slots import CHANNELS, Fence, Images, Ledger, Num
 
 SPARE_SLOTS = 3
 """Slots the user may hold without a copy being made: the batch in hand, the next, and one fetched ahead."""
+_NO_RUN = 2**63 - 1  # as the current one: nothing is wanted any more
 _MOST_IN_FLIGHT = 128  # tasks in the socket's buffer; more would only wait there
 
 
@@ -53,8 +57,9 @@ class Waits:
 
 class HostBatch(NamedTuple):
     images: Images
-    """Flat bytes as the filler wrote them. Shows a slot, or is a copy of one."""
+    """Flat bytes as the filler wrote them. Shows a slot, which is lent for as long as this lives, or is a copy."""
     labels_N: Numbers
+    """Shows the same slot or is a copy; lends nothing."""
     px: int
 
     @property
@@ -65,13 +70,15 @@ class HostBatch(NamedTuple):
 
 
 class Workshop:
-    """Owns memory and workers; `close` ends them. One run at a time."""
+    """Owns memory and workers, and says what these do next; `close` ends them. One run is iterated at a time."""
 
     def __init__(self, spec: FillSpec, index: SharedMemory, index_layout: Layout, layout: SlotLayout,
                  *, workers: int, depth: int, fence: Callable[[], Fence], where: Callable[[int], str],
-                 before: counters.Rows | None = None) -> None:  # fmt: skip
-        """`where(sample)` names a sample in messages. `before`: the rows of a workshop to go on for."""
+                 waits: Waits, trim: bool = False, before: counters.Rows | None = None) -> None:  # fmt: skip
+        """`where(sample)` names a sample in messages. `trim`: padding is left out, so that an epoch's last batch is
+        shorter. `before`: the rows of a workshop to go on for."""
         self._where = where
+        self.waits, self.trim = waits, trim
         self.process = os.getpid()
         self.depth = min(depth, _MOST_IN_FLIGHT)
         self.layout = layout
@@ -86,6 +93,10 @@ class Workshop:
             self.rows[:-1] = before[:-1]
             self.rows[:-1, FIELD["pid"]] = 0
         self.outstanding = 0
+        """Tasks without a reply, those of runs that were given up too."""
+        self._begun = 0
+        self._runs: dict[int, EpochRun] = {}
+        """By number: the one that is iterated, and behind it the one that is begun ahead."""
         self.on_close: list[Callable[[], None]] = []
         setup = {"slot_layout": asdict(layout), "index_layout": index_layout, "fill": asdict(spec), "rows": rows}
         memories = [self.memory, index, self._counters]
@@ -95,14 +106,54 @@ class Workshop:
         else:
             self.crew = InlineCrew(Worker(0, setup, *(memory.view for memory in memories)))
 
-    def submit(self, task: Task) -> None:
-        self.crew.submit(task)
-        self.outstanding += 1
+    def begin(self, plan: EpochPlan, px: int, then: EpochPlan | None = None) -> "EpochRun":
+        """A run through the plan: the one that was begun ahead, if that is what it goes through. What else is under
+        way is given up. `then` is begun ahead in turn. Raises WorkerError where a worker has ended since."""
+        while self.crew.ready():
+            self.take_reply()
+        kept = next((run for run in self._runs.values() if run.goes_through(plan, px)), None)
+        for other in [run for run in self._runs.values() if run is not kept]:
+            other.close()
+        run = kept or self._new_run(plan, px)
+        self.rows[-1][0] = run.number  # workers leave the tasks of earlier ones
+        if then is not None:
+            self._new_run(then, px)
+        self.send_tasks()
+        return run
 
-    def receive(self) -> Reply:
+    def _new_run(self, plan: EpochPlan, px: int) -> "EpochRun":
+        self._begun += 1
+        run = self._runs[self._begun] = EpochRun(self, self._begun, plan, px)
+        return run
+
+    def forget(self, run: "EpochRun") -> None:
+        """It has ended: the slots of its tasks come back with their replies."""
+        self._runs.pop(run.number, None)
+
+    def send_tasks(self) -> None:
+        """One into every free slot, while fewer than `depth` are under way; a run's all before those of the next."""
+        under_way = sum(run.sent - run.received for run in self._runs.values())
+        for run in self._runs.values():
+            while run.sent < run.batches and under_way < self.depth:
+                slot = self.ledger.take()
+                if slot is None:
+                    return
+                self.crew.submit(run.task(slot))
+                self.outstanding += 1
+                run.sent += 1
+                under_way += 1
+
+    def take_reply(self) -> None:
+        """Waits for one and hands it to its run. Raises WorkerError."""
         reply = self.crew.receive()
-        self.outstanding -= reply.slot >= 0
-        return reply
+        if reply.kind == BROKEN:
+            raise WorkerError(reply.text)
+        self.outstanding -= 1
+        run = self._runs.get(reply.run)
+        if run is not None:
+            run.keep(reply)
+        else:
+            self.ledger.give_back(reply.slot)
 
     def _doing(self, worker: int) -> str:
         """For the error about a dead worker."""
@@ -114,7 +165,9 @@ class Workshop:
 
     def close(self) -> None:
         """In a forked child of the trainer's, only what is the child's own: workers and CUDA are not."""
+        self._runs.clear()  # they lead back to us: the memory must not wait for the cycle collector
         if os.getpid() == self.process:
+            self.rows[-1][0] = _NO_RUN
             self.crew.close()
             while self.on_close:
                 self.on_close.pop()()
@@ -123,46 +176,62 @@ class Workshop:
 
 
 class EpochRun(Iterator[HostBatch]):
-    """The batches of a plan, in order. Iterate it once; a newer run of the same workshop ends it."""
+    """The batches of a plan, in order; iterate it once. `Workshop.begin` makes it, and ends it with the next."""
 
-    def __init__(self, workshop: Workshop, plan: EpochPlan, px: int, waits: Waits, *, trim: bool = False) -> None:
-        """`trim`: padding is left out, so that the last batch is shorter."""
-        self._workshop, self.plan, self._px, self.waits, self._trim = workshop, plan, px, waits, trim
-        workshop.rows[-1][0] += 1  # workers do not begin the tasks of an earlier run any more
-        self._number = int(workshop.rows[-1][0])
-        self._batches = len(plan)
-        self._sent = self._received = self._shown = 0
+    def __init__(self, workshop: Workshop, number: int, plan: EpochPlan, px: int) -> None:
+        self._workshop, self.number, self.plan, self._px, self.waits = workshop, number, plan, px, workshop.waits
+        self.batches = len(plan)
+        self.sent = self.received = self._shown = 0
         self.taken = 0
         """Batches that the user has; the device's side may have one more."""
-        self._ready: dict[int, int] = {}
-        self._failed: dict[int, SampleError | TransformError] = {}
-        """By batch; raised when its turn comes, whichever worker was first."""
-        self._send_tasks()
+        self._replies: dict[int, Reply] = {}
+        """By batch: filled, or what went wrong, which is told when its turn comes, whichever worker was first."""
+
+    def goes_through(self, plan: EpochPlan, px: int) -> bool:
+        """Plans of one loader differ in nothing else."""
+        return (self.plan.epoch, self.plan.start, self._px) == (plan.epoch, plan.start, px)
+
+    def task(self, slot: int) -> Task:
+        """The next one to send, its samples' numbers written into the slot."""
+        workshop, samples_N = self._workshop, self.plan.batch(self.sent)
+        if workshop.trim:
+            samples_N = samples_N[samples_N != PADDING]
+        workshop.layout.slot(workshop.view, slot).samples_N[: len(samples_N)] = samples_N
+        return Task(self.number, self.sent, slot, len(samples_N), self.plan.epoch, self._px)
+
+    def keep(self, reply: Reply) -> None:
+        self.received += 1
+        self._replies[reply.batch] = reply
 
     def __next__(self) -> HostBatch:
         """Raises StopIteration, SampleError, TransformError or WorkerError."""
-        if self._shown == self._batches:
+        if self._shown == self.batches:
             raise StopIteration
-        self._send_tasks()
+        workshop = self._workshop
+        workshop.send_tasks()
         started_s = time.perf_counter()
-        while self._shown not in self._ready:
-            if self._shown in self._failed:
-                raise self._failed.pop(self._shown)
-            if self._workshop.outstanding:
-                self._take_reply(self._workshop.receive())
+        while self._shown not in self._replies:
+            if workshop.outstanding:
+                workshop.take_reply()
             else:
-                self._workshop.ledger.wait()
-            self._send_tasks()
+                workshop.ledger.wait()
+            workshop.send_tasks()
         self.waits.wait_s += time.perf_counter() - started_s
+        reply = self._replies.pop(self._shown)
+        if reply.kind != DONE:
+            workshop.ledger.give_back(reply.slot)
+            raise (SampleError if reply.kind == BAD_SAMPLE else TransformError)(reply.text, reply.sample)
         self._shown += 1
-        return self._show(self._ready.pop(self._shown - 1))
+        self.waits.bad += reply.bad
+        return self._show(reply.slot)
 
     def next_if_ready(self) -> HostBatch | None:
-        """The next batch if that needs no waiting; None otherwise, and at the end."""
+        """The next batch if that needs no waiting; None otherwise, before a bad one, and at the end."""
         workshop = self._workshop
-        while self._shown not in self._ready and workshop.outstanding and workshop.crew.ready():
-            self._take_reply(workshop.receive())
-        return next(self) if self._shown in self._ready else None
+        while self._shown not in self._replies and self.received < self.sent and workshop.crew.ready():
+            workshop.take_reply()
+        reply = self._replies.get(self._shown)
+        return next(self) if reply is not None and reply.kind == DONE else None
 
     def handed_over(self, samples: int) -> None:
         """The user has one batch more, of so many samples."""
@@ -170,51 +239,24 @@ class EpochRun(Iterator[HostBatch]):
         self.waits.batches += 1
         self.waits.samples += samples
 
-    def _send_tasks(self) -> None:
-        workshop = self._workshop
-        while self._sent < self._batches and self._sent - self._received < workshop.depth:
-            number = workshop.ledger.take()
-            if number is None:
-                return
-            samples_N = self.plan.batch(self._sent)
-            if self._trim:
-                samples_N = samples_N[samples_N != PADDING]
-            workshop.layout.slot(workshop.view, number).samples_N[: len(samples_N)] = samples_N
-            workshop.submit(Task(self._number, self._sent, number, len(samples_N), self.plan.epoch, self._px))
-            self._sent += 1
-
-    def _take_reply(self, reply: Reply) -> None:
-        if reply.slot >= 0 and reply.run != self._number:  # of a run that was given up
-            self._workshop.ledger.give_back(reply.slot)
-            return
-        if reply.kind == BROKEN:
-            raise WorkerError(reply.text)
-        self._received += 1
-        if reply.kind != DONE:
-            self._workshop.ledger.give_back(reply.slot)
-            error = SampleError if reply.kind == BAD_SAMPLE else TransformError
-            self._failed[reply.batch] = error(reply.text, reply.sample)
-            return
-        self._ready[reply.batch] = reply.slot
-        self.waits.bad += reply.bad
-
     def _show(self, slot_number: int) -> HostBatch:
         workshop, waits = self._workshop, self.waits
         slot = workshop.layout.slot(workshop.view, slot_number)
         filled, size_bytes = slot.filled.tolist()
-        images = slot.images
+        images, labels_N = slot.images, slot.labels_N[:filled]
         if workshop.ledger.lent < SPARE_SLOTS:
             workshop.ledger.lend(slot_number, images)
         else:
             with waits.copying():
-                images = images[:size_bytes].copy()
+                images, labels_N = images[:size_bytes].copy(), labels_N.copy()
             workshop.ledger.give_back(slot_number)
             waits.copied_batches += 1
-        return HostBatch(images, slot.labels_N[:filled].copy(), self._px)
+        return HostBatch(images, labels_N, self._px)
 
     def close(self) -> None:
-        """Gives up what is under way; the workers finish it and its slots come back with the next run's replies."""
-        for slot in self._ready.values():
-            self._workshop.ledger.give_back(slot)
-        self._ready.clear()
-        self._shown = self._sent = self._batches
+        """Gives up what is under way: workers leave it once another run is begun."""
+        for reply in self._replies.values():
+            self._workshop.ledger.give_back(reply.slot)
+        self._replies.clear()
+        self._shown = self.sent = self.received = self.batches
+        self._workshop.forget(self)

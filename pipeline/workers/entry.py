@@ -17,7 +17,7 @@ from typing import Any
 from feedline.pipeline.base.errors import FeedlineError, SampleError, TransformError
 from feedline.pipeline.base.process import die_with, keep_freed_memory
 from feedline.pipeline.workers.counters import FIELD, NOTHING, Clock, rows_of
-from feedline.pipeline.workers.fill import FillSpec, PixelFiller, where_raised
+from feedline.pipeline.workers.fill import FillSpec, GivenUp, PixelFiller, where_raised
 from feedline.pipeline.workers.fill_regions import RegionFiller
 from feedline.pipeline.workers.memory import attach, shared_columns
 from feedline.pipeline.workers.messages import BAD_SAMPLE, BAD_TRANSFORM, BROKEN, GIVEN_UP, STOP, Reply, Task
@@ -42,9 +42,8 @@ class Worker:
 
     def perform(self, task: Task) -> Reply:
         """Fills the task's slot. What went wrong is in the reply: a worker outlives a bad sample or transform."""
-        about = (task.slot, task.run, task.batch)
-        if task.run < self._current_run[0]:
-            return Reply(GIVEN_UP, *about)
+        about, run, current_run = (task.slot, task.run, task.batch), task.run, self._current_run
+        self._filler.wanted = lambda: run >= current_run[0]  # not of `self`: a circle would keep the memory
         slot, clock = self._layout.slot(self._slots, task.slot), self.clock
         samples_N, labels_N = slot.samples_N[: task.samples], slot.labels_N[: task.samples]
         try:
@@ -53,6 +52,8 @@ class Worker:
             return Reply(BAD_SAMPLE, *about, error.sample, error.reason)
         except TransformError as error:
             return Reply(BAD_TRANSFORM, *about, error.sample, error.reason)
+        except GivenUp:
+            return Reply(GIVEN_UP, *about)
         finally:
             clock.row[FIELD["sample"]] = NOTHING
         slot.filled[:] = filled, size_bytes

@@ -32,6 +32,10 @@ _REPLACEMENTS = 16
 """`on_bad="replace"` tries this many neighbours before it gives up on the shard."""
 
 
+class GivenUp(Exception):
+    """The batch is not wanted any more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FillSpec:
     """Everything that decides what a slot will hold, in plain JSON; mostly as LoaderConfig has it."""
@@ -60,14 +64,16 @@ class Filler:
     """Reads samples, checks their CRC, and does what `on_bad` says. What lands in the slot is the subclass's `fill`:
 
     (samples_N, epoch, px, the slot's bytes, labels_N) -> how many samples are there (fewer than asked for where bad
-    ones are skipped), how many bytes they take, and what was bad. Raises SampleError with `on_bad="raise"`, and
-    TransformError for whatever a transform of the user's raises.
+    ones are skipped), how many bytes they take, and what was bad. Raises SampleError with `on_bad="raise"`,
+    TransformError for whatever a transform of the user's raises, and GivenUp.
     """
 
     def __init__(self, spec: FillSpec, columns: dict[str, npt.NDArray[Any]], clock: Clock) -> None:
         """`columns`: label, shard, offset, length, crc32, and checked (a byte per sample: its CRC was right once)."""
         self.spec = spec
         self.clock = clock
+        self.wanted: Callable[[], bool] = lambda: True
+        """Whether the batch under way still is; asked before each sample."""
         self.augment = Augment(**spec.augment)
         self._labels_N = columns["label"]
         self._where = tuple(columns[name].data for name in ("shard", "offset", "length", "crc32"))
@@ -83,6 +89,8 @@ class Filler:
         `put` is what makes a sample a bad one."""
         position = 0
         for sample in samples_N.tolist():
+            if not self.wanted():
+                raise GivenUp
             used = self._attempt(sample, position, put, bad)
             if used is not None:
                 labels_N[position] = PADDING if used == PADDING else self._labels_N[used]

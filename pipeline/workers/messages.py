@@ -7,12 +7,12 @@ a lock that a dying worker could keep.
 import struct
 from typing import NamedTuple
 
-_TASK = struct.Struct("<qqiiii")
+_TASK = struct.Struct("<qqiiqi")
 _REPLY = struct.Struct("<B3xiqqq")
 MAX_BYTES = 65536
 DONE, BAD_SAMPLE, BAD_TRANSFORM, BROKEN, GIVEN_UP = range(1, 6)
 """What became of a task: filled; a sample that cannot be used; the user's function raised; the worker cannot work;
-not begun, because the trainer has started another run since."""
+left, because the trainer has left its run."""
 Bad = list[tuple[int, str]]
 """Samples that cannot be used, by number, and why in one line."""
 _REASON, _REASONS_BYTES = 1000, 32_768  # of one, in characters, and of all in a reply
@@ -22,7 +22,7 @@ class Task(NamedTuple):
     """Fill `slot` with the samples whose numbers the trainer wrote into it; `samples` says how many."""
 
     run: int
-    """Counts the loader's iterations: replies of an abandoned one are recognised."""
+    """Counts the loader's epochs, as they are begun: replies of an abandoned one are recognised."""
     batch: int
     slot: int
     samples: int

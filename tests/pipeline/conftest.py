@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from feedline.pipeline.base import files as atomic
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
+from feedline.pipeline.workers.dispatch import Workshop
 
 MakeSplit = Callable[..., Path]
 
@@ -61,6 +63,31 @@ def make_split(tmp_path: Path) -> MakeSplit:
         return write_split(tmp_path / name, samples, shard_count, **options)  # type: ignore[arg-type]
 
     return make
+
+
+POISON = 0xAB
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot is full of poison when it is handed out to be filled: whoever still reads it reads that."""
+    make = Workshop.__init__
+
+    def made(workshop: Workshop, *arguments: Any, **options: Any) -> None:
+        make(workshop, *arguments, **options)
+        take = workshop.ledger.take
+
+        def take_and_poison() -> int | None:
+            number = take()
+            if number is not None:
+                slot = workshop.layout.slot(workshop.view, number)
+                slot.images[:] = POISON
+                slot.labels_N[:] = POISON
+            return number
+
+        monkeypatch.setattr(workshop.ledger, "take", take_and_poison)
+
+    monkeypatch.setattr(Workshop, "__init__", made)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import interpolate
 
 from feedline.pipeline import gpu_decode
 from feedline.pipeline.base.errors import UsageError
@@ -55,13 +56,47 @@ def test_what_it_cannot_do_is_refused(split: Path) -> None:
             Loader(split, **{**OPTIONS, "decode": "gpu", **wrong})
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_regions_of_a_batch_are_resized_as_one_by_one() -> None:
+    draw = np.random.default_rng(1)
+    images, boxes = list[torch.Tensor](), list[list[int]]()
+    for height, width in ((40, 60), (32, 32), (17, 90), (8, 8)):
+        images.append(torch.from_numpy(draw.integers(0, 256, (3, height, width), dtype=np.uint8)))
+        high, wide = int(draw.integers(4, height + 1)), int(draw.integers(4, width + 1))
+        left, top = int(draw.integers(0, width - wide + 1)), int(draw.integers(0, height - high + 1))
+        boxes.append([left, top, wide, high, len(boxes) % 2])
+    for px in (24, 7, 64):
+        found_NHWC = gpu_decode.resized(images, boxes, px)
+        assert found_NHWC.is_contiguous() and found_NHWC.dtype == torch.uint8
+        for one_HWC, image_CHW, box in zip(found_NHWC, images, boxes, strict=True):
+            left, top, wide, high, flip = box
+            region_CHW = image_CHW[:, top : top + high, left : left + wide].float()
+            region_CHW = region_CHW.flip(2) if flip else region_CHW
+            exact_CHW = interpolate(region_CHW[None], (px, px), mode="bilinear", antialias=True)[0]
+            assert (one_HWC.permute(2, 0, 1) - exact_CHW).abs().max() < 0.51
+
+
+@pytest.mark.gpu
 def test_on_a_gpu(split: Path) -> None:
     normal = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3, "policy": "drop", "num_workers": 1}
-    for (images_NCHW, _), (expected_NHWC, _) in zip(
+    for (images_NCHW, labels_N), (expected_NHWC, expected_N) in zip(
         Loader(split, **OPTIONS | normal | {"decode": "gpu", "device": "cuda"}),
         Loader(split, **OPTIONS | normal),
         strict=True,
     ):
         difference = (images_NCHW.cpu().permute(0, 2, 3, 1) - expected_NHWC.float()).abs()
         assert difference.mean() < 2.5
+        assert labels_N.tolist() == expected_N.tolist()
+
+
+@pytest.mark.gpu
+def test_a_batch_is_decoded_into_no_memory_that_is_still_read(split: Path) -> None:
+    """The decoder has a stream of its own, and is given what ours freed, on which the batch before may be at work."""
+    options = OPTIONS | {"policy": "drop", "num_workers": 2, "decode": "gpu", "device": "cuda", "batch_size": 16}
+    alone = [images_NCHW.clone() for images_NCHW, _ in Loader(split, **options)]
+    loader = Loader(split, **options)
+    hurried: list[torch.Tensor] = []
+    for images_NCHW, _ in loader:
+        hurried.append(images_NCHW)
+        with torch.cuda.stream(loader._delivery.stream):  # type: ignore[union-attr]
+            torch.cuda._sleep(20_000_000)
+    assert all(torch.equal(one, other) for one, other in zip(alone, hurried, strict=True))

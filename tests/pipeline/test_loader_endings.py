@@ -193,6 +193,14 @@ assert len(list(loader)) == 7
     assert process.returncode == 0, errors
 
 
+@pytest.mark.parametrize("end", ["", "loader.close()", "del loader, iterator, batch", "import os; os._exit(0)"])
+def test_what_was_begun_of_another_epoch_ends_with_the_script(start, end: str) -> None:  # type: ignore[no-untyped-def]
+    process, pids = start(f"for epoch in range(3):\n    for batch in loader: pass\n{end}")
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+    assert all_gone(pids)
+
+
 def test_workers_end_without_a_word(start) -> None:  # type: ignore[no-untyped-def]
     """Whatever their transform's libraries would say at an interpreter's end: triton's report leaks, line by line."""
     then = """

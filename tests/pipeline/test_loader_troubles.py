@@ -13,13 +13,11 @@ import pytest
 
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError, WorkerError
 from feedline.pipeline.draw.regions import Augment
-from feedline.pipeline.format import manifest as shards
-from feedline.pipeline.format import shard_tar
 from feedline.pipeline.loader import Loader
 from feedline.pipeline.shards_dataset import Shards
 from feedline.pipeline.workers import pool
 from feedline.pipeline.workers.memory import shared_columns
-from tests.pipeline.loading import SMALL, labels
+from tests.pipeline.loading import SMALL, damage, labels
 
 MakeSplit = Callable[..., Path]
 
@@ -141,13 +139,6 @@ def test_ranks_and_a_subset_make_fewer_samples_of_which_to_fill_a_batch(split: P
 def test_a_subset_of_more_samples_than_there_are_is_refused_at_once(split: Path, policy: str) -> None:
     with pytest.raises(UsageError, match="a subset of 61 samples cannot be taken from 60"):
         Loader(split, **SMALL | {"subset": 61, "policy": policy})
-
-
-def damage(folder: Path, sample: int) -> None:
-    index = shards.read_index(folder)
-    with (folder / shard_tar.shard_name("train", int(index.shards_N[sample]))).open("r+b") as file:
-        file.seek(int(index.offsets_N[sample]) + 200)
-        file.write(b"\0\0\0\0\0\0")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -20,6 +20,7 @@ from feedline.pipeline.draw.regions import Augment, Region, choose
 from feedline.pipeline.draw.resample import halved, needs_pillow
 from feedline.pipeline.workers.counters import FIELD, ROW_BYTES, Clock
 
+pytestmark = pytest.mark.usefixtures("kernel")
 PHOTO = np.asarray(Image.fromarray(skimage.data.coffee()).resize((400, 300), Image.Resampling.BICUBIC))
 CODECS = ["jpeg", "keep", "raw", "planes"]
 EVAL = Augment(train=False)

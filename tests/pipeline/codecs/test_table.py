@@ -15,6 +15,7 @@ from feedline.pipeline.codecs.raw import npy_view
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.draw.regions import Region
 
+pytestmark = pytest.mark.usefixtures("kernel")
 WIDTH, HEIGHT = 64, 48
 X, Y = np.meshgrid(np.arange(WIDTH), np.arange(HEIGHT))
 PICTURE = np.stack([3 * X, 5 * Y, 128 + X - Y], -1).astype(np.uint8)

@@ -4,9 +4,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from feedline.pipeline.draw.regions import Region
-from feedline.pipeline.draw.resample import bilinear_into
+from feedline.pipeline.codecs.planes import planes
+from feedline.pipeline.draw.regions import Augment, Region, choose
+from feedline.pipeline.draw.resample import bilinear_into, needs_pillow, planes_into, resize_into
+from feedline.pipeline.kernel import compiled
 
+pytestmark = pytest.mark.usefixtures("kernel")
+KERNEL = compiled.KERNEL
 PHOTO_HWX = np.random.default_rng(0).integers(0, 256, (96, 120, 4), dtype=np.uint8)
 
 
@@ -46,3 +50,54 @@ def test_a_fourth_channel_changes_a_pixel_by_one_level_at_most() -> None:
     bilinear_into(np.ascontiguousarray(PHOTO_HWX[:, :, :3]), region, three)
     bilinear_into(PHOTO_HWX, region, four)
     assert np.abs(three.astype(int) - four).max() <= 1
+
+
+def by_both(pixels: npt.NDArray[np.uint8], region: Region, px: int) -> list[npt.NDArray[np.int64]]:
+    """The compiled kernel's, then the fallback's."""
+    made: list[npt.NDArray[np.int64]] = []
+    for kernel in (KERNEL, None):
+        out_HWC = np.empty((px, px, 3), np.uint8)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiled, "KERNEL", kernel)
+            (planes_into if pixels.ndim == 2 else resize_into)(pixels, region, out_HWC)
+        made.append(out_HWC.astype(np.int64))
+    return made
+
+
+@pytest.mark.skipif(KERNEL is None, reason="there is no compiled kernel")
+@pytest.mark.parametrize("layout", ["rgb", "rgbx", "planes"])
+@pytest.mark.parametrize("train", [True, False])
+def test_the_fallback_shows_the_same_within_a_level(layout: str, train: bool) -> None:
+    """Two levels in few values, where Pillow-SIMD rounds twice with shorter coefficients; noise is the worst case."""
+    pixels = PHOTO_HWX if layout == "rgbx" else np.ascontiguousarray(PHOTO_HWX[:, :, :3])
+    if layout == "planes":
+        pixels = planes(pixels)
+    differences: list[npt.NDArray[np.int64]] = []
+    for sample in range(60):
+        for px in (64, 33, 20):
+            region = choose(120, 96, px, Augment(train=train), 1, 0, sample)
+            ours, theirs = by_both(pixels, region, px)
+            differences.append(np.abs(ours - theirs).ravel())
+            if not needs_pillow(region, np.empty((px, px, 3))) and not (layout == "planes" and px % 2):
+                assert differences[-1].max() <= 1
+    together = np.concatenate(differences)
+    assert together.max() <= 2 and (together > 1).mean() < 1e-4
+
+
+@pytest.mark.skipif(KERNEL is None, reason="there is no compiled kernel")
+def test_an_antialiased_region_is_no_farther_from_the_exact_one_than_the_fallbacks() -> None:
+    exact_HWC = antialiased(PHOTO_HWX[:, :, :3].astype(np.float64), 40)
+    ours, theirs = by_both(np.ascontiguousarray(PHOTO_HWX[:, :, :3]), Region(0, 0, 120, 96), 40)
+    assert ((ours - exact_HWC) ** 2).mean() <= ((theirs - exact_HWC) ** 2).mean() * 1.001
+
+
+def antialiased(image_HWC: npt.NDArray[np.float64], px: int) -> npt.NDArray[np.float64]:
+    """A triangle as wide as the scale, over each axis, in float64."""
+    for axis in (0, 1):
+        side = image_HWC.shape[axis]
+        scale = side / px
+        centres = (np.arange(px)[:, None] + 0.5) * scale
+        weights = np.maximum(0, 1 - np.abs(np.arange(side) + 0.5 - centres) / scale)
+        weights /= weights.sum(1, keepdims=True)
+        image_HWC = np.moveaxis(np.tensordot(weights, image_HWC, (1, axis)), 0, axis)
+    return image_HWC

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.pipeline.loader_config import MOST_EPOCH
 from feedline.pipeline.workers import counters
 from feedline.pipeline.workers.memory import SharedMemory, share_columns, shared_columns
 from feedline.pipeline.workers.messages import MAX_BYTES, Reply, Task
@@ -82,9 +83,10 @@ def test_parts_of_a_slot_do_not_overlap_and_slots_do_not_touch() -> None:
 
 
 NUMBERS = st.integers(0, 2**31 - 1)
+EPOCHS = st.integers(0, MOST_EPOCH)
 
 
-@given(st.builds(Task, run=NUMBERS, batch=NUMBERS, slot=NUMBERS, samples=NUMBERS, epoch=NUMBERS, px=NUMBERS))
+@given(st.builds(Task, run=NUMBERS, batch=NUMBERS, slot=NUMBERS, samples=NUMBERS, epoch=EPOCHS, px=NUMBERS))
 def test_tasks_travel_unchanged(task: Task) -> None:
     assert Task.unpack(task.pack()) == task
 

@@ -1,0 +1,39 @@
+/* Memory of one call: taken piece by piece, given back at once. */
+#ifndef FEEDLINE_ARENA_H
+#define FEEDLINE_ARENA_H
+
+#include <stddef.h>
+#include <stdlib.h>
+
+#ifndef ARENA_BYTES
+#define ARENA_BYTES 131072 /* one malloc serves a usual call; 0 gives every piece its own, for the sanitizers */
+#endif
+
+struct arena {
+    char *last; /* a block of memory; its first bytes are where the block before it is */
+    size_t used, size;
+};
+
+/* At least so many bytes, aligned to 64, not zeroed; NULL where memory ran out. */
+static inline void *arena_take(struct arena *arena, size_t bytes)
+{
+    bytes = (bytes + 63) & ~(size_t)63;
+    if (!arena->last || bytes > arena->size - arena->used) {
+        const size_t size = 64 + (bytes > ARENA_BYTES ? bytes : ARENA_BYTES);
+        char *block = aligned_alloc(64, size);
+        if (!block)
+            return NULL;
+        *(char **)block = arena->last;
+        *arena = (struct arena){block, 64, size};
+    }
+    arena->used += bytes;
+    return arena->last + arena->used - bytes;
+}
+
+static inline void arena_free(struct arena *arena)
+{
+    for (char *block; (block = arena->last); free(block))
+        arena->last = *(char **)block;
+}
+
+#endif

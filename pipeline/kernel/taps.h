@@ -1,0 +1,32 @@
+/* Which pixels of one axis make each output pixel, and how much of each: the filters' coefficients. */
+#ifndef FEEDLINE_TAPS_H
+#define FEEDLINE_TAPS_H
+
+#include <stdint.h>
+
+#include "arena.h"
+
+/* FILTER_PLAIN looks at two neighbours, however much a picture shrinks; the others are Pillow's, which antialias. */
+enum filter { FILTER_PLAIN, FILTER_BOX, FILTER_BILINEAR, FILTER_HAMMING, FILTER_BICUBIC, FILTER_LANCZOS };
+
+#define PLAIN_BITS 11    /* of a weight of FILTER_PLAIN: 2048 is one */
+#define PILLOW_BITS 22   /* of the others' */
+
+/* Output n is the sum over k of weights[n * width + k] * pixel[first[n] + k]. */
+struct taps {
+    int outputs, width;
+    int32_t *first, *weights;
+};
+
+/* Bilinear between pixel centres, as OpenCV's INTER_LINEAR has it: the place of output n is (n + 1/2) * side / outputs
+   - 1/2, its fraction f a float, the weights 1 - f and f, each rounded to PLAIN_BITS.
+   `clamped`: a place beyond the first or last pixel's centre is that pixel, `first` lies in 0 .. side - width (width is
+   1 where side is). Otherwise `first` is -1 .. side - 1 and who reads repeats the edge. 0 where memory ran out. */
+int taps_plain(struct taps *taps, struct arena *arena, int side, int outputs, int clamped);
+
+/* Pillow's own coefficients for the part start .. end of an axis of `side` pixels. `first` lies in 0 .. side - width
+   and never falls; weights that are not needed are 0; `width` is even, or `side`. 0 where memory ran out. */
+int taps_pillow(struct taps *taps, struct arena *arena, enum filter filter, int side, float start, float end,
+                int outputs);
+
+#endif
