@@ -181,3 +181,113 @@ def ladder_rows(record: Row) -> list[tuple[str, ...]]:
     interval = units.spread(record.get("ceiling_low"), record.get("ceiling_high"))
     free = units.percent(1.0), units.percent(0.0)
     return [*rows, ("data is free", units.number(ceiling), interval, "", "", "", *free)]
+
+
+# --- gpu-check ----------------------------------------------------------------------------------------
+
+SOURCES = {"slots": "feedline's slots, page-locked", "pinned": "pinned by torch", "pageable": "pageable memory"}
+GPU_COLUMNS = {"sm_active": "SM active", "sm_occupancy": "SM occupancy", "tensor_active": "tensor active"}
+
+
+def gpu_check_page(record: Row) -> Page:
+    """What the GPU takes, what the cores deliver, what both give together, and the cores that each codec needs."""
+    fed: Tone = "open" if record["fed_all"] is None else "good" if record["fed_all"] else "bad"
+    method = (
+        f"Batches of {record['batch_size']}, windows of {record['window_s']:g} s in fresh processes; the ceiling is "
+        "the model's rate on cached batches, and checksums are off, as behind a training's first epoch."
+    )
+    return Page(
+        title="Does this machine feed its GPU?",
+        verdict=Verdict(words=record["statement"], evidence=[method, *record["notes"]], tone=fed),
+        sections=[
+            gpu_ceilings(record),
+            gpu_loaders(record),
+            gpu_fed(record),
+            gpu_needs(record),
+            gpu_copies(record),
+        ],
+        kicker="feedline gpu-check",
+        subtitle=gpu_words(record),
+    )
+
+
+def gpu_words(record: Row) -> str:
+    cores = units.count(record["cores"], "usable core")
+    if not record.get("gpu"):
+        return cores
+    memory, cuda = units.size(record["gpu_memory_bytes"]), record["cuda"]
+    return f"{record['gpu']}, {memory}, {record['multiprocessors']} multiprocessors, CUDA {cuda}; {cores}"
+
+
+def gpu_ceilings(record: Row) -> Section | None:
+    rows = [
+        (one["model"], one["image_size"], *figures(one), units.size(one["input_bytes_per_s"]) + "/s")
+        for one in record["ceilings"]
+    ]
+    headers = ("model", "px", "samples/s", "interval", "windows", "uint8 pixels")
+    return section("What it takes", Table(headers=headers, rows=rows, numeric=range(1, 6)) if rows else None)
+
+
+def gpu_loaders(record: Row) -> Section | None:
+    loaders = [{**one, "codec": one["way"], "num_workers": one["workers"]} for one in record["loaders"]]
+    charts = [
+        Curves(
+            curves=curves_over("num_workers", ["codec"], [one for one in loaders if one["image_size"] == px]),
+            title=f"The loader alone, {px} px", y_unit="samples/s", x_unit="workers",
+        ) for px in dict.fromkeys(one["image_size"] for one in loaders)
+    ]  # fmt: skip
+    rows = [
+        (one["way"], one["image_size"], one["workers"], *figures(one),
+         units.number(one["samples_per_s"] / one["workers"]), units.number(one["worker_cpu_us"]))
+        for one in loaders
+    ]  # fmt: skip
+    headers = ("from", "px", "workers", "samples/s", "interval", "windows", "per worker", "CPU µs a sample")
+    return section("What the cores deliver", *charts, Table(headers=headers, rows=rows, numeric=range(1, 8)))
+
+
+def gpu_fed(record: Row) -> Section | None:
+    """With what a GPU did meanwhile, where there is one, and the source of that."""
+    fed: Sequence[Row] = record["fed"]
+    columns = GPU_COLUMNS if record.get("gpu") else {}
+    rows = [
+        (one["model"], one["image_size"], one["way"], *figures(one)[:2], units.percent(one["share"]),
+         units.percent(one["wait_fraction"]), *(units.percent(one[name]) for name in columns))
+        for one in fed
+    ]  # fmt: skip
+    if not rows:
+        return None
+    headers = ("model", "px", "from", "samples/s", "interval", "of ceiling", "waiting", *columns.values())
+    told, why = fed[0]["sources"], fed[0]["unavailable"]
+    sources = [f"{words}: {told.get(name) or why.get(name) or why.get('gpm', 'not known')}"
+               for name, words in columns.items()]  # fmt: skip
+    table = Table(headers=headers, rows=rows, numeric=(1, *range(3, len(headers))))
+    return section("Both together", table, Points([f"Sources. {'; '.join(sources)}."]) if sources else None)
+
+
+def gpu_needs(record: Row) -> Section | None:
+    ways = list(dict.fromkeys(one["way"] for one in record["needs"]))
+    cells: dict[tuple[str, int], dict[str, str]] = {}
+    for one in record["needs"]:
+        cells.setdefault((one["model"], one["image_size"]), {})[one["way"]] = needed(one["cores"], record["cores"])
+    rows = [(*key, *(of.get(way, units.UNKNOWN) for way in ways)) for key, of in cells.items()]
+    table = Table(headers=("model", "px", *ways), rows=rows, numeric=range(1, 2 + len(ways)))
+    lede = "Workers, each on a core, that deliver the ceiling by the rates above. The trainer itself needs one more."
+    return section("Cores it needs", table if rows else None, lede=lede)
+
+
+def needed(cores: float | None, there: int) -> str:
+    if cores is None:
+        return "more do not help"
+    return units.number(max(cores, 0.1), 2) + (" (estimated)" if cores > there else "")
+
+
+def gpu_copies(record: Row) -> Section | None:
+    copies: Sequence[Row] = record.get("copies", [])
+    bars = [
+        Bar(label=SOURCES[one["source"]], value=sorted(one["bytes_per_s"])[len(one["bytes_per_s"]) // 2] / 1e9)
+        for one in copies
+    ]
+    if not bars:
+        return None
+    title = f"Copies of {units.size(copies[0]['size_bytes'])} to the GPU"
+    return section("Copies", Bars(rows=bars, title=title, unit="GB/s"))

@@ -31,14 +31,15 @@ class Fact:
 
 @command
 def doctor(record: Record) -> None:
-    """Print what feedline found on this machine: image libraries, torch, GPU, Java, Spark, cores, verbs.
+    """Print what feedline found on this machine: image libraries, kernel, torch, GPU, Java, Spark, cores, verbs.
 
     Example: feedline doctor --json doctor.json
     """
     from feedline.profiling.record.host import describe_host
 
     host = describe_host()
-    facts = [*images(host["versions"]), *torch(host), java(), spark(host["versions"]), *resources(host), *verbs()]
+    facts = [*images(host["versions"]), kernel(), *torch(host), java(), spark(host["versions"]), *resources(host)]
+    facts += verbs()
     for fact in facts:
         console.print(f"{fact.name:<16} {fact.text}")
         if fact.remedy:
@@ -79,6 +80,19 @@ def formats() -> Fact:
     lacking = [part.package for part in OPTIONAL if not value[part.feature]]
     remedy = f"apt-get install {' '.join(lacking)}, then make -B setup" if lacking else ""
     return Fact("formats", "more formats", value, text, remedy)
+
+
+def kernel() -> Fact:
+    """What makes the loader's pixels."""
+    from feedline.pipeline.kernel import compiled
+
+    if compiled.KERNEL is None:
+        remedy = "slower: install a C compiler and Python's headers, then make -B setup"
+        text, value = f"OpenCV and Pillow ({compiled.TROUBLE})", {"compiled": False, "why": compiled.TROUBLE}
+        return Fact("kernel", "kernel", value, text, "" if compiled.asked_for_python() else remedy)
+    level = compiled.KERNEL.level()
+    levels = ", ".join(compiled.KERNEL.LEVELS)
+    return Fact("kernel", "kernel", {"compiled": True, "level": level}, f"compiled, {level} (of {levels})")
 
 
 def torch(host: dict[str, Any]) -> Iterator[Fact]:

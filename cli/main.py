@@ -15,7 +15,7 @@ from typing import Any
 VERBS = {
     "doctor": "", "synth": "shards", "prepare": "shards", "verify": "shards", "index": "shards",
     "inspect": "shards", "train": "train", "slurm": "", "profile": "", "report": "", "demo": "train",
-    "compare": "train", "tune": "train", "plan": "train", "ladder": "train",
+    "compare": "train", "tune": "train", "plan": "train", "ladder": "train", "gpu-check": "train",
 }  # fmt: skip
 """Each a function in the module of its name, and the extra that brings what it imports; none: the base is enough."""
 OPTIONS_END_AT_THE_SCRIPT = {"allow_interspersed_args": False}
@@ -33,7 +33,8 @@ try:
     from feedline.pipeline.base.errors import UsageError
     from feedline.pipeline.base.text import printable
 
-    functions = [getattr(import_module(f"feedline.cli.{verb}"), verb) for verb in VERBS]
+    names = [verb.replace("-", "_") for verb in VERBS]
+    functions = [getattr(import_module(f"feedline.cli.{name}"), name) for name in names]
 except KeyboardInterrupt:  # they take most of a second
     sys.stderr.write("interrupted\n")
     sys.exit(130)
@@ -46,7 +47,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb_name, function in zip(VERBS, functions, strict=True):
-    app.command(context_settings=PASSED_ON.get(verb_name))(function)
+    app.command(verb_name, context_settings=PASSED_ON.get(verb_name))(function)
 
 
 def _say_version(asked: bool) -> None:
@@ -87,10 +88,10 @@ def run() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-RERUN = ("prepare", "compare", "ladder", "demo", "tune")
+RERUN = ("prepare", "compare", "ladder", "demo", "tune", "gpu-check")
 GOES_ON = {
     **dict.fromkeys(RERUN, ": the same command resumes"),
-    "tune": "",
+    **dict.fromkeys(("tune", "gpu-check"), ""),
     "train": ": --resume auto goes on from the last checkpoint",
 }
 

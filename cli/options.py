@@ -52,13 +52,14 @@ def command(verb: Callable[..., None]) -> Callable[..., None]:
             parameters += [option.parameter() for option in options]
 
     parameters.sort(key=lambda parameter: parameter.annotation is JsonFile)  # the last in the help
+    word = verb.__name__.replace("_", "-")
 
     def called(**values: Any) -> None:
         check_writable(*(values[name] for name in outputs))
         for name, options in groups.items():
             values[name] = {option.field: option.read(values.pop(option.field)) for option in options}
         for name in values.keys() & hints.keys():
-            values[name] = Record(verb.__name__, values[name]) if hints[name] is Record else values[name]
+            values[name] = Record(word, values[name]) if hints[name] is Record else values[name]
         verb(**values)
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ class TrainConfig:
     """Keep a moving average of the weights with this decay; evaluation then uses it."""
 
     amp: Amp = "auto"
-    """Autocast: bf16 on CUDA and none on a CPU by default."""
+    """Autocast: bf16 on a GPU that computes in it, none elsewhere by default."""
     channels_last: bool = True
     """Keep activations as NHWC in memory, which is how the batches arrive."""
     compile: bool = False

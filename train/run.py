@@ -178,7 +178,8 @@ class Run:
             if self.ema:
                 self.ema.model.load_state_dict(state["ema"] or state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
-            self.scaler.load_state_dict(state["scaler"])
+            if state["scaler"]:  # empty where nothing was scaled: fp16 that begins now has its own start
+                self.scaler.load_state_dict(state["scaler"])
             self.progress = Progress(**state["progress"])
             self.progress.check()
             if self.progress.samples:
@@ -218,9 +219,10 @@ class Run:
 
 
 def pick_amp(name: Amp, device: torch.device) -> torch.dtype | None:
-    """What autocast computes in; None: no autocast."""
+    """What autocast computes in; None: no autocast. A GPU that only emulates bf16 is slower with it than without."""
     if name == "auto":
-        name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "none"
+        has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        name = "bf16" if has_it else "none"
     return {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
 
 

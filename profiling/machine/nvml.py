@@ -4,11 +4,13 @@ Every number carries its source; one that cannot be had is None with the reason,
 vanish while it is watched (a container's device rules, a driver reset): what was refused is not asked again, the rest
 goes on. MIG: a MIG device has no utilisation of its own, and GPM is asked through its parent.
 
-GPM compares two samples of a device's counters; ours are taken a period apart and swapped.
+GPM compares two samples of a device's counters; ours are taken a period apart and swapped. What lies closer together
+than a tenth of a second says nothing.
 """
 
 import ctypes
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -38,6 +40,7 @@ PLAIN: tuple[tuple[str, str, str, Callable[[Any, "Device"], float]], ...] = (
      lambda nvml, gpu: nvml.nvmlDeviceGetPcieThroughput(gpu.handle, 1) * 1024.0),
 )  # fmt: skip
 """Name, unit, source and how to read it; what GPM tells is not asked here too."""
+GPM_LEAST_S = 0.1
 THROTTLE_REASONS = {4: "power cap", 8: "hardware slowdown", 32: "software thermal slowdown",
                     64: "hardware thermal slowdown", 128: "hardware power brake"}  # fmt: skip
 """By bit."""
@@ -113,7 +116,8 @@ class Device:
         self._throttled_by: set[str] = set()
         self._process_bytes: dict[str, float] = {}
         self._samples: list[Any] = []
-        self._primed = False
+        self._sampled_s: float | None = None
+        """When the one before was taken."""
         self.uuid = _text(self._try("uuid", lambda: nvml.nvmlDeviceGetUUID(handle)) or f"GPU-{index}")
         name = self._try("name", lambda: nvml.nvmlDeviceGetName(handle))
         self._name = None if name is None else _text(name)
@@ -186,15 +190,17 @@ class Device:
             return None
 
     def _read_gpm(self) -> list[tuple[str, str, str, float | None]]:
-        """Takes a sample and compares it with the one before; empty on the first look."""
-        nvml, (before, after) = self._nvml, self._samples
+        """Takes a sample and compares it with the one before; empty on the first look, and too soon after another."""
+        nvml, (before, after), now_s = self._nvml, self._samples, time.monotonic()
+        if self._sampled_s is not None and now_s - self._sampled_s < GPM_LEAST_S:
+            return []
         if self._instance is None:
             nvml.nvmlGpmSampleGet(self.parent, after)
         else:
             nvml.nvmlGpmMigSampleGet(self.parent, self._instance, after)
         self._samples.reverse()
-        if not self._primed:
-            self._primed = True
+        first, self._sampled_s = self._sampled_s is None, now_s
+        if first:
             return []
         asked = nvml.c_nvmlGpmMetricsGet_t()
         asked.version, asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)

@@ -83,6 +83,7 @@ class StepRow:
     sync_s: float = 0.0
     syncs: int = 0
     starved_s: float | None = None
+    idle_s: float | None = None
     trained: bool = False
 
 

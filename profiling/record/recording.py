@@ -134,8 +134,11 @@ class Step:
     syncs: int = 0
     """How many these were."""
     starved_s: float | None = None
-    """CUDA: the device had run dry before this batch came (event after the last step's last kernel to event before
-    this step's first). None without CUDA."""
+    """CUDA: the device had run dry before this batch came (event as the loop asks, behind the last step's kernels, to
+    event before this step's first). None without CUDA."""
+    idle_s: float | None = None
+    """CUDA: as far as the device ran dry while the loop did something else: behind the optimiser's step and before
+    the first copy (at most: what is launched there counts too). None without CUDA, and where neither was seen."""
     bytes: int | None = None
 
     @property

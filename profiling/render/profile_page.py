@@ -18,8 +18,8 @@ from feedline.profiling.explain.measure.workers import Workers, share_error
 from feedline.profiling.explain.verdict import Diagnosis, known_shares
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Gpu, Leg, LegName, Line
+from feedline.profiling.render import report_time
 from feedline.profiling.render.report_remedies import in_vain, remedies, what_helps, what_may_help
-from feedline.profiling.render.report_time import resources, timeline
 from feedline.profiling.render.sections import (
     CEILING,
     Bar,
@@ -121,8 +121,9 @@ def sections(diagnosis: Diagnosis) -> list[Section | None]:
         what_may_help(diagnosis),
         in_vain(diagnosis.predictions),
         _where_time_goes(diagnosis),
-        timeline(recording),
-        resources(recording),
+        report_time.timeline(recording),
+        report_time.gpus(recording),
+        report_time.resources(recording),
         _gpus(recording.gpus, recording.gpu_note),
         _legs(recording.legs, diagnosis.measured.unit),
         _listing(diagnosis.lines, {}),
@@ -225,6 +226,9 @@ def _gpus(gpus: Sequence[Gpu], note: str) -> Section | None:
         memory = units.part_of(gpu.memory_used_bytes, gpu.memory_total_bytes)
         rows = [[what, units.percent(getattr(gpu, name)), _source(gpu, name)] for name, what in GPU_SHARES.items()]
         rows.append(["memory", memory, _source(gpu, "memory_used_bytes")])
+        for name, what in (("pcie_rx_bytes_per_s", "PCIe, to the GPU"), ("pcie_tx_bytes_per_s", "from the GPU")):
+            rate = getattr(gpu, name)
+            rows.append([what, units.rate(None if rate is None else rate / 1e6, "MB/s"), _source(gpu, name)])
         rows.append(["power", units.rate(gpu.power_w, "W"), _source(gpu, "power_w")])
         if gpu.throttle_reasons:
             rows.append(["throttled by", ", ".join(gpu.throttle_reasons), gpu.source])

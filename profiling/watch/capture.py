@@ -45,8 +45,10 @@ class Finished(SystemExit):
 class Device(Protocol):
     """`profiling.watch.cuda.Device`."""
 
+    def optimizer_stepped(self, row: StepRow) -> None: ...
     def step_ended(self) -> None: ...
     def step_begins(self, rows: Sequence[StepRow]) -> None: ...
+    def read(self) -> None: ...
     def waiting(self) -> set[int]: ...
 
 
@@ -154,9 +156,9 @@ class Capture:
         self.costing(self._ask, by)
 
     def _ask(self, by: Pass) -> None:
-        self._closed(self.loop.close(by, by.asked))
-        if self.device is not None:
+        if self.device is not None:  # before the row is closed: a closed one without marks is written
             self.device.step_ended()
+        self._closed(self.loop.close(by, by.asked))
         self.asking = by
 
     def got(self, by: Pass, batch: Any) -> None:
@@ -222,6 +224,8 @@ class Capture:
         if row is not None:
             row.optimizer_s += seconds
             row.trained = True
+            if self.device is not None:
+                self.device.optimizer_stepped(row)
         unasked = loop.current is None or self.optimizer_steps - self._stepped > MOST_STEPS
         if loop.own is not None or (unasked and not loop.any_trained):
             self._own_step(optimizer)
@@ -318,6 +322,8 @@ class Capture:
             self.watch.sampler.stop()
         if self.loop.any_trained:
             self._ask_for_refusals()
+        if self.device is not None:
+            self.device.read()
         self.flush()
         self.journal.write(f"left-{self.pid}", {})  # its workers that live on say their last and stop looking
 

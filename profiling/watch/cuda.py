@@ -2,7 +2,10 @@
 
 An event is a mark in a stream. The mark after a step's last kernel and the one before the next step's first are as
 far apart as the device had nothing of that stream to do (or less than the host's own overhead of a launch). Marks are
-read back later, once they have passed, by the sampler's thread.
+read back later, once they have passed, and by the script's own thread: any other that asks CUDA about an event while
+a graph is captured breaks the capture.
+
+What is copied on another stream than the steps' is copied beside them, and no step is said to wait for it.
 """
 
 import functools
@@ -16,7 +19,7 @@ from feedline.profiling.record.journal import StepRow
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.patches import Patches
 
-SYNCHRONISING = ("item", "tolist", "cpu", "numpy")
+SYNCHRONISING = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__")
 LIMIT = 8192  # marks that are waited for
 
 
@@ -38,6 +41,12 @@ class Device:
         self._torch = torch
         self._capture = capture
         self._ended: Any = None
+        self._came: Any = None
+        """The mark behind a batch that nothing has been copied of."""
+        self._stepped: tuple[StepRow, Any] | None = None
+        """The row of the optimiser's last step, and the mark behind that."""
+        self._stream: int | None = None
+        """The one that the steps are in: where the last of them ended."""
         self._marks: deque[tuple[StepRow, str, Any, Any]] = deque(maxlen=LIMIT)
         """Row, its field that grows by the time between, two marks."""
 
@@ -57,15 +66,28 @@ class Device:
         event.record()
         return event
 
+    def optimizer_stepped(self, row: StepRow) -> None:
+        self._stepped = (row, self._mark()) if self._markable() else None
+
     def step_ended(self) -> None:
-        self._ended = self._mark() if self._markable() else None
+        """The loop is about to ask for a batch."""
+        self._ended, stepped = None, self._stepped
+        self._stepped = self._came = None
+        if self._markable():
+            self._read()
+            self._ended, self._stream = self._mark(), self._current()
+            if stepped is not None:
+                self._marks.append((stepped[0], "idle_s", stepped[1], self._ended))
 
     def step_begins(self, rows: Sequence[StepRow]) -> None:
         """Which have waited for the batch."""
         if self._ended is not None:
-            mark = self._mark()
-            self._marks.extend((row, "starved_s", self._ended, mark) for row in rows)
+            self._came = self._mark()
+            self._marks.extend((row, "starved_s", self._ended, self._came) for row in rows)
             self._ended = None
+
+    def _current(self) -> int:
+        return self._torch.cuda.current_stream().cuda_stream
 
     def _copying(self, original: Any) -> Any:
         capture = self._capture
@@ -73,15 +95,31 @@ class Device:
         @functools.wraps(original)
         def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             row = capture.loop.current if capture.active else None
-            if row is None or tensor.is_cuda or not self._markable():
+            if row is None:
+                return original(tensor, *args, **kwargs)
+            if tensor.is_cuda:
+                return self._away(original, tensor, *args, **kwargs)
+            if not self._markable() or self._current() != self._stream:
                 return original(tensor, *args, **kwargs)
             before = capture.costing(self._mark)
             result = original(tensor, *args, **kwargs)
             if result.is_cuda:
                 self._marks.append((row, "copy_s", before, capture.costing(self._mark)))
+                came, self._came = self._came, None
+                if came is not None:
+                    self._marks.append((row, "idle_s", came, before))
             return result
 
         return copy
+
+    def _away(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """`to("cpu")` waits for the device, unless it is asked not to."""
+        started = time.perf_counter()
+        result = original(tensor, *args, **kwargs)
+        if not result.is_cuda and not kwargs.get("non_blocking"):
+            spent = time.perf_counter() - started
+            self._capture.costing(self._capture.synchronised, spent, sys._getframe(2))
+        return result
 
     def _synchronising(self, original: Any) -> Any:
         capture = self._capture
@@ -97,9 +135,13 @@ class Device:
 
         return synchronise
 
-    def waiting(self) -> set[int]:
-        """Reads the marks that have passed, and gives the ids of the rows that have others. Marks that cannot be read
-        (a lost device) are given up."""
+    def read(self) -> None:
+        """Takes what the marks that have passed say, in the script's own thread."""
+        if self._markable():
+            self._read()
+
+    def _read(self) -> None:
+        """Marks that cannot be read (a lost device) are given up."""
         while self._marks:
             row, name, before, after = self._marks[0]
             try:
@@ -109,4 +151,7 @@ class Device:
             except RuntimeError:
                 pass
             self._marks.popleft()
+
+    def waiting(self) -> set[int]:
+        """The ids of the rows of which marks have not been read. In any thread: CUDA is not asked."""
         return {id(row) for row, *_ in list(self._marks)}

@@ -1,12 +1,27 @@
 """GPU numbers against a faked NVML: sources, what is missing, what is lost mid-run, MIG."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pytest import approx
 
+from feedline.profiling.machine import nvml as machine
 from feedline.profiling.machine.nvml import GPM_METRICS, GpuSampler
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Half a second goes by between two looks."""
+    told = {"now_s": 0.0, "period_s": 0.5}
+
+    def now() -> float:
+        told["now_s"] += told["period_s"]
+        return told["now_s"]
+
+    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=now))
+    return told
 
 
 class NvmlError(Exception):
@@ -155,6 +170,17 @@ def test_gpm_compares_each_sample_with_the_one_before() -> None:
     assert nvml.shut
 
 
+def test_samples_that_lie_too_close_together_are_not_compared(clock: dict[str, float]) -> None:
+    nvml = Nvml()
+    sampler, seen = watched(nvml, looks=2)
+    clock["period_s"] = 0.03
+    for _ in range(3):
+        look(sampler, seen)
+    assert nvml.compared == [(0, 1)]
+    look(sampler, seen)
+    assert nvml.compared == [(0, 1), (1, 2)], "with the sample before the looks that were too soon"
+
+
 def test_without_gpm_there_is_what_nvml_offers_and_why_not_more() -> None:
     sampler, _ = watched(Nvml(gpm=False))
     (gpu,) = sampler.summary()
@@ -235,3 +261,29 @@ def test_an_nvml_without_a_gpu() -> None:
     sampler.start()
     assert "no GPU is visible" in sampler.note
     assert set(GPM_METRICS) == {2, 3, 5, 10, 20, 21}
+
+
+@pytest.mark.gpu
+def test_a_gpu_tells_what_it_does_or_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    import torch
+
+    monkeypatch.undo()
+    sampler = GpuSampler(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    sampler.start()
+    ended = torch.cuda.Event()
+    list(sampler.look({os.getpid()}))
+    for _ in range(20):
+        torch.cuda._sleep(150_000_000)
+    ended.record()
+    time.sleep(0.3)  # GPM compares what lies apart
+    rows = list(sampler.look({os.getpid()}))
+    assert not ended.query(), "it was busy all the while"
+    (gpu, *_) = sampler.summary()
+    sampler.stop()
+    assert gpu.name and gpu.memory_total_bytes and rows
+    assert (gpu.sm_active is None) == bool({"sm_active", "gpm"} & gpu.unavailable.keys())
+    if gpu.sm_active is not None:
+        assert 0 < gpu.sm_active < 0.2, "one thread keeps one multiprocessor busy"
+    ended.synchronize()

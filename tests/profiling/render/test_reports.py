@@ -13,11 +13,11 @@ from feedline.profiling.explain.difference import versus
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import Diagnosis, diagnose
 from feedline.profiling.record.plain import to_plain
-from feedline.profiling.record.recording import Leg, Recording, Script, Step, TrainerTime
+from feedline.profiling.record.recording import Gpu, Leg, Recording, Script, Series, Step, TrainerTime
 from feedline.profiling.render import html
 from feedline.profiling.render.plain_text import bar, text
 from feedline.profiling.render.profile_page import comparison, report
-from feedline.profiling.render.sections import Page, Stack, Stacks, section
+from feedline.profiling.render.sections import Curves, Page, Stack, Stacks, section
 from feedline.profiling.render.trace import trace
 from tests.profiling.recordings import made, rich
 
@@ -379,3 +379,26 @@ def test_the_comparison_is_shown_as_text_and_page() -> None:
 def test_two_chars_are_joined() -> None:
     shown: Any = html.together("82 % of 3 %")
     assert shown == "82\u00a0% of 3\u00a0%"
+
+
+def test_the_gpu_is_drawn_over_time_beside_what_the_loop_waits_with_the_source_of_each_number() -> None:
+    seen = made(wait_s=0.05, starved_s=0.03, compute_s=0.05, steps=20, device="cuda:0")
+    told = {"sm_active": ("fraction", "nvml gpm 2"), "memory_used_bytes": ("B", "nvml memory"),
+            "pcie_rx_bytes_per_s": ("B/s", "nvml gpm 21"), "memory_total_bytes": ("B", "nvml memory")}  # fmt: skip
+    series = [Series(name=name, unit=unit, scope="gpu:GPU-7", source=source, t_s=[1.0, 2.0], values=[0.5, 0.5])
+              for name, (unit, source) in told.items()]  # fmt: skip
+    of_host = Series(
+        name="cpu_cores", unit="cores", scope="trainer", source="/proc", t_s=[1.0, 2.0], values=[1.0, 1.0]
+    )
+    seen = replace(seen, series=[*series, of_host], gpus=[Gpu(uuid="GPU-7", index=3)])
+    sections = {one.heading: one for one in report(diagnose(seen)).sections if one is not None}
+    charts = {part.title: part for part in sections["The GPU over time"].parts if isinstance(part, Curves)}
+    assert list(charts) == ["Waiting for data", "SM active", "Memory used", "PCIe, to the GPU"]
+    dry, waits = charts["Waiting for data"].curves
+    assert {y for _, y in dry.points} == {30.0} and {y for _, y in waits.points} == {50.0}
+    assert "CUDA events" in charts["Waiting for data"].note
+    for title, source in (("SM active", "nvml gpm 2"), ("PCIe, to the GPU", "nvml gpm 21")):
+        assert charts[title].note == f"Source: {source}" and charts[title].curves[0].name == "GPU 3"
+    assert [part.title for part in sections["Resources"].parts if isinstance(part, Curves)] == ["Processor"]
+    assert "The GPU over time" in document(seen)
+    assert "The GPU over time" not in document(made())

@@ -1,0 +1,280 @@
+"""Marks on a device: what they are said to measure, who reads them, and what they leave alone."""
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from feedline.profiling.record.journal import Journal, StepRow, StudyConfig
+from feedline.profiling.record.merge import merge
+from feedline.profiling.record.recording import Recording
+from feedline.profiling.watch.capture import Capture
+from feedline.profiling.watch.cuda import Device
+from feedline.profiling.watch.hooks import Hooks
+
+
+class Cuda:
+    """A device whose clock is told; what it is asked while it captures is an error, as with CUDA's global mode."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.stream = 0
+        self.capturing = False
+        self.passed = True
+        self.askers: set[int] = set()
+        cuda = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at_ms = cuda.now_ms
+
+            def query(self) -> bool:
+                if cuda.capturing:
+                    raise RuntimeError("operation not permitted when stream is capturing")
+                cuda.askers.add(threading.get_ident())
+                return cuda.passed
+
+            def elapsed_time(self, other: "Event") -> float:
+                return other.at_ms - self.at_ms
+
+        self.Event = Event
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def current_stream(self) -> Any:
+        return SimpleNamespace(cuda_stream=self.stream)
+
+
+def tensors(cuda: Cuda) -> type[Any]:
+    """Of a device on which a copy takes 2 ms."""
+
+    class Tensor:
+        def __init__(self, is_cuda: bool = False) -> None:
+            self.is_cuda = is_cuda
+
+        def to(self, where: str, **_: Any) -> "Tensor":
+            cuda.now_ms += 2.0
+            return Tensor(where != "cpu")
+
+        cuda = to
+
+        def item(self) -> float:
+            return 1.0
+
+        cpu = tolist = numpy = __float__ = item
+
+        def __int__(self) -> int:
+            return 1
+
+        def __bool__(self) -> bool:
+            return True
+
+    return Tensor
+
+
+class Script:
+    """A loop that is watched, step by step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cuda = Cuda()
+        self.Tensor = tensors(self.cuda)
+        self.capture = Capture(Journal(folder), StudyConfig(steady=False))
+        self.hooks = Hooks(self.capture)
+        self.device = Device(SimpleNamespace(Tensor=self.Tensor, cuda=self.cuda), self.capture)
+        self.capture.device = self.device
+        self.device.install(self.hooks.patches)
+        self.origin = time.perf_counter()
+        self.loop = self.capture.begin_pass(SimpleNamespace(num_workers=0), "torch")
+
+    def step(self, *, dry_ms: float = 0.0, own_ms: float = 0.0, before_ms: float = 0.0) -> None:
+        """Asks, gets, copies, trains. The device is dry while the loop waits, in its own Python behind the optimiser,
+        and in what it does before it copies."""
+        self.capture.ask(self.loop)
+        self.cuda.now_ms += dry_ms
+        self.capture.got(self.loop, [[1, 2]])
+        self.cuda.now_ms += before_ms
+        self.Tensor().to("cuda")
+        self.cuda.now_ms += 5.0
+        self.capture.optimizer_step(0.001)
+        self.cuda.now_ms += own_ms
+
+    def end(self) -> Recording:
+        self.capture.end_pass(self.loop, exhausted=True)
+        self.capture.leave("itself")
+        self.hooks.remove()
+        return merge(self.capture.journal, origin=self.origin, argv=["x.py"])
+
+
+def test_starvation_is_the_waiting_and_idleness_what_the_loop_does_beside_it(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    for _ in range(12):
+        script.step(dry_ms=4.0, own_ms=3.0, before_ms=1.0)
+    steps = script.end().steps
+    assert [step.starved_s for step in steps] == pytest.approx([0.004] * 12)
+    assert [step.copy_s for step in steps] == pytest.approx([0.002] * 12)
+    assert [step.idle_s for step in steps[:-1]] == pytest.approx([0.004] * 11)
+
+
+def test_what_is_copied_beside_the_steps_delays_none(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.capture.ask(script.loop)
+    script.capture.got(script.loop, [[1, 2]])
+    script.cuda.stream = 7
+    script.Tensor().to("cuda")
+    script.cuda.stream = 0
+    script.Tensor().to("cuda")
+    assert script.end().steps[0].copy_s == pytest.approx(0.002)
+
+
+def test_only_the_script_s_own_thread_asks_the_device(tmp_path: Path) -> None:
+    """Another thread that did would break a graph's capture."""
+    script = Script(tmp_path)
+    for _ in range(5):
+        script.step(dry_ms=1.0)
+        thread = threading.Thread(target=script.capture.flush)
+        thread.start()
+        thread.join()
+    script.end()
+    assert script.cuda.askers == {threading.get_ident()}
+
+
+def test_nothing_is_marked_nor_read_while_a_graph_is_captured(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.step(dry_ms=1.0)
+    script.cuda.passed = False  # so that marks are left
+    script.step(dry_ms=1.0)
+    before = len(script.device._marks)
+    script.cuda.capturing = script.cuda.passed = True
+    script.step(dry_ms=1.0)
+    script.device.read()
+    assert len(script.device._marks) == before
+    script.cuda.capturing = False
+    script.step(dry_ms=1.0)
+    assert script.end().steps[1].starved_s == pytest.approx(0.001)
+
+
+def test_rows_whose_marks_have_not_passed_are_not_written(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.cuda.passed = False
+    for _ in range(3):
+        script.step(dry_ms=1.0)
+    script.capture.flush()
+    assert not script.capture.journal.rows(f"steps-{script.capture.pid}", StepRow)
+    script.cuda.passed = True
+    script.step()
+    script.step()
+    script.capture.flush()
+    assert len(script.capture.journal.rows(f"steps-{script.capture.pid}", StepRow)) == 3
+
+
+@pytest.mark.parametrize(
+    "synchronise",
+    [float, int, bool, lambda x: x.item(), lambda x: x.tolist(), lambda x: x.cpu(), lambda x: x.to("cpu")],
+    ids=["float", "int", "bool", "item", "tolist", "cpu", "to"],
+)
+def test_whatever_fetches_a_number_from_the_device_is_a_hidden_synchronisation(
+    tmp_path: Path, synchronise: Any
+) -> None:
+    script = Script(tmp_path)
+    script.step()
+    synchronise(script.Tensor(is_cuda=True))
+    script.Tensor(is_cuda=True).to("cpu", non_blocking=True)
+    script.Tensor(is_cuda=True).to("cuda")
+    synchronise(script.Tensor())
+    ((_, place),) = script.capture._sync_places
+    (step,) = script.end().steps
+    assert step.syncs == 1 and place.startswith("test_cuda.py:")
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------
+
+TENTH_S = 150_000_000
+"""Cycles of a GPU's clock."""
+
+
+class OnGpu:
+    """The same on a real device."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.zeros(1, device="cuda")
+        self.capture = Capture(Journal(folder), StudyConfig(steady=False))
+        self.hooks = Hooks(self.capture)
+        self.hooks.install()
+        self.origin = time.perf_counter()
+        self.loop = self.capture.begin_pass(SimpleNamespace(num_workers=0), "torch")
+
+    def end(self) -> Recording:
+        torch.cuda.synchronize()
+        self.capture.end_pass(self.loop, exhausted=True)
+        self.capture.leave("itself")
+        self.hooks.remove()
+        return merge(self.capture.journal, origin=self.origin, argv=["x.py"])
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_starved_while_the_loop_waits_and_not_while_it_has_work_queued(tmp_path: Path) -> None:
+    script = OnGpu(tmp_path)
+    for queued in [True, False] * 6:
+        if queued:
+            torch.cuda._sleep(TENTH_S)
+        else:
+            torch.cuda.synchronize()
+        script.capture.ask(script.loop)
+        time.sleep(0.02)  # the loop waits
+        script.capture.got(script.loop, [[1, 2]])
+        torch.ones(1).to("cuda")
+    steps = script.end().steps
+    assert all(step.starved_s is not None for step in steps)
+    dry = [step.starved_s or 0.0 for step in steps]
+    assert max(dry[0::2]) < 0.002 and min(dry[1::2]) > 0.018
+    assert all(step.copy_s for step in steps[1:])
+
+
+@pytest.mark.gpu
+def test_a_script_may_capture_a_graph_while_it_is_watched(tmp_path: Path) -> None:
+    script = OnGpu(tmp_path)
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.is_set():
+            script.capture.flush()
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    static = torch.zeros(64, 64, device="cuda")
+    try:
+        for _ in range(20):
+            script.capture.ask(script.loop)
+            script.capture.got(script.loop, [[1, 2]])
+            torch.ones(8).to("cuda")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(50):
+                    static = static * 0.5 + 1
+            graph.replay()
+    finally:
+        over.set()
+        sampler.join()
+    assert len(script.end().steps) == 20
+
+
+@pytest.mark.gpu
+def test_numbers_fetched_from_a_gpu_are_seen(tmp_path: Path) -> None:
+    script = OnGpu(tmp_path)
+    script.capture.ask(script.loop)
+    script.capture.got(script.loop, [[1, 2]])
+    one = torch.ones(1, device="cuda")
+    assert (float(one), int(one), bool(one), one.item(), one.cpu().item(), one.to("cpu").item()) == (1.0,) * 6
+    (step,) = script.end().steps
+    assert step.syncs == 6
