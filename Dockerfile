@@ -16,7 +16,7 @@ RUN apt-get update \
 
 WORKDIR /feedline
 # One copy per room: nothing else of the checkout is needed at run time.
-COPY bootstrap.py requirements.txt pyproject.toml README.md LICENSE ./
+COPY bootstrap.py setup.py MANIFEST.in requirements.txt pyproject.toml README.md LICENSE ./
 COPY cli ./cli
 COPY pipeline ./pipeline
 COPY preprocess ./preprocess

@@ -1,9 +1,10 @@
 # make demo   set-up, then the whole story on a synthetic ImageNet
 # make test   set-up, then every test
+# GPU_KIT     more arguments of make gpu-kit, e.g. GPU_KIT="--python 3.11" for a machine that has another Python than 3.12
 # COLLECTION  more arguments of make test-frameworks, e.g. COLLECTION="--only torch_own_generator --runs 1"
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench test-matrix test-frameworks pins licences audit clean
+.PHONY: help setup demo test lint bench wheel gpu-kit test-matrix test-frameworks pins licences audit clean
 
 help:
 	@echo "make demo   set-up, then profile, prepare, train and the ladder on a synthetic ImageNet"
@@ -11,16 +12,24 @@ help:
 	@echo "make test-matrix   the tests under every Python from 3.11 on that is here, without Pillow-SIMD and Java"
 	@echo "make test-frameworks   profile the collection of training scripts (hours; goes on where it was ended)"
 	@echo "make bench  a short fixed set of benchmarks against the committed baseline"
+	@echo "make wheel  a wheel for this platform, in dist/"
+	@echo "make gpu-kit   gpu-kit/: what a rented machine with a GPU, torch and no network lacks to run the GPU tests and experiments"
 
-.venv/.ready: requirements.txt pyproject.toml bootstrap.py
+.venv/.ready: requirements.txt pyproject.toml bootstrap.py setup.py
 	$(PYTHON) bootstrap.py
 
-.venv/.ready-tests: .venv/.ready
+.venv/.ready-kernel: .venv/.ready $(wildcard pipeline/kernel/*.[ch])
+	.venv/bin/python bootstrap.py --kernel
+
+.venv/.ready-tests: .venv/.ready .venv/.ready-kernel
 	$(PYTHON) bootstrap.py --tests
 
-setup: .venv/.ready
+setup: .venv/.ready-kernel
 
-demo: .venv/.ready
+wheel: .venv/.ready
+	.venv/bin/python -m build --wheel --no-isolation --outdir dist
+
+demo: .venv/.ready-kernel
 	.venv/bin/feedline demo
 
 test: .venv/.ready-tests
@@ -33,8 +42,11 @@ lint: .venv/.ready
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
 
-bench: .venv/.ready
+bench: .venv/.ready-kernel
 	.venv/bin/python -m feedline.benchmarks.experiments.gate
+
+gpu-kit: .venv/.ready-kernel
+	.venv/bin/python -m tests.lab.gpu_kit $(GPU_KIT)
 
 pins: .venv/.ready
 	sed -i -e 's/ *\\$$//' -e '/--hash=/d' requirements.txt

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,31 @@ settings.register_profile("busy", deadline=None)  # a busy machine is no bug: no
 settings.load_profile("busy")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background: what tests start would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", params=["compiled", "python"])
+def kernel(request: pytest.FixtureRequest) -> Generator[str]:
+    """What makes pixels meanwhile: for modules that hold whichever it is."""
+    from feedline.pipeline.kernel import compiled
+
+    if request.param == "compiled" and compiled.KERNEL is None:
+        pytest.skip(f"there is no compiled kernel: {compiled.TROUBLE}")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(compiled, "KERNEL", None)
+        yield request.param
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked gpu is skipped where torch sees none."""
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in on_gpu:
+                item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
+
 
 TINY: dict[str, Any] = {"images": 48, "classes": 4, "long_side_px": 64, "val_fraction": 0.25, "seed": 3}
 

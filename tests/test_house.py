@@ -17,8 +17,9 @@ OUTSIDE_THE_WHEEL = ("benchmarks/experiments", "benchmarks/peers")
 ALLOWED: dict[str, set[str]] = {
     "pipeline.base": set(),
     "pipeline.format": {"pipeline.codecs"},
-    "pipeline.draw": set(),
-    "pipeline.codecs": {"pipeline.draw"},
+    "pipeline.kernel": set(),
+    "pipeline.draw": {"pipeline.kernel"},
+    "pipeline.codecs": {"pipeline.draw", "pipeline.kernel"},
     "pipeline.workers": {"pipeline.format", "pipeline.codecs", "pipeline.draw"},
     "pipeline": {"pipeline.format", "pipeline.codecs", "pipeline.draw", "pipeline.workers"},
     "preprocess.sources": {"pipeline.format", "pipeline.codecs"},
@@ -55,6 +56,7 @@ TORCH_FREE = (
     "pipeline/format",
     "pipeline/codecs",
     "pipeline/draw",
+    "pipeline/kernel",
     "pipeline/workers",
 )
 LINES = 400

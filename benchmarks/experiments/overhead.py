@@ -1,6 +1,7 @@
 """What does watching cost? The same script with and without the verdict pass, in turn.
 
-    python -m feedline.benchmarks.experiments.overhead [--repeats 8 --samples 4000 --workers 1 --plant decode]
+    python -m feedline.benchmarks.experiments.overhead [--repeats 8 --samples 4000 --workers 1 --plant decode
+        --device cpu]
 
 `tests/profiling/scripts/planted.py` runs over a fixed number of samples, in fresh processes and random order within
 each repeat. The script writes down how long its loop took, so that imports and start-up do not count.
@@ -28,14 +29,15 @@ WARM_UP = 20  # batches; as the script has it
 
 
 def main() -> None:
-    given = options(__doc__, "overhead.json", repeats=8, samples=4000, workers=1, plant="decode")
+    given = options(__doc__, "overhead.json", repeats=8, samples=4000, workers=1, plant="decode",
+                    device="cpu")  # fmt: skip
     load_before = os.getloadavg()[0]
     accounted: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         make_pictures(Path(folder))
         took = Path(folder) / "took"
         argv = [str(SCRIPT), given.plant, folder, "--samples", str(given.samples), "--workers", str(given.workers)]
-        argv += ["--log", str(took)]
+        argv += ["--log", str(took), "--device", given.device]
 
         def off() -> float:
             subprocess.run([sys.executable, *argv], check=True)

@@ -27,10 +27,12 @@ def make_loader(args: argparse.Namespace) -> DataLoader[tuple[torch.Tensor, torc
 def train_one_epoch(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, torch.Tensor]], args: argparse.Namespace,
                     optimizer: torch.optim.Optimizer) -> None:  # fmt: skip
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    device = next(model.parameters()).device
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
     model.train()
     started = time.perf_counter()
-    for i, (images, target) in enumerate(loader):
+    for i, batch in enumerate(loader):
+        images, target = (tensor.to(device) for tensor in batch)
         inputs = (images.float() / 255 - mean) / std if args.uint8 else images
         output = model(inputs)
         loss = criterion(output, target)
@@ -57,6 +59,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     loader = make_loader(args)
     model = models.mobilenet_v2(num_classes=1000, width_mult=args.width)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=4e-5)
     for _ in range(args.epochs):
         train_one_epoch(model, loader, args, optimizer)

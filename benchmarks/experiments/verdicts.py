@@ -6,7 +6,8 @@
 random order. Right is a run whose bound, whose named place (the workers' top stage, the slow worker, unpickling)
 and whose first remedy all fit the plant. `--busy 0 2` runs each alone and beside two processes that burn CPU.
 `--more` adds to the runs of the result file, `--only` takes some kinds, `--keep DIR` keeps the recordings of wrong
-runs. Writes results/verdicts.json.
+runs. `--device cuda` trains on a GPU, which has causes of its own (then name another `--out`). Writes
+results/verdicts.json.
 """
 
 import json
@@ -49,18 +50,25 @@ KINDS = {
     "compute": Kind("compute", None, ("freed memory kept", "channels_last", NONE_HELPS)),
     "main_thread": Kind("trainer", None, ("less Python in the training loop",)),
 }
+ON_GPU = KINDS | {
+    "compute": Kind("compute", None, ("autocast", "channels_last", NONE_HELPS)),
+    "copy": Kind("copy", None, ("pin_memory",)),
+    "sync": Kind("compute", None, ("no hidden synchronisations",)),
+}
 
 
 def main() -> None:
-    given = options(__doc__, "verdicts.json", repeats=10, seconds=3.0, busy=(0, 2), more=False, only=tuple(KINDS),
-                    keep=Path)  # fmt: skip
+    given = options(__doc__, "verdicts.json", repeats=10, seconds=3.0, busy=(0, 2), more=False, only=("all",),
+                    keep=Path, device="cpu")  # fmt: skip
+    kinds = KINDS if given.device == "cpu" else ON_GPU
+    given.only = list(kinds) if given.only == ["all"] else given.only
     runs: dict[str, list[dict[str, Any]]] = {plant: [] for plant in given.only}
     if given.more and given.out.exists():
         runs |= json.loads(given.out.read_text())["runs"]
     with tempfile.TemporaryDirectory() as pictures:
         make_pictures(Path(pictures))
         cells = {
-            f"{plant} {hogs}": partial(run, plant, pictures, given.seconds, hogs, given.keep)
+            f"{plant} {hogs}": partial(run, plant, pictures, given.seconds, hogs, given.keep, given.device)
             for plant in given.only
             for hogs in given.busy
         }
@@ -74,12 +82,13 @@ def main() -> None:
         print(f"{plant:12} {summary(done)}")
 
 
-def run(plant: str, pictures: str, seconds: float, hogs: int, keep: Path | None) -> dict[str, Any]:
+def run(plant: str, pictures: str, seconds: float, hogs: int, keep: Path | None, device: str) -> dict[str, Any]:
+    argv = [str(SCRIPT), plant, pictures, "--samples", "1000000", "--device", device]
     with beside(hogs):
-        done = study(StudyConfig(argv=[str(SCRIPT), plant, pictures, "--samples", "1000000"], seconds=seconds))
+        done = study(StudyConfig(argv=argv, seconds=seconds))
     if done.recording.script.exit_status in ENDED_BY_US:  # signals are the script's while it runs
         raise KeyboardInterrupt
-    found = judged(KINDS[plant], diagnose(done.recording))
+    found = judged(ON_GPU[plant] if device != "cpu" else KINDS[plant], diagnose(done.recording))
     if keep is not None and not found["right"]:
         keep.mkdir(parents=True, exist_ok=True)
         done.recording.save(keep / f"{plant}-{hogs}-{int(time.time())}.json")

@@ -133,6 +133,7 @@ def _of_process(process: psutil.Process) -> Iterator[Reading]:
     stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()  # proc(5)'s fields 3 and on
     yield "rss_bytes", "B", "/proc/PID/stat", float(int(stat[21]) * PAGE_BYTES)
     yield "cpu_cores", "cores", "/proc/PID/stat", (int(stat[11]) + int(stat[12])) / TICKS_PER_S
+    yield "ended_children_cores", "cores", "/proc/PID/stat", (int(stat[13]) + int(stat[14])) / TICKS_PER_S
     yield "major_faults_per_s", "1/s", "/proc/PID/stat", int(stat[9])
     # Some kernels count neither switches nor bytes, and another user's process does not tell what it reads.
     with suppress(psutil.AccessDenied, NotImplementedError):

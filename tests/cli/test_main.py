@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from feedline.cli import doctor
 from feedline.cli.main import app
+from feedline.pipeline.kernel import compiled
 from tests.train.conftest import write_dataset
 
 SHARDS = ("pyarrow", "simplejpeg", "cv2", "PIL", "fsspec")
@@ -65,7 +67,7 @@ def test_errors_are_one_line_without_a_traceback(words: tuple[str, ...]) -> None
     assert "no/such/folder" in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["inspect", "train", "tune", "index", "ladder", "compare"])
+@pytest.mark.parametrize("verb", ["inspect", "train", "tune", "index", "ladder", "compare", "gpu-check"])
 def test_a_verb_that_reads_folders_says_so_of_an_address_and_keeps_its_slashes(verb: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.touch()
@@ -155,7 +157,7 @@ def test_doctor_writes_what_it_prints(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "doctor.json").read_text())
     assert record["verb"] == "doctor"
     assert record["pil"]["version"] in done.stdout
-    assert {"torch", "cuda", "nvml", "java", "spark", "cores", "shared_memory_bytes"} <= set(record)
+    assert {"kernel", "torch", "cuda", "nvml", "java", "spark", "cores", "shared_memory_bytes"} <= set(record)
 
 
 def test_doctor_names_what_pillow_was_built_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +165,17 @@ def test_doctor_names_what_pillow_was_built_without(monkeypatch: pytest.MonkeyPa
     fact = doctor.formats()
     assert fact.text == "compressed TIFF"
     assert "libwebp-dev liblcms2-dev" in fact.remedy and "libtiff-dev" not in fact.remedy
+
+
+def test_doctor_says_which_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "KERNEL", SimpleNamespace(LEVELS=["plain", "avx2"], level=lambda: "avx2"))
+    assert (doctor.kernel().text, doctor.kernel().remedy) == ("compiled, avx2 (of plain, avx2)", "")
+    monkeypatch.setattr(compiled, "KERNEL", None)
+    monkeypatch.setattr(compiled, "TROUBLE", "it was not built")
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    assert "OpenCV and Pillow (it was not built)" in doctor.kernel().text and "C compiler" in doctor.kernel().remedy
+    monkeypatch.setenv(compiled.VARIABLE, "python")
+    assert doctor.kernel().remedy == ""
 
 
 @pytest.mark.parametrize(
@@ -179,6 +192,7 @@ def test_doctor_names_what_pillow_was_built_without(monkeypatch: pytest.MonkeyPa
         (("compare", "OUT", "--num-workers", "0,1"), "train"),
         (("ladder", "OUT"), "train"),
         (("demo",), "train"),
+        (("gpu-check", "OUT"), "train"),
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )
@@ -191,7 +205,7 @@ def test_in_a_base_install_a_verb_names_what_to_install(tmp_path: Path, words: t
 
 @pytest.mark.parametrize(
     "words", [("train",), ("tune",), ("plan", "--gpu-rate", "5"), ("compare", "--num-workers", "0,1"), ("ladder",),
-              ("demo", "--out")], ids=lambda words: words[0]
+              ("gpu-check",), ("demo", "--out")], ids=lambda words: words[0]
 )  # fmt: skip
 def test_without_torch_too(tmp_path: Path, words: tuple[str, ...]) -> None:
     dataset = write_dataset(tmp_path / "OUT")
@@ -224,6 +238,9 @@ def test_a_folder_that_was_removed_is_one_line_for_every_verb(tmp_path: Path) ->
         ("inspect", "OUT", "--html", "x.html", "--seed", "-1"),
         ("synth", "new", "--images", "9" * 20),
         ("tune", "OUT", "--window", "inf"),
+        ("gpu-check", "--window", "inf"),
+        ("gpu-check", "--num-workers", "0"),
+        ("gpu-check", "--device", "cpu", "--model", "nothing"),
         ("compare", "OUT", "--num-workers", "0,1", "--window", "inf"),
         ("ladder", "--window", "inf", "OUT"),
         ("slurm", "OUT", "--memory-gib", "-3"),

@@ -46,6 +46,7 @@ def made(
     trainer_cpu_s: float | None = None,
     device: str = "cpu",
     starved_s: float | None = None,
+    idle_s: float | None = None,
     dataset_samples: int | None = 100_000,
     **others: Any,
 ) -> Recording:
@@ -70,7 +71,7 @@ def made(
         steps=[
             Step(
                 start_s=1 + index * duration * 1.0, wait_s=wait_s, duration_s=duration, samples=batch, copy_s=copy_s,
-                warm_up=index < 4, starved_s=starved_s,
+                warm_up=index < 4, starved_s=starved_s, idle_s=idle_s,
             )
             for index in range(steps)
         ],

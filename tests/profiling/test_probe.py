@@ -198,7 +198,8 @@ def test_pictures_that_a_watched_loop_draws_are_its_own_python() -> None:
     pixels = torch.zeros(1500, 1500, 3, dtype=torch.uint8).numpy()
 
     def draws() -> None:
-        image.fromarray(pixels).resize((900, 900)).tobytes()
+        for _ in range(6):  # on a fast machine, too, so long that the sampler looks often
+            image.fromarray(pixels).resize((900, 900)).tobytes()
 
     with watch(resources=False) as seen:
         for batch in DataLoader(data(1600), batch_size=16):

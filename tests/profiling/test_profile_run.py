@@ -219,10 +219,10 @@ def test_ranks_under_torchrun_are_merged() -> None:
 def test_an_image_folder_and_mobilenet(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     image = pytest.importorskip("PIL.Image")
-    for number in range(96):
+    for number in range(480):
         folder = tmp_path / f"class{number % 2}"
         folder.mkdir(exist_ok=True)
-        image.new("RGB", (90, 90), (number, 9, 9)).save(folder / f"{number}.jpg")
+        image.new("RGB", (90, 90), (number % 256, 9, 9)).save(folder / f"{number}.jpg")
     argv = [str(SCRIPTS / "imagefolder_mobilenet.py"), str(tmp_path), "1", "1"]
     done = study(StudyConfig(argv=argv))
     assert done.status == 0
@@ -231,11 +231,11 @@ def test_an_image_folder_and_mobilenet(tmp_path: Path) -> None:
     assert (loader.kind, loader.dataset, loader.dataset_samples, loader.num_workers) == (
         "torch",
         "ImageFolder",
-        96,
+        480,
         1,
     )
     assert loader.transforms == ["RandomResizedCrop", "RandomHorizontalFlip", "ToTensor", "Normalize"]
-    assert (done.recording.compute.optimizer, done.recording.optimizer_steps) == ("SGD", 12)
+    assert (done.recording.compute.optimizer, done.recording.optimizer_steps) == ("SGD", 60)
     (worker,) = done.recording.workers
     assert worker.stages["other"] < 0.1 * worker.seconds
     found = diagnose(done.recording)

@@ -195,11 +195,10 @@ def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, samp
         own, other = 0.0, 1.0
     copy = min(1.0 - data, copy)
     if any(step.starved_s is not None for step in steps):
-        # Python is hidden while the device has queued work; it counts as far as the device ran dry beyond the wait.
-        dry = sum(max(0.0, (step.starved_s or 0.0) - step.wait_s) for step in steps) / ranks_s
+        # Python is hidden while the device has queued work; it counts as far as the device ran dry beside the wait.
+        dry = sum(step.idle_s or 0.0 for step in steps) / ranks_s
         own = min(own, dry)
         other = min(other, dry - own)
-        data = max(0.0, data - own - other)
     elif not sampled:  # batches made where the loader's clock does not run
         other += max(0.0, seen - data - 2 * seen_error)
     trainer = min(1.0 - data - copy, own)

@@ -54,6 +54,7 @@ class Measured:
     trainer: Trainer
     errors_alone: Shares  # those of the trainer's shares, without what other programs may have made of them
     machine: Machine
+    restart_s: float  # what a sample waits where each step begins the loader anew, as `next(iter(loader))` does, or 0
     loader: LoaderSeen | None  # the training loader
     notes: list[str]  # what qualifies the numbers
 
@@ -101,16 +102,6 @@ class Measured:
         return "steps/s" if self.loader is not None and self.loader.kind == "unwatched" else "samples/s"
 
     @property
-    def restart_s(self) -> float:
-        """What a sample waits where every step begins the loader anew, as `next(iter(loader))` does, and so starts
-        and ends workers; else 0."""
-        steps, _ = measured_steps(self.recording)
-        begun = len({(step.rank, step.epoch) for step in steps})
-        if not self.workers.count or self.rates.epoch_samples or len(steps) < 2 or begun < ANEW * len(steps):
-            return 0.0  # passes that come to their end begin with a cost of their own (`rates.epoch_start_s`)
-        return sum(map(waited_s, steps)) / max(1, sum(step.samples for step in steps))
-
-    @property
     def draw(self) -> tuple[float, float]:
         """The share of the time in which the training thread draws samples for the workers to make, and its error."""
         return looked(self.recording, ("draw",)) if self.workers.count else (0.0, 0.0)
@@ -139,8 +130,9 @@ class Measured:
 def measure(recording: Recording) -> Measured:
     steps, notes = measured_steps(recording)
     rates = measure_rates(recording, steps)
-    machine = _machine(recording, steps, rates.now.value if rates.now else 0.0)
     workers, trainer = measure_workers(recording), measure_trainer(recording, steps)
+    restart_s = _restart_s(workers, rates, steps)
+    machine = _machine(recording, steps, rates.now.value if rates.now else 0.0, anew=restart_s > 0)
     rates, trainer = believed(rates, trainer.shares.data, trainer.errors.data), _with_starts(trainer, rates)
     if workers.count and workers.stages and workers.delay is None:
         notes.append("Whether the workers lacked cores cannot be told: the kernel did not say how long they waited.")
@@ -151,9 +143,17 @@ def measure(recording: Recording) -> Measured:
         trainer=replace(trainer, errors=_beside_others(trainer, workers, machine)),
         errors_alone=trainer.errors,
         machine=machine,
+        restart_s=restart_s,
         loader=recording.train_loader,
         notes=[*notes, *([rates.doubt] if rates.doubt else [])],
     )
+
+
+def _restart_s(workers: Workers, rates: Rates, steps: Sequence[Step]) -> float:
+    begun = len({(step.rank, step.epoch) for step in steps})
+    if not workers.count or rates.epoch_samples or len(steps) < 2 or begun < ANEW * len(steps):
+        return 0.0  # passes that come to their end begin with a cost of their own (`rates.epoch_start_s`)
+    return sum(map(waited_s, steps)) / max(1, sum(step.samples for step in steps))
 
 
 def _with_starts(trainer: Trainer, rates: Rates) -> Trainer:
@@ -187,16 +187,18 @@ def _beside_others(trainer: Trainer, workers: Workers, machine: Machine) -> Shar
     return Shares(**{name: math.hypot(error, taken[name]) for name, error in errors.items()})
 
 
-def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float) -> Machine:
+def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float, *, anew: bool) -> Machine:
     """Others' cores are those busy on the whole machine less those that the script's own processes used: by their
     clocks where these were read, else by the sampler, whichever says more, so that a worker that lived shortly is not
-    mistaken for another program. Cores that the host gave to other guests are others', too."""
+    mistaken for another program; those that live for one batch (`anew`) are counted when they have ended. Cores that
+    the host gave to other guests are others', too."""
     cores, costs = float(recording.host.get("affinity") or recording.host.get("cores") or 1), recording.costs
     windows, sampled = of_lowest_rank(steps), 0.0
     of_host = {
         series.name: mean_over(series, windows) or 0.0 for series in recording.series if series.scope == "host"
     }
-    for series in (series for series in recording.series if series.name == "cpu_cores"):
+    own = ("cpu_cores", "ended_children_cores") if anew else ("cpu_cores",)
+    for series in (series for series in recording.series if series.name in own):
         sampled += 0.0 if series.scope == "host" else mean_over(series, windows) or 0.0
     host = of_host.get("cpu_cores", 0.0) + of_host.get("steal_cores", 0.0)
     others = max(
@@ -270,7 +272,7 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     if rates.now is None:
         return None
     ranks, count = machine.ranks, preparing.count
-    step_s = measured.restart_s + (ranks / rates.ceiling.value if rates.ceiling else trainer.step_s)
+    step_s = ranks / rates.ceiling.value if rates.ceiling else trainer.step_s
     # Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all.
     worker_s = preparing.even_s * preparing.slow.factor if preparing.slow else preparing.alone_s
     if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost
@@ -290,6 +292,7 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         trainer_cpu_s=trainer.cpu_s,
         handover_s=trainer.unpickle_s,
         draw_s=trainer.shares.data * ranks / rates.now.value if measured.drawing_limits else 0.0,
+        restart_s=measured.restart_s,
         cores=machine.cores,
         others=machine.others_cores,
         ranks=ranks,

@@ -147,7 +147,7 @@ def kept_iterator(at: Situation) -> Iterable[Change]:
     batch_s = restart_s * ((at.measured.loader and at.measured.loader.batch_size) or 1)
     yield Change(
         family="persistent", remedy="one iterator for all steps", effort=Effort.CODE, cause=True,
-        then=replace(at.now, step_s=max(0.0, at.now.step_s - restart_s)), ceiling_times=math.inf,
+        then=replace(at.now, restart_s=0.0), ceiling_times=math.inf,
         why=f"each step begins the loader anew: its workers start and end, {units.seconds(batch_s)} a batch",
         extra_error=0.1,
         command="batches = iter(loader)  # once; again at StopIteration\nbatch = next(batches)  # in each step",

@@ -136,7 +136,12 @@ class OnHost(OnDevice):
 
 
 def test_copies_are_timed_by_marks(tmp_path: Path) -> None:
-    cuda = SimpleNamespace(Event=Event, is_initialized=lambda: True, is_current_stream_capturing=lambda: False)
+    cuda = SimpleNamespace(
+        Event=Event,
+        is_initialized=lambda: True,
+        is_current_stream_capturing=lambda: False,
+        current_stream=lambda: SimpleNamespace(cuda_stream=0),
+    )
     origin = time.perf_counter()
     capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
     hooks = Hooks(capture)

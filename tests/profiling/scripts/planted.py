@@ -1,6 +1,7 @@
 """One small image-training script with one planted cost, as `PLANT` on the command line:
 
-decode, read, collate, slow_worker, serialise, compute, main_thread, transform, none
+decode, read, collate, slow_worker, serialise, compute, main_thread, transform, none; with --device cuda also
+copy (large batches of floats from pageable memory) and sync (a number of every gradient in every step)
 """
 
 import argparse
@@ -22,6 +23,46 @@ def spin(seconds):
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
+
+
+class Ready(Dataset):
+    """Whole batches that are there already."""
+
+    def __init__(self, count):
+        self.count = count
+        self.batches = [(torch.rand(64, 3, 224, 224), torch.randint(10, (64,))) for _ in range(4)]
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return self.batches[index % len(self.batches)]
+
+
+class Trace:
+    """What torch.profiler sees of some steps: kernels, and when the loop got a batch and asked for the next."""
+
+    def __init__(self, file, first=30, last=90):
+        self.file, self.first, self.last = file, first, last
+
+    def got(self, number):
+        if self.file and number == self.first:
+            kinds = torch.profiler.ProfilerActivity
+            self.profiler = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA])
+            self.profiler.start()
+        self.mark("got", number)
+
+    def asks(self, number):
+        self.mark("asks", number)
+        if self.file and number == self.last:
+            torch.cuda.synchronize()
+            self.profiler.stop()
+            self.profiler.export_chrome_trace(self.file)
+
+    def mark(self, what, number):
+        if self.file and self.first <= number <= self.last:
+            with torch.profiler.record_function(f"loop:{what}:{number}"):
+                pass
 
 
 class Stopwatch:
@@ -118,6 +159,8 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--start-method", default=None)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--trace", help="a file for what torch.profiler sees of steps 30 to 90")
     parser.add_argument("--log", help="a file for the seconds that the epoch took after its first 20 batches")
     parser.add_argument("--clock", help="a folder for what each part took by the script's own clock")
     args = parser.parse_args()
@@ -134,26 +177,35 @@ def main():
         collate_fn=collate,
         multiprocessing_context=args.start_method,
     )
+    if args.plant == "copy":
+        loader = DataLoader(Ready(args.samples // 64), batch_size=None)
     width = 96 if args.plant == "compute" else 4
     model = nn.Sequential(
         nn.Conv2d(3, width, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)
     )
+    model.to(args.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     criterion = nn.CrossEntropyLoss()
-    history = []
+    history, trace = [], Trace(args.trace)
     for number, batch in enumerate(loader):
+        trace.got(number)
         if number == 20:
             started = time.perf_counter()
         images, labels = batch[0], batch[1]
+        if args.device != "cpu":
+            images, labels = images.to(args.device), labels.to(args.device)
         optimizer.zero_grad()
         if args.plant == "compute":
-            for _ in range(4):
+            for _ in range(4 if args.device == "cpu" else 60):
                 criterion(model(images), labels).backward()
         loss = criterion(model(images), labels)
         loss.backward()
         optimizer.step()
         if args.plant == "main_thread":
             history = summarise(history, float(loss), cost * len(images))
+        if args.plant == "sync":
+            history = [p.grad.norm().item() for _ in range(40) for p in model.parameters()]
+        trace.asks(number)
     if args.log:
         with open(args.log, "w") as file:
             file.write(f"{time.perf_counter() - started}")

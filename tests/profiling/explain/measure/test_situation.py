@@ -11,6 +11,7 @@ from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.machine import resources
 from feedline.profiling.record.recording import Leg, Series
 from tests.profiling.recordings import made
+from tests.profiling.remedy_runs import begun_anew
 
 
 def test_preparing_whose_cpu_time_nobody_counted_is_what_the_trainer_needs_less_of_with_free_data() -> None:
@@ -31,6 +32,22 @@ def test_what_others_do_while_the_loop_evaluates_is_not_taken_from_its_steps() -
     busy = [1.0 if t <= 4 or t >= 14 else 4.0 for t in times]
     host = Series(name="cpu_cores", unit="cores", scope="host", source="/proc/stat", t_s=times, values=list(busy))
     assert measure(replace(seen, steps=steps, series=[host])).machine.others_busy == 0
+
+
+def test_workers_that_live_for_one_batch_are_not_taken_for_other_programs() -> None:
+    """Nobody saw them run; their CPU time is known when they have ended."""
+    times = [float(second) for second in range(10)]
+    host, trainer, ended = (
+        Series(name=name, unit="cores", scope=scope, source="/proc", t_s=times, values=[cores] * 10)
+        for name, scope, cores in (
+            ("cpu_cores", "host", 3.9),
+            ("cpu_cores", "trainer", 0.4),
+            ("ended_children_cores", "trainer", 3.4),
+        )
+    )
+    seen = replace(begun_anew(), series=[host, trainer, ended])
+    assert measure(replace(seen, series=[host, trainer])).machine.others_cores > 2
+    assert measure(seen).machine.others_cores == 0
 
 
 def test_nothing_is_said_of_copies_that_nobody_measured() -> None:

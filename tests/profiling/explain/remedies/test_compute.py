@@ -35,7 +35,7 @@ def starting(**costs: Any) -> Recording:
         ),
         (starting(compute_s=0.06, stages=SMALL, compute=GPU), 1 / (0.4 + 0.6 / 1.5)),
         (made(wait_s=0.06, starved_s=0.06, compute_s=0.04, stages=SMALL, compute=GPU), 1 / (0.6 + 0.4 / 1.5)),
-        (made(wait_s=0.0, starved_s=0.025, python_s=0.05, compute_s=0.05, compute=GPU), 1.3),
+        (made(wait_s=0.0, starved_s=0.0, idle_s=0.025, python_s=0.05, compute_s=0.05, compute=GPU), 1.3),
     ],
     ids=["it makes its batches itself", "it waits for epochs to begin", "it waits for handing over", "Python"],
 )

@@ -46,8 +46,11 @@ def test_workers_with_threads_take_more_cores_than_one() -> None:
 
 
 def test_a_loader_that_each_step_begins_anew_is_kept() -> None:
-    """Whatever would make the workers faster does not help: it is their start that is waited for."""
-    found = diagnose(begun_anew())
+    """Whatever would make the workers faster does not help, nor what spares the model the page faults that each fork
+    brings: it is their start that is waited for."""
+    seen = begun_anew()
+    faulty = replace(seen.compute, user_cpu_s=6.0, kernel_cpu_s=4.0, page_faults=200_000, faulty_steps=100)
+    found = diagnose(replace(seen, compute=faulty))
     assert (found.bound, found.cause.kind) == ("data", "start")
     kept, *others = [one for one in found.predictions if one.helps]
     assert (kept.family, kept.effort.name, others) == ("persistent", "CODE", [])
