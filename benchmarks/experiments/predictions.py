@@ -27,9 +27,11 @@ from feedline.benchmarks.compare import read_lines
 from feedline.benchmarks.experiments.harness import end_with, options, say, show, write
 from feedline.benchmarks.measure.rounds import Bench, quietest, rounds
 from feedline.benchmarks.measure.window import Subject, Window
-from feedline.benchmarks.what_if import prepare_form, what_if
+from feedline.benchmarks.what_if import what_if
 from feedline.pipeline.base.errors import FeedlineError
+from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
+from feedline.preprocess.prepare import prepare
 from feedline.preprocess.synth.inventory import SynthConfig
 from feedline.preprocess.synth.write import synth
 from feedline.profiling.explain.measure.situation import measure
@@ -183,10 +185,6 @@ def entry(name: str, data: Path, work: Path, count: int) -> dict[str, Any]:
     argv = [str(SCRIPTS[name]), str(data), "--epochs", "100"]
     recording = profiled(name, argv, work)
     predictions = predicted(recording, CASES[name])  # before anything is applied
-    images = [path.read_bytes() for path in sorted((data / "train").rglob("*")) if path.is_file()]
-    for form in forms_of(name):
-        if not (work / "splits" / form.name / "train" / "manifest.json").exists():
-            prepare_form(images, form, work / "splits")
     windows = measured(name, argv, work, count)
     rates = {case: [by_round[r].samples_per_s for r in range(count)] for case, by_round in windows.items()}
     gains = {case: [a / b for a, b in zip(rates[case], rates[AS_IS.name], strict=True)] for case in predictions}
@@ -205,6 +203,8 @@ def main() -> None:
     given = options(__doc__, "predictions.json", work=default, rounds=3)
     data = given.work / f"photos-{IMAGES}"
     synth(SynthConfig(out=str(data), images=IMAGES, layout="folder"))
+    forms = tuple(dict.fromkeys(form for name in SCRIPTS for form in forms_of(name)))
+    prepare(PrepareConfig(source=str(data), out=str(given.work / "splits"), outputs=forms, engine="processes"))
     entries = [entry(name, data, given.work, given.rounds) for name in SCRIPTS]
     cases = [case for one in entries for case in one["cases"]]
     found = summary(cases)
