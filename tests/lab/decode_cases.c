@@ -3,8 +3,8 @@
    decode_cases COUNT SEED FILES    prints the levels, how many files were decoded, and a hash of what all of them gave
 
    Each case has a seed of its own, SEED and those above it. The program aborts, and says which it was, where two levels
-   differ, something is written outside the region, a sanitizer has found something, or a case takes too long. FILES: of each file its length,
-   the picture's width and height (32 bits each, in this machine's order) and its bytes. */
+   differ, something is written outside the region, a case takes too long, or a sanitizer has found something. FILES: of
+   each file its length, the picture's width and height (32 bits each, in this machine's order) and its bytes. */
 #define _POSIX_C_SOURCE 200809L
 #include <signal.h>
 #include <unistd.h>

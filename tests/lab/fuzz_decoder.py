@@ -44,7 +44,7 @@ def main() -> int:
         print(f"{count:,} inputs from seed {seed}, {time.monotonic() - began_s:.0f} s: {told}", flush=True)
         if found is not None:
             findings += 1
-            print(f"  once more: {OPTIONS['ASAN_OPTIONS']} {program} 1 {found} {files}", flush=True)
+            print(f"  once more: ASAN_OPTIONS=abort_on_error=1 {program} 1 {found} {files}", flush=True)
         seed = seed + count if found is None else found + 1
     print(f"{args.inputs - max(0, end - seed):,} inputs, {findings} findings")
     return int(findings > 0)

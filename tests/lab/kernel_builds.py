@@ -46,8 +46,7 @@ def main() -> int:
         hashes: set[str] = set()
         for name, build in BUILDS.items():
             emulator = EMULATORS.get(build[0], ())
-            missing = [tool for tool in (build[0], *emulator) if shutil.which(tool) is None]
-            if missing:
+            if missing := [tool for tool in (build[0], *emulator) if shutil.which(tool) is None]:
                 print(f"{driver.stem}, {name}: not tried, there is no {missing[0]}")
                 continue
             program = args.work / f"{driver.stem}-{build[0]}"
@@ -60,6 +59,8 @@ def main() -> int:
 
 def built(driver: Path, build: tuple[str, ...], program: Path) -> str:
     """Why there is no program; empty where there is."""
+    if shutil.which(build[0]) is None:
+        return f"not tried, there is no {build[0]}"
     sources = [str(path) for path in sorted(KERNEL.glob("*.c")) if path.name != "module.c"]
     command = [*build, *FLAGS, "-o", str(program), str(driver), *sources, "-lm"]
     done = subprocess.run(command, capture_output=True, text=True)
