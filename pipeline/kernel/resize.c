@@ -20,23 +20,22 @@ struct scaler {
 };
 
 /* 0 where memory ran out. */
-static int open_scaler(struct scaler *scaler, struct arena *arena, enum filter filter, const float box[4], int flip,
+static int open_scaler(struct scaler *scaler, struct arena *arena, int antialias, const float box[4], int flip,
                        int width, int height)
 {
     const struct region *source = &scaler->source;
     struct across *across = &scaler->across;
-    const int plain = filter == FILTER_PLAIN;
-    across->filter = filter;
+    across->antialias = antialias;
     across->channels = source->channels;
     across->flip = flip;
     scaler->simd = kernel_level != LEVEL_PLAIN;
-    if (!(plain ? taps_plain(&across->taps, arena, source->width_px, width, 1) &&
-                      taps_plain(&scaler->down, arena, source->height_px, height, 0)
-                : taps_pillow(&across->taps, arena, filter, source->width_px, box[0], box[2], width) &&
-                      taps_pillow(&scaler->down, arena, filter, source->height_px, box[1], box[3], height)) ||
+    if (!(antialias ? taps_pillow(&across->taps, arena, source->width_px, box[0], box[2], width) &&
+                          taps_pillow(&scaler->down, arena, source->height_px, box[1], box[3], height)
+                    : taps_plain(&across->taps, arena, source->width_px, width, 1) &&
+                          taps_plain(&scaler->down, arena, source->height_px, height, 0)) ||
         !across_prepare(across, arena, source->width_px))
         return 0;
-    scaler->slots = plain ? 2 : scaler->down.width / 2 + 2;
+    scaler->slots = antialias ? scaler->down.width / 2 + 2 : 2;
     const size_t slots = (size_t)scaler->slots, padded = (size_t)across->padded;
     scaler->kept = arena_take(arena, 2 * sizeof(int16_t) * slots * padded);
     scaler->pairs = arena_take(arena, sizeof(struct pair) * slots);
@@ -87,14 +86,13 @@ static void scaled_row(struct scaler *scaler, int number, uint8_t *out)
     const struct across *across = &scaler->across;
     const int drops = across->values != across->taps.outputs * across->colours;
     uint8_t *to = drops ? scaler->four : out;
-    if (across->filter == FILTER_PLAIN) {
+    if (across->antialias) {
+        down_pillow(scaler->pairs, gathered(scaler, number), across->values, scaler->simd, to);
+    } else {
         const int first = scaler->down.first[number], last = scaler->source.height_px - 1;
         const int16_t *a = filtered_row(scaler, first < 0 ? 0 : first);
         const int16_t *b = filtered_row(scaler, first < last ? first + 1 : last);
         down_plain(a, b, scaler->down.weights + 2 * (size_t)number, across->values, scaler->simd, to);
-    } else {
-        const int count = gathered(scaler, number);
-        down_pillow(scaler->pairs, count, across->values, scaler->simd, to);
     }
     if (drops)
         three_of_four(scaler->four, across->taps.outputs, scaler->simd, out);
@@ -146,7 +144,7 @@ static int resize_planes(const struct region *grown, struct arena *arena, int fl
         source->width_px = grown->width_px / share;
         source->height_px = grown->height_px / share;
         source->channels = 1;
-        if (!open_scaler(&scalers[plane], arena, FILTER_PLAIN, NULL, flip, place->width_px / share,
+        if (!open_scaler(&scalers[plane], arena, 0, NULL, flip, place->width_px / share,
                          place->height_px / share))
             return 0;
     }
@@ -171,7 +169,7 @@ static int convert(const struct region *grown, struct arena *arena, struct regio
     return 1;
 }
 
-static int resize_in(struct arena *arena, struct region region, enum filter filter, const float box[4], int flip,
+static int resize_in(struct arena *arena, struct region region, int antialias, const float box[4], int flip,
                      const struct place *place)
 {
     struct region grown = region;
@@ -179,28 +177,27 @@ static int resize_in(struct arena *arena, struct region region, enum filter filt
         grown.width_px = (region.odd_left + region.width_px + 1) & ~1;
         grown.height_px = (region.odd_top + region.height_px + 1) & ~1;
     }
-    if (filter == FILTER_PLAIN && !flip && grown.width_px == place->width_px && grown.height_px == place->height_px) {
+    if (!antialias && !flip && grown.width_px == place->width_px && grown.height_px == place->height_px) {
         copy(&grown, place);
         return 1;
     }
-    if (filter == FILTER_PLAIN && region.u)
+    if (!antialias && region.u)
         return resize_planes(&grown, arena, flip, place);
     struct scaler scaler = {0};
     if (region.u && !convert(&grown, arena, &region))
         return 0;
     scaler.source = region;
-    if (!open_scaler(&scaler, arena, filter, box, flip, place->width_px, place->height_px))
+    if (!open_scaler(&scaler, arena, antialias, box, flip, place->width_px, place->height_px))
         return 0;
     for (int row = 0; row < place->height_px; row++)
         scaled_row(&scaler, row, row_of(place, row));
     return 1;
 }
 
-int resize_region(const struct region *region, enum filter filter, const float box[4], int flip,
-                  const struct place *place)
+int resize_region(const struct region *region, int antialias, const float box[4], int flip, const struct place *place)
 {
     struct arena arena = {0};
-    const int done = resize_in(&arena, *region, filter, box, flip, place);
+    const int done = resize_in(&arena, *region, antialias, box, flip, place);
     arena_free(&arena);
     return done;
 }

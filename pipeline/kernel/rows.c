@@ -23,7 +23,7 @@ static int rounded_up(int number, int step)
 static void fill_weights(struct across *across, int32_t *places, int per_lane)
 {
     const struct taps *taps = &across->taps;
-    const unsigned parts = across->filter == FILTER_PLAIN ? 1 : 2, pairs = (unsigned)taps->width / 2;
+    const unsigned parts = across->antialias ? 2 : 1, pairs = (unsigned)taps->width / 2;
     unsigned slot = 0;
     for (int number = 0; number < taps->outputs; number++) {
         const int pixel = across->flip ? taps->outputs - 1 - number : number;
@@ -196,12 +196,6 @@ SIMD static int down_pillow_simd(const struct pair *pairs, int count, int values
 
 /* --- plain C ---------------------------------------------------------------------------------------------------- */
 
-static uint8_t clipped(int32_t sum)
-{
-    sum >>= PILLOW_BITS;
-    return (uint8_t)(sum < 0 ? 0 : sum > 255 ? 255 : sum);
-}
-
 /* The sums over the taps of output pixel `number`, of each colour. */
 static void weigh(const struct across *across, int number, const uint8_t *row, int32_t sums[3])
 {
@@ -221,7 +215,7 @@ void across_pair(const struct across *across, const uint8_t *even, const uint8_t
     const uint8_t *const rows[2] = {even, odd};
 #if KERNEL_SIMD
     if (across->lanes) {
-        (across->filter == FILTER_PLAIN ? across_plain_simd : across_pillow_simd)(across, rows, filtered);
+        (across->antialias ? across_pillow_simd : across_plain_simd)(across, rows, filtered);
         return;
     }
 #endif
@@ -230,10 +224,10 @@ void across_pair(const struct across *across, const uint8_t *even, const uint8_t
             int32_t sums[3];
             weigh(across, number, rows[row], sums);
             for (int colour = 0; colour < across->colours; colour++)
-                if (across->filter == FILTER_PLAIN)
-                    filtered[row * across->padded + value + colour] = (int16_t)(sums[colour] >> 4);
+                if (across->antialias)
+                    filtered[2 * (value + colour) + row] = (int16_t)((sums[colour] + HALF) >> PILLOW_BITS);
                 else
-                    filtered[2 * (value + colour) + row] = clipped(sums[colour] + HALF);
+                    filtered[row * across->padded + value + colour] = (int16_t)(sums[colour] >> 4);
         }
 }
 
@@ -259,6 +253,6 @@ void down_pillow(const struct pair *pairs, int count, int values, int simd, uint
         int32_t sum = HALF;
         for (int k = 0; k < 2 * count; k++)
             sum += pairs[k / 2].rows[2 * n + k % 2] * pairs[k / 2].weights[k % 2];
-        out[n] = clipped(sum);
+        out[n] = (uint8_t)(sum >> PILLOW_BITS);
     }
 }

@@ -9,7 +9,7 @@
    twice      in each lane, both 32-bit numbers of the first (second) half twice
    words, bytes      two vectors of 32-bit (16-bit) numbers as one of half as many bits, in order and clipped; in each
                      lane apart: lane_words, lane_bytes
-   paired     two vectors of 32-bit numbers clipped to 0 .. 255, as 16 bits each: a0 b0 a1 b1 ...
+   paired     two vectors of 32-bit numbers as 16 bits each: a0 b0 a1 b1 ...
    store_rgb  WIDE pixels; store_three  WIDE / 4 pixels without their fourth byte, and four bytes more */
 #ifndef FEEDLINE_VECTORS_H
 #define FEEDLINE_VECTORS_H
@@ -63,8 +63,7 @@ OPERATION vector words(vector a, vector b) { return _mm256_permute4x64_epi64(lan
 OPERATION vector bytes(vector a, vector b) { return _mm256_permute4x64_epi64(lane_bytes(a, b), 0xD8); }
 OPERATION vector paired(vector a, vector b)
 {
-    const vector both = _mm256_min_epi16(_mm256_max_epi16(lane_words(a, b), every_16(0)), every_16(255));
-    return pick(both, BOTH(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+    return pick(lane_words(a, b), BOTH(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
 }
 
 /* Where the bytes of 16 pixels' 48 are in their colours: by 16 bytes, then by colour. */
@@ -139,7 +138,7 @@ OPERATION vector bytes(vector a, vector b) { return FROM_8(vqmovun_high_s16(vqmo
 #define lane_bytes bytes
 OPERATION vector paired(vector a, vector b)
 {
-    const int16x8_t both = vminq_s16(vmaxq_s16(S16(words(a, b)), vdupq_n_s16(0)), vdupq_n_s16(255));
+    const int16x8_t both = S16(words(a, b));
     return FROM_16(vzip1q_s16(both, vextq_s16(both, both, 4)));
 }
 OPERATION void store_rgb(uint8_t *to, vector r, vector g, vector b)

@@ -13,7 +13,7 @@ static int some_side(void)
 static uint64_t one_case(uint64_t hash)
 {
     const int channels = (int[]){1, 3, 4}[below(3)], planes = channels == 1, flip = below(2);
-    const enum filter filter = below(3) ? (enum filter)below(6) : FILTER_PLAIN;
+    const int antialias = below(2);
     struct region region = {.width_px = some_side(), .height_px = some_side(), .channels = channels};
     region.odd_left = planes && below(2);
     region.odd_top = planes && below(2);
@@ -21,11 +21,11 @@ static uint64_t one_case(uint64_t hash)
     const int height = planes ? (region.odd_top + region.height_px + 1) & ~1 : region.height_px;
     const int margin = planes ? 0 : below(4), stride = (width + margin) * channels;
     struct place place = {NULL, 0, some_side(), some_side()};
-    if (planes && filter == FILTER_PLAIN) {
+    if (planes && !antialias) {
         place.width_px += place.width_px % 2;
         place.height_px += place.height_px % 2;
     }
-    if (below(6) == 0 && (!planes || filter != FILTER_PLAIN)) {
+    if (below(6) == 0 && (!planes || antialias)) {
         place.width_px = region.width_px;
         place.height_px = region.height_px;
     }
@@ -53,7 +53,7 @@ static uint64_t one_case(uint64_t hash)
         box[0] = (float)below(region.width_px) + (float)below(8) / 8;
         box[1] = (float)below(region.height_px) + (float)below(8) / 8;
     }
-    if (!resize_region(&region, filter, box, flip, &place))
+    if (!resize_region(&region, antialias, box, flip, &place))
         abort();
     hash = hashed(hash, place.pixels, out_bytes);
     free(pixels);

@@ -31,6 +31,9 @@ class Laps:
     def transformed(self) -> None:
         self.names.append("transformed")
 
+    def filled(self, decoding_ns: int) -> None:
+        self.names += ["decoded", "transformed"]
+
 
 @pytest.fixture(params=CODECS.values(), ids=CODECS)
 def codec(request: Any) -> Codec:
