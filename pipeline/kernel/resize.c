@@ -12,7 +12,6 @@ struct scaler {
     struct region source; /* interleaved pixels or one plane */
     struct across across;
     struct taps down;
-    int simd;
     int slots, next;    /* pairs of filtered rows that are kept, in turn; the first that was not filtered yet */
     int16_t *kept;
     struct pair *pairs; /* of the output row at hand */
@@ -28,7 +27,6 @@ static int open_scaler(struct scaler *scaler, struct arena *arena, int antialias
     across->antialias = antialias;
     across->channels = source->channels;
     across->flip = flip;
-    scaler->simd = kernel_level != LEVEL_PLAIN;
     if (!(antialias ? taps_pillow(&across->taps, arena, source->width_px, box[0], box[2], width) &&
                           taps_pillow(&scaler->down, arena, source->height_px, box[1], box[3], height)
                     : taps_plain(&across->taps, arena, source->width_px, width, 1) &&
@@ -87,15 +85,15 @@ static void scaled_row(struct scaler *scaler, int number, uint8_t *out)
     const int drops = across->values != across->taps.outputs * across->colours;
     uint8_t *to = drops ? scaler->four : out;
     if (across->antialias) {
-        down_pillow(scaler->pairs, gathered(scaler, number), across->values, scaler->simd, to);
+        down_pillow(scaler->pairs, gathered(scaler, number), across->values, to);
     } else {
         const int first = scaler->down.first[number], last = scaler->source.height_px - 1;
         const int16_t *a = filtered_row(scaler, first < 0 ? 0 : first);
         const int16_t *b = filtered_row(scaler, first < last ? first + 1 : last);
-        down_plain(a, b, scaler->down.weights + 2 * (size_t)number, across->values, scaler->simd, to);
+        down_plain(a, b, scaler->down.weights + 2 * (size_t)number, across->values, to);
     }
     if (drops)
-        three_of_four(scaler->four, across->taps.outputs, scaler->simd, out);
+        three_of_four(scaler->four, across->taps.outputs, out);
 }
 
 /* --- whole regions ---------------------------------------------------------------------------------------------- */
@@ -109,7 +107,7 @@ static void convert_rows(const uint8_t *const y[2], const uint8_t *u, const uint
                          int row)
 {
     uint8_t *const out_rgb[2] = {row_of(place, row), row_of(place, row + 1)};
-    yuv_rows(y, u, v, place->width_px, kernel_level != LEVEL_PLAIN, out_rgb);
+    yuv_rows(y, u, v, place->width_px, out_rgb);
 }
 
 /* The region as it is, I420 (which ends at even places) converted. */
@@ -122,7 +120,7 @@ static void copy(const struct region *region, const struct place *place)
         if (region->u)
             convert_rows(luma, region->u + chroma, region->v + chroma, place, row);
         else if (region->channels == 4)
-            three_of_four(pixels, place->width_px, kernel_level != LEVEL_PLAIN, row_of(place, row));
+            three_of_four(pixels, place->width_px, row_of(place, row));
         else
             memcpy(row_of(place, row), pixels, 3 * (size_t)place->width_px);
     }

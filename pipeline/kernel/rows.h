@@ -37,7 +37,7 @@ struct pair {
 struct pair pair_of(const int16_t *rows, int32_t even, int32_t odd);
 
 /* A row of `values` bytes, from two filtered rows and their weights; from `count` pairs of them. */
-void down_plain(const int16_t *a, const int16_t *b, const int32_t weights[2], int values, int simd, uint8_t *out);
-void down_pillow(const struct pair *pairs, int count, int values, int simd, uint8_t *out);
+void down_plain(const int16_t *a, const int16_t *b, const int32_t weights[2], int values, uint8_t *out);
+void down_pillow(const struct pair *pairs, int count, int values, uint8_t *out);
 
 #endif
