@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedline.pipeline.codecs.table import make_kernel
+from feedline.pipeline.codecs.table import SampleKernel
 from feedline.pipeline.draw.order import EpochPlan
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format import manifest, shard_tar
@@ -84,7 +84,7 @@ def slots(codec: str) -> np.ndarray:
     clock = Clock(np.zeros(ROW_BYTES // 8, np.int64))
     for number, data in enumerate(members(codec)):
         for region in range(REGIONS):
-            kernel = make_kernel(codec, Augment(train=region < 2), seed=3)  # type: ignore[arg-type]
+            kernel = SampleKernel(codec, Augment(train=region < 2), seed=3)  # type: ignore[arg-type]
             kernel(data, out[number * REGIONS + region], number, region, clock)
     return out
 

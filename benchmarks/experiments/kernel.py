@@ -24,10 +24,10 @@ from PIL import Image
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, spread, write
 from feedline.benchmarks.experiments.prepare_speed import photographs
 from feedline.pipeline.codecs import crop_jpeg, jpeg
-from feedline.pipeline.codecs.table import make_kernel
+from feedline.pipeline.codecs.table import SampleKernel
 from feedline.pipeline.draw import regions
 from feedline.pipeline.draw.regions import Augment
-from feedline.pipeline.draw.resample import bilinear_into, needs_pillow, resize_into, shrink_into
+from feedline.pipeline.draw.resample import bilinear_into, job_of, resize_into
 from feedline.pipeline.kernel import compiled
 from feedline.pipeline.workers.counters import ROW_BYTES, Clock
 from feedline.preprocess.picture import Output, Preparer
@@ -161,7 +161,7 @@ def kernels(prepared: dict[str, list[bytes]], originals: Sequence[bytes]) -> dic
 
 
 def filling(codec: Any, data: Sequence[bytes], config: Augment = TRAIN, px: int = PX) -> Cell:
-    kernel = make_kernel(codec, config, 0)
+    kernel = SampleKernel(codec, config, 0)
     out_HWC = np.empty((px, px, 3), np.uint8)
     clock = Clock(np.zeros(ROW_BYTES // 8, np.int64))
     return each(data, lambda one, number: kernel(one, out_HWC, number, 0, clock))
@@ -212,7 +212,6 @@ def python_sample(data: bytes, number: int, out_HWC: Pixels) -> list[Stage]:
     frame = crop_jpeg.parse(data)
     ticks.append(now("parse"))
     region = regions.random_region(frame.width_px, frame.height_px, TRAIN, 0, 0, number)
-    by_pillow = needs_pillow(region, out_HWC)
     ticks.append(now("choose"))
     part = crop_jpeg.cut(data, *region[:4], frame=frame)
     ticks.append(now("cut"))
@@ -220,10 +219,7 @@ def python_sample(data: bytes, number: int, out_HWC: Pixels) -> list[Stage]:
     ticks.append(now("decode"))
     inside = regions.Region(part.left_px, part.top_px, *region[2:])
     kernel, compiled.KERNEL = compiled.KERNEL, None
-    if by_pillow:
-        shrink_into(pixels, inside, 1, out_HWC)
-    else:
-        bilinear_into(pixels, inside, out_HWC)
+    resize_into(pixels, inside, out_HWC)
     compiled.KERNEL = kernel
     return [*ticks, now("resize")]
 
@@ -237,11 +233,10 @@ def compiled_sample(data: bytes, number: int, out_HWC: Pixels) -> list[Stage]:
     ticks.append(now("parse"))
     region = regions.random_region(frame.width_px, frame.height_px, TRAIN, 0, 0, number)
     ticks.append(now("choose"))
-    pixels_HWX = np.empty((region.height_px, region.width_px, 4), np.uint8)
-    kernel.decode(data, *region[:4], False, pixels_HWX)
-    ticks.append(now("decode"))
-    resize_into(pixels_HWX, region._replace(left_px=0, top_px=0), out_HWC)
-    return [*ticks, now("resize")]
+    job = job_of(data, region, PX, PX)
+    ticks.append(now("job"))
+    _, decoding_ns = kernel.fill([job], False, out_HWC[None])
+    return [*ticks, ("decode", ticks[-1][1] + decoding_ns), now("resize")]
 
 
 def qualities(originals: Sequence[bytes]) -> list[dict[str, Any]]:

@@ -35,7 +35,6 @@ from feedline.pipeline.base.files import sync_folder
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.codecs import jpeg
 from feedline.pipeline.format.shard_tar import ShardWriter
-from feedline.pipeline.kernel import compiled
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import BadImage, Output, Preparer, geometry
 from feedline.preprocess.plan import make_plan
@@ -129,12 +128,7 @@ def parts(originals: Sequence[bytes]) -> dict[str, Callable[[], float]]:
             work(item)
         return (time.perf_counter() - started_s) / len(items)
 
-    compiled_too: dict[str, Callable[[], float]] = {}
-    if kernel := compiled.KERNEL:  # stock Pillow's own bytes; prepare uses what is active in Pillow's place
-        small_HWC = np.empty((height, width, 3), np.uint8)
-        arguments = (0, 0, *SIZE_PX, box, "bicubic", False, small_HWC)
-        compiled_too["resize, compiled"] = partial(each, raw, lambda one: kernel.resize(one, *arguments))
-    return compiled_too | {
+    return {
         "decode": partial(each, originals, lambda data: simplejpeg.decode_jpeg(data, "RGBX", buffer=buffer)),
         "resize": partial(each, images, lambda one: one.resize((width, height), Image.Resampling.BICUBIC, box=box)),
         "encode": partial(each, small, lambda one: jpeg.encode(one, 90, "420")),

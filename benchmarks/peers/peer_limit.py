@@ -17,7 +17,7 @@ import numpy as np
 import simplejpeg
 
 from feedline.pipeline.base.process import keep_freed_memory
-from feedline.pipeline.codecs.table import make_kernel
+from feedline.pipeline.codecs.table import SampleKernel
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import read_index, read_manifest
@@ -65,7 +65,7 @@ def samples(spec: dict[str, Any]) -> list[bytes]:
 
 def kernel_work(spec: dict[str, Any]) -> Callable[[int], None]:
     data, px = samples(spec), spec["px"]
-    kernel = make_kernel(read_manifest(Path(spec["split"])).codec, Augment(**spec.get("augment", {})), 0)
+    kernel = SampleKernel(read_manifest(Path(spec["split"])).codec, Augment(**spec.get("augment", {})), 0)
     slots = np.empty((CHUNK, px, px, 3), np.uint8)
     clock = Clock(rows_of(memoryview(bytearray(ROW_BYTES)), 1)[0])
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 from feedline.pipeline.draw.regions import Region
 from feedline.pipeline.draw.resample import resize_into
+from feedline.pipeline.kernel.compiled import Job
 
 Pixels = npt.NDArray[np.uint8]
 Subsampling = Literal["420", "444"]
@@ -26,6 +27,9 @@ class Clock(Protocol):
 
     def decoded(self) -> None: ...
     def transformed(self) -> None: ...
+    def filled(self, decoding_ns: int) -> None:
+        """Both: so much of it as decoding."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,9 @@ class Codec:
     fill: Callable[[bytes, Pixels, Choose, Clock, bool], None]
     """(member, out_HWC, choose, clock, fast_chroma): the chosen region, resized, into `out_HWC`. `fast_chroma` may
     repeat chroma pixels instead of smoothing them. Raises DatasetError for bytes that cannot be used."""
+    job: Callable[[bytes, int, Choose], Job | None]
+    """(member, the output's side in pixels, choose) -> what the compiled kernel is told to do, for the pixels that
+    `fill` gives; None: this member is for `fill`. Raises DatasetError likewise."""
     pixels: Callable[[bytes], Pixels]
     """The whole picture, RGB HWC; read-only where it shows the member. Raises DatasetError."""
     check: Callable[[bytes, int, int, Mapping[str, Any]], str]

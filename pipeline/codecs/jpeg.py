@@ -7,7 +7,6 @@ JPEG without tiles is decoded down to the region's last row.
 
 import io
 import re
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
@@ -20,8 +19,8 @@ from feedline.pipeline.codecs import crop_jpeg
 from feedline.pipeline.codecs.base import Choose, Clock, Codec, Pixels, Subsampling, size_trouble
 from feedline.pipeline.codecs.crop_jpeg import Frame, JpegError, cut, parse
 from feedline.pipeline.draw.regions import Region
-from feedline.pipeline.draw.resample import resize_into
-from feedline.pipeline.kernel import compiled
+from feedline.pipeline.draw.resample import job_of, resize_into
+from feedline.pipeline.kernel.compiled import Job
 
 Colours = Literal["RGB", "RGBX"]
 SOI = b"\xff\xd8"
@@ -95,43 +94,21 @@ def _mended(data: bytes, complaint: str) -> bytes:
     return data
 
 
-def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, fast_chroma: bool) -> None:
+def job(data: bytes, px: int, choose: Choose) -> Job | None:
     frame = parse(data)
     region = choose(frame.width_px, frame.height_px)
-    factor = dct_factor(region, out_HWC)
-    pixels_HWX = _decode_alone(data, region, fast_chroma) if factor == 1 else None
-    inside = region._replace(left_px=0, top_px=0)
-    if pixels_HWX is None:
-        pixels_HWX, inside, factor = _decode_region(data, frame, region, factor, fast_chroma)
+    return job_of(data, region, px, px) if dct_factor(region, px, px) == 1 else None
+
+
+def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, fast_chroma: bool) -> None:
+    """By libjpeg-turbo: what there is no job for, or what the compiled kernel leaves to it."""
+    frame = parse(data)
+    region = choose(frame.width_px, frame.height_px)
+    factor = dct_factor(region, out_HWC.shape[1], out_HWC.shape[0])
+    pixels_HWX, inside, factor = _decode_region(data, frame, region, factor, fast_chroma)
     clock.decoded()
     resize_into(pixels_HWX, inside, out_HWC, factor)
     clock.transformed()
-
-
-def _decode_alone(data: bytes, region: Region, fast_chroma: bool) -> Pixels | None:
-    """RGBX pixels of the region and nothing else, valid until the next call in this thread; None where the kernel is
-    not there, or leaves this file to libjpeg-turbo."""
-    kernel = compiled.KERNEL
-    if kernel is None:
-        return None
-    left, top, width, height = region[:4]
-    size = 4 * width * height
-    if len(_scratch.pixels) < size:
-        _scratch.pixels = np.empty(size, np.uint8)
-    pixels_HWX = _scratch.pixels[:size].reshape(height, width, 4)
-    if size > _KEEP_BYTES:
-        _scratch.pixels = np.empty(0, np.uint8)
-    return pixels_HWX if kernel.decode(data, left, top, width, height, not fast_chroma, pixels_HWX) else None
-
-
-class _Scratch(threading.local):
-    """Memory that is touched for the first time costs a page fault every 4 KiB, so a thread keeps its own."""
-
-    pixels: Pixels = np.empty(0, np.uint8)
-
-
-_scratch = _Scratch()
-_KEEP_BYTES = 1 << 24
 
 
 def _decode_region(data: bytes, frame: Frame, region: Region, factor: int,
@@ -149,10 +126,10 @@ def _decode_region(data: bytes, frame: Frame, region: Region, factor: int,
     return pixels_HWX, Region(part.left_px, part.top_px, *region[2:]), factor
 
 
-def dct_factor(region: Region, out_HWC: Pixels) -> int:
+def dct_factor(region: Region, out_width_px: int, out_height_px: int) -> int:
     """The largest of 1, 2, 4, 8 by which the region can be decoded smaller and still cover the output."""
     width_px, height_px = region.inner[2:] if region.inner else region[2:4]
-    room = min(width_px / out_HWC.shape[1], height_px / out_HWC.shape[0])
+    room = min(width_px / out_width_px, height_px / out_height_px)
     return 8 if room >= 8 else 4 if room >= 4 else 2 if room >= 2 else 1
 
 
@@ -190,6 +167,7 @@ JPEG = Codec(
     encode=encode,
     settings=lambda quality, subsampling: {"quality": quality, "subsampling": subsampling, "crop_addressable": True},
     fill=fill,
+    job=job,
     pixels=decode,
     check=check,
 )

@@ -5,6 +5,7 @@ import numpy as np
 from feedline.pipeline.codecs import jpeg
 from feedline.pipeline.codecs.base import Choose, Clock, Codec, Pixels, fill_with, size_trouble
 from feedline.pipeline.codecs.pillow import open_rgb
+from feedline.pipeline.kernel.compiled import Job
 
 
 def pixels(data: bytes) -> Pixels:
@@ -18,6 +19,10 @@ def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, fast_chroma
 _fill_whole = fill_with(pixels)
 
 
+def job(data: bytes, px: int, choose: Choose) -> Job | None:
+    return jpeg.job(data, px, choose) if data[:2] == jpeg.SOI else None
+
+
 KEEP = Codec(
     name="keep",
     extension="",
@@ -28,6 +33,7 @@ KEEP = Codec(
     estimate_bytes=lambda pixels, quality, source_bytes: source_bytes,
     encode=None,
     fill=fill,
+    job=job,
     pixels=pixels,
     check=lambda data, width, height, settings: size_trouble(pixels(data), width, height),
 )

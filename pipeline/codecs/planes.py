@@ -9,7 +9,8 @@ import numpy as np
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.base import Choose, Clock, Codec, Pixels, size_trouble
 from feedline.pipeline.codecs.raw import npy_bytes, npy_view, rgb_array
-from feedline.pipeline.draw.resample import planes_into
+from feedline.pipeline.draw.resample import job_of, planes_into
+from feedline.pipeline.kernel.compiled import Job
 
 
 def planes(pixels_HWC: Pixels) -> Pixels:
@@ -40,6 +41,11 @@ def fill(data: bytes, out_HWC: Pixels, choose: Choose, clock: Clock, _fast_chrom
     clock.transformed()
 
 
+def job(data: bytes, px: int, choose: Choose) -> Job:
+    stacked = _stacked(data)
+    return job_of(stacked, choose(stacked.shape[1], stacked.shape[0] * 2 // 3), px, px)
+
+
 def pixels(data: bytes) -> Pixels:
     return np.asarray(cv2.cvtColor(_stacked(data), cv2.COLOR_YUV2RGB_I420), np.uint8)
 
@@ -55,6 +61,7 @@ PLANES = Codec(
     encode=lambda image, quality, subsampling: npy_bytes(planes(rgb_array(image))),
     settings=lambda quality, subsampling: {"layout": "I420, uint8, shape (H*3/2, W)"},
     fill=fill,
+    job=job,
     pixels=pixels,
     check=lambda data, width, height, settings: size_trouble(pixels(data), width, height),
 )

@@ -12,7 +12,9 @@ import numpy as np
 from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError, first_line
-from feedline.pipeline.codecs.base import Codec, Pixels, fill_with, size_trouble
+from feedline.pipeline.codecs.base import Choose, Codec, Pixels, fill_with, size_trouble
+from feedline.pipeline.draw.resample import job_of
+from feedline.pipeline.kernel.compiled import Job
 
 MAGIC = b"\x93NUMPY\x01\x00"
 
@@ -60,6 +62,11 @@ def pixels(data: bytes) -> Pixels:
     return pixels_HWC
 
 
+def job(data: bytes, px: int, choose: Choose) -> Job:
+    pixels_HWC = pixels(data)
+    return job_of(pixels_HWC, choose(pixels_HWC.shape[1], pixels_HWC.shape[0]), px, px)
+
+
 RAW = Codec(
     name="raw",
     extension="npy",
@@ -69,6 +76,7 @@ RAW = Codec(
     estimate_bytes=lambda pixels, quality, source_bytes: pixels * 3,
     encode=lambda image, quality, subsampling: npy_bytes(rgb_array(image)),
     fill=fill_with(pixels),
+    job=job,
     pixels=pixels,
     check=lambda data, width, height, settings: size_trouble(pixels(data), width, height),
 )

@@ -19,33 +19,46 @@ from PIL import Image
 
 from feedline.pipeline.draw.regions import Region
 from feedline.pipeline.kernel import compiled
-from feedline.pipeline.kernel.compiled import Box
+from feedline.pipeline.kernel.compiled import Box, Job
 
 Pixels = npt.NDArray[np.uint8]
 ANTIALIAS_ABOVE = 8 / 7
 
 
-def needs_pillow(region: Region, out_HWC: Pixels) -> bool:
+def is_antialiased(region: Region, width_px: int, height_px: int) -> bool:
     """Whether the region shrinks by so much that it aliases, or starts between two pixels."""
-    height_px, width_px = out_HWC.shape[:2]
     shrinks = region.width_px > width_px * ANTIALIAS_ABOVE or region.height_px > height_px * ANTIALIAS_ABOVE
     return shrinks or region.inner is not None
 
 
+def job_of(source: bytes | Pixels, region: Region, width_px: int, height_px: int) -> Job:
+    """What the compiled kernel is told to do for the region of a JPEG, of RGB or RGBX pixels, or of I420 planes, into
+    an output of that size."""
+    left, top, width, height, flip, inner = region
+    box: Box = (0, 0, width, height)
+    if inner is not None:
+        box = (inner[0], inner[1], min(inner[0] + inner[2], width), min(inner[1] + inner[3], height))
+    odd_planes = bool(width_px % 2 or height_px % 2) and isinstance(source, np.ndarray) and source.ndim == 2
+    return source, left, top, width, height, box, odd_planes or is_antialiased(region, width_px, height_px), flip
+
+
 def resize_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels, factor: int = 1) -> None:
     """The region of RGB or RGBX pixels; with a `factor`: see `shrink_into`."""
-    if factor == 1 and not needs_pillow(region, out_HWC):
+    rows, columns = out_HWC.shape[:2]
+    if kernel := compiled.KERNEL:
+        job = job_of(pixels_HWC, region, columns, rows)
+        if factor > 1:
+            job = (pixels_HWC, *shown(region, factor, *pixels_HWC.shape[1::-1]), True, region.flip)
+        kernel.fill([job], True, out_HWC[None])
+    elif factor == 1 and not is_antialiased(region, columns, rows):
         bilinear_into(pixels_HWC, region, out_HWC)
     else:
         shrink_into(pixels_HWC, region, factor, out_HWC)
 
 
 def bilinear_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels) -> None:
-    """The region of RGB or RGBX pixels."""
+    """The region of RGB or RGBX pixels, by OpenCV."""
     left, top, width, height, flip, _ = region
-    if kernel := compiled.KERNEL:
-        kernel.resize(pixels_HWC, left, top, width, height, (0, 0, width, height), "plain", flip, out_HWC)
-        return
     view = pixels_HWC[top : top + height, left : left + width]
     resized = view.shape[:2] != out_HWC.shape[:2]
     if view.shape[2] == 4:
@@ -90,9 +103,6 @@ def shrink_into(pixels_HWC: Pixels, region: Region, factor: int, out_HWC: Pixels
     """Pillow's antialiased bilinear on RGB or RGBX pixels, in one piece of memory. The region is in pixels of the
     picture before it was decoded `factor` times smaller; the filter sees nothing outside it."""
     left, top, width, height, box = shown(region, factor, pixels_HWC.shape[1], pixels_HWC.shape[0])
-    if kernel := compiled.KERNEL:
-        kernel.resize(pixels_HWC, left, top, width, height, box, "bilinear", region.flip, out_HWC)
-        return
     if pixels_HWC.shape[2] == 3:  # Pillow reads four-byte pixels in place
         view = pixels_HWC[top : top + height, left : left + width]
         pixels_HWC, left, top = np.asarray(cv2.cvtColor(view, cv2.COLOR_RGB2RGBA), np.uint8), 0, 0
@@ -113,13 +123,11 @@ def planes_into(stacked: Pixels, region: Region, out_HWC: Pixels) -> None:
     it is, the region grown to even places first, since luma and chroma must show the same; where an output has odd
     sides, which I420 has not, and where it is antialiased, the colours are converted first."""
     rows, columns = out_HWC.shape[:2]
-    converted = bool(rows % 2 or columns % 2) or needs_pillow(region, out_HWC)
-    height_px, width_px = stacked.shape[0] * 2 // 3, stacked.shape[1]
     if kernel := compiled.KERNEL:
-        left, top, width, height, box = shown(region, 1, width_px, height_px)
-        how = "bilinear" if converted else "plain"
-        kernel.resize(stacked, left, top, width, height, box, how, region.flip, out_HWC)
+        kernel.fill([job_of(stacked, region, columns, rows)], True, out_HWC[None])
         return
+    converted = bool(rows % 2 or columns % 2) or is_antialiased(region, columns, rows)
+    height_px, width_px = stacked.shape[0] * 2 // 3, stacked.shape[1]
     half = halved(region)
     left, top, width, height = (2 * side for side in half[:4])
     planes = stacked[height_px:].reshape(2, height_px // 2, width_px // 2)

@@ -7,7 +7,7 @@ OpenCV, Pillow and simplejpeg do its work, more slowly. `FEEDLINE_KERNEL=python`
 
 import os
 from importlib import import_module
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,10 @@ from feedline.pipeline.base.errors import UsageError
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
-Filter = Literal["plain", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+Job = tuple[bytes | Pixels, int, int, int, int, Box, bool, bool]
+"""What fills a place: a JPEG, RGB or RGBX pixels (HWC) or I420 planes (height * 3/2, width); the region of them
+(left, top, width and height); the box of it that is shown (left, top, right and bottom within it); whether it is
+antialiased; whether it is mirrored."""
 VARIABLE = "FEEDLINE_KERNEL"
 
 
@@ -33,19 +36,15 @@ class Kernel(Protocol):
 
     def use(self, level: str) -> None: ...
 
-    def resize(self, pixels: Pixels, left_px: int, top_px: int, width_px: int, height_px: int, box: Box,
-               filter: Filter, flip: bool, out_HWC: Pixels) -> None:  # fmt: skip
-        """A region of RGB or RGBX pixels (HWC), or of I420 planes (height * 3/2, width), into all of `out_HWC`.
+    def fill(self, jobs: list[Job], smooth: bool, out_NHWC: Pixels) -> tuple[int, int]:
+        """Fills the first places, one by each job, up to a JPEG that must be left to libjpeg-turbo. Returns how many,
+        and how long the decoder took, in nanoseconds.
 
-        `plain` is bilinear between neighbours: OpenCV's formula, planes each apart and from even places on, into an
-        output of even sides. The others are Pillow's, to the byte, and show the `box` of the region (left, top, right
-        and bottom within it; `plain` shows all). They see nothing outside the region; planes are converted first.
+        A JPEG's region has exactly libjpeg-turbo's pixels, `smooth` being its smooth chroma. Antialiased is Pillow's
+        bilinear filter, to the byte. Otherwise it is bilinear between neighbours, of the whole region: OpenCV's
+        formula, planes each apart and from even places on, into an output of even sides. The filters see nothing
+        outside the region; planes that are antialiased are converted first.
         """
-        ...
-
-    def decode(self, data: bytes, left_px: int, top_px: int, width_px: int, height_px: int, smooth: bool,
-               out_HWX: Pixels) -> bool:  # fmt: skip
-        """The region of a JPEG as RGBX, exactly as libjpeg-turbo gives it; False where that must be asked."""
         ...
 
 

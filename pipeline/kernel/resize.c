@@ -12,7 +12,6 @@ struct scaler {
     struct region source; /* interleaved pixels or one plane */
     struct across across;
     struct taps down;
-    int simd;
     int slots, next;    /* pairs of filtered rows that are kept, in turn; the first that was not filtered yet */
     int16_t *kept;
     struct pair *pairs; /* of the output row at hand */
@@ -20,23 +19,21 @@ struct scaler {
 };
 
 /* 0 where memory ran out. */
-static int open_scaler(struct scaler *scaler, struct arena *arena, enum filter filter, const float box[4], int flip,
+static int open_scaler(struct scaler *scaler, struct arena *arena, int antialias, const float box[4], int flip,
                        int width, int height)
 {
     const struct region *source = &scaler->source;
     struct across *across = &scaler->across;
-    const int plain = filter == FILTER_PLAIN;
-    across->filter = filter;
+    across->antialias = antialias;
     across->channels = source->channels;
     across->flip = flip;
-    scaler->simd = kernel_level != LEVEL_PLAIN;
-    if (!(plain ? taps_plain(&across->taps, arena, source->width_px, width, 1) &&
-                      taps_plain(&scaler->down, arena, source->height_px, height, 0)
-                : taps_pillow(&across->taps, arena, filter, source->width_px, box[0], box[2], width) &&
-                      taps_pillow(&scaler->down, arena, filter, source->height_px, box[1], box[3], height)) ||
+    if (!(antialias ? taps_pillow(&across->taps, arena, source->width_px, box[0], box[2], width) &&
+                          taps_pillow(&scaler->down, arena, source->height_px, box[1], box[3], height)
+                    : taps_plain(&across->taps, arena, source->width_px, width, 1) &&
+                          taps_plain(&scaler->down, arena, source->height_px, height, 0)) ||
         !across_prepare(across, arena, source->width_px))
         return 0;
-    scaler->slots = plain ? 2 : scaler->down.width / 2 + 2;
+    scaler->slots = antialias ? scaler->down.width / 2 + 2 : 2;
     const size_t slots = (size_t)scaler->slots, padded = (size_t)across->padded;
     scaler->kept = arena_take(arena, 2 * sizeof(int16_t) * slots * padded);
     scaler->pairs = arena_take(arena, sizeof(struct pair) * slots);
@@ -87,17 +84,16 @@ static void scaled_row(struct scaler *scaler, int number, uint8_t *out)
     const struct across *across = &scaler->across;
     const int drops = across->values != across->taps.outputs * across->colours;
     uint8_t *to = drops ? scaler->four : out;
-    if (across->filter == FILTER_PLAIN) {
+    if (across->antialias) {
+        down_pillow(scaler->pairs, gathered(scaler, number), across->values, to);
+    } else {
         const int first = scaler->down.first[number], last = scaler->source.height_px - 1;
         const int16_t *a = filtered_row(scaler, first < 0 ? 0 : first);
         const int16_t *b = filtered_row(scaler, first < last ? first + 1 : last);
-        down_plain(a, b, scaler->down.weights + 2 * (size_t)number, across->values, scaler->simd, to);
-    } else {
-        const int count = gathered(scaler, number);
-        down_pillow(scaler->pairs, count, across->values, scaler->simd, to);
+        down_plain(a, b, scaler->down.weights + 2 * (size_t)number, across->values, to);
     }
     if (drops)
-        three_of_four(scaler->four, across->taps.outputs, scaler->simd, out);
+        three_of_four(scaler->four, across->taps.outputs, out);
 }
 
 /* --- whole regions ---------------------------------------------------------------------------------------------- */
@@ -111,7 +107,7 @@ static void convert_rows(const uint8_t *const y[2], const uint8_t *u, const uint
                          int row)
 {
     uint8_t *const out_rgb[2] = {row_of(place, row), row_of(place, row + 1)};
-    yuv_rows(y, u, v, place->width_px, kernel_level != LEVEL_PLAIN, out_rgb);
+    yuv_rows(y, u, v, place->width_px, out_rgb);
 }
 
 /* The region as it is, I420 (which ends at even places) converted. */
@@ -124,7 +120,7 @@ static void copy(const struct region *region, const struct place *place)
         if (region->u)
             convert_rows(luma, region->u + chroma, region->v + chroma, place, row);
         else if (region->channels == 4)
-            three_of_four(pixels, place->width_px, kernel_level != LEVEL_PLAIN, row_of(place, row));
+            three_of_four(pixels, place->width_px, row_of(place, row));
         else
             memcpy(row_of(place, row), pixels, 3 * (size_t)place->width_px);
     }
@@ -146,7 +142,7 @@ static int resize_planes(const struct region *grown, struct arena *arena, int fl
         source->width_px = grown->width_px / share;
         source->height_px = grown->height_px / share;
         source->channels = 1;
-        if (!open_scaler(&scalers[plane], arena, FILTER_PLAIN, NULL, flip, place->width_px / share,
+        if (!open_scaler(&scalers[plane], arena, 0, NULL, flip, place->width_px / share,
                          place->height_px / share))
             return 0;
     }
@@ -171,7 +167,7 @@ static int convert(const struct region *grown, struct arena *arena, struct regio
     return 1;
 }
 
-static int resize_in(struct arena *arena, struct region region, enum filter filter, const float box[4], int flip,
+static int resize_in(struct arena *arena, struct region region, int antialias, const float box[4], int flip,
                      const struct place *place)
 {
     struct region grown = region;
@@ -179,28 +175,27 @@ static int resize_in(struct arena *arena, struct region region, enum filter filt
         grown.width_px = (region.odd_left + region.width_px + 1) & ~1;
         grown.height_px = (region.odd_top + region.height_px + 1) & ~1;
     }
-    if (filter == FILTER_PLAIN && !flip && grown.width_px == place->width_px && grown.height_px == place->height_px) {
+    if (!antialias && !flip && grown.width_px == place->width_px && grown.height_px == place->height_px) {
         copy(&grown, place);
         return 1;
     }
-    if (filter == FILTER_PLAIN && region.u)
+    if (!antialias && region.u)
         return resize_planes(&grown, arena, flip, place);
     struct scaler scaler = {0};
     if (region.u && !convert(&grown, arena, &region))
         return 0;
     scaler.source = region;
-    if (!open_scaler(&scaler, arena, filter, box, flip, place->width_px, place->height_px))
+    if (!open_scaler(&scaler, arena, antialias, box, flip, place->width_px, place->height_px))
         return 0;
     for (int row = 0; row < place->height_px; row++)
         scaled_row(&scaler, row, row_of(place, row));
     return 1;
 }
 
-int resize_region(const struct region *region, enum filter filter, const float box[4], int flip,
-                  const struct place *place)
+int resize_region(const struct region *region, int antialias, const float box[4], int flip, const struct place *place)
 {
     struct arena arena = {0};
-    const int done = resize_in(&arena, *region, filter, box, flip, place);
+    const int done = resize_in(&arena, *region, antialias, box, flip, place);
     arena_free(&arena);
     return done;
 }

@@ -27,12 +27,10 @@ struct place {
     int width_px, height_px;
 };
 
-/* Fill the place from the region. Sides are 1 .. 2^20.
-   FILTER_PLAIN: a region of the place's size is copied. Of I420 each plane is resized as it is, then converted: the
-   region grows to whole 2 x 2 pixels first, and the place's sides must be even. `box` is not looked at.
-   The others: the part `box` of the region (left, top, right, bottom; within it, not empty) fills the place. I420 is
-   converted first. 0 where memory ran out. */
-int resize_region(const struct region *region, enum filter filter, const float box[4], int flip,
-                  const struct place *place);
+/* Fill the place from the region. Sides are 1 .. 2^20. `antialias`: by Pillow's filter, the part `box` of the region (left,
+   top, right, bottom; within it, not empty); I420 is converted first. Else by the plain one, all of the region; one of
+   the place's size is copied. Of I420 each plane is resized as it is, then converted: the region grows to whole 2 x 2
+   pixels first, and the place's sides must be even. 0 where memory ran out. */
+int resize_region(const struct region *region, int antialias, const float box[4], int flip, const struct place *place);
 
 #endif

@@ -23,7 +23,7 @@ static int rounded_up(int number, int step)
 static void fill_weights(struct across *across, int32_t *places, int per_lane)
 {
     const struct taps *taps = &across->taps;
-    const unsigned parts = across->filter == FILTER_PLAIN ? 1 : 2, pairs = (unsigned)taps->width / 2;
+    const unsigned parts = across->antialias ? 2 : 1, pairs = (unsigned)taps->width / 2;
     unsigned slot = 0;
     for (int number = 0; number < taps->outputs; number++) {
         const int pixel = across->flip ? taps->outputs - 1 - number : number;
@@ -196,69 +196,45 @@ SIMD static int down_pillow_simd(const struct pair *pairs, int count, int values
 
 /* --- plain C ---------------------------------------------------------------------------------------------------- */
 
-static uint8_t clipped(int32_t sum)
-{
-    sum >>= PILLOW_BITS;
-    return (uint8_t)(sum < 0 ? 0 : sum > 255 ? 255 : sum);
-}
-
-/* The sums over the taps of output pixel `number`, of each colour. */
-static void weigh(const struct across *across, int number, const uint8_t *row, int32_t sums[3])
-{
-    const struct taps *taps = &across->taps;
-    const int pixel = across->flip ? taps->outputs - 1 - number : number;
-    const uint8_t *from = row + (size_t)taps->first[pixel] * (size_t)across->channels;
-    const int32_t *weights = taps->weights + (size_t)pixel * (size_t)taps->width;
-    for (int colour = 0; colour < across->colours; colour++) {
-        sums[colour] = 0;
-        for (int k = 0; k < taps->width; k++)
-            sums[colour] += weights[k] * from[k * across->channels + colour];
-    }
-}
-
 void across_pair(const struct across *across, const uint8_t *even, const uint8_t *odd, int16_t *filtered)
 {
     const uint8_t *const rows[2] = {even, odd};
+    const struct taps *taps = &across->taps;
 #if KERNEL_SIMD
     if (across->lanes) {
-        (across->filter == FILTER_PLAIN ? across_plain_simd : across_pillow_simd)(across, rows, filtered);
+        (across->antialias ? across_pillow_simd : across_plain_simd)(across, rows, filtered);
         return;
     }
 #endif
-    for (int number = 0, value = 0; number < across->taps.outputs; number++, value += across->colours)
-        for (int row = 0; row < 2; row++) {
-            int32_t sums[3];
-            weigh(across, number, rows[row], sums);
-            for (int colour = 0; colour < across->colours; colour++)
-                if (across->filter == FILTER_PLAIN)
-                    filtered[row * across->padded + value + colour] = (int16_t)(sums[colour] >> 4);
+    for (int number = 0, value = 0; number < taps->outputs; number++) {
+        const int pixel = across->flip ? taps->outputs - 1 - number : number;
+        const int32_t *weights = taps->weights + (size_t)pixel * (size_t)taps->width;
+        const ptrdiff_t first = (ptrdiff_t)taps->first[pixel] * across->channels;
+        for (int colour = 0; colour < across->colours; colour++, value++)
+            for (int row = 0; row < 2; row++) {
+                int32_t sum = 0;
+                for (int k = 0; k < taps->width; k++)
+                    sum += weights[k] * rows[row][first + k * across->channels + colour];
+                if (across->antialias)
+                    filtered[2 * value + row] = (int16_t)((sum + HALF) >> PILLOW_BITS);
                 else
-                    filtered[2 * (value + colour) + row] = clipped(sums[colour] + HALF);
-        }
+                    filtered[row * across->padded + value] = (int16_t)(sum >> 4);
+            }
+    }
 }
 
-void down_plain(const int16_t *a, const int16_t *b, const int32_t weights[2], int values, int simd, uint8_t *out)
+void down_plain(const int16_t *a, const int16_t *b, const int32_t weights[2], int values, uint8_t *out)
 {
-    int n = 0;
-#if KERNEL_SIMD
-    n = simd ? down_plain_simd(a, b, weights, values, out) : 0;
-#endif
-    (void)simd;
-    for (; n < values; n++)
+    for (int n = DONE_BY_SIMD(down_plain_simd(a, b, weights, values, out)); n < values; n++)
         out[n] = (uint8_t)(((a[n] * weights[0] >> 16) + (b[n] * weights[1] >> 16) + 2) >> 2);
 }
 
-void down_pillow(const struct pair *pairs, int count, int values, int simd, uint8_t *out)
+void down_pillow(const struct pair *pairs, int count, int values, uint8_t *out)
 {
-    int n = 0;
-#if KERNEL_SIMD
-    n = simd ? down_pillow_simd(pairs, count, values, out) : 0;
-#endif
-    (void)simd;
-    for (; n < values; n++) {
+    for (int n = DONE_BY_SIMD(down_pillow_simd(pairs, count, values, out)); n < values; n++) {
         int32_t sum = HALF;
         for (int k = 0; k < 2 * count; k++)
             sum += pairs[k / 2].rows[2 * n + k % 2] * pairs[k / 2].weights[k % 2];
-        out[n] = clipped(sum);
+        out[n] = (uint8_t)(sum >> PILLOW_BITS);
     }
 }

@@ -37,42 +37,10 @@ int taps_plain(struct taps *taps, struct arena *arena, int side, int outputs, in
     return 1;
 }
 
-static const double SUPPORT[] = {[FILTER_BOX] = 0.5, [FILTER_BILINEAR] = 1, [FILTER_HAMMING] = 1, [FILTER_BICUBIC] = 2,
-                                 [FILTER_LANCZOS] = 3};
-static const double PI = 3.14159265358979323846;
-
-static double sinc(double x)
+int taps_pillow(struct taps *taps, struct arena *arena, int side, float start, float end, int outputs)
 {
-    return x == 0 ? 1 : sin(x * PI) / (x * PI);
-}
-
-/* The filter's height at x, in Pillow's order of operations: a double's last bit may decide a coefficient. */
-static double height(enum filter filter, double x)
-{
-    double far = x < 0 ? -x : x;
-    switch (filter) {
-    case FILTER_BOX:
-        return x > -0.5 && x <= 0.5 ? 1 : 0;
-    case FILTER_BILINEAR:
-        return far < 1 ? 1 - far : 0;
-    case FILTER_HAMMING:
-        return far == 0 ? 1 : far < 1 ? sin(far * PI) / (far * PI) * (0.54f + 0.46f * cos(far * PI)) : 0;
-    case FILTER_BICUBIC:
-        if (far < 1)
-            return (1.5 * far - 2.5) * far * far + 1;
-        return far < 2 ? (((far - 5) * far + 8) * far - 4) * -0.5 : 0;
-    case FILTER_LANCZOS:
-        return x >= -3 && x < 3 ? sinc(x) * sinc(x / 3) : 0;
-    default:
-        return 0;
-    }
-}
-
-int taps_pillow(struct taps *taps, struct arena *arena, enum filter filter, int side, float start, float end,
-                int outputs)
-{
-    double scale = (double)(end - start) / outputs, stretch = scale < 1 ? 1 : scale;
-    double support = SUPPORT[filter] * stretch, narrow = 1.0 / stretch;
+    const double scale = (double)(end - start) / outputs;
+    const double support = scale < 1 ? 1 : scale, narrow = 1.0 / support; /* of the triangle, to each side */
     int width = (int)(2 * support) + 1; /* of pixels whose centre may lie within the support, and so weigh anything */
     width = width >= side ? side : width + width % 2;
     double *heights = arena_take(arena, sizeof(double) * (size_t)width);
@@ -80,21 +48,21 @@ int taps_pillow(struct taps *taps, struct arena *arena, enum filter filter, int 
         return 0;
     memset(taps->weights, 0, sizeof(int32_t) * (size_t)outputs * (size_t)width);
     for (int n = 0; n < outputs; n++) {
-        double centre = start + (n + 0.5) * scale, sum = 0;
+        const double centre = start + (n + 0.5) * scale;
         int low = (int)(centre - support + 0.5), high = (int)(centre + support + 0.5);
         low = low < 0 ? 0 : low > side ? side : low;
         high = high > side ? side : high;
-        int count = high - low > width ? width : high - low;
-        for (int k = 0; k < count; k++) {
-            heights[k] = height(filter, (k + low - centre + 0.5) * narrow);
+        const int count = high - low > width ? width : high - low;
+        double sum = 0;
+        for (int k = 0; k < count; k++) { /* in Pillow's order of operations: a double's last bit may decide a weight */
+            const double x = (k + low - centre + 0.5) * narrow, far = x < 0 ? -x : x;
+            heights[k] = far < 1 ? 1 - far : 0;
             sum += heights[k];
         }
-        int first = low + width > side ? side - width : low;
+        const int first = low + width > side ? side - width : low;
         int32_t *weights = taps->weights + (size_t)n * (size_t)width + (low - first);
-        for (int k = 0; k < count; k++) {
-            double share = (sum != 0 ? heights[k] / sum : heights[k]) * (1 << PILLOW_BITS);
-            weights[k] = (int32_t)(share < 0 ? share - 0.5 : share + 0.5);
-        }
+        for (int k = 0; k < count; k++)
+            weights[k] = (int32_t)(heights[k] / sum * (1 << PILLOW_BITS) + 0.5);
         taps->first[n] = first;
     }
     return 1;

@@ -6,11 +6,8 @@
 
 #include "arena.h"
 
-/* FILTER_PLAIN looks at two neighbours, however much a picture shrinks; the others are Pillow's, which antialias. */
-enum filter { FILTER_PLAIN, FILTER_BOX, FILTER_BILINEAR, FILTER_HAMMING, FILTER_BICUBIC, FILTER_LANCZOS };
-
-#define PLAIN_BITS 11    /* of a weight of FILTER_PLAIN: 2048 is one */
-#define PILLOW_BITS 22   /* of the others' */
+#define PLAIN_BITS 11  /* of a weight: 2048 is one */
+#define PILLOW_BITS 22 /* of an antialiasing one */
 
 /* Output n is the sum over k of weights[n * width + k] * pixel[first[n] + k]. */
 struct taps {
@@ -24,9 +21,9 @@ struct taps {
    1 where side is). Otherwise `first` is -1 .. side - 1 and who reads repeats the edge. 0 where memory ran out. */
 int taps_plain(struct taps *taps, struct arena *arena, int side, int outputs, int clamped);
 
-/* Pillow's own coefficients for the part start .. end of an axis of `side` pixels. `first` lies in 0 .. side - width
-   and never falls; weights that are not needed are 0; `width` is even, or `side`. 0 where memory ran out. */
-int taps_pillow(struct taps *taps, struct arena *arena, enum filter filter, int side, float start, float end,
-                int outputs);
+/* Pillow's coefficients of its bilinear filter, which antialiases: a triangle as wide as the picture shrinks, for the part
+   start .. end of an axis of `side` pixels. `first` lies in 0 .. side - width and never falls; weights that are not needed
+   are 0; `width` is even, or `side`. 0 where memory ran out. */
+int taps_pillow(struct taps *taps, struct arena *arena, int side, float start, float end, int outputs);
 
 #endif

@@ -1,5 +1,6 @@
 /* Vectors and the few operations that the filters need: AVX2's of 32 bytes, NEON's of 16. A lane is 16 bytes. Functions
-   that use them are marked SIMD and called only where `kernel_level` allows it; without either, KERNEL_SIMD is 0.
+   that use them are marked SIMD and called by DONE_BY_SIMD, which is 0 where the level is plain; without vectors,
+   KERNEL_SIMD is 0.
 
    gather     16 bytes from each of LANES places      load_split   8 bytes for each lane
    less_8     a - b, not below 0                      spread       in each lane, bytes 4n to 4n + 3 as 32-bit numbers
@@ -9,7 +10,7 @@
    twice      in each lane, both 32-bit numbers of the first (second) half twice
    words, bytes      two vectors of 32-bit (16-bit) numbers as one of half as many bits, in order and clipped; in each
                      lane apart: lane_words, lane_bytes
-   paired     two vectors of 32-bit numbers clipped to 0 .. 255, as 16 bits each: a0 b0 a1 b1 ...
+   paired     two vectors of 32-bit numbers as 16 bits each: a0 b0 a1 b1 ...
    store_rgb  WIDE pixels; store_three  WIDE / 4 pixels without their fourth byte, and four bytes more */
 #ifndef FEEDLINE_VECTORS_H
 #define FEEDLINE_VECTORS_H
@@ -63,38 +64,29 @@ OPERATION vector words(vector a, vector b) { return _mm256_permute4x64_epi64(lan
 OPERATION vector bytes(vector a, vector b) { return _mm256_permute4x64_epi64(lane_bytes(a, b), 0xD8); }
 OPERATION vector paired(vector a, vector b)
 {
-    const vector both = _mm256_min_epi16(_mm256_max_epi16(lane_words(a, b), every_16(0)), every_16(255));
-    return pick(both, BOTH(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+    return pick(lane_words(a, b), BOTH(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
 }
 
-/* Where the bytes of 16 pixels' 48 are in their colours: by 16 bytes, then by colour. */
-static const int8_t RGB_PLACES[3][3][16] = {
-    {{0, -1, -1, 1, -1, -1, 2, -1, -1, 3, -1, -1, 4, -1, -1, 5},
-     {-1, 0, -1, -1, 1, -1, -1, 2, -1, -1, 3, -1, -1, 4, -1, -1},
-     {-1, -1, 0, -1, -1, 1, -1, -1, 2, -1, -1, 3, -1, -1, 4, -1}},
-    {{-1, -1, 6, -1, -1, 7, -1, -1, 8, -1, -1, 9, -1, -1, 10, -1},
-     {5, -1, -1, 6, -1, -1, 7, -1, -1, 8, -1, -1, 9, -1, -1, 10},
-     {-1, 5, -1, -1, 6, -1, -1, 7, -1, -1, 8, -1, -1, 9, -1, -1}},
-    {{-1, 11, -1, -1, 12, -1, -1, 13, -1, -1, 14, -1, -1, 15, -1, -1},
-     {-1, -1, 11, -1, -1, 12, -1, -1, 13, -1, -1, 14, -1, -1, 15, -1},
-     {10, -1, -1, 11, -1, -1, 12, -1, -1, 13, -1, -1, 14, -1, -1, 15}},
-};
+#define WITHOUT_FOURTH BOTH(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1)
 OPERATION void store_rgb(uint8_t *to, vector r, vector g, vector b)
 {
-    const vector rgb[3] = {r, g, b};
+    const vector rg[2] = {_mm256_unpacklo_epi8(r, g), _mm256_unpackhi_epi8(r, g)};
+    const vector bb[2] = {_mm256_unpacklo_epi8(b, b), _mm256_unpackhi_epi8(b, b)};
+    vector three[4]; /* in each lane four pixels, and zeroes behind */
+    for (int n = 0; n < 4; n++)
+        three[n] = pick(n % 2 ? _mm256_unpackhi_epi16(rg[n / 2], bb[n / 2]) : _mm256_unpacklo_epi16(rg[n / 2], bb[n / 2]),
+                        WITHOUT_FOURTH);
+    const vector whole[3] = {_mm256_or_si256(three[0], _mm256_bslli_epi128(three[1], 12)),
+                             _mm256_or_si256(_mm256_bsrli_epi128(three[1], 4), _mm256_bslli_epi128(three[2], 8)),
+                             _mm256_or_si256(_mm256_bsrli_epi128(three[2], 8), _mm256_bslli_epi128(three[3], 4))};
     for (int n = 0; n < 3; n++) {
-        vector some = every_32(0);
-        for (int colour = 0; colour < 3; colour++) {
-            const __m128i places = load_16(RGB_PLACES[n][colour]);
-            some = _mm256_or_si256(some, pick(rgb[colour], HALVES(places, places)));
-        }
-        _mm_storeu_si128((void *)(to + 16 * n), LOW(some));
-        _mm_storeu_si128((void *)(to + 48 + 16 * n), HIGH(some));
+        _mm_storeu_si128((void *)(to + 16 * n), LOW(whole[n]));
+        _mm_storeu_si128((void *)(to + 48 + 16 * n), HIGH(whole[n]));
     }
 }
 OPERATION void store_three(uint8_t *to, vector four)
 {
-    four = pick(four, BOTH(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
+    four = pick(four, WITHOUT_FOURTH);
     _mm_storeu_si128((void *)to, LOW(four));
     _mm_storeu_si128((void *)(to + 12), HIGH(four));
 }
@@ -139,7 +131,7 @@ OPERATION vector bytes(vector a, vector b) { return FROM_8(vqmovun_high_s16(vqmo
 #define lane_bytes bytes
 OPERATION vector paired(vector a, vector b)
 {
-    const int16x8_t both = vminq_s16(vmaxq_s16(S16(words(a, b)), vdupq_n_s16(0)), vdupq_n_s16(255));
+    const int16x8_t both = S16(words(a, b));
     return FROM_16(vzip1q_s16(both, vextq_s16(both, both, 4)));
 }
 OPERATION void store_rgb(uint8_t *to, vector r, vector g, vector b)
@@ -157,8 +149,10 @@ OPERATION void store_three(uint8_t *to, vector four)
 
 #if KERNEL_SIMD
 enum { WIDE = sizeof(vector), LANES = WIDE / 16 };
+#define DONE_BY_SIMD(call) (kernel_level == LEVEL_PLAIN ? 0 : (call))
 #else
 enum { WIDE = 32, LANES = 2 };
+#define DONE_BY_SIMD(call) 0
 #endif
 
 #endif

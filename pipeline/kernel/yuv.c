@@ -62,15 +62,9 @@ SIMD static int three_of_four_simd(const uint8_t *four, int width, uint8_t *out_
 
 #endif
 
-void yuv_rows(const uint8_t *const y[2], const uint8_t *u, const uint8_t *v, int width, int simd,
-              uint8_t *const out_rgb[2])
+void yuv_rows(const uint8_t *const y[2], const uint8_t *u, const uint8_t *v, int width, uint8_t *const out_rgb[2])
 {
-    int x = 0;
-#if KERNEL_SIMD
-    x = simd ? yuv_rows_simd(y, u, v, width, out_rgb) : 0;
-#endif
-    (void)simd;
-    for (; x < width; x++)
+    for (int x = DONE_BY_SIMD(yuv_rows_simd(y, u, v, width, out_rgb)); x < width; x++)
         for (int row = 0; row < 2; row++) {
             const int blue = u[x / 2] - 128, red = v[x / 2] - 128;
             const int luma = (y[row][x] > 16 ? y[row][x] - 16 : 0) * Y_ALL + HALF;
@@ -80,13 +74,8 @@ void yuv_rows(const uint8_t *const y[2], const uint8_t *u, const uint8_t *v, int
         }
 }
 
-void three_of_four(const uint8_t *four, int width, int simd, uint8_t *out_rgb)
+void three_of_four(const uint8_t *four, int width, uint8_t *out_rgb)
 {
-    int x = 0;
-#if KERNEL_SIMD
-    x = simd ? three_of_four_simd(four, width, out_rgb) : 0;
-#endif
-    (void)simd;
-    for (; x < width; x++)
+    for (int x = DONE_BY_SIMD(three_of_four_simd(four, width, out_rgb)); x < width; x++)
         memcpy(out_rgb + 3 * x, four + 4 * x, 3);
 }

@@ -48,6 +48,12 @@ class Clock:
     def transformed(self) -> None:
         self.mark(_TRANSFORM)
 
+    def filled(self, decoding_ns: int) -> None:
+        """So much of the time since the last mark was decoding, the rest transforming."""
+        self.row[_DECODE] += decoding_ns
+        self._last_ns += decoding_ns
+        self.mark(_TRANSFORM)
+
     def skip(self) -> None:
         """The time since the last mark belongs to no stage: it counts as `other`."""
         self._last_ns = time.perf_counter_ns()

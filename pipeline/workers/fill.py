@@ -8,6 +8,7 @@ import traceback
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import DatasetError, SampleError, TransformError, first_line
-from feedline.pipeline.codecs.table import make_kernel
+from feedline.pipeline.codecs.base import Job
+from feedline.pipeline.codecs.table import SampleKernel
 from feedline.pipeline.draw.order import PADDING
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format.local import LocalFiles
@@ -30,6 +32,11 @@ _SAMPLE, _BYTES = FIELD["sample"], FIELD["bytes_read"]
 _READ, _TRANSFORM, _COLLATE = FIELD["read"], FIELD["transform"], FIELD["collate"]
 _REPLACEMENTS = 16
 """`on_bad="replace"` tries this many neighbours before it gives up on the shard."""
+_RUN_BYTES = 1 << 18
+"""So much is read before the call that makes pixels of it: it is still in the processor's cache then."""
+_MOST_IN_RUN = 64
+Ready = tuple[int, bytes | DatasetError | None, Job | None]
+"""A sample, its bytes (or why there are none; None: padding), and what the compiled kernel is told of it."""
 
 
 class GivenUp(Exception):
@@ -91,12 +98,17 @@ class Filler:
         for sample in samples_N.tolist():
             if not self.wanted():
                 raise GivenUp
-            used = self._attempt(sample, position, put, bad)
-            if used is not None:
-                labels_N[position] = PADDING if used == PADDING else self._labels_N[used]
-                position += 1
+            position += self.one(sample, position, labels_N, put, bad)
         self.clock.mark(_COLLATE)
         return position
+
+    def one(self, sample: int, position: int, labels_N: Numbers, put: Callable[[int, int], None], bad: Bad) -> int:
+        """The same for one place: 1, or 0 for a bad sample that is left out."""
+        used = self._attempt(sample, position, put, bad)
+        if used is None:
+            return 0
+        labels_N[position] = PADDING if used == PADDING else self._labels_N[used]
+        return 1
 
     def _attempt(self, sample: int, position: int, put: Callable[[int, int], None], bad: Bad) -> int | None:
         """Uses the sample, or what `on_bad` puts in its place; the number of what was used, None for nothing."""
@@ -135,7 +147,7 @@ class PixelFiller(Filler):
 
     def __init__(self, spec: FillSpec, columns: dict[str, npt.NDArray[Any]], clock: Clock) -> None:
         super().__init__(spec, columns, clock)
-        self._kernel = make_kernel(spec.codec, self.augment, spec.seed)
+        self._kernel = SampleKernel(spec.codec, self.augment, spec.seed)
         self._transform = ship.unpack(spec.transform) if spec.transform else None
         self._wants_rng = self._transform is not None and ship.takes_rng(self._transform)
         self._batch_transform = ship.unpack(spec.batch_transform) if spec.batch_transform else None
@@ -146,24 +158,85 @@ class PixelFiller(Filler):
         images_NHWC = images[: len(samples_N) * size_bytes].reshape(-1, px, px, CHANNELS)
         bad: Bad = []
 
-        def put(sample: int, position: int) -> None:
-            self._decode(sample, epoch, images_NHWC[position])
+        if px == self.spec.stored_px:
 
-        filled = self.one_by_one(samples_N, labels_N, put, bad)
+            def put(sample: int, position: int) -> None:
+                self._decode(sample, epoch, images_NHWC[position])
+
+            filled = self.one_by_one(samples_N, labels_N, put, bad)
+        else:
+            filled = self._in_runs(samples_N.tolist(), epoch, images_NHWC, labels_N, bad)
         if self._batch_transform is not None:
             self._change_batch(self._batch_transform, images_NHWC[:filled], labels_N[:filled])
         return filled, filled * size_bytes, bad
 
-    def _decode(self, sample: int, epoch: int, out_HWC: Images) -> None:
+    def _in_runs(self, samples: list[int], epoch: int, images_NHWC: Images, labels_N: Numbers, bad: Bad) -> int:
+        """As `one_by_one`, but each call of the compiled kernel fills as many places as it can."""
+
+        def put(sample: int, position: int, first: Ready) -> None:
+            self._decode(sample, epoch, images_NHWC[position], first[1] if sample == first[0] else None)
+
+        position = begun = 0
+        while begun < len(samples):
+            run = self._read_run(samples[begun : begun + _MOST_IN_RUN], epoch, images_NHWC.shape[1])
+            begun += len(run)
+            while run:
+                together = self._together(run, epoch, images_NHWC[position:], labels_N[position:])
+                position += together
+                for first in run[together : together + 1]:
+                    position += self.one(first[0], position, labels_N, partial(put, first=first), bad)
+                run = run[together + 1 :]
+        self.clock.mark(_COLLATE)
+        return position
+
+    def _read_run(self, samples: list[int], epoch: int, px: int) -> list[Ready]:
+        """The first of the samples, up to _RUN_BYTES of them, and to one without a job."""
+        run: list[Ready] = []
+        size_bytes = 0
+        for sample in samples:
+            if not self.wanted():
+                raise GivenUp
+            data: bytes | DatasetError | None = None
+            job: Job | None = None
+            if sample != PADDING:
+                try:
+                    data = self.read(sample)
+                    job = self._kernel.job(data, px, sample, epoch)
+                    size_bytes += len(data)
+                except DatasetError as error:  # told when its turn comes
+                    data = error
+            run.append((sample, data, job))
+            self.clock.decoded()
+            if job is None or size_bytes >= _RUN_BYTES:
+                break
+        return run
+
+    def _together(self, run: list[Ready], epoch: int, out_NHWC: Images, labels_N: Numbers) -> int:
+        """Fills the first places from the first samples, in one call; returns how many, before one that is done
+        alone."""
+        jobs = [job for _, _, job in run if job is not None]  # only the last has none
+        filled = self._kernel.together(jobs, out_NHWC, self.clock)
+        numbers = [sample for sample, _, _ in run[:filled]]
+        labels_N[:filled] = self._labels_N[numbers]
+        if self._transform is not None:
+            for sample, out_HWC in zip(numbers, out_NHWC, strict=False):
+                self._change(self._transform, sample, epoch, out_HWC)
+        return filled
+
+    def _decode(self, sample: int, epoch: int, out_HWC: Images, read: bytes | DatasetError | None = None) -> None:
+        """`read`: the sample's bytes, if they were, and found to be nothing that is filled together."""
         if sample == PADDING:
             out_HWC[:] = 0
             return
-        if len(out_HWC) == self.spec.stored_px and self._checked[sample]:
+        if isinstance(read, DatasetError):
+            raise read
+        if read is None and len(out_HWC) == self.spec.stored_px and self._checked[sample]:
             self._copy(sample, out_HWC)
         else:
-            data = self.read(sample)
+            data = self.read(sample) if read is None else read
+            fill = self._kernel if read is None else self._kernel.alone
             try:
-                self._kernel(data, out_HWC, sample, epoch, self.clock)
+                fill(data, out_HWC, sample, epoch, self.clock)
             except (ValueError, RuntimeError, OSError) as error:
                 raise DatasetError(f"it cannot be decoded: {first_line(error)}") from error
         if self._transform is not None:
@@ -179,6 +252,7 @@ class PixelFiller(Filler):
 
     def _change(self, transform: Callable[..., Any], sample: int, epoch: int, out_HWC: Images) -> None:
         """The user's function on one image, with a generator keyed by (seed, epoch, sample) if it wants one."""
+        self.clock.row[_SAMPLE] = sample
         try:
             if self._wants_rng:
                 rng = np.random.default_rng((self.spec.seed, epoch, sample, _TRANSFORM_STREAM))

@@ -4,11 +4,13 @@
 
 Builds wheel and sdist from the tracked files, checks both with twine, and installs the wheel with `uv` from the
 registry that the environment names: stock Pillow, and torch only where the extra or the case brings it. Java is used
-by `prepare` alone. Prints a table; the exit status is 1 when a step did something else than it should.
+by `prepare` alone; `no compiler` installs the sdist with none on the path, and runs the loader's tests there.
+Prints a table; the exit status is 1 when a step did something else than it should.
 """
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,9 +45,15 @@ class Case:
     without: tuple[str, ...]
     """What must not have come along."""
     steps: tuple[Step, ...]
+    compiler: bool = True
+    """Else the sdist is installed, and a C compiler is not to be found."""
+    tests: tuple[str, ...] = ()
+    """Of this checkout, by pytest: patterns of paths."""
 
 
 NO_SPARK = ("pyspark", "pandas", "scipy", "py4j")
+JAVA = r"javac?"
+NEITHER = JAVA + r"|(.*-)?(cc|c89|c99|gcc|cpp|c\+\+|g\+\+|clang|clang\+\+|tcc)(-[\d.]+)?"
 ASKS = "pip install 'feedline["
 SYNTH = Step("synth DATA --images 200 --classes 4 --oddities", says="images")
 PREPARE = Step("prepare DATA SHARDS --output 64:jpeg --output 32:raw:square --max-bad 0.2", says="samples/s")
@@ -65,6 +73,9 @@ CASES = {
     "train": Case("train", (), NO_SPARK, (
         SYNTH, WITHOUT_JAVA, Step(TRAIN), Step(COMPARE), Step("plan SHARDS/32-raw --gpu-rate 1000 --image-size 32"),
         Step("demo --quick --out OUT/demo"))),
+    "no compiler": Case("train", ("pytest", "hypothesis"), NO_SPARK, (
+        Step("doctor", says="it was not built"), SYNTH, WITHOUT_JAVA, Step("verify SHARDS"), Step(TRAIN)),
+        compiler=False, tests=("pipeline/test_loader*.py", "pipeline/workers")),
     "all": Case("all", (), (), (
         Step("doctor", says="Spark"), Step("--version"), Step("--show-completion", says="COMPREPLY"))),
 }  # fmt: skip
@@ -76,16 +87,17 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=CASES)
     parser.add_argument("--work", type=Path, required=True)
     args = parser.parse_args()
-    wheel = build(args.work / "dist")
+    wheel, sdist = build(args.work / "dist")
     failed = 0
     for python in args.python or [sys.executable]:
         for name in args.only or CASES:
-            failed += not try_case(name, CASES[name], python, wheel, args.work / "case")
+            packed = wheel if CASES[name].compiler else sdist
+            failed += not try_case(name, CASES[name], python, packed, args.work / "case")
     return int(failed > 0)
 
 
-def build(out: Path) -> Path:
-    """The wheel, of a copy of the tracked files."""
+def build(out: Path) -> tuple[Path, Path]:
+    """Wheel and sdist, of a copy of the tracked files."""
     shutil.rmtree(out, ignore_errors=True)
     source = out / "source"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -96,10 +108,11 @@ def build(out: Path) -> Path:
     subprocess.run(building, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     made = sorted((out / "made").iterdir())
     subprocess.run([UV, "tool", "run", "-q", "twine", "check", "--strict", *made], check=True)
-    return next(path for path in made if path.suffix == ".whl")
+    sdist, wheel = sorted(made, key=lambda path: path.suffix == ".whl")
+    return wheel, sdist
 
 
-def try_case(name: str, case: Case, python: str, wheel: Path, work: Path) -> bool:
+def try_case(name: str, case: Case, python: str, packed: Path, work: Path) -> bool:
     shutil.rmtree(work, ignore_errors=True)
     places = {word: str(work / word.lower()) for word in ("DATA", "SHARDS", "OUT")}
     (work / "out").mkdir(parents=True)
@@ -107,15 +120,17 @@ def try_case(name: str, case: Case, python: str, wheel: Path, work: Path) -> boo
     places["SCRIPT"] = str(work / "script.py")
     started = time.monotonic()
     subprocess.run([UV, "venv", "-q", "--python", python, work / "venv"], check=True)
-    target = f"{wheel}[{case.extra}]" if case.extra else str(wheel)
+    target = f"{packed}[{case.extra}]" if case.extra else str(packed)
     inside = work / "venv" / "bin"
-    subprocess.run([UV, "pip", "install", "-q", "--python", inside / "python", target, *case.packages], check=True)
+    lacking = JAVA if case.compiler else NEITHER
+    programs = os.environ["PATH"] if case.extra == "prepare" else path_without(work, lacking)
+    installing = [UV, "pip", "install", "-q", "--python", inside / "python", target, *case.packages]
+    subprocess.run(installing, check=True, env={**os.environ, "PATH": programs})
     listed = subprocess.run([UV, "pip", "list", "-q", "--python", inside / "python"], capture_output=True, text=True)
     here = {line.split()[0].lower() for line in listed.stdout.splitlines()[2:]}
     wrong = [f"{package} came along" for package in case.without if package in here]
     took_s = time.monotonic() - started
     print(f"{name}, Python {python}: {len(here)} packages in {took_s:.0f} s", flush=True)
-    programs = os.environ["PATH"] if case.extra == "prepare" else path_without_java(work)
     environment = {"HOME": str(work), "PATH": f"{inside}:{programs}"}
     for step in case.steps:
         words = step.line.split()
@@ -137,18 +152,31 @@ def try_case(name: str, case: Case, python: str, wheel: Path, work: Path) -> boo
         if not good:
             wrong.append(f"{step.line}: status {done.returncode}: {output.strip()[-400:]}")
         print(f"  {'ok' if good else 'WRONG':<6} {time.monotonic() - began:6.1f} s  feedline {step.line}", flush=True)
+    if case.tests:
+        wrong += test(case.tests, inside / "python", work, environment)
     for words in wrong:
         print(f"  -> {words}", flush=True)
     return not wrong
 
 
-def path_without_java(work: Path) -> str:
-    """A folder of links to the system's programs, but for Java's."""
+def test(patterns: tuple[str, ...], python: Path, work: Path, environment: dict[str, str]) -> list[str]:
+    """What pytest says of a copy of these tests, where they fail. Away from the checkout: what is installed runs."""
+    shutil.copytree(ROOT / "tests", work / "tests")
+    paths = sorted(path for pattern in patterns for path in (work / "tests").glob(pattern))
+    command = [python, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=work, env=environment)
+    said = (done.stdout + done.stderr).strip()
+    print(f"  {'WRONG' if done.returncode else 'ok':<6} pytest: {said.splitlines()[-1]}", flush=True)
+    return [f"pytest: {said[-2000:]}"] if done.returncode else []
+
+
+def path_without(work: Path, names: str) -> str:
+    """A folder of links to the system's programs, but for those that the pattern names."""
     folder = work / "bin"
     folder.mkdir(exist_ok=True)
     for where in ("/usr/bin", "/bin"):
         for program in Path(where).iterdir():
-            if program.name not in ("java", "javac") and not (folder / program.name).exists():
+            if not re.fullmatch(names, program.name) and not (folder / program.name).exists():
                 (folder / program.name).symlink_to(program)
     return str(folder)
 

@@ -1,21 +1,8 @@
-/* Random regions through the kernel's filters, at every level: a hash of what each gave. Pictures and outputs lie in
-   memory of just their size, so that a sanitizer sees every byte too far.
+/* Random regions through the kernel's filters, at every level: a hash of what each gave.
 
    resize_cases COUNT SEED    prints a line for each level, in which only the level's name may differ */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include "levels.h"
+#include "cases.h"
 #include "resize.h"
-
-static uint64_t state;
-
-static int below(int limit)
-{
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (int)((state >> 33) % (uint64_t)limit);
-}
 
 static int some_side(void)
 {
@@ -23,17 +10,10 @@ static int some_side(void)
     return 1 + below(most[below(5)]);
 }
 
-static uint64_t hashed(uint64_t hash, const uint8_t *bytes, size_t count)
-{
-    for (size_t n = 0; n < count; n++)
-        hash = (hash ^ bytes[n]) * 1099511628211u;
-    return hash;
-}
-
 static uint64_t one_case(uint64_t hash)
 {
     const int channels = (int[]){1, 3, 4}[below(3)], planes = channels == 1, flip = below(2);
-    const enum filter filter = below(3) ? (enum filter)below(6) : FILTER_PLAIN;
+    const int antialias = below(2);
     struct region region = {.width_px = some_side(), .height_px = some_side(), .channels = channels};
     region.odd_left = planes && below(2);
     region.odd_top = planes && below(2);
@@ -41,20 +21,21 @@ static uint64_t one_case(uint64_t hash)
     const int height = planes ? (region.odd_top + region.height_px + 1) & ~1 : region.height_px;
     const int margin = planes ? 0 : below(4), stride = (width + margin) * channels;
     struct place place = {NULL, 0, some_side(), some_side()};
-    if (planes && filter == FILTER_PLAIN) {
+    if (planes && !antialias) {
         place.width_px += place.width_px % 2;
         place.height_px += place.height_px % 2;
     }
-    if (below(6) == 0 && (!planes || filter != FILTER_PLAIN)) {
+    if (below(6) == 0 && (!planes || antialias)) {
         place.width_px = region.width_px;
         place.height_px = region.height_px;
     }
     /* nothing behind the last row's last pixel; the planes each for themselves */
     const size_t bytes = (size_t)stride * (size_t)height - (size_t)(margin * channels), quarter = (size_t)(width * height) / 4;
-    uint8_t *pixels = malloc(bytes), *chroma[2] = {malloc(quarter + 1), malloc(quarter + 1)};
+    uint8_t *pixels = just(bytes), *chroma[2] = {just(quarter), just(quarter)};
     place.stride_bytes = 3 * (place.width_px + below(3));
     const size_t out_bytes = (size_t)place.stride_bytes * (size_t)(place.height_px - 1) + 3 * (size_t)place.width_px;
-    place.pixels = calloc(out_bytes, 1);
+    place.pixels = just(out_bytes);
+    memset(place.pixels, 0, out_bytes);
     const int extreme = below(4) == 0;
     for (size_t n = 0; n < bytes; n++)
         pixels[n] = (uint8_t)(extreme ? 255 * below(2) : below(256));
@@ -72,7 +53,7 @@ static uint64_t one_case(uint64_t hash)
         box[0] = (float)below(region.width_px) + (float)below(8) / 8;
         box[1] = (float)below(region.height_px) + (float)below(8) / 8;
     }
-    if (!resize_region(&region, filter, box, flip, &place))
+    if (!resize_region(&region, antialias, box, flip, &place))
         abort();
     hash = hashed(hash, place.pixels, out_bytes);
     free(pixels);
@@ -84,17 +65,16 @@ static uint64_t one_case(uint64_t hash)
 
 int main(int count, char **words)
 {
-    const char *const names[] = {"plain", "avx2", "avx512", "neon"};
-    if (count != 3)
+    if (count < 3)
         return 2;
     for (int level = LEVEL_PLAIN; level <= LEVEL_NEON; level++) {
         if (!kernel_use((enum level)level))
             continue;
-        state = strtoull(words[2], NULL, 10);
-        uint64_t hash = 14695981039346656037u;
+        begin(strtoull(words[2], NULL, 10));
+        uint64_t hash = HASH_OF_NOTHING;
         for (int n = 0; n < atoi(words[1]); n++)
             hash = one_case(hash);
-        printf("%s %016llx\n", names[level], (unsigned long long)hash);
+        printf("%s %016llx\n", LEVEL_NAMES[level], (unsigned long long)hash);
     }
     return 0;
 }

@@ -15,9 +15,9 @@ from feedline.pipeline.codecs import crop_jpeg, jpeg
 from feedline.pipeline.codecs.crop_jpeg import parse
 from feedline.pipeline.codecs.planes import planes
 from feedline.pipeline.codecs.table import CODECS as TABLE
-from feedline.pipeline.codecs.table import make_kernel
+from feedline.pipeline.codecs.table import SampleKernel
 from feedline.pipeline.draw.regions import Augment, Region, choose
-from feedline.pipeline.draw.resample import halved, needs_pillow
+from feedline.pipeline.draw.resample import halved, is_antialiased
 from feedline.pipeline.workers.counters import FIELD, ROW_BYTES, Clock
 
 pytestmark = pytest.mark.usefixtures("kernel")
@@ -54,7 +54,7 @@ def fill(
     codec: str, data: bytes, px: int, config: Augment, sample: int = 0, epoch: int = 0, seed: int = 0
 ) -> np.ndarray:
     out_HWC = np.full((px, px, 3), 7, np.uint8)
-    make_kernel(codec, config, seed)(data, out_HWC, sample, epoch, new_clock())  # type: ignore[arg-type]
+    SampleKernel(codec, config, seed)(data, out_HWC, sample, epoch, new_clock())  # type: ignore[arg-type]
     return out_HWC
 
 
@@ -85,7 +85,7 @@ def test_training_shows_what_torchvision_would(codec: str, px: int) -> None:
     data = member(codec, PHOTO)
     for sample in range(12):
         region = choose(400, 300, px, Augment(), 0, 0, sample)
-        if codec == "planes" and not needs_pillow(region, np.empty((px, px, 3))):
+        if codec == "planes" and not is_antialiased(region, px, px):
             half = halved(region)  # planes are enlarged from even places on
             region = Region(*(2 * side for side in half[:4]), region.flip)
         assert difference(fill(codec, data, px, Augment(), sample), by_pillow(PHOTO, region, px)) < TOLERANCE[codec]
@@ -155,7 +155,7 @@ def test_flipping_mirrors(px: int) -> None:
 
 def test_the_clock_gets_decode_and_transform() -> None:
     row = np.zeros(ROW_BYTES // 8, np.int64)
-    make_kernel("jpeg", Augment(), 0)(tiled_jpeg(PHOTO, 90), np.empty((64, 64, 3), np.uint8), 0, 0, Clock(row))
+    SampleKernel("jpeg", Augment(), 0)(tiled_jpeg(PHOTO, 90), np.empty((64, 64, 3), np.uint8), 0, 0, Clock(row))
     assert row[FIELD["decode"]] > 0 and row[FIELD["transform"]] > 0 and row[FIELD["read"]] == 0
 
 
@@ -231,16 +231,15 @@ def test_arrays_of_another_kind_are_refused(codec: str, array: np.ndarray) -> No
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_small_outputs_are_decoded_small(factor: int) -> None:
     region = Region(10, 10, 250, 250)
-    out_HWC = np.empty((250 // factor, 250 // factor, 3), np.uint8)
-    assert jpeg.dct_factor(region, out_HWC) == factor
+    assert jpeg.dct_factor(region, 250 // factor, 250 // factor) == factor
 
 
 def test_a_picture_that_cannot_be_shortened_is_decoded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file without tiles is cut below the region; what the decoder then says of it must not be the last word."""
     data, config = plain_jpeg(PHOTO), Augment(scale=(0.2, 0.3))
     usual_HWC, whole_HWC = (np.empty((64, 64, 3), np.uint8) for _ in range(2))
-    make_kernel("keep", config, 0)(data, usual_HWC, 3, 0, new_clock())
+    SampleKernel("keep", config, 0)(data, usual_HWC, 3, 0, new_clock())
 
     monkeypatch.setattr(crop_jpeg, "shorten", lambda data, *_: data[: len(data) // 2])
-    make_kernel("keep", config, 0)(data, whole_HWC, 3, 0, new_clock())
+    SampleKernel("keep", config, 0)(data, whole_HWC, 3, 0, new_clock())
     assert np.abs(whole_HWC.astype(int) - usual_HWC).max() <= 2

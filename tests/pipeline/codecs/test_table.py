@@ -2,6 +2,7 @@
 
 import io
 import json
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from feedline.pipeline.codecs.base import Codec, Pixels
 from feedline.pipeline.codecs.raw import npy_view
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.draw.regions import Region
+from feedline.pipeline.kernel import compiled
 
 pytestmark = pytest.mark.usefixtures("kernel")
 WIDTH, HEIGHT = 64, 48
@@ -30,6 +32,9 @@ class Laps:
 
     def transformed(self) -> None:
         self.names.append("transformed")
+
+    def filled(self, decoding_ns: int) -> None:
+        self.names += ["decoded", "transformed"]
 
 
 @pytest.fixture(params=CODECS.values(), ids=CODECS)
@@ -87,6 +92,20 @@ def test_fill_shows_the_chosen_region(codec: Codec, fast_chroma: bool, px: int) 
     assert laps.names == ["decoded", "transformed"]
 
 
+@pytest.mark.parametrize("region", [Region(16, 8, 32, 32), Region(3, 1, 60, 47, True), Region(5, 5, 20, 21)])
+@pytest.mark.parametrize("px", [16, 32, 33])
+def test_what_the_kernel_is_told_gives_the_same_pixels(codec: Codec, region: Region, px: int) -> None:
+    if compiled.KERNEL is None:
+        pytest.skip("there is no compiled kernel")
+    out_HWC, places = np.zeros((px, px, 3), np.uint8), np.zeros((1, px, px, 3), np.uint8)
+    codec.fill(member(codec), out_HWC, lambda w, h: region, Laps(), True)
+    job = codec.job(member(codec), px, lambda w, h: region)
+    if job is not None:
+        assert compiled.KERNEL.fill([job], False, places)[0] == 1
+        assert np.array_equal(places[0], out_HWC)
+    assert (job is None) == (codec.name == "keep" or (codec.name == "jpeg" and min(region[2:4]) >= 2 * px))
+
+
 def test_check_finds_nothing_wrong_with_its_own_member(codec: Codec) -> None:
     settings = {"codec": codec.name, **codec.settings(95, "420")}
     assert codec.check(member(codec), WIDTH, HEIGHT, settings) == ""
@@ -100,6 +119,9 @@ def test_other_bytes_are_refused(codec: Codec) -> None:
             codec.pixels(data)
         with pytest.raises(DatasetError):
             codec.fill(data, np.zeros((16, 16, 3), np.uint8), lambda w, h: Region(0, 0, w, h), Laps(), True)
+        with suppress(DatasetError):
+            job = codec.job(data, 16, lambda w, h: Region(0, 0, w, h))
+            assert job is None or codec.name == "jpeg", "the kernel itself refuses half a JPEG"
         with pytest.raises((DatasetError, ValueError)):
             codec.check(data, WIDTH, HEIGHT, {})
 

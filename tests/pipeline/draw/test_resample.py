@@ -6,7 +6,7 @@ import pytest
 
 from feedline.pipeline.codecs.planes import planes
 from feedline.pipeline.draw.regions import Augment, Region, choose
-from feedline.pipeline.draw.resample import bilinear_into, needs_pillow, planes_into, resize_into
+from feedline.pipeline.draw.resample import is_antialiased, planes_into, resize_into
 from feedline.pipeline.kernel import compiled
 
 pytestmark = pytest.mark.usefixtures("kernel")
@@ -32,7 +32,7 @@ def formula(image_HWC: npt.NDArray[np.uint8], px: int) -> npt.NDArray[np.float64
 def test_pixels_are_the_formulas_within_a_level(channels: int, flip: bool) -> None:
     out_HWC = np.empty((64, 64, 3), np.uint8)
     pixels = np.ascontiguousarray(PHOTO_HWX[:, :, :channels])
-    bilinear_into(pixels, Region(7, 11, 61, 50, flip), out_HWC)
+    resize_into(pixels, Region(7, 11, 61, 50, flip), out_HWC)
     wanted = formula(PHOTO_HWX[11:61, 7:68, :3], 64)
     assert np.abs(out_HWC - (wanted[:, ::-1] if flip else wanted)).max() < 1
 
@@ -40,15 +40,15 @@ def test_pixels_are_the_formulas_within_a_level(channels: int, flip: bool) -> No
 @pytest.mark.parametrize("channels", [3, 4])
 def test_a_region_of_the_outputs_size_is_copied(channels: int) -> None:
     out_HWC = np.empty((64, 64, 3), np.uint8)
-    bilinear_into(np.ascontiguousarray(PHOTO_HWX[:, :, :channels]), Region(9, 2, 64, 64), out_HWC)
+    resize_into(np.ascontiguousarray(PHOTO_HWX[:, :, :channels]), Region(9, 2, 64, 64), out_HWC)
     assert (out_HWC == PHOTO_HWX[2:66, 9:73, :3]).all()
 
 
 def test_a_fourth_channel_changes_a_pixel_by_one_level_at_most() -> None:
     three, four = np.empty((2, 48, 48, 3), np.uint8)
     region = Region(3, 5, 40, 31, True)
-    bilinear_into(np.ascontiguousarray(PHOTO_HWX[:, :, :3]), region, three)
-    bilinear_into(PHOTO_HWX, region, four)
+    resize_into(np.ascontiguousarray(PHOTO_HWX[:, :, :3]), region, three)
+    resize_into(PHOTO_HWX, region, four)
     assert np.abs(three.astype(int) - four).max() <= 1
 
 
@@ -78,7 +78,7 @@ def test_the_fallback_shows_the_same_within_a_level(layout: str, train: bool) ->
             region = choose(120, 96, px, Augment(train=train), 1, 0, sample)
             ours, theirs = by_both(pixels, region, px)
             differences.append(np.abs(ours - theirs).ravel())
-            if not needs_pillow(region, np.empty((px, px, 3))) and not (layout == "planes" and px % 2):
+            if not is_antialiased(region, px, px) and not (layout == "planes" and px % 2):
                 assert differences[-1].max() <= 1
     together = np.concatenate(differences)
     assert together.max() <= 2 and (together > 1).mean() < 1e-4

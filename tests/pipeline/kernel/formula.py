@@ -1,11 +1,8 @@
-"""The kernel's filters once more, slowly and in NumPy: OpenCV's bilinear in integers, and Pillow's resampling.
+"""The kernel's filters once more, slowly and in NumPy: OpenCV's bilinear in integers and Pillow's, which antialiases.
 
 `pillow` is the formula of stock Pillow's 8-bit resampling, not Pillow-SIMD's, which has shorter coefficients;
 `python -m tests.lab.stock_pillow` compares it, and the kernel, with the library itself.
 """
-
-import math
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +10,6 @@ import numpy.typing as npt
 from feedline.pipeline.kernel.compiled import Box, Pixels
 
 Numbers = npt.NDArray[np.int64]
-SUPPORT = {"box": 0.5, "bilinear": 1.0, "hamming": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 
 
 def plain(image: Pixels, height: int, width: int) -> Pixels:
@@ -46,51 +42,24 @@ def along(weights: Numbers, axis: int, image: Pixels) -> Numbers:
     return weights.reshape([-1 if n == axis else 1 for n in range(image.ndim)])
 
 
-def pillow(image: Pixels, name: str, box: Box, height: int, width: int) -> Pixels:
-    across = one_axis(image, 1, name, box[0], box[2], width)
-    return one_axis(across, 0, name, box[1], box[3], height)
+def pillow(image: Pixels, box: Box, height: int, width: int) -> Pixels:
+    return one_axis(one_axis(image, 1, box[0], box[2], width), 0, box[1], box[3], height)
 
 
-def one_axis(image: Pixels, axis: int, name: str, start: float, end: float, outputs: int) -> Pixels:
+def one_axis(image: Pixels, axis: int, start: float, end: float, outputs: int) -> Pixels:
     side, start32, end32 = image.shape[axis], np.float32(start), np.float32(end)
     scale = float(end32 - start32) / outputs
-    stretch = max(scale, 1.0)
-    support = SUPPORT[name] * stretch
+    support = max(scale, 1.0)
     values = np.moveaxis(image.astype(np.int64), axis, 0)
     made = np.empty((outputs, *values.shape[1:]), np.int64)
     for number in range(outputs):
         centre = float(start32) + (number + 0.5) * scale
         low, high = max(int(centre - support + 0.5), 0), min(int(centre + support + 0.5), side)
-        weights = [FILTERS[name]((at - centre + 0.5) * (1.0 / stretch)) for at in range(low, high)]
+        weights = [max(0.0, 1 - abs((at - centre + 0.5) * (1.0 / support))) for at in range(low, high)]
         whole = sum(weights)
-        shares = [(weight / whole if whole else weight) * (1 << 22) for weight in weights]
-        integers = np.array([int(share - 0.5 if share < 0 else share + 0.5) for share in shares], np.int64)
+        integers = np.array([int(weight / whole * (1 << 22) + 0.5) for weight in weights], np.int64)
         made[number] = (1 << 21) + np.tensordot(integers, values[low:high], 1)
     return np.moveaxis((made >> 22).clip(0, 255), 0, axis).astype(np.uint8)
-
-
-def sinc(x: float) -> float:
-    return math.sin(x * math.pi) / (x * math.pi) if x else 1.0
-
-
-def hamming(x: float) -> float:
-    return sinc(abs(x)) * (float(np.float32(0.54)) + float(np.float32(0.46)) * math.cos(abs(x) * math.pi))
-
-
-def bicubic(x: float) -> float:
-    x = abs(x)
-    if x < 1:
-        return (1.5 * x - 2.5) * x * x + 1
-    return (((x - 5) * x + 8) * x - 4) * -0.5 if x < 2 else 0.0
-
-
-FILTERS: dict[str, Callable[[float], float]] = {
-    "box": lambda x: float(-0.5 < x <= 0.5),
-    "bilinear": lambda x: max(0.0, 1 - abs(x)),
-    "hamming": lambda x: (1.0 if x == 0 else hamming(x)) if abs(x) < 1 else 0.0,
-    "bicubic": bicubic,
-    "lanczos": lambda x: sinc(x) * sinc(x / 3) if -3 <= x < 3 else 0.0,
-}
 
 
 def planes_of(stacked: Pixels) -> tuple[Pixels, Pixels, Pixels]:

@@ -14,14 +14,16 @@ from tests.pipeline.kernel.levels import kernel
 
 KERNEL = kernel()
 RGB, I420 = np.zeros((20, 30, 3), np.uint8), np.zeros((30, 30), np.uint8)
+PLACES = np.zeros((2, 8, 8, 3), np.uint8)
+HUGE = np.lib.stride_tricks.as_strided(np.zeros(3, np.uint8), (1, 8, (1 << 20) + 1, 3), (0, 0, 0, 1))
 
 
-def arguments(**changes: Any) -> list[Any]:
+def fill(places: Any = PLACES, **changes: Any) -> tuple[int, int]:
     usual = {
-        "pixels": RGB, "left": 0, "top": 0, "width": 10, "height": 10, "box": (0, 0, 10, 10), "filter": "plain",
-        "flip": False, "out": np.zeros((8, 8, 3), np.uint8),
+        "pixels": RGB, "left": 0, "top": 0, "width": 10, "height": 10, "box": (0, 0, 10, 10), "antialias": False,
+        "flip": False,
     }  # fmt: skip
-    return [*(usual | changes).values()]
+    return KERNEL.fill([tuple((usual | changes).values())], True, places)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -36,57 +38,77 @@ def arguments(**changes: Any) -> list[Any]:
         {"width": 31},
         {"height": 2**31},
         {"left": 2**31 - 1, "width": 2**31 - 1},
-        {"filter": "sinc"},
         {"box": (0, 0, 31, 10)},
-        {"filter": "bicubic", "box": (0, 0, 10, 10.01)},
-        {"filter": "bicubic", "box": (-0.01, 0, 10, 10)},
-        {"filter": "bicubic", "box": (3, 0, 3, 10)},
-        {"filter": "bicubic", "box": (0, float("nan"), 10, 10)},
+        {"antialias": True, "box": (0, 0, 10, 10.01)},
+        {"antialias": True, "box": (-0.01, 0, 10, 10)},
+        {"antialias": True, "box": (3, 0, 3, 10)},
+        {"antialias": True, "box": (0, float("nan"), 10, 10)},
         {"pixels": np.zeros((20, 30, 2), np.uint8)},
         {"pixels": np.zeros((20, 30, 1), np.uint8)},
         {"pixels": np.zeros((20, 30, 5), np.uint8)},
         {"pixels": np.zeros((20, 30, 3), np.uint16)},
         {"pixels": np.zeros((20, 30, 6), np.uint8)[..., ::2]},
         {"pixels": np.zeros((20, 60, 3), np.uint8)[:, ::2]},
+        {"pixels": np.zeros((1, 20, 30, 3), np.uint8)},
         {"pixels": np.zeros(1800, np.uint8)},
         {"pixels": np.zeros((0, 30, 3), np.uint8)},
-        {"pixels": b"abc"},
+        {"pixels": bytearray(b"abc")},
         {"pixels": np.zeros((20, 30), np.uint8)},
         {"pixels": np.zeros((30, 31), np.uint8)},
         {"pixels": np.zeros((30, 60), np.uint8)[:, ::2]},
         {"pixels": I420, "top": 15},
-        {"pixels": I420, "out": np.zeros((7, 8, 3), np.uint8)},
-        {"out": np.zeros((8, 8, 4), np.uint8)},
-        {"out": np.zeros((8, 8), np.uint8)},
-        {"out": np.zeros((8, 0, 3), np.uint8)},
-        {"out": np.zeros((8, 8, 3), np.float32)},
-        {"out": np.zeros((8, 16, 3), np.uint8)[:, ::2]},
-        {"out": np.zeros((8, 8, 3), np.uint8)[..., ::-1]},
-        {"out": np.lib.stride_tricks.as_strided(np.zeros(3, np.uint8), (8, (1 << 20) + 1, 3), (0, 0, 1))},
+        {"pixels": I420, "places": np.zeros((1, 7, 8, 3), np.uint8)},
+        {"pixels": b"a JPEG", "width": 0},
+        {"pixels": b"a JPEG", "left": -1},
+        {"pixels": b"a JPEG", "width": 2**31 - 1, "height": 2**31 - 1},
+        {"places": np.zeros((1, 8, 8, 4), np.uint8)},
+        {"places": np.zeros((8, 8, 3), np.uint8)},
+        {"places": np.zeros((0, 8, 8, 3), np.uint8)},
+        {"places": np.zeros((1, 8, 0, 3), np.uint8)},
+        {"places": np.zeros((1, 8, 8, 3), np.float32)},
+        {"places": np.zeros((1, 8, 16, 3), np.uint8)[:, :, ::2]},
+        {"places": np.zeros((1, 8, 8, 3), np.uint8)[..., ::-1]},
+        {"places": HUGE},
     ],
     ids=repr,
 )
 def test_a_wrong_argument_is_a_value_error(wrong: dict[str, Any]) -> None:
-    KERNEL.resize(*arguments())
+    assert fill()[0] == 1
     with pytest.raises(ValueError):
-        KERNEL.resize(*arguments(**wrong))
+        fill(**wrong)
 
 
-def test_what_cannot_be_written_is_refused() -> None:
-    out_HWC = np.zeros((8, 8, 3), np.uint8)
-    out_HWC.flags.writeable = False
+def test_what_cannot_be_written_or_is_of_another_kind_is_refused() -> None:
+    places = np.zeros((1, 8, 8, 3), np.uint8)
+    places.flags.writeable = False
     with pytest.raises((ValueError, BufferError)):
-        KERNEL.resize(*arguments(out=out_HWC))
-    for wrong in ({"pixels": None}, {"left": "0"}, {"filter": 3}, {"box": 5}):
+        fill(places)
+    for wrong in ({"pixels": None}, {"left": "0"}, {"box": 5}):
         with pytest.raises(TypeError):
-            KERNEL.resize(*arguments(**wrong))
+            fill(**wrong)
+    for jobs in (None, (), [None], [()], [(RGB, 0)]):
+        with pytest.raises(TypeError):
+            KERNEL.fill(jobs, True, PLACES)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("shape", [(9, 10, 4), (10, 9, 4), (10, 10, 3), (10, 40)])
-def test_a_decoded_region_has_just_its_place(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError):
-        KERNEL.decode(b"", 0, 0, 10, 10, True, np.zeros(shape, np.uint8))
-    assert not KERNEL.decode(b"", 0, 0, 10, 10, True, np.zeros((10, 10, 4), np.uint8))
+def test_more_jobs_than_places_are_refused_and_none_are_none() -> None:
+    job = (RGB, 0, 0, 10, 10, (0, 0, 10, 10), False, False)
+    assert KERNEL.fill([], True, PLACES) == (0, 0)
+    assert KERNEL.fill([job, job], True, PLACES) == (2, 0)
+    with pytest.raises(ValueError, match="more jobs than places"):
+        KERNEL.fill([job] * 3, True, PLACES)
+
+
+def test_places_are_filled_up_to_a_jpeg_that_is_refused() -> None:
+    white = np.full((20, 30, 3), 255, np.uint8)
+    box = (0, 0, 10, 10)
+    good, bad = (white, 0, 0, 10, 10, box, False, False), (b"no JPEG", 0, 0, 10, 10, box, False, False)
+    for place in range(4):
+        places = np.zeros((4, 8, 8, 3), np.uint8)
+        jobs: list[compiled.Job] = [good] * 4
+        jobs[place] = bad
+        assert KERNEL.fill(jobs, True, places)[0] == place
+        assert (places[:place] == 255).all() and not places[place:].any()
 
 
 def test_a_level_that_is_not_there_is_refused_and_nothing_changes() -> None:

@@ -46,14 +46,14 @@ def encode(image: Image.Image, quality: int = 90, subsampling: int = 2, **option
 
 
 def decode(data: bytes, left: int, top: int, width: int, height: int, smooth: bool = True) -> Pixels | None:
-    """Into rows that do not touch: what lies between them must stay as it is."""
-    room = np.full((height + 2, width + 3, 4), GUARD, np.uint8)
-    decoded = KERNEL.decode(data, left, top, width, height, smooth, room[1:-1, 1 : width + 1])
-    pixels = room[1:-1, 1 : width + 1].copy()
-    room[1:-1, 1 : width + 1] = GUARD
+    """As they are, into rows that do not touch: what lies between them must stay as it is."""
+    room = np.full((1, height + 2, width + 3, 3), GUARD, np.uint8)
+    places = room[:, 1:-1, 1 : width + 1]
+    filled, _ = KERNEL.fill([(data, left, top, width, height, (0, 0, width, height), False, False)], smooth, places)
+    pixels = places[0].copy()
+    places[:] = GUARD
     assert (room == GUARD).all()
-    assert not decoded or (pixels[..., 3] == 255).all()
-    return pixels if decoded else None
+    return pixels if filled else None
 
 
 def reference(data: bytes, smooth: bool = True, strict: bool = True) -> Pixels:
@@ -90,7 +90,7 @@ def test_every_level_gives_libjpegs_pixels(
         KERNEL.use(level)
         pixels = decode(data, left, top, across, down, smooth)
         assert pixels is not None, level
-        assert np.array_equal(pixels[..., :3], expected), level
+        assert np.array_equal(pixels, expected), level
 
 
 @pytest.mark.parametrize("interval", [0, 1, 3])
@@ -103,9 +103,7 @@ def test_every_place_of_a_small_region(interval: int, smooth: bool) -> None:
         for top in range(48):
             for left in range(50):
                 pixels = decode(data, left, top, 3, 3, smooth)
-                assert pixels is not None and np.array_equal(
-                    pixels[..., :3], expected[top : top + 3, left : left + 3]
-                )
+                assert pixels is not None and np.array_equal(pixels, expected[top : top + 3, left : left + 3])
 
 
 def test_headers_that_other_encoders_write() -> None:
@@ -124,7 +122,7 @@ def test_headers_that_other_encoders_write() -> None:
         simplejpeg.encode_jpeg(np.asarray(image), 90, colorsubsampling="444"),
     ):
         pixels = decode(data, 0, 0, 60, 40)
-        assert pixels is not None and np.array_equal(pixels[..., :3], reference(data))
+        assert pixels is not None and np.array_equal(pixels, reference(data))
 
 
 def other_kinds() -> dict[str, bytes]:
@@ -158,7 +156,7 @@ def test_other_kinds_are_left_to_libjpeg(kind: str) -> None:
     assert decode(other_kinds()[kind], 0, 0, 8, 8) is None
 
 
-@pytest.mark.parametrize("region", [(-1, 0, 8, 8), (0, -1, 8, 8), (53, 0, 8, 8), (0, 33, 8, 8), (0, 0, 61, 8)])
+@pytest.mark.parametrize("region", [(53, 0, 8, 8), (0, 33, 8, 8), (0, 0, 61, 8), (2**31 - 1, 0, 8, 8)])
 def test_a_region_outside_the_picture_is_refused(region: tuple[int, int, int, int]) -> None:
     assert decode(encode(picture(60, 40, 4, "hills")), *region) is None
 
@@ -174,7 +172,7 @@ def test_without_restart_markers_only_what_is_above_the_regions_end_must_be_ther
     data = encode(picture(64, 160, 6, "noise"))
     torn = data[: len(data) * 3 // 4] + data[-2:]
     pixels = decode(torn, 0, 0, 64, 60)
-    assert pixels is not None and np.array_equal(pixels[..., :3], reference(data)[:60])
+    assert pixels is not None and np.array_equal(pixels, reference(data)[:60])
     assert decode(torn, 0, 100, 64, 60) is None
 
 
@@ -185,7 +183,7 @@ def test_damage_in_a_tile_is_refused_where_all_of_it_is_needed() -> None:
     assert decode(damaged, 0, 0, 64, 64) is None
     assert decode(damaged, 60, 0, 4, 4) is None
     pixels = decode(damaged, 0, 32, 64, 32)
-    assert pixels is not None and np.array_equal(pixels[1:, :, :3], reference(data)[33:])
+    assert pixels is not None and np.array_equal(pixels[1:], reference(data)[33:])
 
 
 def assert_refused_or_right(data: bytes, region: tuple[int, int, int, int] | None = None) -> None:
@@ -204,7 +202,7 @@ def assert_refused_or_right(data: bytes, region: tuple[int, int, int, int] | Non
             continue
         expected = reference(data, smooth, strict=region is None)[top : top + down, left : left + across]
         for one in pixels:
-            assert one is not None and np.array_equal(one[..., :3], expected)
+            assert one is not None and np.array_equal(one, expected)
 
 
 @given(data=st.data(), interval=st.integers(0, 5), subsampling=st.sampled_from([0, 2]), seed=st.integers(0, 100))
