@@ -223,7 +223,13 @@ class Loader:
         `workers` [{pid, samples, batches, bytes_read, bad_samples, alive_s, seconds {read, decode, transform,
         collate, send, idle, other}}]: also of what they have made ahead, of the next epoch too; `stages`: the same
         over all workers as fractions (sum 1), `bad` [{key, reason}], and epoch, samples and batches: of what was
-        delivered; num_workers, rank, world_size.
+        delivered; num_workers (now), rank, world_size.
+
+        `ahead` {way: "off", "advice" (posix_fadvise) or "reads" (of threads), why, batches: how many beyond those
+        under way are announced, most_bytes: announced and not read yet, announced_bytes, blocked_fraction: of the
+        reads looked at, those that waited for storage, blocked_s: of all workers' time, so}, `storage_bytes`: what
+        did not come from the page cache, by the kernel's account (0 where the file system keeps none), `headcount`
+        (None but with num_workers="auto") {most, settled, why, changes [{batch, workers, why}]}, `notes`: for people.
         """
         rows = () if self._rows is None else self._rows[:-1]
         workers = [counters.describe(row) for row in rows if row[counters.FIELD["started_ns"]]]
