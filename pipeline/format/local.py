@@ -14,6 +14,8 @@ import numpy.typing as npt
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import open_regular
 
+PIECE_BYTES = 128 << 10
+"""The kernel cuts an announcement at the device's read-ahead window, which is as small as this in many places."""
 OPEN_FILES = 512
 """Shards held open at once; the oldest gives way. Below every usual limit (1,024)."""
 
@@ -28,7 +30,7 @@ class LocalFiles:
     def read(self, shard: int, offset: int, length: int) -> bytes:
         """Raises DatasetError when there is no such data."""
         try:
-            data = os.pread(self._descriptor(shard), length, offset)
+            data = os.pread(self.descriptor(shard), length, offset)
         except OSError as error:
             raise DatasetError(f"{self._paths[shard]} cannot be read: {error.strerror}") from error
         if len(data) != length:
@@ -38,11 +40,19 @@ class LocalFiles:
     def read_into(self, shard: int, end: int, out: npt.NDArray[np.uint8]) -> None:
         """The bytes before `end`, as many as `out` holds, straight to their place. Raises DatasetError as `read`."""
         try:
-            count = os.preadv(self._descriptor(shard), [out.data], end - out.nbytes)
+            count = os.preadv(self.descriptor(shard), [out.data], end - out.nbytes)
         except OSError as error:
             raise DatasetError(f"{self._paths[shard]} cannot be read: {error.strerror}") from error
         if count != out.nbytes:
             raise self._cut_short(shard, end)
+
+    def announce(self, shard: int, offset: int, length: int) -> None:
+        """Has the kernel begin to read; returns at once. What is wrong there is said when it is read."""
+        with suppress(OSError):
+            descriptor = self.descriptor(shard)
+            for start in range(offset, offset + length, PIECE_BYTES):
+                piece_bytes = min(PIECE_BYTES, offset + length - start)
+                os.posix_fadvise(descriptor, start, piece_bytes, os.POSIX_FADV_WILLNEED)
 
     def _cut_short(self, shard: int, end: int) -> DatasetError:
         return DatasetError(f"{self._paths[shard]} is cut short: it ends before byte {end:,}")
@@ -52,7 +62,8 @@ class LocalFiles:
             with suppress(OSError):
                 os.close(self._descriptors.popitem()[1])
 
-    def _descriptor(self, shard: int) -> int:
+    def descriptor(self, shard: int) -> int:
+        """Of the shard, opened if need be. Raises OSError."""
         if shard in self._descriptors:
             return self._descriptors[shard]
         if len(self._descriptors) >= self._most_open:
