@@ -35,8 +35,8 @@ class LoaderConfig:
     train: bool = True
     """Random resized crop and flip, shuffled; else resize, centre crop, in index order."""
     num_workers: int | Literal["auto"] | None = limited(None, 0, 4096, words=("auto",))
-    """0: in the trainer itself. None: one per usable core (affinity, cgroup quota), at most MOST_WORKERS. auto: few at
-    first, up to as many, as the trainer waits for them (`workers.headcount`); the order stays the same."""
+    """0: in the trainer itself. None: one per usable core (affinity, cgroup quota), at most MOST_WORKERS. auto: up to
+    as many, as it is worth (`workers.headcount`); they come and go, and the order stays the same."""
     prefetch_factor: int = limited(PREFETCH, 1, 65_536)
     """Batches under way per worker."""
     persistent_workers: bool = True
@@ -144,7 +144,7 @@ def _unmet(value: Any, kinds: tuple[Any, ...]) -> str:
 
 
 def whole(name: str, value: Any, least: int, most: int, *words: str) -> int:
-    """The value as an int. Raises UsageError for another kind, and beyond the limits; it says which words would do."""
+    """The value as an int. Raises UsageError, which names `words` too, for another kind and beyond the limits."""
     if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
         limits = f"of at least {least}" if value is None or most == MANY else f"from {least} to {most:,}"
         limits += "".join(f" or {word!r}" for word in words)

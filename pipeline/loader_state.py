@@ -60,7 +60,7 @@ class Order:
                 raise UsageError(f"the state was made with {name}={said[name]!r}, this loader has {mine!r}: {remedy}")
         if samples and said["version"] == 1:
             raise UsageError(
-                f"this state of version 1 is from amid epoch {epoch} and does not say its order: begin the epoch with "
-                f"set_epoch({epoch}), or, if you know them, add {', '.join(ORDER)} to it as version {VERSION}"
+                f"this state of version 1 is from amid epoch {epoch} and does not say its order: begin that epoch "
+                f"with set_epoch({epoch}), or, if you know them, add {', '.join(ORDER)} to it as version {VERSION}"
             )
         return epoch, samples

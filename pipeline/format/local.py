@@ -7,12 +7,16 @@ a SIGBUS, and the copy costs 2 µs of a sample's 300.
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import open_regular
+
+if TYPE_CHECKING:
+    from feedline.pipeline.format.manifest import ShardInfo  # with Arrow, which a worker does without
 
 PIECE_BYTES = 128 << 10
 """The kernel cuts an announcement at the device's read-ahead window, which is as small as this in many places."""
@@ -21,10 +25,13 @@ OPEN_FILES = 512
 
 
 class LocalFiles:
-    def __init__(self, folder: Path, names: list[str], most_open: int = OPEN_FILES) -> None:
-        """`names` of the shards, by their number."""
+    def __init__(
+        self, folder: Path, names: list[str], most_open: int = OPEN_FILES, *, scattered: bool = False
+    ) -> None:
+        """`names` of the shards, by their number. `scattered`: reads are, and the kernel shall take none for a stream,
+        of which it would read more."""
         self._paths = [folder / name for name in names]
-        self._most_open = most_open
+        self._most_open, self._scattered = most_open, scattered
         self._descriptors: dict[int, int] = {}
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
@@ -69,4 +76,22 @@ class LocalFiles:
         if len(self._descriptors) >= self._most_open:
             os.close(self._descriptors.pop(next(iter(self._descriptors))))
         descriptor = self._descriptors[shard] = open_regular(self._paths[shard])
+        if self._scattered:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return descriptor
+
+
+class WholeShards:
+    """Shards that are announced as a whole, from front to back: for storage on which random requests are slow."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def ensure(self, shard: "ShardInfo") -> None:
+        """Returns when the kernel has taken it in, or raises OSError."""
+        descriptor = open_regular(self._folder / shard.name)
+        try:
+            for start in range(0, shard.bytes, PIECE_BYTES):
+                os.posix_fadvise(descriptor, start, PIECE_BYTES, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)

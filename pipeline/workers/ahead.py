@@ -1,11 +1,11 @@
-"""What is announced to the storage, how far ahead of the workers, and in which way. Decisions only; no effects.
+"""What is announced to the storage, how far ahead of the workers, and in which way. Decisions, no effects.
 
-The plan of an epoch is known, so what comes can be asked for before it is needed, in any order and at once, and a random
-order comes as fast as the storage can give it. With each task go the numbers of samples that come later in the plan
-(`slots.hints_N`); the worker announces them, then fills its batch. So nothing here can change a batch, and a run that is
-resumed, given up or begun ahead announces its own plan's samples.
+The plan of an epoch is known, so what comes can be asked for before it is needed, many at once, and a random order is
+as fast as the storage can be. With each task go the numbers of samples that come later in the plan (`hints_N` of a
+slot); the worker announces them, then fills its batch. So nothing here can change a batch, and a run that is resumed,
+given up or begun ahead announces its own plan's samples.
 
-How far (`Reach`) follows what workers had to wait for in reads: farther while they wait, back while they do not, and off
+How far (`Reach`) follows what workers waited for in reads: farther while they wait, back while they do not, and off
 where the data is cached. What is announced and not yet used is bounded in bytes over all workers (`Ahead`).
 """
 
@@ -155,8 +155,8 @@ class Ahead:
         self.under_way_bytes = 0
 
     def hints(self, runs: Iterable[Run]) -> list[Numbers]:
-        """Samples to announce with the next task: of its own batch where that was not done, and of what comes later in
-        this run, then in the one that is begun ahead."""
+        """Samples to announce with the next task: of its own batch where that was not done, and of what comes later,
+        in this run and then in the one that is begun ahead."""
         hints: list[Numbers] = []
         left = 1 + self.reach.batches if self.reach.batches else 0
         for run in runs:

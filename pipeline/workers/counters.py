@@ -29,6 +29,14 @@ def rows_of(buffer: memoryview, workers: int) -> Rows:
     return np.frombuffer(buffer, np.int64, workers * ROW_BYTES // 8).reshape(workers, ROW_BYTES // 8)
 
 
+NONE: Rows = np.empty((0, ROW_BYTES // 8), np.int64)
+
+
+def total(rows: Rows | None, name: str) -> int:
+    """Over all workers, so far; `rows` with the trainer's own."""
+    return 0 if rows is None else int(rows[:-1, FIELD[name]].sum())
+
+
 class Clock:
     """Attributes the time since the last mark to one stage of one worker's row."""
 

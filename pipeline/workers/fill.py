@@ -64,6 +64,8 @@ class FillSpec:
     address: str = ""
     """Where the shards come from when they are not in `folder`."""
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    scattered: bool = False
+    """Samples are read in random order from all over the split."""
 
 
 class Filler:
@@ -86,7 +88,7 @@ class Filler:
         self._checked = columns["checked"].data
         self._reads = 0
         self._threads = ReadThreads()
-        self._files = LocalFiles(Path(spec.folder), spec.shards)
+        self._files = LocalFiles(Path(spec.folder), spec.shards, scattered=spec.scattered)
         if spec.address:
             from feedline.pipeline.format.remote import RemoteFiles
 
@@ -110,7 +112,7 @@ class Filler:
         self.clock.mark(_READ)
 
     def _looking(self, read: Callable[..., T], *where: Any) -> T:
-        """Of one read in LOOK_EVERY, whether it had to wait: by the thread's own account of when it gave up its core."""
+        """Of one read in LOOK_EVERY, whether it waited: by the kernel's account of when it gave up its core."""
         self._reads += 1
         if self._reads % LOOK_EVERY:
             return read(*where)

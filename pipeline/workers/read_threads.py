@@ -1,4 +1,4 @@
-"""Reads ahead by threads, for storage on which the kernel's advice is lost: the bytes are for the page cache alone."""
+"""Reads ahead by threads, for storage that makes nothing of advice: the bytes are for the page cache alone."""
 
 import os
 import queue
@@ -16,8 +16,8 @@ IDLE_S = 2.0
 
 
 class ReadThreads:
-    """Started when they are needed. They hold no more than a piece of a sample each, and end by themselves: a mount that
-    has gone away must not keep the process."""
+    """Started when they are needed. Each holds no more than a piece of a sample and ends by itself; a mount that has
+    gone away does not keep the process."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
