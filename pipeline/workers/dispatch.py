@@ -88,6 +88,8 @@ class Workshop:
         self._where = where
         self.waits, self.ahead, self.trim = waits, ahead, trim
         self._headcount, self._prefetch = headcount, prefetch
+        if headcount:
+            headcount.begin_anew()
         self._last_s = self._active_s = 0.0
         self.process = os.getpid()
         most = headcount.most if headcount else workers

@@ -63,7 +63,7 @@ class Headcount:
         """How many workers there should be. `ready`: those that are at work; nothing is measured while some start or
         leave."""
         if ready != self.workers:
-            self._start, self._counts = None, False
+            self.begin_anew()
         elif self._start is None:
             self._start = now
         elif self._is_window(now, self._start):
@@ -77,11 +77,14 @@ class Headcount:
     def _is_window(now: Totals, start: Totals) -> bool:
         return now.active_s - start.active_s >= WINDOW_S and now.batches - start.batches >= WINDOW_BATCHES
 
+    def begin_anew(self) -> None:
+        """With other workers, or totals that count from another moment: what is under way does not count."""
+        self._start, self._counts = None, False
+
     def refused(self, workers: int, why: str) -> None:
         """There are so many, and no more can be started."""
-        self._trial, self._start, self._counts = None, None, False
-        self.most = self.workers = workers
-        self.why = why
+        self.begin_anew()
+        self._trial, self.most, self.workers, self.why = None, workers, workers, why
 
     def _decide(self, seen: Window, batches: int) -> None:
         trial, self._trial = self._trial, None
@@ -125,8 +128,8 @@ class Headcount:
         self._change(workers, batches, why)
 
     def _change(self, workers: int, batches: int, why: str) -> None:
+        self.begin_anew()
         self.workers, self.why = workers, why
-        self._start, self._counts = None, False
         self.changes.append({"batch": batches, "workers": workers, "why": why})
 
     def describe(self) -> dict[str, Any]:
