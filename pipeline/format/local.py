@@ -28,8 +28,8 @@ class LocalFiles:
     def __init__(
         self, folder: Path, names: list[str], most_open: int = OPEN_FILES, *, scattered: bool = False
     ) -> None:
-        """`names` of the shards, by their number. `scattered`: reads are, and the kernel shall take none for a part of
-        a stream, of which it would read more."""
+        """`names` of the shards, by their number. `scattered`: reads are; the kernel shall take none for a part of a
+        stream, of which it would read more."""
         self._paths = [folder / name for name in names]
         self._most_open, self._scattered = most_open, scattered
         self._descriptors: dict[int, int] = {}
