@@ -71,7 +71,8 @@ def test_the_bound_holds_what_is_under_way_anyhow() -> None:
 @given(
     samples=st.integers(1, 300), batch_size=st.integers(1, 20), world_size=st.integers(1, 3),
     reach=st.integers(0, 40), start=st.integers(0, 200), policy=st.sampled_from(["drop", "pad", "wrap"]),
-    memory=st.sampled_from([0, 200, 10_000, 10**5, 10**8]), under_way=st.integers(0, 6), given_up=st.booleans(), seed=st.integers(0, 99),
+    memory=st.sampled_from([0, 200, 10_000, 10**5, 10**8]), under_way=st.integers(0, 6), given_up=st.booleans(),
+    seed=st.integers(0, 99),
 )  # fmt: skip
 def test_each_sample_is_announced_once_at_its_own_batch_at_the_latest(
     samples: int, batch_size: int, world_size: int, reach: int, start: int, policy: str, memory: int, under_way: int,
