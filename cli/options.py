@@ -87,10 +87,18 @@ def fields(dataclass: str, *wanted: str, negatable: bool = False, **changes: Map
         change = dict(changes.get(field, {}))
         kind = change.pop("hint") if "hint" in change else module.evaluate(hint)
         start, limits = (change.pop("default"), {}) if "default" in change else module.default(default)
+        words = limits.pop("words", ())
         flag = field.replace("_", "-")
         flags = change.pop("flags", (f"--{flag}/--no-{flag}" if negatable and kind is bool else f"--{flag}",))
         made.append(
-            Option(field=field, flags=flags, hint=kind, default=start, more={"help": text, **limits, **change})
+            Option(
+                field=field,
+                flags=flags,
+                hint=kind,
+                default=start,
+                words=words,
+                more={"help": text, **limits, **change},
+            )
         )
     return Options(made)
 
@@ -102,6 +110,8 @@ class Option:
     hint: Any
     """The field's."""
     default: Any
+    words: tuple[str, ...] = ()
+    """What may stand for its number."""
     more: Mapping[str, Any]
 
     def parameter(self) -> inspect.Parameter:
@@ -110,13 +120,18 @@ class Option:
             return _keyword(self.field, Annotated[self.hint, typer.Argument(**self.more)], REQUIRED)
         hint, default = self.hint, self.default
         settings: Settings = {"show_default": bool(str(default)), **self.more}
-        if get_origin(hint) in (tuple, Mapping):
+        if self.words:
+            hint, default = str | None, None if default is None else str(default)
+            settings |= {"min": None, "max": None, "metavar": "|".join(("N", *self.words))}
+        elif get_origin(hint) in (tuple, Mapping):
             hint, default = (str, _word(default)) if self._is_list else (list[str] | None, None)
             settings |= {"min": None, "max": None}
         return _keyword(self.field, Annotated[hint, typer.Option(*self.flags, **settings)], default)
 
     def read(self, value: Any) -> Any:
         """The field's value for what stands on the command line. Raises UsageError."""
+        if self.words and isinstance(value, str):
+            return value if value in self.words else self._number(value)
         if get_origin(self.hint) is Mapping:
             return pairs(value, self.flags[0], as_json=get_args(self.hint)[1] is not str)
         if self._is_list:
@@ -127,6 +142,12 @@ class Option:
     def _is_list(self) -> bool:
         """Written as one word with commas; a tuple of texts is an option that may be repeated."""
         return get_origin(self.hint) is tuple and get_args(self.hint)[0] is not str
+
+    def _number(self, text: str) -> int:
+        try:
+            return int(text)
+        except ValueError as error:
+            raise UsageError(f"{self.flags[0]} {text!r}: a whole number, or {' or '.join(self.words)}") from error
 
     def _numbers(self, text: str) -> tuple[Any, ...]:
         """Of a comma-separated word; items that are tuples themselves have colons between their numbers."""
@@ -207,7 +228,8 @@ class Source(dict[str, Any]):
         least, most = value.metadata.get("limits", (None, MOST))
         made = None if value.default_factory is not dataclasses.MISSING else REQUIRED
         start = made if value.default is dataclasses.MISSING else value.default
-        return start, {"min": least, "max": most if most < MOST else None}
+        limits = {"min": least, "max": most if most < MOST else None}
+        return start, limits | {"words": value.metadata.get("words", ())}
 
     def fields(self, dataclass: str) -> list[tuple[str, ast.expr, ast.expr | None, str]]:
         """Name, type, default and docstring of each field that has a docstring, in their order."""

@@ -130,9 +130,10 @@ class Terminal:
 
 def opening(event: Event) -> str:
     config, ranks = event["config"], event["world_size"]
+    workers = f"{event['num_workers']} or more" if config.get("num_workers") == "auto" else event["num_workers"]
     return (
         f"{config['model']} ({event['parameters']:,} parameters, {event['classes']} classes) on {event['device']}, "
-        f"{ranks} rank{'s' * (ranks > 1)}, global batch {event['global_batch']}, {event['num_workers']} loader "
+        f"{ranks} rank{'s' * (ranks > 1)}, global batch {event['global_batch']}, {workers} loader "
         f"workers a rank, {event['train_samples']:,} training and {event['val_samples']:,} validation samples"
     )
 

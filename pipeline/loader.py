@@ -25,24 +25,29 @@ import torch
 from feedline.pipeline import device, gpu_decode
 from feedline.pipeline.base.errors import SampleError, TransformError, UsageError
 from feedline.pipeline.base.errors import WorkerError as WorkerError
-from feedline.pipeline.base.process import from_environment, keep_freed_memory, usable_cores
+from feedline.pipeline.base.process import keep_freed_memory
 from feedline.pipeline.base.settings import Policy
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.device import Batch as Batch
 from feedline.pipeline.draw.order import EpochPlan, class_balanced, subset
 from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.remote import Prefetcher
-from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, STATE_VERSION, checked_state, whole
+from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, whole
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
+from feedline.pipeline.loader_state import Order
+from feedline.pipeline.ranks import default_workers, memory_bytes
+from feedline.pipeline.ranks import which_rank as which_rank
+from feedline.pipeline.rereading import Rereading
 from feedline.pipeline.split import PreparedSplit
 from feedline.pipeline.workers import counters, ship
+from feedline.pipeline.workers.ahead import Ahead
 from feedline.pipeline.workers.dispatch import EpochRun, Waits, Workshop
 from feedline.pipeline.workers.fill import FillSpec
 from feedline.pipeline.workers.fill_regions import SLOT_PX
+from feedline.pipeline.workers.headcount import Headcount
 from feedline.pipeline.workers.slots import SlotLayout
 
 REMOTE_WINDOW_SHARDS = 8
-MOST_WORKERS = 16
 
 Begins = Literal["at the start", "at the next start", "where it was left", "where anything is left"]
 """Where the next `iter()` begins: the start of the epoch or of the one after it, or behind the samples that a state
@@ -68,7 +73,9 @@ class Loader:
         self.split = PreparedSplit(split, config)
         self.manifest = self.split.manifest
         self.rank, self.world_size = which_rank(config.rank, config.world_size)
-        self.num_workers = default_workers() if config.num_workers is None else config.num_workers
+        auto = config.num_workers == "auto"
+        self._headcount = Headcount(default_workers(), self.world_size) if auto else None
+        self._workers = config.num_workers if isinstance(config.num_workers, int) else default_workers()
         self.device = None if config.device is None else torch.device(config.device)
         self._policy: Policy = config.policy or ("drop" if config.train else "pad")
         window = REMOTE_WINDOW_SHARDS if self.split.address else 0
@@ -77,7 +84,15 @@ class Loader:
             keep_freed_memory()
         self._gpu_decodes = config.decode == "gpu" and self._can_cut() and gpu_decode.available(self.device)
         self._image_size = config.image_size
+        self._order = Order.of(config, self.split.folder, self.split.identity, self._window_shards)
         self._waits = Waits()
+        self._ahead = Ahead(
+            self.split.lengths_N, batch_size=config.batch_size, workers=self.num_workers,
+            tasks=max(1, self._workers * config.prefetch_factor), memory_bytes=memory_bytes(),
+        )  # fmt: skip
+        shards = self.manifest.shards
+        size_bytes = sum(shard.bytes for shard in shards)
+        self._rereading = Rereading(size_bytes, len(shards), memory_bytes(), self._window_shards)
         self._epoch = self._delivered = 0
         self._begins: Begins = "at the start"
         self._finished: int | None = None
@@ -115,6 +130,11 @@ class Loader:
         what = "a Loader cannot be pickled or copied, as its rank and its workers belong to its process"
         raise UsageError(f"{what}: pass on the split's path and the LoaderConfig, and make a Loader in each process")
 
+    @property
+    def num_workers(self) -> int:
+        """As many as there are; with "auto" as there are now."""
+        return self._workers if self._headcount is None else self._headcount.workers
+
     def __len__(self) -> int:
         """Batches per whole epoch on this rank; after a resume the first may be shorter (`batches_left`)."""
         return len(self._plan(self._epoch, 0))
@@ -136,25 +156,17 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the delivered batches end, in plain JSON. O(1); what was only prefetched does not count."""
-        return {
-            "version": STATE_VERSION,
-            "seed": self.config.seed,
-            "epoch": self._epoch,
-            "samples": self._delivered,
-            "manifest": self.split.identity,
-        }
+        return self._order.state(self._epoch, self._delivered)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next `iter()` continues there, with whatever workers, ranks and batch size this loader has.
 
-        Raises UsageError for the state of another dataset, seed or version, and for what is none.
+        Raises UsageError for the state of another dataset or order (seed, shuffle, window_shards, subset,
+        class_balanced), and for what is none. One of version 1, which does not say its order, is taken at an epoch's
+        start alone.
         """
-        state = checked_state(state)
-        if state["manifest"] != self.split.identity:
-            raise UsageError(f"the state is of another dataset than {self.split.folder}: it was prepared anew since")
-        if state["seed"] != self.config.seed:
-            raise UsageError(f"the state was made with seed {state['seed']}, this loader has {self.config.seed}")
-        self._epoch, self._delivered, self._begins = state["epoch"], state["samples"], "where anything is left"
+        self._epoch, self._delivered = self._order.place(state)
+        self._begins = "where anything is left"
 
     def __iter__(self) -> Iterator[Batch]:
         with self._one_thread():
@@ -223,9 +235,15 @@ class Loader:
         `workers` [{pid, samples, batches, bytes_read, bad_samples, alive_s, seconds {read, decode, transform,
         collate, send, idle, other}}]: also of what they have made ahead, of the next epoch too; `stages`: the same
         over all workers as fractions (sum 1), `bad` [{key, reason}], and epoch, samples and batches: of what was
-        delivered; num_workers, rank, world_size.
+        delivered; num_workers (now), rank, world_size.
+
+        `ahead` {way: "off", "advice" (posix_fadvise) or "reads" (of threads), why, batches: how many beyond those
+        under way are announced, most_bytes: announced and not read yet, announced_bytes, blocked_fraction: of the
+        reads looked at, those that waited for storage, blocked_s: of all workers' time, so}, `storage_bytes`: what
+        did not come from the page cache, by the kernel's account (0 where the file system keeps none), `headcount`
+        (None but with num_workers="auto") {most, settled, why, changes [{batch, workers, why}]}, `notes`: for people.
         """
-        rows = () if self._rows is None else self._rows[:-1]
+        rows = counters.NONE if self._rows is None else self._rows[:-1]
         workers = [counters.describe(row) for row in rows if row[counters.FIELD["started_ns"]]]
         trainer = asdict(self._waits)
         bad = [{"key": self.split.key(sample), "reason": reason} for sample, reason in trainer.pop("bad")]
@@ -241,6 +259,10 @@ class Loader:
             "workers": workers,
             "stages": counters.fractions(workers),
             "bad": bad,
+            "ahead": self._ahead.describe(rows),
+            "storage_bytes": sum(worker["storage_bytes"] for worker in workers),
+            "headcount": None if self._headcount is None else self._headcount.describe(),
+            "notes": [self._rereading.note] if self._rereading.note else [],
         }
 
     def close(self) -> None:
@@ -282,11 +304,13 @@ class Loader:
             self.split.memory,
             self.split.layout,
             SlotLayout(batch_size=config.batch_size, px=max(self._image_size, SLOT_PX if self._gpu_decodes else 0)),
-            workers=self.num_workers,
-            depth=max(1, self.num_workers * config.prefetch_factor),
+            workers=self._workers,
+            prefetch=config.prefetch_factor,
             fence=partial(device.fence, delivery),
             where=self.split.where,
             waits=self._waits,
+            ahead=self._ahead,
+            headcount=self._headcount,
             trim=config.short_last_batch,
             before=self._rows,
         )
@@ -310,6 +334,7 @@ class Loader:
             stored_px=self.split.stored_px if stored else 0,
             address=self.split.address,
             storage_options=config.storage_options,
+            scattered=self._order.settings["shuffle"] and not self._window_shards,
             checksums=config.checksums,
             transform=ship.pack(config.transform) if config.transform else "",
             batch_transform=ship.pack(config.batch_transform) if config.batch_transform else "",
@@ -335,6 +360,9 @@ class Loader:
             batch = deliver(run)
         except StopIteration:
             run.close()
+            if not run.plan.start:
+                read, stored = (counters.total(self._rows, name) for name in ("bytes_read", "storage_bytes"))
+                self._rereading.epoch_ended(run.plan.epoch, read, stored)
             self._run, self._finished = None, run.plan.epoch
             self._epoch, self._delivered, self._begins = self._epoch + 1, 0, "at the start"
             if not self.config.persistent_workers:
@@ -365,27 +393,6 @@ class _Batches(Iterator[Batch]):
     def __next__(self) -> Batch:
         with self._loader._one_thread():
             return self._loader._next_batch(self._run, self._deliver)
-
-
-def which_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """(rank, world size): as given, else the process group's, else torchrun's environment, else (0, 1)."""
-    if rank is None and world_size is None:
-        group = torch.distributed
-        if group.is_available() and group.is_initialized():
-            rank, world_size = group.get_rank(), group.get_world_size()
-        else:
-            rank, world_size = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
-    elif rank is None or world_size is None:
-        raise UsageError("give rank and world_size together, or neither")
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} is not one of the {world_size} ranks 0 to {world_size - 1}")
-    return rank, world_size
-
-
-def default_workers() -> int:
-    """One per core this rank may use: affinity and cgroup quota, shared with the other ranks of the host."""
-    ranks_here = max(1, from_environment("LOCAL_WORLD_SIZE", 1))
-    return max(1, min(MOST_WORKERS, usable_cores() // ranks_here))
 
 
 def _close(workshops: list[Workshop]) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache
 from numbers import Integral
@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD, PREFETCH, OnBad, Policy, limited
+from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD, PREFETCH, OnBad, Policy, is_word, limited
 from feedline.pipeline.draw.regions import Augment
 
-STATE_VERSION = 1
 MANY = 2**62
 MOST_EPOCH = 2**55 - 1
 """As many as the order's key has room for."""
@@ -35,8 +34,9 @@ class LoaderConfig:
     """Side of the square output, px; `set_image_size` changes it from the next epoch on."""
     train: bool = True
     """Random resized crop and flip, shuffled; else resize, centre crop, in index order."""
-    num_workers: int | None = limited(None, 0, 4096)
-    """0: in the trainer itself. None: one per usable core (affinity, cgroup quota), at most MOST_WORKERS."""
+    num_workers: int | Literal["auto"] | None = limited(None, 0, 4096, words=("auto",))
+    """0: in the trainer itself. None: one per usable core (affinity, cgroup quota), at most MOST_WORKERS. auto: up to
+    as many, as it is worth (`workers.headcount`); they come and go, and the order stays the same."""
     prefetch_factor: int = limited(PREFETCH, 1, 65_536)
     """Batches under way per worker."""
     persistent_workers: bool = True
@@ -90,10 +90,10 @@ class LoaderConfig:
         """Raises UsageError, in one line, for a value that cannot be meant."""
         for option, kinds in _options():
             value = getattr(self, option.name)
-            if value is None and NoneType in kinds:
+            if (value is None and NoneType in kinds) or is_word(option, value):
                 continue
             if limits := option.metadata.get("limits"):
-                object.__setattr__(self, option.name, whole(option.name, value, *limits))
+                object.__setattr__(self, option.name, whole(option.name, value, *limits, *option.metadata["words"]))
             elif wanted := _unmet(value, kinds):
                 raise UsageError(f"{option.name} must be {wanted}, not {value!r:.80}")
         try:
@@ -143,22 +143,10 @@ def _unmet(value: Any, kinds: tuple[Any, ...]) -> str:
     return "" if isinstance(value, known) else " or ".join(names)
 
 
-def whole(name: str, value: Any, least: int, most: int) -> int:
-    """The value as an int. Raises UsageError for another kind, and beyond the limits."""
+def whole(name: str, value: Any, least: int, most: int, *words: str) -> int:
+    """The value as an int. Raises UsageError, which names `words` too, for another kind and beyond the limits."""
     if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
         limits = f"of at least {least}" if value is None or most == MANY else f"from {least} to {most:,}"
+        limits += "".join(f" or {word!r}" for word in words)
         raise UsageError(f"{name} must be a whole number {limits}, not {value!r:.80}")
     return int(value)
-
-
-def checked_state(state: Any) -> dict[str, Any]:
-    """What `Loader.state_dict` gave, before anything of it is taken. Raises UsageError for anything else."""
-    checked: dict[str, Any] = dict(state) if isinstance(state, Mapping) else {}
-    if checked.get("version") != STATE_VERSION:
-        raise UsageError(f"this is not a loader's state of version {STATE_VERSION}: {state!r:.80}")
-    for name in ("epoch", "manifest", "samples", "seed"):
-        if name not in checked:
-            raise UsageError(f"this loader's state lacks {name!r}: {state!r:.80}")
-    checked["epoch"] = whole("epoch", checked["epoch"], 0, MOST_EPOCH)
-    checked["samples"] = whole("samples", checked["samples"], 0, MANY)
-    return checked

@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,7 @@ import numpy.typing as npt
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import sweep, write_atomically
 from feedline.pipeline.draw.order import EpochPlan
+from feedline.pipeline.format.local import WholeShards
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Index, Manifest, identified, read_index
 from feedline.pipeline.format.remote import Prefetcher, Remote, ShardCache, default_cache, is_remote
 from feedline.pipeline.loader_config import LoaderConfig
@@ -41,6 +43,7 @@ class PreparedSplit:
         shared = shared_columns(self.memory.view, self.layout)
         self.labels_N: npt.NDArray[np.int32] = shared["label"]
         self.shards_N: npt.NDArray[np.int32] = shared["shard"]
+        self.lengths_N: npt.NDArray[Any] = shared["length"]
         self._index: Index | None = None
 
     def key(self, sample: int) -> str:
@@ -53,13 +56,15 @@ class PreparedSplit:
         return f"{self.folder / shard}: sample {self.key(sample)!r}"
 
     def prefetch(self, plan: EpochPlan, ahead: int) -> Prefetcher | None:
-        """Fetches remote shards in the order in which the rest of the epoch reads them first; None for local ones."""
-        if self._cache is None:
+        """Fetches shards in the order in which the rest of the epoch reads them first: remote ones to the cache, and
+        local ones to memory where the order is by windows. None where neither is so."""
+        if self._cache is None and (self.address or not (plan.window_shards and plan.shuffle)):
             return None
+        cache = self._cache or WholeShards(self.folder)
         numbers, needs = np.unique(self.shards_N[plan.order_N[plan.start :]], return_index=True)
         by_need = np.argsort(needs, kind="stable")
         shards = [self.manifest.shards[number] for number in numbers[by_need].tolist()]
-        prefetcher = Prefetcher(self._cache, shards, (needs[by_need] + plan.start).tolist(), ahead)
+        prefetcher = Prefetcher(cache, shards, (needs[by_need] + plan.start).tolist(), ahead)
         prefetcher.reached(plan.start)
         return prefetcher
 

@@ -86,8 +86,9 @@ class TrainConfig:
     timeout_s: float = limited(300.0, TINY)
     """How long ranks wait for each other before they give up."""
 
-    num_workers: int | None = limited(None, 0)
-    """Loader processes per rank; default: one per core of the rank, half of that without a GPU, at most 8."""
+    num_workers: int | Literal["auto"] | None = limited(None, 0, words=("auto",))
+    """Loader processes per rank, or auto: as many as it is worth, at most one per core; default: one per core of the
+    rank, half of that without a GPU, at most 8."""
     prefetch_factor: int = limited(PREFETCH, 1)
     """Batches each worker prepares ahead."""
     policy: Policy = "drop"

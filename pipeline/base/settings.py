@@ -25,16 +25,21 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def limited(default: Any = MISSING, least: float = 0, most: float = MOST) -> Any:
-    """A dataclass's number, or tuple of numbers: each from `least` to `most`, or None."""
-    return field(default=default, metadata={"limits": (least, most)})
+def limited(default: Any = MISSING, least: float = 0, most: float = MOST, words: tuple[str, ...] = ()) -> Any:
+    """A dataclass's number, or tuple of numbers: each from `least` to `most`, or None, or one of the words."""
+    return field(default=default, metadata={"limits": (least, most), "words": words})
+
+
+def is_word(setting: Any, value: Any) -> bool:
+    """Whether the value is one of the words that may stand for the field's number."""
+    return isinstance(value, str) and value in setting.metadata.get("words", ())
 
 
 def check_limits(settings: Any) -> None:
     """For `__post_init__`. Raises UsageError, in one line that names the option."""
     for setting in fields(settings):
         limits, value = setting.metadata.get("limits"), getattr(settings, setting.name)
-        if limits is None or value is None:
+        if limits is None or value is None or is_word(setting, value):
             continue
         least, most = limits
         numbers = value if isinstance(value, tuple) else (value,)

@@ -7,6 +7,7 @@ a SIGBUS, and the copy costs 2 µs of a sample's 300.
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,21 +15,29 @@ import numpy.typing as npt
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import open_regular
 
+if TYPE_CHECKING:
+    from feedline.pipeline.format.manifest import ShardInfo  # with Arrow, which a worker does without
+
+PIECE_BYTES = 128 << 10
+"""The kernel cuts an announcement at the device's read-ahead window, which is as small as this in many places."""
 OPEN_FILES = 512
 """Shards held open at once; the oldest gives way. Below every usual limit (1,024)."""
 
 
 class LocalFiles:
-    def __init__(self, folder: Path, names: list[str], most_open: int = OPEN_FILES) -> None:
-        """`names` of the shards, by their number."""
+    def __init__(
+        self, folder: Path, names: list[str], most_open: int = OPEN_FILES, *, scattered: bool = False
+    ) -> None:
+        """`names` of the shards, by their number. `scattered`: reads are; the kernel shall take none for a part of a
+        stream, of which it would read more."""
         self._paths = [folder / name for name in names]
-        self._most_open = most_open
+        self._most_open, self._scattered = most_open, scattered
         self._descriptors: dict[int, int] = {}
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
         """Raises DatasetError when there is no such data."""
         try:
-            data = os.pread(self._descriptor(shard), length, offset)
+            data = os.pread(self.descriptor(shard), length, offset)
         except OSError as error:
             raise DatasetError(f"{self._paths[shard]} cannot be read: {error.strerror}") from error
         if len(data) != length:
@@ -38,11 +47,19 @@ class LocalFiles:
     def read_into(self, shard: int, end: int, out: npt.NDArray[np.uint8]) -> None:
         """The bytes before `end`, as many as `out` holds, straight to their place. Raises DatasetError as `read`."""
         try:
-            count = os.preadv(self._descriptor(shard), [out.data], end - out.nbytes)
+            count = os.preadv(self.descriptor(shard), [out.data], end - out.nbytes)
         except OSError as error:
             raise DatasetError(f"{self._paths[shard]} cannot be read: {error.strerror}") from error
         if count != out.nbytes:
             raise self._cut_short(shard, end)
+
+    def announce(self, shard: int, offset: int, length: int) -> None:
+        """Has the kernel begin to read; returns at once. What is wrong there is said when it is read."""
+        with suppress(OSError):
+            descriptor = self.descriptor(shard)
+            for start in range(offset, offset + length, PIECE_BYTES):
+                piece_bytes = min(PIECE_BYTES, offset + length - start)
+                os.posix_fadvise(descriptor, start, piece_bytes, os.POSIX_FADV_WILLNEED)
 
     def _cut_short(self, shard: int, end: int) -> DatasetError:
         return DatasetError(f"{self._paths[shard]} is cut short: it ends before byte {end:,}")
@@ -52,10 +69,29 @@ class LocalFiles:
             with suppress(OSError):
                 os.close(self._descriptors.popitem()[1])
 
-    def _descriptor(self, shard: int) -> int:
+    def descriptor(self, shard: int) -> int:
+        """Of the shard, opened if need be. Raises OSError."""
         if shard in self._descriptors:
             return self._descriptors[shard]
         if len(self._descriptors) >= self._most_open:
             os.close(self._descriptors.pop(next(iter(self._descriptors))))
         descriptor = self._descriptors[shard] = open_regular(self._paths[shard])
+        if self._scattered:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return descriptor
+
+
+class WholeShards:
+    """Shards that are announced as a whole, from front to back: for storage on which random requests are slow."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def ensure(self, shard: "ShardInfo") -> None:
+        """Returns when the kernel has taken it in, or raises OSError."""
+        descriptor = open_regular(self._folder / shard.name)
+        try:
+            for start in range(0, shard.bytes, PIECE_BYTES):
+                os.posix_fadvise(descriptor, start, PIECE_BYTES, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)

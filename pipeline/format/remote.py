@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedline.pipeline.base.errors import DatasetError, first_line
-from feedline.pipeline.format.local import LocalFiles
+from feedline.pipeline.format.local import LocalFiles, WholeShards
 
 if TYPE_CHECKING:
     from feedline.pipeline.format.manifest import ShardInfo  # with Arrow, which a worker does without
@@ -223,7 +223,7 @@ class Prefetcher:
     """
 
     def __init__(
-        self, cache: ShardCache, shards: "Sequence[ShardInfo]", first_need: Sequence[int], ahead: int
+        self, cache: ShardCache | WholeShards, shards: "Sequence[ShardInfo]", first_need: Sequence[int], ahead: int
     ) -> None:
         """`first_need[i]`: the position in the epoch at which `shards[i]` is first read; ascending."""
         self._cache, self._shards, self._needs, self._ahead = cache, shards, first_need, ahead

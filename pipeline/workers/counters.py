@@ -12,8 +12,12 @@ import numpy.typing as npt
 
 STAGES = ("read", "decode", "transform", "collate", "send", "idle")
 """The stages a worker clocks; `other` is what is left of its lifetime."""
-COUNTS = ("pid", "samples", "batches", "bytes_read", "bad_samples")
-FIELD = {name: n for n, name in enumerate((*STAGES, *COUNTS, "started_ns", "now_ns", "sample"))}
+COUNTS = ("pid", "samples", "batches", "bytes_read", "bad_samples", "announced_bytes", "storage_bytes")
+LOOKS = ("looked_at", "blocked", "blocked_ns")
+"""Of reads: those looked at, those of them in which the worker had to wait, and the time that these took."""
+LOOK_EVERY = 16
+"""So many reads to one that is looked at."""
+FIELD = {name: n for n, name in enumerate((*STAGES, *COUNTS, *LOOKS, "started_ns", "now_ns", "sample"))}
 ROW_BYTES = 192  # three cache lines: two workers never write to the same line
 NOTHING = -1
 """In `sample`: the worker is not working on one."""
@@ -23,6 +27,14 @@ Rows = npt.NDArray[np.int64]
 def rows_of(buffer: memoryview, workers: int) -> Rows:
     """The shared rows, (workers, ROW_BYTES / 8) int64."""
     return np.frombuffer(buffer, np.int64, workers * ROW_BYTES // 8).reshape(workers, ROW_BYTES // 8)
+
+
+NONE: Rows = np.empty((0, ROW_BYTES // 8), np.int64)
+
+
+def total(rows: Rows | None, name: str) -> int:
+    """Over all workers, so far; `rows` with the trainer's own."""
+    return 0 if rows is None else int(rows[:-1, FIELD[name]].sum())
 
 
 class Clock:

@@ -5,6 +5,9 @@ their turn. So the order of batches never depends on how many workers there are 
 
 Behind an epoch's last task go those of the epoch that is expected next, into slots that are free anyway: no worker
 stops at an epoch's end. Its run is the next one if it was the right guess; if not, workers leave it within a sample.
+
+With each task goes what is to be announced to the storage (`ahead`). With `num_workers="auto"` workers come and go
+between two batches (`headcount`).
 """
 
 import os
@@ -17,18 +20,21 @@ from typing import NamedTuple
 from feedline.pipeline.base.errors import SampleError, TransformError, WorkerError
 from feedline.pipeline.draw.order import PADDING, EpochPlan
 from feedline.pipeline.workers import counters
+from feedline.pipeline.workers.ahead import Ahead, Seen
 from feedline.pipeline.workers.counters import FIELD
 from feedline.pipeline.workers.entry import Worker
 from feedline.pipeline.workers.fill import FillSpec
+from feedline.pipeline.workers.headcount import Headcount, Totals
 from feedline.pipeline.workers.memory import Layout, SharedMemory
 from feedline.pipeline.workers.messages import BAD_SAMPLE, BROKEN, DONE, Reply, Task
 from feedline.pipeline.workers.pool import InlineCrew, WorkerCrew
-from feedline.pipeline.workers.slots import CHANNELS, Fence, Images, Ledger, Numbers, SlotLayout
+from feedline.pipeline.workers.slots import CHANNELS, Fence, Images, Ledger, Numbers, Slot, SlotLayout
 
 SPARE_SLOTS = 3
 """Slots the user may hold without a copy being made: the batch in hand, the next, and one fetched ahead."""
 _NO_RUN = 2**63 - 1  # as the current one: nothing is wanted any more
 _MOST_IN_FLIGHT = 128  # tasks in the socket's buffer; more would only wait there
+_MOST_CHANGES = 64  # of the number of workers, each of whom has a row of counters
 
 
 @dataclass(kw_only=True)
@@ -73,20 +79,29 @@ class Workshop:
     """Owns memory and workers, and says what these do next; `close` ends them. One run is iterated at a time."""
 
     def __init__(self, spec: FillSpec, index: SharedMemory, index_layout: Layout, layout: SlotLayout,
-                 *, workers: int, depth: int, fence: Callable[[], Fence], where: Callable[[int], str],
-                 waits: Waits, trim: bool = False, before: counters.Rows | None = None) -> None:  # fmt: skip
-        """`where(sample)` names a sample in messages. `trim`: padding is left out, so that an epoch's last batch is
-        shorter. `before`: the rows of a workshop to go on for."""
+                 *, workers: int, prefetch: int, fence: Callable[[], Fence], where: Callable[[int], str],
+                 waits: Waits, ahead: Ahead, headcount: Headcount | None = None, trim: bool = False,
+                 before: counters.Rows | None = None) -> None:  # fmt: skip
+        """`workers`, or as many as `headcount` says. `prefetch`: batches under way for each. `where(sample)` names a
+        sample in messages. `trim`: padding is left out, so that an epoch's last batch is shorter. `before`: the rows
+        of a workshop to go on for."""
         self._where = where
-        self.waits, self.trim = waits, trim
+        self.waits, self.ahead, self.trim = waits, ahead, trim
+        self._headcount, self._prefetch = headcount, prefetch
+        if headcount:
+            headcount.begin_anew()
+        self._last_s = self._active_s = 0.0
         self.process = os.getpid()
-        self.depth = min(depth, _MOST_IN_FLIGHT)
+        most = headcount.most if headcount else workers
+        self.depth = min(max(1, most * prefetch), _MOST_IN_FLIGHT)
+        """Tasks under way at most."""
         self.layout = layout
         slots = self.depth + SPARE_SLOTS
         self.memory = SharedMemory("slots", slots * layout.slot_bytes)
         self.view = self.memory.view
         self.ledger = Ledger(slots, fence)
-        rows = max(workers, 1) + 1  # the last one is ours: which run is the current one
+        # the last one is ours: which run is the current one
+        rows = len(before) if before is not None else max(most, 1) + 1 + (_MOST_CHANGES if headcount else 0)
         self._counters = SharedMemory("counters", rows * counters.ROW_BYTES)
         self.rows = counters.rows_of(self._counters.view, rows)
         if before is not None:
@@ -101,8 +116,8 @@ class Workshop:
         setup = {"slot_layout": asdict(layout), "index_layout": index_layout, "fill": asdict(spec), "rows": rows}
         memories = [self.memory, index, self._counters]
         self.crew: InlineCrew | WorkerCrew
-        if workers:
-            self.crew = WorkerCrew(workers, setup, memories, self._doing)
+        if most:
+            self.crew = WorkerCrew(headcount.workers if headcount else workers, setup, memories, self._doing)
         else:
             self.crew = InlineCrew(Worker(0, setup, *(memory.view for memory in memories)))
 
@@ -116,6 +131,7 @@ class Workshop:
             other.close()
         run = kept or self._new_run(plan, px)
         self.rows[-1][0] = run.number  # workers leave the tasks of earlier ones
+        self._last_s = time.perf_counter()
         if then is not None:
             self._new_run(then, px)
         self.send_tasks()
@@ -128,20 +144,32 @@ class Workshop:
 
     def forget(self, run: "EpochRun") -> None:
         """It has ended: the slots of its tasks come back with their replies."""
+        self.ahead.given_up(run)
         self._runs.pop(run.number, None)
 
     def send_tasks(self) -> None:
         """One into every free slot, while fewer than `depth` are under way; a run's all before those of the next."""
         under_way = sum(run.sent - run.received for run in self._runs.values())
+        most = min(self.depth, max(1, self.crew.count * self._prefetch))
         for run in self._runs.values():
-            while run.sent < run.batches and under_way < self.depth:
-                slot = self.ledger.take()
-                if slot is None:
+            while run.sent < run.batches and under_way < most:
+                number = self.ledger.take()
+                if number is None:
                     return
-                self.crew.submit(run.task(slot))
+                slot = self.layout.slot(self.view, number)
+                hints = self._hints(slot)
+                self.crew.submit(run.task(number, slot)._replace(hints=hints, way=self.ahead.reach.way))
                 self.outstanding += 1
                 run.sent += 1
                 under_way += 1
+
+    def _hints(self, slot: Slot) -> int:
+        """Writes there what is to be announced with the next task; how many samples."""
+        end = 0
+        for samples_N in self.ahead.hints(self._runs.values()):
+            begin, end = end, end + len(samples_N)
+            slot.hints_N[begin:end] = samples_N
+        return end
 
     def take_reply(self) -> None:
         """Waits for one and hands it to its run. Raises WorkerError."""
@@ -149,11 +177,37 @@ class Workshop:
         if reply.kind == BROKEN:
             raise WorkerError(reply.text)
         self.outstanding -= 1
+        self.ahead.reach.told(Seen.by(self.rows[:-1]))
         run = self._runs.get(reply.run)
         if run is not None:
             run.keep(reply)
+            self.ahead.done(run, reply.batch)
         else:
             self.ledger.give_back(reply.slot)
+
+    def batch_shown(self) -> None:
+        """Lets workers come and go, as the headcount says."""
+        count = self._headcount
+        if count is None or isinstance(self.crew, InlineCrew):
+            return
+        now_s = time.perf_counter()
+        self._active_s, self._last_s = self._active_s + now_s - self._last_s, now_s
+        sums = self.rows[:-1].sum(axis=0).tolist()
+        worker_ns, idle_ns = sums[FIELD["now_ns"]] - sums[FIELD["started_ns"]], sums[FIELD["idle"]]
+        waits, workers = self.waits, self.crew.workers
+        totals = Totals(self._active_s, waits.samples, waits.batches, waits.wait_s, worker_ns, idle_ns)
+        at_work = sum(bool(self.rows[number, FIELD["pid"]]) for number in workers)
+        wanted = count.told(totals, at_work if len(workers) == self.crew.count else 0)
+        try:
+            while self.crew.count < wanted:
+                if self.crew.started == len(self.rows) - 1:
+                    raise OSError(0, f"{_MOST_CHANGES} changes are enough")
+                self.crew.add()
+        except OSError as error:
+            count.refused(self.crew.count, f"no worker can be added: {error.strerror}")
+        while self.crew.count > wanted:
+            self.crew.retire()
+        self.ahead.reach.least = self.crew.count
 
     def _doing(self, worker: int) -> str:
         """For the error about a dead worker."""
@@ -165,6 +219,8 @@ class Workshop:
 
     def close(self) -> None:
         """In a forked child of the trainer's, only what is the child's own: workers and CUDA are not."""
+        for run in self._runs.values():
+            self.ahead.given_up(run)
         self._runs.clear()  # they lead back to us: the memory must not wait for the cycle collector
         if os.getpid() == self.process:
             self.rows[-1][0] = _NO_RUN
@@ -181,7 +237,8 @@ class EpochRun(Iterator[HostBatch]):
     def __init__(self, workshop: Workshop, number: int, plan: EpochPlan, px: int) -> None:
         self._workshop, self.number, self.plan, self._px, self.waits = workshop, number, plan, px, workshop.waits
         self.batches = len(plan)
-        self.sent = self.received = self._shown = 0
+        self.sent = self.received = self._shown = self.announced = 0
+        self.announced_bytes: dict[int, int] = {}
         self.taken = 0
         """Batches that the user has; the device's side may have one more."""
         self._replies: dict[int, Reply] = {}
@@ -191,13 +248,15 @@ class EpochRun(Iterator[HostBatch]):
         """Plans of one loader differ in nothing else."""
         return (self.plan.epoch, self.plan.start, self._px) == (plan.epoch, plan.start, px)
 
-    def task(self, slot: int) -> Task:
+    def samples(self, batch: int) -> Numbers:
+        samples_N = self.plan.batch(batch)
+        return samples_N[samples_N != PADDING] if self._workshop.trim else samples_N
+
+    def task(self, number: int, slot: Slot) -> Task:
         """The next one to send, its samples' numbers written into the slot."""
-        workshop, samples_N = self._workshop, self.plan.batch(self.sent)
-        if workshop.trim:
-            samples_N = samples_N[samples_N != PADDING]
-        workshop.layout.slot(workshop.view, slot).samples_N[: len(samples_N)] = samples_N
-        return Task(self.number, self.sent, slot, len(samples_N), self.plan.epoch, self._px)
+        samples_N = self.samples(self.sent)
+        slot.samples_N[: len(samples_N)] = samples_N
+        return Task(self.number, self.sent, number, len(samples_N), self.plan.epoch, self._px)
 
     def keep(self, reply: Reply) -> None:
         self.received += 1
@@ -223,6 +282,7 @@ class EpochRun(Iterator[HostBatch]):
             raise (SampleError if reply.kind == BAD_SAMPLE else TransformError)(reply.text, reply.sample)
         self._shown += 1
         self.waits.bad += reply.bad
+        workshop.batch_shown()
         return self._show(reply.slot)
 
     def next_if_ready(self) -> HostBatch | None:

@@ -9,6 +9,7 @@ the trainer then ends its workers in order.
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -24,6 +25,8 @@ from feedline.pipeline.workers.messages import BAD_SAMPLE, BAD_TRANSFORM, BROKEN
 from feedline.pipeline.workers.slots import SlotLayout
 
 _ORPHAN_CHECK_S = 2.0
+_BLOCK_BYTES = 512
+"""The unit in which the kernel counts what a process had from storage."""
 
 
 class Worker:
@@ -46,7 +49,10 @@ class Worker:
         self._filler.wanted = lambda: run >= current_run[0]  # not of `self`: a circle would keep the memory
         slot, clock = self._layout.slot(self._slots, task.slot), self.clock
         samples_N, labels_N = slot.samples_N[: task.samples], slot.labels_N[: task.samples]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
         try:
+            if task.hints:
+                self._filler.announce(slot.hints_N[: task.hints], task.way)
             filled, size_bytes, bad = self._filler.fill(samples_N, task.epoch, task.px, slot.images, labels_N)
         except SampleError as error:
             return Reply(BAD_SAMPLE, *about, error.sample, error.reason)
@@ -56,6 +62,8 @@ class Worker:
             return Reply(GIVEN_UP, *about)
         finally:
             clock.row[FIELD["sample"]] = NOTHING
+            blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before
+            clock.row[FIELD["storage_bytes"]] += _BLOCK_BYTES * blocks
         slot.filled[:] = filled, size_bytes
         clock.row[FIELD["samples"]] += filled
         clock.row[FIELD["batches"]] += 1

@@ -4,13 +4,16 @@ The same code runs in worker processes and, with `num_workers=0`, in the trainer
 (seed, epoch, sample number) only, never on who fills it or what was filled before. No torch here.
 """
 
+import resource
+import time
 import traceback
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +25,13 @@ from feedline.pipeline.draw.order import PADDING
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.workers import ship
-from feedline.pipeline.workers.counters import FIELD, Clock
+from feedline.pipeline.workers.ahead import READS
+from feedline.pipeline.workers.counters import FIELD, LOOK_EVERY, Clock
 from feedline.pipeline.workers.messages import Bad
+from feedline.pipeline.workers.read_threads import ReadThreads
 from feedline.pipeline.workers.slots import CHANNELS, Images, Numbers
 
+T = TypeVar("T")
 _TRANSFORM_STREAM = 1
 """Keeps the user's random numbers apart from those of the crop."""
 _SAMPLE, _BYTES = FIELD["sample"], FIELD["bytes_read"]
@@ -65,6 +71,8 @@ class FillSpec:
     address: str = ""
     """Where the shards come from when they are not in `folder`."""
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    scattered: bool = False
+    """Samples are read in random order from all over the split."""
 
 
 class Filler:
@@ -85,11 +93,44 @@ class Filler:
         self._labels_N = columns["label"]
         self._where = tuple(columns[name].data for name in ("shard", "offset", "length", "crc32"))
         self._checked = columns["checked"].data
-        self._files = LocalFiles(Path(spec.folder), spec.shards)
+        self._reads = 0
+        self._threads = ReadThreads()
+        self._files = LocalFiles(Path(spec.folder), spec.shards, scattered=spec.scattered)
         if spec.address:
             from feedline.pipeline.format.remote import RemoteFiles
 
             self._files = RemoteFiles(Path(spec.folder), spec.shards, spec.address, spec.storage_options)
+
+    def announce(self, samples_N: Numbers, way: int) -> None:
+        """Tells the storage what will be read soon, until the batch is given up."""
+        shards, offsets, lengths, _ = self._where
+        announced_bytes = 0
+        for sample in samples_N.tolist():
+            if not self.wanted():
+                break
+            shard, offset, length = shards[sample], offsets[sample], lengths[sample]
+            if way == READS:
+                with suppress(OSError):  # it is said when it is needed
+                    self._threads.read(self._files.descriptor(shard), offset, length)
+            else:
+                self._files.announce(shard, offset, length)
+            announced_bytes += length
+        self.clock.row[FIELD["announced_bytes"]] += announced_bytes
+        self.clock.mark(_READ)
+
+    def _looking(self, read: Callable[..., T], *where: Any) -> T:
+        """Of one read in LOOK_EVERY, whether it waited: by the kernel's account of when it gave up its core."""
+        self._reads += 1
+        if self._reads % LOOK_EVERY:
+            return read(*where)
+        switches, started_ns = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, time.perf_counter_ns()
+        data = read(*where)
+        took_ns, row = time.perf_counter_ns() - started_ns, self.clock.row
+        row[FIELD["looked_at"]] += 1
+        if resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw != switches:
+            row[FIELD["blocked"]] += 1
+            row[FIELD["blocked_ns"]] += took_ns
+        return data
 
     def one_by_one(self, samples_N: Numbers, labels_N: Numbers, put: Callable[[int, int], None], bad: Bad) -> int:
         """Has `put(sample, position)` fill one place after the other; returns how many are filled. A DatasetError of
@@ -132,7 +173,7 @@ class Filler:
         """A sample's checked bytes. Raises DatasetError."""
         self.clock.row[_SAMPLE] = sample
         shards, offsets, lengths, crcs = self._where
-        data = self._files.read(shards[sample], offsets[sample], lengths[sample])
+        data = self._looking(self._files.read, shards[sample], offsets[sample], lengths[sample])
         if not self._checked[sample]:
             if self.spec.checksums and zlib.crc32(data) != crcs[sample]:
                 raise DatasetError("its bytes are not those that were written (wrong CRC)")
@@ -246,7 +287,7 @@ class PixelFiller(Filler):
         """The pixels are the end of a raw member, whatever its header's length, once these were seen to be right."""
         self.clock.row[_SAMPLE] = sample
         shards, offsets, lengths, _ = self._where
-        self._files.read_into(shards[sample], offsets[sample] + lengths[sample], out_HWC)
+        self._looking(self._files.read_into, shards[sample], offsets[sample] + lengths[sample], out_HWC)
         self.clock.row[_BYTES] += out_HWC.nbytes
         self.clock.mark(_READ)
 

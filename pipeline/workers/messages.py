@@ -7,7 +7,7 @@ a lock that a dying worker could keep.
 import struct
 from typing import NamedTuple
 
-_TASK = struct.Struct("<qqiiqi")
+_TASK = struct.Struct("<qqiiqiii")
 _REPLY = struct.Struct("<B3xiqqq")
 MAX_BYTES = 65536
 DONE, BAD_SAMPLE, BAD_TRANSFORM, BROKEN, GIVEN_UP = range(1, 6)
@@ -28,6 +28,10 @@ class Task(NamedTuple):
     samples: int
     epoch: int
     px: int
+    hints: int = 0
+    """Samples to announce to the storage first; their numbers are in the slot too."""
+    way: int = 0
+    """How, as `ahead.WAYS` has it."""
 
     def pack(self) -> bytes:
         return _TASK.pack(*self)

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from feedline.pipeline.base.errors import WorkerError
 from feedline.pipeline.base.process import how_it_ended, start_python
@@ -33,6 +33,7 @@ class InlineCrew:
     """`num_workers=0`: the task is done in the trainer itself, when its reply is asked for."""
 
     pids: list[int] = []  # noqa: RUF012 never changed
+    count = 0
 
     def __init__(self, worker: Worker) -> None:
         self._worker: Worker | None = worker
@@ -58,72 +59,110 @@ class InlineCrew:
 
 
 class WorkerCrew:
+    """All take tasks from one socket, so workers may come and go at any time."""
+
     def __init__(self, workers: int, setup: dict[str, Any], memories: list[SharedMemory],
                  blame: Callable[[int], str]) -> None:  # fmt: skip
         """What `entry.Worker` takes: plain JSON, and the memories of slots, index and counters. `blame(worker)` says
         in words what the worker was doing when it died."""
         self._blame = blame
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self.workers: dict[int, subprocess.Popen[bytes]] = {}
+        """By number, which is that of their row of counters and given once; those who are leaving too."""
+        self.started = self._leaving = 0
         self._watches: dict[int, int] = {}
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """What tells of a worker's end, or that it has closed all it was given: its number."""
+        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._poll = select.poll()
         self._poll.register(self._ours, select.POLLIN)
         text = json.dumps(setup).encode()
-        shared_setup = SharedMemory("setup", len(text))
-        shared_setup.view[: len(text)] = text
+        self._setup = SharedMemory("setup", len(text))
+        self._setup.view[: len(text)] = text
+        self._handed = [self._theirs.fileno(), *(memory.descriptor for memory in (*memories, self._setup))]
         try:
-            handed = [theirs.fileno(), *(memory.descriptor for memory in (*memories, shared_setup))]
-            for number in range(workers):
-                self._start(number, handed)
+            for _ in range(workers):
+                self.add()
         except BaseException:
             self.close()
             raise
-        finally:
-            theirs.close()
-            shared_setup.close_descriptor()
 
     @property
     def pids(self) -> list[int]:
-        return [worker.pid for worker in self._workers]
+        return [worker.pid for worker in self.workers.values()]
 
-    def _start(self, number: int, handed: list[int]) -> None:
+    @property
+    def count(self) -> int:
+        """Workers, without those who have been told to leave."""
+        return len(self.workers) - self._leaving
+
+    def add(self) -> None:
+        """Raises OSError where no process can be started."""
         in_main = threading.current_thread() is threading.main_thread()
-        numbers = (number, os.getpid(), int(in_main), *handed)
-        worker = start_python("feedline.pipeline.workers.entry", [*map(str, numbers)], handed)
-        self._workers.append(worker)
-        watch = os.pidfd_open(worker.pid)
-        self._watches[watch] = number
-        self._poll.register(watch, select.POLLIN)
+        numbers = (self.started, os.getpid(), int(in_main), *self._handed)
+        lifeline, held = os.pipe()  # nobody else holds its other end: it is closed with all else that a worker has
+        try:
+            words = [*map(str, numbers)]
+            worker = start_python("feedline.pipeline.workers.entry", words, [*self._handed, held])
+        except BaseException:
+            os.close(lifeline)
+            raise
+        finally:
+            os.close(held)
+        self.workers[self.started] = worker
+        for watch in (lifeline, os.pidfd_open(worker.pid)):
+            self._watches[watch] = self.started
+            self._poll.register(watch, select.POLLIN)
+        self.started += 1
+
+    def retire(self) -> None:
+        """One worker, whichever is first, leaves when it has done the tasks sent before."""
+        self._leaving += 1
+        self._ours.send(STOP.pack())
 
     def submit(self, task: Task) -> None:
-        try:
-            self._ours.send(task.pack())
-        except (BrokenPipeError, ConnectionResetError):
-            self._raise_death()
+        self._ours.send(task.pack())
 
     def ready(self) -> bool:
-        return bool(self._poll.poll(0))
+        return bool(self._news(0))
 
     def receive(self) -> Reply:
         """The next reply. Raises WorkerError as soon as a worker has died, even if others could go on: whoever
         kills one (a memory limit, usually) will do it again."""
-        while True:
-            ready = {descriptor for descriptor, _ in self._poll.poll()}
-            if ready.isdisjoint(self._watches):
-                # nothing comes, or a reset, when all have closed or one died with tasks unread
-                with suppress(ConnectionResetError):
-                    if data := self._ours.recv(MAX_BYTES):
-                        return Reply.unpack(data)
-            self._raise_death()
+        if self._news().isdisjoint(self._watches) and (data := self._ours.recv(MAX_BYTES)):
+            return Reply.unpack(data)
+        return self._raise_death()
 
-    def _raise_death(self) -> None:
+    def _news(self, timeout_ms: int | None = None) -> set[int]:
+        """Descriptors that have any. Workers who have left as they were told are seen off and are none."""
+        while True:
+            ready = {descriptor for descriptor, _ in self._poll.poll(timeout_ms)}
+            ended = {self._watches[watch] for watch in ready & self._watches.keys()} if self._leaving else set[int]()
+            left = [number for number in ended if self._has_left(number)]
+            if not left:
+                return ready
+            for number in left:
+                self._forget(number)
+
+    def _has_left(self, number: int) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            return self._leaving > 0 and self.workers[number].wait(GRACE_S) == 0
+        return False
+
+    def _forget(self, number: int) -> None:
+        self._leaving -= 1
+        del self.workers[number]
+        for watch in [watch for watch, of in self._watches.items() if of == number]:
+            self._poll.unregister(watch)
+            del self._watches[watch]
+            os.close(watch)
+
+    def _raise_death(self) -> NoReturn:
         """Raises WorkerError that says which worker ended and how."""
         deaths = select.poll()
         for watch in self._watches:
             deaths.register(watch, select.POLLIN)
         deadline_s = time.monotonic() + GRACE_S
         while time.monotonic() < deadline_s:
-            for number, worker in enumerate(self._workers):
+            for number, worker in self.workers.items():
                 if (status := worker.poll()) is not None:
                     how = how_it_ended(status)
                     raise WorkerError(f"loader worker {number} (pid {worker.pid}) {how} {self._blame(number)}")
@@ -134,13 +173,15 @@ class WorkerCrew:
         """Ends every worker, by word, then by signal. Returns when all are gone; safe to call twice."""
         try:
             self._ours.setblocking(False)
-            for _ in self._workers:
+            for _ in self.workers:
                 self._ours.send(STOP.pack())
         except OSError:
             pass  # full, broken or closed: closing says the same
         self._ours.close()
+        self._theirs.close()
+        self._setup.close_descriptor()
         deadline_s = time.monotonic() + GRACE_S
-        for worker in self._workers:
+        for worker in self.workers.values():
             try:
                 worker.wait(max(0.0, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -148,5 +189,5 @@ class WorkerCrew:
                 worker.wait()
         for watch in self._watches:
             os.close(watch)
-        self._workers, self._watches = [], {}
+        self.workers, self._watches, self._leaving = {}, {}, 0
         self._blame = str  # it leads back to who owns us: the memory must not wait for the cycle collector

@@ -20,6 +20,8 @@ from feedline.pipeline.workers.memory import round_up
 Images = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 CHANNELS = 3
+HINT_BATCHES = 4
+"""So many batches' samples can be announced with one task."""
 
 
 class Slot(NamedTuple):
@@ -32,6 +34,8 @@ class Slot(NamedTuple):
     filled: Numbers
     """Two numbers: the samples delivered, fewer than asked for where bad ones were skipped, and the bytes that they
     take of the images' part."""
+    hints_N: Numbers
+    """Samples that are read soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +50,18 @@ class SlotLayout:
 
     @property
     def slot_bytes(self) -> int:
-        return self.images_bytes + round_up((2 * self.batch_size + 2) * 8)
+        return self.images_bytes + round_up(self._numbers * 8)
+
+    @property
+    def _numbers(self) -> int:
+        return (2 + HINT_BATCHES) * self.batch_size + 2
 
     def slot(self, view: memoryview, number: int) -> Slot:
         start, count = number * self.slot_bytes, self.batch_size
         images = np.frombuffer(view, np.uint8, self.images_bytes, start)
-        numbers = np.frombuffer(view, np.int64, 2 * count + 2, start + self.images_bytes)
-        return Slot(images, numbers[:count], numbers[count : 2 * count], numbers[2 * count :])
+        numbers = np.frombuffer(view, np.int64, self._numbers, start + self.images_bytes)
+        filled, hints_N = numbers[2 * count : 2 * count + 2], numbers[2 * count + 2 :]
+        return Slot(images, numbers[:count], numbers[count : 2 * count], filled, hints_N)
 
 
 Fence = Sequence[Any]

@@ -1,0 +1,66 @@
+"""Where a loader is in its epochs, in plain JSON: what `Loader.state_dict` gives and `load_state_dict` takes.
+
+What a position means is decided by the order, so all that decides the order is in it: the seed, and ORDER. Version 1
+had the seed alone: a state moved from a remote split (a window of shards) to a local copy (none) went on in another
+order, in silence. Amid an epoch such a state is refused; at an epoch's start there is nothing to go on with.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.loader_config import MANY, MOST_EPOCH, LoaderConfig, whole
+
+VERSION = 2
+ORDER = ("shuffle", "window_shards", "subset", "class_balanced")
+"""Of the loader's settings, beside the seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One loader's, for as long as it lives."""
+
+    folder: Path
+    """Of the split, for messages."""
+    manifest: str
+    """The split's identity."""
+    settings: dict[str, Any]
+    """The seed, and ORDER's."""
+
+    @classmethod
+    def of(cls, config: LoaderConfig, folder: Path, manifest: str, window_shards: int) -> "Order":
+        """`window_shards`: what None of the setting stands for here is known to the loader alone."""
+        shuffle = config.train if config.shuffle is None else bool(config.shuffle)
+        settings = {"seed": config.seed, "shuffle": shuffle, "window_shards": window_shards if shuffle else 0,
+                    "subset": config.subset, "class_balanced": bool(config.class_balanced)}  # fmt: skip
+        return cls(folder=folder, manifest=manifest, settings=settings)
+
+    def state(self, epoch: int, samples: int) -> dict[str, Any]:
+        return {"version": VERSION, "epoch": epoch, "samples": samples, "manifest": self.manifest, **self.settings}
+
+    def place(self, state: Any) -> tuple[int, int]:
+        """The epoch, and the samples delivered of it. Raises UsageError for a state of another dataset or order, and
+        for what is none; nothing has been taken of it then."""
+        said: dict[str, Any] = dict(state) if isinstance(state, Mapping) else {}
+        if said.get("version") not in (1, VERSION):
+            raise UsageError(f"this is not a loader's state of version {VERSION}: {state!r:.80}")
+        names = ("epoch", "manifest", "samples", "seed", *(ORDER if said["version"] == VERSION else ()))
+        for name in names:
+            if name not in said:
+                raise UsageError(f"this loader's state lacks {name!r}: {state!r:.80}")
+        epoch = whole("epoch", said["epoch"], 0, MOST_EPOCH)
+        samples = whole("samples", said["samples"], 0, MANY)
+        if said["manifest"] != self.manifest:
+            raise UsageError(f"the state is of another dataset than {self.folder}: it was prepared anew since")
+        for name, mine in self.settings.items():
+            if name in names and said[name] != mine:
+                remedy = f"give it {name}={said[name]!r}, or begin an epoch with set_epoch instead"
+                raise UsageError(f"the state was made with {name}={said[name]!r}, this loader has {mine!r}: {remedy}")
+        if samples and said["version"] == 1:
+            raise UsageError(
+                f"this state of version 1 is from amid epoch {epoch} and does not say its order: begin that epoch "
+                f"with set_epoch({epoch}), or, if you know them, add {', '.join(ORDER)} to it as version {VERSION}"
+            )
+        return epoch, samples
