@@ -35,6 +35,7 @@ def tune(
     """
     from feedline.benchmarks.measure.rounds import Bench, check_devices
     from feedline.benchmarks.pages import tune_page
+    from feedline.benchmarks.storage_advice import storage_of
     from feedline.benchmarks.tune import TuneConfig, write_config
     from feedline.benchmarks.tune import tune as search
     from feedline.benchmarks.variants import find_train
@@ -52,6 +53,7 @@ def tune(
             return window
 
         result = search(config, measure)
+    result["storage"] = storage_of(split).record()
     show(tune_page(result), html)
     write_config(out, result, split)
     console.print(f"settings: {out}")

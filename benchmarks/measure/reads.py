@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.format.manifest import read_index, read_manifest
+from feedline.pipeline.format.manifest import Index
 from feedline.profiling.record.measurements import Reads
 
 AT_ONCE = (1, 4, 16, 64)
@@ -60,9 +60,9 @@ class Piece(NamedTuple):
         return -(-(self.offset + self.length - self.first) // PAGE) * PAGE
 
 
-def pieces_of_split(split: Path) -> list[Piece]:
-    """Samples of a prepared split at random, of MOST_OPEN shards at most. Raises DatasetError."""
-    index, names, draw = read_index(split), read_manifest(split).shard_names, random.Random(0)
+def pieces_of_split(split: Path, index: Index, names: Sequence[str]) -> list[Piece]:
+    """Samples of a prepared split at random, of MOST_OPEN shards at most; `names` of its shards."""
+    draw = random.Random(0)
     shards = draw.sample(range(len(names)), min(len(names), MOST_OPEN))
     there = np.flatnonzero(np.isin(index.shards_N, shards)).tolist()
     places = map(index.place, draw.sample(there, min(len(there), MOST_PIECES)))
