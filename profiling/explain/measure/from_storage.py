@@ -1,0 +1,109 @@
+"""What the workers' reads wait for: storage or nothing; how much of it they get, and what it gives by itself. Pure.
+
+A read that finds its bytes in memory takes microseconds of CPU time; one that waits for storage is blocked. What disks
+of this machine delivered is counted (`/proc/PID/io`), but nothing for file systems that are on no disk here: there
+only the blocked time tells. Where neither is clear, nothing is claimed.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from feedline.profiling.explain.measure.rates import ERRORS_90
+from feedline.profiling.explain.measure.workers import Workers
+from feedline.profiling.record.measurements import Reads
+from feedline.profiling.record.recording import LoaderSeen, Recording
+
+Source = Literal["memory", "storage"]
+FROM_DISK, FROM_MEMORY = 0.5, 0.1
+"""Shares of the bytes that disks delivered, from which and up to which it is clear where they came from."""
+NOTABLE = 0.1  # share of the workers' busy time from which being blocked in reads counts
+MOSTLY = 0.5  # share of the time in reads that must be blocked for storage to be what they wait for
+ALIKE = 2.5  # times that reads tried afterwards may differ from those of the run, and still be of the same storage
+READ_AHEAD = ("feedline",)  # kinds of loaders whose workers do not wait for each read by itself
+IN_SEQUENCE = ("webdataset",)  # and that read tars from their beginning to their end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    readers: int  # workers of all ranks; 1 where the training thread reads
+    kind: str  # of the loader
+    leads: bool  # reading takes the workers longest
+    blocked_s: float  # that a sample's reads keep a worker waiting
+    read_s: float  # that they take altogether
+    share: float  # of the workers' busy time, blocked in reads
+    error: float  # absolute standard error of it
+    sample_bytes: float | None  # asked for
+    device: float | None  # of these, the share that disks of this machine delivered; None: not counted
+    calls: float | None  # reads of a sample
+    gives: Reads | None  # what the storage gave to reads alone, where that was told
+
+    @property
+    def source(self) -> Source | None:
+        """Where the bytes came from; None where that is not clear."""
+        unsure = ERRORS_90 * self.error
+        if (self.device or 0.0) >= FROM_DISK or self.share - unsure >= NOTABLE:
+            return "storage"
+        known = self.device is not None and self.device < FROM_MEMORY
+        return "memory" if known and self.share + unsure < NOTABLE else None
+
+    @property
+    def limits(self) -> bool:
+        """It is what the workers wait for."""
+        return self.leads and self.source == "storage" and self.blocked_s > MOSTLY * self.read_s
+
+    @property
+    def reads(self) -> Reads | None:
+        """`gives`, where it fits to what this run's reads took."""
+        if self.gives is None or self.source != "storage" or self.kind in READ_AHEAD:
+            return self.gives
+        alone_s = self.cold_s(self.readers)
+        alike = alone_s is not None and alone_s / ALIKE <= self.blocked_s / (self.device or 1.0) <= alone_s * ALIKE
+        return self.gives if alike else None
+
+    @property
+    def at_most(self) -> float | None:
+        """samples/s that it gives at random places, to as many reads at once as it likes."""
+        return self.reads and self.reads.best_random_bytes_per_s / self.reads.piece_bytes
+
+    @property
+    def in_sequence(self) -> float | None:
+        known = self.reads and self.reads.sequential_bytes_per_s
+        return known / self.reads.piece_bytes if known and self.reads else None
+
+    def cold_s(self, readers: int) -> float | None:
+        """That a sample's reads keep each of so many readers waiting where nothing is in memory."""
+        gives = self.gives
+        if gives is None or self.kind not in IN_SEQUENCE:
+            return gives and gives.read_s(readers)
+        rate = gives.sequential_bytes_per_s
+        return rate and readers * gives.piece_bytes / rate
+
+    def blocked_with(self, readers: int) -> float:
+        """`blocked_s` with other readers beside; as it is where nothing tells."""
+        if self.source != "storage" or self.reads is None:
+            return self.blocked_s
+        if self.kind in READ_AHEAD:  # the storage is busy, whoever waits for it
+            return self.blocked_s * readers / self.readers
+        then_s, now_s = self.cold_s(readers), self.cold_s(self.readers)
+        return self.blocked_s * then_s / now_s if then_s and now_s else self.blocked_s
+
+
+def measure_storage(recording: Recording, workers: Workers, loader: LoaderSeen | None) -> Storage:
+    costs, gives = recording.costs, recording.reads
+    read_s = workers.stage_alone_s.get("read", 0.0)
+    blocked_s = max(0.0, read_s - workers.stage_cpu_s.get("read", 0.0))
+    asked, from_disk = costs.read_bytes, costs.device_bytes
+    whole = max(asked or 0.0, from_disk or 0.0)  # pages of mapped files are not asked for
+    return Storage(
+        readers=max(1, workers.count) * max(1, recording.compute.world_size),
+        kind=loader.kind if loader else "",
+        leads=workers.top == "read",
+        blocked_s=blocked_s,
+        read_s=read_s,
+        share=blocked_s / workers.alone_s if workers.alone_s else 0.0,
+        error=workers.stage_errors.get("read", 0.0) / workers.busy if workers.stages and workers.busy else 0.0,
+        sample_bytes=whole or None,
+        device=None if from_disk is None or not whole else from_disk / whole,
+        calls=costs.read_calls,
+        gives=gives if gives is not None and gives.of_storage else None,
+    )
