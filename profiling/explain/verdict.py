@@ -115,8 +115,8 @@ def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def storage_keys(measured: Measured) -> dict[str, Any]:
-    """What the reads waited for (`limits`: the workers wait for storage; `source`: where the bytes came from), how much
-    they got, what the storage gives by itself, and a first epoch. None where it cannot be told."""
+    """What reads waited for (`limits`: the workers wait for storage; `source`: where the bytes came from), what they
+    got, what the storage gives by itself, and a first epoch. None where it cannot be told."""
     storage, now, seen = measured.storage, measured.rates.now, measured.workers.looks >= FEW_LOOKS
     rate, cold = now.value if now else None, cold_epoch(measured)
     per_s = {"bytes_per_s": storage.sample_bytes, "reads_per_s": storage.calls}

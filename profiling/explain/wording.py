@@ -123,16 +123,16 @@ def _of_the_workers(measured: Measured, verdict: Judged) -> list[str]:
 
 def _of_storage(measured: Measured, verdict: Judged) -> list[str]:
     """That it is what the loop waits for, with what shows it; or that the run had its data in memory."""
-    storage, now, who = measured.storage, measured.rates.now, "the workers" if measured.workers.count else "the loop"
+    storage, now = measured.storage, measured.rates.now
     if now is None or measured.workers.looks < FEW_LOOKS:
         return []
     if "data" in (verdict.bound, *verdict.close) and storage.limits:
-        blocked = units.share(storage.share, storage.error)
-        words = f"Storage is what it waits for: {who} are blocked in reads {blocked} of the time that samples take"
-        words = words if measured.workers.count else words.replace(" are ", " is ")
-        got = f"They get {units.size(now.value * storage.sample_bytes)}/s" if storage.sample_bytes else ""
+        who, they = ("the workers are", "they get") if measured.workers.count else ("the loop is", "it gets")
+        busy = units.share(storage.share, storage.error)
+        words = f"Storage is what it waits for: {who} blocked in reads {busy} of the time that samples take"
+        got = f"; {they} {units.size(now.value * storage.sample_bytes)}/s" if storage.sample_bytes else ""
         got += f" in {units.rate(now.value * storage.calls, 'reads/s')}" if got and storage.calls else ""
-        return [f"{words}.", f"{got}{_by_itself(measured)}."] if got else [f"{words}."]
+        return [f"{words}{got}.", _by_itself(measured)]
     if storage.leads and storage.source is None:
         return ["Whether its reads waited for storage, or found their bytes in memory, cannot be told."]
     if storage.source != "memory":
@@ -144,12 +144,13 @@ def _by_itself(measured: Measured) -> str:
     """What the storage gives to nobody else."""
     reads, readers = measured.storage.reads, measured.storage.readers
     if reads is None:
-        return "; what the storage would give to more reads at once is not known"
+        return "What the storage would give to more reads at once is not known."
     alone, best = reads.random_at(readers), reads.best_random_bytes_per_s
-    tried = f"; tried by itself, the storage gives {units.size(alone)}/s to {units.count(readers, 'read')} at once"
-    more = f", {units.size(best)}/s to {reads.enough_at_once}" if best > alone else ""
+    parts = [f"{units.size(alone)}/s to {units.count(readers, 'read')} at once"]
+    parts += [f"{units.size(best)}/s to {reads.enough_at_once}"] if best > alone else []
     sequential = reads.sequential_bytes_per_s
-    return tried + more + (f", {units.size(sequential)}/s in sequence" if sequential else "")
+    parts += [f"{units.size(sequential)}/s in sequence"] if sequential else []
+    return f"Tried by itself afterwards, the storage gave {', '.join(parts)}."
 
 
 def _when_cold(measured: Measured, cold: Cold | None) -> str:

@@ -1,8 +1,8 @@
 """What the workers' reads wait for: storage or nothing; how much of it they get, and what it gives by itself. Pure.
 
-A read that finds its bytes in memory takes microseconds of CPU time; one that waits for storage is blocked. What disks
-of this machine delivered is counted (`/proc/PID/io`), but nothing for file systems that are on no disk here: there
-only the blocked time tells. Where neither is clear, nothing is claimed.
+A read that finds its bytes in memory takes microseconds of CPU time; one that waits for storage is blocked. The
+kernel counts what disks of this machine delivered (`/proc/PID/io`), not what other file systems did: there only the
+blocked time tells. Where neither is clear, nothing is claimed.
 """
 
 from dataclasses import dataclass

@@ -156,7 +156,7 @@ def _changes(at: Situation, trial: Trial) -> str:
 
 
 def _from_storage(at: Situation, trial: Trial) -> float | None:
-    """samples/s of a trial's samples: at the bytes/s that the storage gives to a loader that reads ahead, where the run
+    """samples/s of a trial's samples: at the bytes/s that storage gives to a loader that reads ahead, where the run
     waits for it; at those that the cold leg got. None where they are read from memory."""
     storage, size = at.measured.storage, trial.bytes_per_sample
     if trial.loader == "feedline" and storage.limits and storage.reads is not None and size:
