@@ -39,12 +39,39 @@ def usable_cores() -> int:
 
 
 def cgroup_cores() -> float | None:
-    """The CPU quota in cores (cgroup v2, then v1); None when there is none."""
-    if text := read_text("/sys/fs/cgroup/cpu.max"):
-        quota, period = text.split()
-        return None if quota == "max" else int(quota) / int(period)
-    quota, period = (read_text(f"/sys/fs/cgroup/cpu/cpu.cfs_{what}_us") for what in ("quota", "period"))
-    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
+    """The CPU quota in cores, the least that holds for this process; None when there is none."""
+    quotas: list[float] = []
+    for folder in cgroup_folders("cpu"):
+        quota, _, period = read_text(f"{folder}/cpu.max").partition(" ")
+        if not period:
+            quota, period = (read_text(f"{folder}/cpu.cfs_{what}_us") for what in ("quota", "period"))
+        if quota.isdigit() and period.isdigit():  # neither "max" nor -1
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def cgroup_memory_bytes() -> int | None:
+    """The memory limit of the control group, page cache included, the least that holds; None when there is none."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    limits = [read_text(f"{folder}/{name}") for folder in cgroup_folders("memory") for name in names]
+    return min((int(limit) for limit in limits if limit.isdigit() and int(limit) < 1 << 60), default=None)
+
+
+def usable_memory_bytes() -> int:
+    """The machine's memory, or what the control group allows of it."""
+    return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), cgroup_memory_bytes() or 1 << 62)
+
+
+def cgroup_folders(controller: str, root: str = "/sys/fs/cgroup") -> list[Path]:
+    """Of this process's control group and of those above it, as far as they are shown here; v2's and v1's."""
+    folders: list[Path] = []
+    for line in read_text("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            top = Path(root, controller if controllers else "")
+            own = top / path.lstrip("/")
+            folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(top)]
+    return folders
 
 
 def read_text(path: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from feedline.pipeline.base.process import cgroup_cores, read_text, usable_cores
+from feedline.pipeline.base.process import cgroup_cores, cgroup_memory_bytes, read_text, usable_cores
 
 PACKAGES = ("feedline", "torch", "torchvision", "numpy", "pillow", "pillow-simd", "simplejpeg",
             "opencv-python-headless", "pyspark", "webdataset", "line_profiler")  # fmt: skip
@@ -30,11 +30,6 @@ def describe_host() -> dict[str, Any]:
         "system": platform.platform(),
         "versions": {name: found for name in PACKAGES if (found := package_version(name))},
     }
-
-
-def cgroup_memory_bytes() -> int | None:
-    text = read_text("/sys/fs/cgroup/memory.max") or read_text("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    return int(text) if text and text != "max" and int(text) < 1 << 60 else None
 
 
 def shared_memory_bytes() -> int | None:
