@@ -56,8 +56,7 @@ class Storage:
 
     @property
     def window_fits(self) -> int:
-        """Shards of the largest window that stays in memory while it is mixed, beside the one that is read next."""
-        return int(min(self.shards, self.cache_bytes / 2 // max(1.0, self.shard_bytes)))
+        return window_fits(self.shards, self.shard_bytes, self.cache_bytes)
 
     def samples_per_s(self, bytes_per_s: float) -> float:
         return bytes_per_s / self.sample_bytes
@@ -151,9 +150,15 @@ def storage_of(split: Path, seconds: float = SECONDS) -> Storage:
 
 def advised_window(reads: Reads, shards: int, shard_bytes: float, room_bytes: float) -> int:
     """Shards to mix at a time where random reads are slow, as many as fit; 0 where full random order is as good."""
-    sequential, fit = reads.sequential_bytes_per_s, int(room_bytes / 2 // max(1.0, shard_bytes))
+    sequential = reads.sequential_bytes_per_s
     slow = sequential is not None and sequential >= FASTER * reads.best_random_bytes_per_s
-    return min(fit, shards, MOST_WINDOW) if slow else 0
+    return min(window_fits(shards, shard_bytes, room_bytes), MOST_WINDOW) if slow else 0
+
+
+def window_fits(shards: int, shard_bytes: float, room_bytes: float) -> int:
+    """Shards of the largest window that surely stays in memory while it is mixed and the next one is read: both have
+    half of it."""
+    return int(min(shards, room_bytes / 4 // max(1.0, shard_bytes)))
 
 
 def found_again(share: float) -> float:
