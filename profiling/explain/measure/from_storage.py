@@ -56,27 +56,28 @@ class Storage:
         """`gives`, where it fits to what this run's reads took."""
         if self.gives is None or self.source != "storage" or self.kind in READ_AHEAD:
             return self.gives
-        alone_s = self.cold_s(self.readers)
+        alone_s = self._waits_s(self.readers * self.share)
         alike = alone_s is not None and alone_s / ALIKE <= self.blocked_s / (self.device or 1.0) <= alone_s * ALIKE
         return self.gives if alike else None
 
     @property
     def at_most(self) -> float | None:
         """samples/s that it gives at random places, to as many reads at once as it likes."""
-        return self.reads and self.reads.best_random_bytes_per_s / self.reads.piece_bytes
+        reads = self.reads
+        return reads and reads.best_random_bytes_per_s / reads.piece_bytes
 
     @property
     def in_sequence(self) -> float | None:
-        known = self.reads and self.reads.sequential_bytes_per_s
-        return known / self.reads.piece_bytes if known and self.reads else None
+        """samples/s of long files from their beginning to their end."""
+        reads = self.reads
+        return reads and reads.sequential_bytes_per_s and reads.sequential_bytes_per_s / reads.piece_bytes
 
-    def cold_s(self, readers: int) -> float | None:
-        """That a sample's reads keep each of so many readers waiting where nothing is in memory."""
-        gives = self.gives
-        if gives is None or self.kind not in IN_SEQUENCE:
-            return gives and gives.read_s(readers)
-        rate = gives.sequential_bytes_per_s
-        return rate and readers * gives.piece_bytes / rate
+    @property
+    def cold_s(self) -> float | None:
+        """That a sample's reads would keep each reader waiting where nothing is in memory. None too of long files that
+        are read in an order which nobody knows."""
+        long = self.gives is not None and self.gives.sequential_bytes_per_s is not None
+        return None if long and self.kind not in (*READ_AHEAD, *IN_SEQUENCE) else self._waits_s(self.readers)
 
     def blocked_with(self, readers: int) -> float:
         """`blocked_s` with other readers beside; as it is where nothing tells."""
@@ -84,8 +85,16 @@ class Storage:
             return self.blocked_s
         if self.kind in READ_AHEAD:  # the storage is busy, whoever waits for it
             return self.blocked_s * readers / self.readers
-        then_s, now_s = self.cold_s(readers), self.cold_s(self.readers)
+        then_s, now_s = (self._waits_s(count * self.share) for count in (readers, self.readers))
         return self.blocked_s * then_s / now_s if then_s and now_s else self.blocked_s
+
+    def _waits_s(self, at_once: float) -> float | None:
+        """For the reads of a sample, with so many at once, by what the storage gave to nothing else."""
+        gives, at_once = self.gives, max(1.0, at_once)
+        if gives is None or self.kind not in IN_SEQUENCE:
+            return gives and gives.read_s(at_once)
+        rate = gives.sequential_bytes_per_s  # the readers share it
+        return rate and at_once * gives.piece_bytes / rate
 
 
 def measure_storage(recording: Recording, workers: Workers, loader: LoaderSeen | None) -> Storage:

@@ -60,11 +60,10 @@ def window_order(at: Situation) -> Iterable[Change]:
 
 def cold(at: Situation) -> Change | None:
     """No remedy: what a first epoch would be, of a run that read from memory."""
-    storage, readers = at.measured.storage, at.measured.storage.readers
-    waits_s = storage.cold_s(readers)
-    if storage.source != "memory" or waits_s is None or unwatched(at):
+    storage = at.measured.storage
+    if storage.source != "memory" or storage.cold_s is None or unwatched(at):
         return None
-    then = replace(at.now, worker_s=at.now.worker_s + waits_s, contention={})
+    then = replace(at.now, worker_s=at.now.worker_s + storage.cold_s, contention={})
     if storage.kind in READ_AHEAD:
         then = replace(at.now, storage_samples_per_s=storage.at_most)
     return Change(family="storage", remedy="a first epoch, from cold storage", then=then, effort=Effort.SETTING,
