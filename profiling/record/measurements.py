@@ -84,13 +84,14 @@ class Reads:
         return self.cold is not None and self.cold >= MOSTLY_COLD
 
     def random_at(self, count: float) -> float:
-        """Bytes/s with so many reads at once: between those measured by the logarithm of the count, held beyond."""
-        known = list(zip(map(math.log, self.at_once), self.random_bytes_per_s, strict=True))
+        """Bytes/s with so many reads at once: between those measured as a power of the count, held beyond."""
+        known = list(zip(map(math.log, self.at_once), map(math.log, self.random_bytes_per_s), strict=True))
         place = min(max(math.log(max(1.0, count)), known[0][0]), known[-1][0])
-        below = max(one for one in known if one[0] <= place)
-        above = min(one for one in known if one[0] >= place)
-        part = (place - below[0]) / (above[0] - below[0]) if above > below else 0.0
-        return below[1] + part * (above[1] - below[1])
+        (left, low), (right, high) = (
+            max(one for one in known if one[0] <= place),
+            min(one for one in known if one[0] >= place),
+        )
+        return math.exp(low + (high - low) * (place - left) / (right - left) if right > left else low)
 
     @property
     def best_random_bytes_per_s(self) -> float:

@@ -74,8 +74,8 @@ class Storage:
 
     @property
     def cold_s(self) -> float | None:
-        """That a sample's reads would keep each reader waiting where nothing is in memory. None too of long files that
-        are read in an order which nobody knows."""
+        """That a sample's reads would keep each reader waiting where nothing is in memory. None too for long files
+        that are read in an order which nobody knows."""
         long = self.gives is not None and self.gives.sequential_bytes_per_s is not None
         return None if long and self.kind not in (*READ_AHEAD, *IN_SEQUENCE) else self._waits_s(self.readers)
 
