@@ -6,9 +6,9 @@
         slow.counts()  # {"reads": …, "bytes": …, "most_at_once": …}
 
 `latency_s` passes for any number of requests at once, as on a network; `seek_s` for one at a time, and not where a
-read goes on behind the last one, as on a spinning disk; `bytes_per_s` is shared. Faults, for the next `times` reads:
-`error` (EIO), `short` (half the bytes), `stall` (none of them answers before `stall_s` have passed), `gone` (the
-server ends: the mount is there and nobody behind it).
+read goes on behind the last one, as on a spinning disk; `bytes_per_s` is shared. Faults, for `times` reads behind the
+next `after`: `error` (EIO), `short` (half the bytes), `stall` (answered `stall_s` later), `gone` (the server ends: the
+mount is there and nobody behind it).
 
 The server is a process of its own that speaks the kernel's protocol (linux/fuse.h, 7.31) without threads: a request
 is answered when it is due. Needs root (`why_not`).
@@ -56,6 +56,7 @@ class Settings:
     bytes_per_s: float = 0.0
     """0: no limit."""
     fault: str = ""
+    after: int = 0
     times: int = 0
     stall_s: float = 0.0
 
@@ -77,7 +78,6 @@ class Server:
         self._end: tuple[int, int] = (0, 0)
         """Node and offset behind the last read."""
         self._files: dict[int, int] = {}
-        self._open = 0
         self.counts = {"reads": 0, "bytes": 0, "most_at_once": 0}
 
     def mount(self, place: Path) -> None:
@@ -121,10 +121,11 @@ class Server:
         body, settings = request[IN.size :], self.settings
         if opcode in (FORGET, BATCH_FORGET, INTERRUPT):
             return
+        fault = self._next_fault() if opcode == READ_FILE else ""
         due_s = time.monotonic() + (settings.latency_s if opcode in (LOOKUP, OPEN, READ_FILE) else 0.0)
         if opcode == READ_FILE:
-            due_s = self._read_due(node, body)
-        waiting = due_s, next(self._number), unique, lambda: self._done(opcode, node, body)
+            due_s = self._read_due(node, body) + (settings.stall_s if fault == "stall" else 0.0)
+        waiting = due_s, next(self._number), unique, lambda: self._done(opcode, node, body, fault)
         heapq.heappush(self._due, waiting)
         self.counts["most_at_once"] = max(self.counts["most_at_once"], len(self._due))
 
@@ -135,14 +136,15 @@ class Server:
         busy_s += size / settings.bytes_per_s if settings.bytes_per_s else 0.0
         self._end = node, offset + size
         self._free_s = max(self._free_s, now_s) + busy_s
-        stalled_s = settings.stall_s if self._wrong("stall") else 0.0
-        return self._free_s + settings.latency_s + stalled_s
+        return self._free_s + settings.latency_s
 
-    def _wrong(self, fault: str) -> bool:
-        if self.settings.fault != fault or self.settings.times <= 0:
-            return False
-        self.settings.times -= 1
-        return True
+    def _next_fault(self) -> str:
+        settings = self.settings
+        if settings.after > 0 or settings.times <= 0:
+            settings.after -= 1
+            return ""
+        settings.times -= 1
+        return settings.fault
 
     def _answer(self, unique: int, answer: Callable[[], list[bytes]]) -> None:
         parts, number = list[bytes](), 0
@@ -155,7 +157,7 @@ class Server:
         with suppress(FileNotFoundError):  # nobody waits for it any more
             os.writev(self._fuse, [OUT.pack(OUT.size + sum(map(len, parts)), -number, unique), *parts])
 
-    def _done(self, opcode: int, node: int, body: bytes) -> list[bytes]:
+    def _done(self, opcode: int, node: int, body: bytes, fault: str) -> list[bytes]:
         if opcode == INIT:
             return [struct.pack("<4I2H2I2H8I", 7, 31, LARGEST, ASYNC_READ | ASYNC_DIO | PARALLEL_DIROPS,
                                 AT_ONCE, AT_ONCE, LARGEST, 1, 0, 0, *[0] * 8)]  # fmt: skip
@@ -168,7 +170,7 @@ class Server:
         if opcode in (OPEN, OPENDIR):
             return [struct.pack("<QII", 0, KEEP_CACHE, 0)]
         if opcode == READ_FILE:
-            return [self._read(node, body)]
+            return [self._read(node, body, fault)]
         if opcode == READDIR:
             return [self._listed(self._paths[node], body)]
         if opcode == STATFS:
@@ -190,18 +192,18 @@ class Server:
             self._node(path), of.st_size, -(-of.st_size // 512), *times, *parts, mode, 1, *owner, 0, 4096, 0
         )
 
-    def _read(self, node: int, body: bytes) -> bytes:
+    def _read(self, node: int, body: bytes, fault: str) -> bytes:
         _, offset, size, *_ = READ.unpack_from(body)
-        if self._wrong("gone"):
+        if fault == "gone":
             os._exit(0)
-        if self._wrong("error"):
+        if fault == "error":
             raise Refused(errno.EIO)
         if node not in self._files:
             self._files[node] = os.open(self._paths[node], os.O_RDONLY)
         data = os.pread(self._files[node], size, offset)
         self.counts["reads"] += 1
         self.counts["bytes"] += len(data)
-        return data[: len(data) // 2] if self._wrong("short") else data
+        return data[: len(data) // 2] if fault == "short" else data
 
     def _listed(self, folder: Path, body: bytes) -> bytes:
         _, first, size, *_ = READ.unpack_from(body)
