@@ -2,7 +2,8 @@
 
 A file system (`chaos://`, over local files through fsspec), an HTTP server and, where one can be mounted, a file
 system of the kernel's (`slow_files`) each do one wrong thing at one of their answers, once or many times in a row. A
-loader may end in an error that names what happened, or deliver every sample exactly; it may not deliver anything else.
+loader may end in an error that names what happened, or deliver every sample exactly; it may not deliver anything
+else.
 """
 
 import http.server

@@ -6,9 +6,9 @@
         slow.counts()  # {"reads": …, "bytes": …, "most_at_once": …}
 
 `latency_s` passes for any number of requests at once, as on a network; `seek_s` for one at a time, and not where a
-read goes on behind the last one, as on a spinning disk; `bytes_per_s` is shared. Faults, for `times` reads behind the
-next `after`: `error` (EIO), `short` (half the bytes), `stall` (answered `stall_s` later), `gone` (the server ends: the
-mount is there and nobody behind it).
+read goes on behind the last one, as on a spinning disk; `bytes_per_s` is shared. Faults, for `times` reads behind
+the next `after`: `error` (EIO), `short` (half the bytes), `stall` (answered `stall_s` later), `gone` (the server
+ends: the mount is there and nobody behind it).
 
 The server is a process of its own that speaks the kernel's protocol (linux/fuse.h, 7.31) without threads: a request
 is answered when it is due. Needs root (`why_not`).
