@@ -85,5 +85,5 @@ def test_a_split_is_measured_and_recorded(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_damaged_split_is_one_line(tmp_path: Path) -> None:
     tiny_split.write(tmp_path / "train", 48, 3)
     (tmp_path / "train" / "train-000001.tar").write_bytes(b"")
-    with pytest.raises(DatasetError, match="train-000001.tar is cut short"):
+    with pytest.raises(DatasetError, match=r"train-000001\.tar is cut short"):
         storage_of(tmp_path / "train", seconds=0.05)
