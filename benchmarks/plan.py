@@ -2,6 +2,9 @@
 
     rate = min(GPUs × their rate, cores / CPU seconds per sample, bandwidth / bytes per sample)
 
+The bandwidth is that of random reads; in shard windows it is that of sequential ones. Reads that must be under way to
+hide a storage's latency are rate × latency (Little's law).
+
 Costs per sample and core are taken to hold on the other machine; `core_speed` scales them where its cores are known
 to be faster or slower. What is assumed is part of the answer.
 """
@@ -43,6 +46,10 @@ class PlanInputs:
     """Cores for workers, of all machines together."""
     bandwidth_bytes_per_s: float | None = limited(least=1 / MOST, most=MOST)
     """Of the storage, for all machines together; None: no limit."""
+    random_bytes_per_s: float | None = limited(None, 1 / MOST, MOST)
+    """The same for samples at random places, many reads at once; None: as in sequence."""
+    latency_s: float | None = limited(None, 0, MOST)
+    """Of one of its reads."""
     load_cpu_s: float = limited(least=1 / MOST, most=MOST)
     """Loading one prepared sample, on one core."""
     sample_bytes: float = limited(least=1 / MOST, most=MOST)
@@ -77,6 +84,10 @@ class Plan:
     cores_needed: int
     """To feed the GPUs at their full rate."""
     bandwidth_needed_bytes_per_s: float
+    window_samples_per_s: float | None
+    """In shard windows, where storage limits the rate and is faster in sequence."""
+    reads_at_once: int | None
+    """That hide the storage's latency at this rate; None: it was not given."""
     prepare_s: float | None
     prepare_bound: str | None
     dataset_bytes: float
@@ -89,10 +100,12 @@ def make_plan(inputs: PlanInputs) -> Plan:
     """Pure."""
     core_s, bandwidth = inputs.load_cpu_s / inputs.core_speed, inputs.bandwidth_bytes_per_s
     limits = {"gpus": inputs.gpus * inputs.gpu_samples_per_s, "cores": HEADROOM * inputs.cores / core_s}
-    if bandwidth is not None:
-        limits["storage"] = bandwidth / inputs.sample_bytes
+    random = inputs.random_bytes_per_s or bandwidth
+    if random is not None:
+        limits["storage"] = random / inputs.sample_bytes
     ranked = sorted(limits, key=lambda name: limits[name])
     rate, dataset_bytes = limits[ranked[0]], inputs.images * inputs.sample_bytes
+    in_sequence = min(limits[ranked[1]], (bandwidth or 0.0) / inputs.sample_bytes)
     prepare_s, prepare_bound = None, None
     if inputs.prepare_cpu_s is not None:
         cpu_s, moved_s = inputs.images * inputs.prepare_cpu_s / inputs.core_speed / inputs.cores, 0.0
@@ -112,6 +125,8 @@ def make_plan(inputs: PlanInputs) -> Plan:
         training_s=inputs.epochs * inputs.images / rate,
         cores_needed=math.ceil(limits["gpus"] * core_s / HEADROOM),
         bandwidth_needed_bytes_per_s=limits["gpus"] * inputs.sample_bytes,
+        window_samples_per_s=in_sequence if ranked[0] == "storage" and in_sequence > rate else None,
+        reads_at_once=None if inputs.latency_s is None else max(1, math.ceil(rate * inputs.latency_s)),
         prepare_s=prepare_s,
         prepare_bound=prepare_bound,
         dataset_bytes=dataset_bytes,
@@ -130,7 +145,7 @@ def assumptions(inputs: PlanInputs) -> list[str]:
         f"{inputs.gpus} times that (all-reduce is not counted)",
         f"a prepared sample has {inputs.sample_bytes / 1e3:,.1f} kB and is read once an epoch (no cache)",
     ]
-    if inputs.bandwidth_bytes_per_s is None:
+    if inputs.bandwidth_bytes_per_s is None and inputs.random_bytes_per_s is None:
         words.append("the storage sets no limit")
     if inputs.prepare_cpu_s is not None:
         core_ms = 1e3 * inputs.prepare_cpu_s / inputs.core_speed

@@ -8,10 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from feedline.cli.common import Record, console
 from feedline.cli.options import command
+from feedline.pipeline.base.errors import UsageError
 from feedline.preprocess.java import java as java_for_spark
 from feedline.profiling.record import units
 
@@ -30,21 +34,39 @@ class Fact:
 
 
 @command
-def doctor(record: Record) -> None:
-    """Print what feedline found on this machine: image libraries, kernel, torch, GPU, Java, Spark, cores, verbs.
+def doctor(
+    record: Record,
+    dataset: Annotated[Path | None, typer.Argument(help="Prepared data whose storage is measured, too.")] = None,
+) -> None:
+    """Print what feedline found on this machine: image libraries, kernel, torch, GPU, Java, Spark, cores, verbs. Of
+    prepared data: what its storage gives, whether it fits into memory, and in which order to read it.
 
-    Example: feedline doctor --json doctor.json
+    Example: feedline doctor OUT --json doctor.json
     """
     from feedline.profiling.record.host import describe_host
 
     host = describe_host()
     facts = [*images(host["versions"]), kernel(), *torch(host), java(), spark(host["versions"]), *resources(host)]
     facts += verbs()
+    facts += storage(dataset) if dataset is not None else ()
     for fact in facts:
         console.print(f"{fact.name:<16} {fact.text}")
         if fact.remedy:
             console.print(f"{'':<16} -> {fact.remedy}")
     record.write({fact.key: fact.value for fact in facts})
+
+
+def storage(dataset: Path) -> Iterator[Fact]:
+    """A second of reads. Raises DatasetError, and UsageError where the packages that read datasets are missing."""
+    if missing := lacking("shards"):
+        raise UsageError(f"doctor DATASET needs {', '.join(missing)}: pip install 'feedline[shards]'")
+    from feedline.benchmarks.storage_advice import storage_of
+    from feedline.benchmarks.variants import find_train
+
+    found = storage_of(find_train(dataset))
+    for number, (name, words) in enumerate(found.lines()):
+        key = "storage" if not number else f"storage_{name.replace(' ', '_')}"
+        yield Fact(key, name, words if number else found.record(), words)
 
 
 def images(versions: dict[str, str]) -> Iterator[Fact]:

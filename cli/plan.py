@@ -31,6 +31,10 @@ def plan(
     bandwidth: Annotated[
         str | None, typer.Option(help="Of the storage, as 2GB/s or (bits) 16Gb/s; none: no limit.")
     ] = None,
+    random_bandwidth: Annotated[
+        str | None, typer.Option(help="The same at random places, many reads at once; none: as in sequence.")
+    ] = None,
+    latency_ms: Annotated[float | None, positive("Of one read of that storage.")] = None,
     image_size: Annotated[int, typer.Option(min=8, help="Side of the training images, px.")] = 224,
     load_us: Annotated[float | None, positive("Not measured: core µs to load a sample.")] = None,
     sample_kb: Annotated[float | None, positive("Not measured: kB of a prepared sample.")] = None,
@@ -44,24 +48,39 @@ def plan(
 
     if gpu_rate is None:
         raise UsageError("--gpu-rate is not given: it is the ceiling of `feedline profile --legs` on that GPU")
-    limit = None if bandwidth is None else parse_rate(bandwidth)
+    limit, random = (
+        None if text is None else parse_rate(text, name)
+        for text, name in ((bandwidth, "--bandwidth"), (random_bandwidth, "--random-bandwidth"))
+    )
     given = {"load_cpu_s": (load_us, 1e-6), "sample_bytes": (sample_kb, 1e3), "prepare_cpu_s": (prepare_ms, 1e-3)}
     costs: Settings = {}
+    here: dict[str, Any] = {}
     if dataset is not None:
         from feedline.benchmarks.plan import measure_costs
+        from feedline.benchmarks.storage_advice import storage_of
 
         split, costs = measure_costs(dataset, image_size)
         stderr.print(f"costs measured on {split}")
+        storage = storage_of(split)
+        here = {"storage": storage.record()}
+        for name, words in storage.lines():
+            console.print(f"{name:<22} {words}")
+        console.print(f"to plan with it: {storage.plan_options}\n")
     elif load_us is None or sample_kb is None:
         raise UsageError("no costs to plan with: name a prepared dataset, or give both --load-us and --sample-kb")
     costs |= {name: value * unit for name, (value, unit) in given.items() if value is not None}
-    inputs = PlanInputs(gpu_samples_per_s=gpu_rate, bandwidth_bytes_per_s=limit, **options, **costs)
+    slow: Settings = {
+        "bandwidth_bytes_per_s": limit,
+        "random_bytes_per_s": random,
+        "latency_s": latency_ms and latency_ms / 1e3,
+    }
+    inputs = PlanInputs(gpu_samples_per_s=gpu_rate, **slow, **options, **costs)
     result = make_plan(inputs)
     show_plan(inputs, result)
-    record.write({"inputs": asdict(inputs), "plan": asdict(result)})
+    record.write({"inputs": asdict(inputs), "plan": asdict(result), **here})
 
 
-def parse_rate(text: str) -> float:
+def parse_rate(text: str, option: str = "--bandwidth") -> float:
     """Bytes per second of `2GB/s`, of `16Gb/s` or `16Gbps`, which are bits, and of `1000000`. Raises UsageError."""
     from feedline.preprocess.config import parse_bytes
 
@@ -70,7 +89,7 @@ def parse_rate(text: str) -> float:
     try:
         return parse_bytes(number) / (1 if number == size else 8)
     except UsageError as error:
-        raise UsageError(f"--bandwidth {text!r}: write it as 2GB/s (bytes) or 16Gb/s (bits)") from error
+        raise UsageError(f"{option} {text!r}: write it as 2GB/s (bytes) or 16Gb/s (bits)") from error
 
 
 def show_plan(inputs: "PlanInputs", result: "Plan") -> None:
@@ -80,6 +99,12 @@ def show_plan(inputs: "PlanInputs", result: "Plan") -> None:
     lines["next bottleneck"] = f"the {result.next_bound}, from {units.rate(result.limits[result.next_bound])}"
     if inputs.bandwidth_bytes_per_s is not None:
         lines["storage given"] = f"{units.size(inputs.bandwidth_bytes_per_s)}/s"
+    if inputs.random_bytes_per_s is not None:
+        lines["  at random places"] = f"{units.size(inputs.random_bytes_per_s)}/s"
+    if result.window_samples_per_s is not None:
+        lines["  in shard windows"] = f"{units.rate(result.window_samples_per_s)} (window_shards)"
+    if result.reads_at_once is not None:
+        lines["  reads under way"] = f"{result.reads_at_once:,} hide its {units.seconds(inputs.latency_s)}"
     lines["one epoch"] = units.seconds(result.epoch_s)
     lines[f"{inputs.epochs} epochs"] = units.seconds(result.training_s)
     lines["cores to feed the GPUs"] = f"{result.cores_needed:,} (there are {inputs.cores:,})"

@@ -77,7 +77,7 @@ def profile(
         recording = done.recording
         if trials:
             why = INTERRUPTED if interrupts.number else "the script failed" if failed else ""
-            recording = noted(recording, f"no trials: {why}") if why else with_trials(recording)
+            recording = noted(recording, f"no trials: {why}") if why else with_trials(with_reads(recording))
         diagnosis = diagnose(recording)
         if failed:
             tell_failure(diagnosis, done.status, record, html, trace)
@@ -114,6 +114,23 @@ def tell_failure(diagnosis: "Diagnosis", status: int, record: Record, html: Path
     if now:
         say(f"what was seen until then: feedline report {shlex.quote(str(record.path))}"
             + "".join(f", {path}" for path in files))  # fmt: skip
+
+
+def with_reads(recording: "Recording") -> "Recording":
+    """What storage gives to reads of the script's own files: a second, past the page cache."""
+    from feedline.profiling.profile_run import noted
+
+    if recording.train_loader is None or not recording.sample_paths:
+        return recording
+    try:
+        from feedline.benchmarks.measure.reads import measure_reads, pieces_of_files
+
+        pieces = pieces_of_files(recording.sample_paths, recording.costs.read_bytes)
+        return replace(recording, reads=measure_reads(pieces))
+    except ImportError:  # no NumPy here
+        return recording
+    except Exception as error:  # files that have changed or vanished meanwhile must not cost the verdict
+        return noted(recording, f"what the storage gives was not tried: {type(error).__name__}: {error}")
 
 
 def with_trials(recording: "Recording") -> "Recording":

@@ -35,6 +35,7 @@ def tune(
     """
     from feedline.benchmarks.measure.rounds import Bench, check_devices
     from feedline.benchmarks.pages import tune_page
+    from feedline.benchmarks.storage_advice import storage_of
     from feedline.benchmarks.tune import TuneConfig, write_config
     from feedline.benchmarks.tune import tune as search
     from feedline.benchmarks.variants import find_train
@@ -43,6 +44,7 @@ def tune(
     split = find_train(dataset)
     options["device"] = check_devices([1], options["device"], [options["model"]])
     cores, done = usable_cores(), count(1)
+    storage = storage_of(split).record()
     config = TuneConfig(split=split, cores=cores, most_workers=min(16, 2 * cores), **options)
     with Bench() as bench, progress("tune", "windows") as advance:
 
@@ -52,6 +54,7 @@ def tune(
             return window
 
         result = search(config, measure)
+    result["storage"] = storage
     show(tune_page(result), html)
     write_config(out, result, split)
     console.print(f"settings: {out}")

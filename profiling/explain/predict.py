@@ -19,16 +19,16 @@ surely gains. Within a family the best is the first.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import Measured, Situation, situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.explain.remedies import compute, own_loader, sample_cost, storage
+from feedline.profiling.explain.remedies import compute, own_loader, reading, sample_cost, storage
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Family, Vain
 from feedline.profiling.record import units
 
-REMEDIES = (*own_loader.REMEDIES, *sample_cost.REMEDIES, *compute.REMEDIES, *storage.REMEDIES)
+REMEDIES = (*own_loader.REMEDIES, *reading.REMEDIES, *sample_cost.REMEDIES, *compute.REMEDIES, *storage.REMEDIES)
 MODEL_ERROR = 0.075
 """With it 12 of the 14 gains of results/predictions.json lie inside their 90 % intervals; with 0.05, 7 did."""
 NO_CEILING_ERROR = 0.08
@@ -117,6 +117,27 @@ def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, int, f
 def _sure_setting(change: Change, one: Prediction) -> bool:
     """Of the data: it comes before a change of code of which only the most it can give is known."""
     return one.effort == Effort.SETTING and one.gain_low >= SURELY and math.isfinite(change.ceiling_times)
+
+
+class Cold(NamedTuple):
+    """samples/s of an epoch that finds nothing in memory, as a first one does."""
+
+    samples_per_s: float
+    low: float
+    high: float
+    by: Literal["leg", "reads"]
+    """Measured by the cold leg; predicted from reads of the files."""
+
+
+def cold_epoch(measured: Measured) -> Cold | None:
+    """None where the run was cold already, or nothing tells."""
+    at, leg = situation(measured), measured.rates.cold
+    if leg is not None:
+        return Cold(leg.value, leg.low, leg.high, "leg")
+    if at is None or (change := reading.cold(at)) is None:
+        return None
+    predicted = predict(at, change)
+    return Cold(predicted.samples_per_s, predicted.low, predicted.high, "reads")
 
 
 def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Prediction | None:

@@ -8,7 +8,7 @@ from feedline.profiling.explain.cause import Cause, cause_of
 from feedline.profiling.explain.measure.main_thread import busiest_place
 from feedline.profiling.explain.measure.situation import Measured, measure
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
-from feedline.profiling.explain.predict import Prediction, all_predictions
+from feedline.profiling.explain.predict import Prediction, all_predictions, cold_epoch
 from feedline.profiling.explain.wording import evidence, headline
 from feedline.profiling.record.recording import Line, Recording
 
@@ -77,7 +77,7 @@ def diagnose(recording: Recording) -> Diagnosis:
 
 
 def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The keys of a `profile` record: verdict, stages, workers, predictions, gpu, lines. JSON-ready."""
+    """The keys of a `profile` record: verdict, storage, stages, workers, predictions, gpu, lines. JSON-ready."""
     measured = diagnosis.measured
     now, rates, workers, trainer = measured.now, measured.rates, measured.workers, measured.trainer
     named = ("worker", "rank", "pid", "samples", "in_trainer")
@@ -103,6 +103,7 @@ def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
             "epoch_start_s": rates.epoch_start_s,
             "epoch_samples": rates.epoch_samples,
         },
+        "storage": storage_keys(measured),
         "stages": workers.stages if workers.looks >= FEW_LOOKS else dict.fromkeys(workers.stages),
         "stage_errors": workers.stage_errors,
         "workers": [{**{name: getattr(w, name) for name in named}, **stages} for w, stages in workers.each],
@@ -110,6 +111,24 @@ def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
         "gpu": [asdict(gpu) for gpu in diagnosis.recording.gpus],
         "lines": [asdict(line) for line in diagnosis.lines],
         "notes": diagnosis.notes,
+    }
+
+
+def storage_keys(measured: Measured) -> dict[str, Any]:
+    """What reads waited for (`limits`: the workers wait for storage; `source`: where the bytes came from), what they
+    got, what the storage gives by itself, and a first epoch. None where it cannot be told."""
+    storage, now, seen = measured.storage, measured.rates.now, measured.workers.looks >= FEW_LOOKS
+    rate, cold = now.value if now else None, cold_epoch(measured)
+    per_s = {"bytes_per_s": storage.sample_bytes, "reads_per_s": storage.calls}
+    return {
+        "limits": storage.limits if seen and storage.source is not None else None,
+        "source": storage.source if seen else None,
+        "blocked_share": storage.share if seen else None,
+        "blocked_error": storage.error if seen else None,
+        **{name: rate * each if rate and each else None for name, each in per_s.items()},
+        "from_disk": storage.device,
+        "gives": storage.gives and asdict(storage.gives),
+        "cold": cold and cold._asdict(),
     }
 
 

@@ -8,6 +8,7 @@ from feedline.profiling.explain.measure.main_thread import parts_of
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import HARDLY, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
+from feedline.profiling.explain.predict import Cold, cold_epoch
 from feedline.profiling.record import units
 
 
@@ -48,6 +49,7 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
     if machine.throttled >= HARDLY:
         sentences.append(f"A quota kept the script from running {units.percent(machine.throttled)} of the time.")
     sentences += [*_of_the_ceiling(measured), *_of_epochs(measured), *_of_the_workers(measured, verdict)]
+    sentences += _of_storage(measured, verdict)
     if cause.words:
         sentences.append(f"{cause.words[0].upper()}{cause.words[1:]}.")
     if verdict.bound == "trainer" and cause.where:
@@ -117,3 +119,46 @@ def _of_the_workers(measured: Measured, verdict: Judged) -> list[str]:
         cores = f"Cores are short: {machine.cores:g} are there for more that want to run"
         sentences.append(f"{lacked}: {why}." if machine.others_cores else f"{cores}. {lacked}.")
     return sentences
+
+
+def _of_storage(measured: Measured, verdict: Judged) -> list[str]:
+    """That it is what the loop waits for, with what shows it; or that the run had its data in memory."""
+    storage, now = measured.storage, measured.rates.now
+    if now is None or measured.workers.looks < FEW_LOOKS:
+        return []
+    if "data" in (verdict.bound, *verdict.close) and storage.limits:
+        who, they = ("the workers are", "they get") if measured.workers.count else ("the loop is", "it gets")
+        busy = units.share(storage.share, storage.error)
+        words = f"Storage is what it waits for: {who} blocked in reads {busy} of the time that samples take"
+        got = f"; {they} {units.size(now.value * storage.sample_bytes)}/s" if storage.sample_bytes else ""
+        got += f" in {units.rate(now.value * storage.calls, 'reads/s')}" if got and storage.calls else ""
+        return [f"{words}{got}.", _by_itself(measured)]
+    if storage.leads and storage.source is None:
+        return ["Whether its reads waited for storage, or found their bytes in memory, cannot be told."]
+    if storage.source != "memory":
+        return []
+    return [f"Its data came from memory{_when_cold(measured, cold_epoch(measured))}."]
+
+
+def _by_itself(measured: Measured) -> str:
+    """What the storage gives to nobody else."""
+    reads, readers = measured.storage.reads, measured.storage.readers
+    if reads is None:
+        return "What the storage would give to more reads at once is not known."
+    alone, best = reads.random_at(readers), reads.best_random_bytes_per_s
+    parts = [f"{units.size(alone)}/s to {units.count(readers, 'read')} at once"]
+    parts += [f"{units.size(best)}/s to {reads.enough_at_once}"] if best > alone else []
+    sequential = reads.sequential_bytes_per_s
+    parts += [f"{units.size(sequential)}/s in sequence"] if sequential else []
+    return f"Tried by itself afterwards, the storage gave {', '.join(parts)}."
+
+
+def _when_cold(measured: Measured, cold: Cold | None) -> str:
+    now = measured.over_epochs
+    if cold is None or now is None:
+        return ": a first epoch, from storage, may be slower"
+    if cold.samples_per_s > 0.95 * now.value:
+        return ", and a first epoch, from storage, would be no slower"
+    rate = units.rate(cold.samples_per_s, measured.unit)
+    how = "measured" if cold.by == "leg" else "predicted"
+    return f": a first epoch, from storage, runs at {rate} ({units.spread(cold.low, cold.high)}, {how})"

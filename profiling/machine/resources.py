@@ -144,6 +144,7 @@ def _of_process(process: psutil.Process) -> Iterator[Reading]:
         io = process.io_counters()
         yield "read_bytes_per_s", "B/s", "/proc/PID/io rchar", io.read_chars
         yield "disk_read_bytes_per_s", "B/s", "/proc/PID/io read_bytes", io.read_bytes
+        yield "read_calls_per_s", "1/s", "/proc/PID/io syscr", io.read_count
 
 
 def whole_disks(block: Path) -> set[str]:

@@ -1,5 +1,6 @@
 """What a recording says of measurements beside the verdict: legs, trials, lines, and resources over time."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, Protocol
@@ -46,6 +47,65 @@ class Trial:
     loader: str = "feedline"
     """Which loader the cost is for: the script's own transforms, or feedline's."""
     note: str = ""
+
+
+MOSTLY_COLD = 0.9
+"""Share of what was read that came from storage, from which a measurement is one of the storage."""
+NEARLY = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reads:
+    """What reading a dataset's own files gave, by itself (benchmarks.measure.reads)."""
+
+    piece_bytes: float
+    """Of one read: the mean size of a sample."""
+    at_once: list[int]
+    """Reads under way at once, ascending …"""
+    random_bytes_per_s: list[float]
+    """… and what came meanwhile, from random places."""
+    latency_s: float
+    """Of one read alone, the median."""
+    sequential_bytes_per_s: float | None = None
+    """None where no file is long enough."""
+    cold: float | None = None
+    """The share that came from storage and not from this machine's memory; None where that cannot be told."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what nobody measured: recordings are files."""
+        counts, figures = self.at_once, (self.piece_bytes, self.latency_s, *self.random_bytes_per_s)
+        if not counts or counts[0] < 1 or sorted({*counts}) != counts or len(counts) != len(self.random_bytes_per_s):
+            raise ValueError(f"reads at once must ascend from 1, with a rate each: {counts}")
+        if min(figures) <= 0 or not (self.sequential_bytes_per_s is None or self.sequential_bytes_per_s > 0):
+            raise ValueError("no read takes no time")
+
+    @property
+    def of_storage(self) -> bool:
+        return self.cold is not None and self.cold >= MOSTLY_COLD
+
+    def random_at(self, count: float) -> float:
+        """Bytes/s with so many reads at once: between those measured as a power of the count, held beyond."""
+        known = list(zip(map(math.log, self.at_once), map(math.log, self.random_bytes_per_s), strict=True))
+        place = min(max(math.log(max(1.0, count)), known[0][0]), known[-1][0])
+        (left, low), (right, high) = (
+            max(one for one in known if one[0] <= place),
+            min(one for one in known if one[0] >= place),
+        )
+        return math.exp(low + (high - low) * (place - left) / (right - left) if right > left else low)
+
+    @property
+    def best_random_bytes_per_s(self) -> float:
+        return max(self.random_bytes_per_s)
+
+    @property
+    def enough_at_once(self) -> int:
+        """The fewest reads under way that give nearly the best."""
+        rates = zip(self.at_once, self.random_bytes_per_s, strict=True)
+        return min(count for count, rate in rates if rate >= NEARLY * self.best_random_bytes_per_s)
+
+    def read_s(self, count: float) -> float:
+        """What one read takes whoever asked for it, with so many at once."""
+        return max(1.0, count) * self.piece_bytes / self.random_at(count)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from feedline.pipeline.base.errors import RecordingError
 from feedline.pipeline.base.files import RECORDING_BYTES, read_bounded, write_as_asked
-from feedline.profiling.record.measurements import Gpu, Leg, LegName, Line, Series, Trial
+from feedline.profiling.record.measurements import Gpu, Leg, LegName, Line, Reads, Series, Trial
 from feedline.profiling.record.plain import build, to_plain
 
 FORMAT_VERSION = 1
@@ -239,6 +239,10 @@ class Costs:
     trainer_cpu_s: float | None = None
     read_bytes: float | None = None
     """Bytes the workers asked the system for."""
+    device_bytes: float | None = None
+    """Bytes that were fetched from disks for them; 0 for a file system that is none of a disk here (FUSE)."""
+    read_calls: float | None = None
+    """Calls in which they asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +303,8 @@ class Recording:
     """Why there are no GPU numbers, or how they came about."""
     legs: list[Leg] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
+    reads: Reads | None = None
+    """Of the files below, behind the script's end."""
     sample_paths: list[str] = field(default_factory=list)
     """Some of the files the workers opened: material for the trials."""
     lines: list[Line] = field(default_factory=list)

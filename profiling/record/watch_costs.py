@@ -29,14 +29,18 @@ def costs(recording: Recording) -> Costs:
         worker_cpu_s=sum(workers_cpu_s) / prepared if workers_cpu_s else None,
         worker_wall_s=busy_s / prepared if workers else None,
         trainer_cpu_s=max(0.0, trainer_cpu_s) / samples,
-        read_bytes=_read_bytes(recording, scopes, measured, samples),
+        read_bytes=_per_sample(recording, "read_bytes_per_s", scopes, measured, samples),
+        device_bytes=_per_sample(recording, "disk_read_bytes_per_s", scopes, measured, samples),
+        read_calls=_per_sample(recording, "read_calls_per_s", scopes, measured, samples),
     )
 
 
-def _read_bytes(recording: Recording, scopes: set[str], measured: list[Step], samples: int) -> float | None:
-    """Per sample, from a rate sampled while the measured steps ran."""
+def _per_sample(
+    recording: Recording, name: str, scopes: set[str], measured: list[Step], samples: int
+) -> float | None:
+    """From a rate sampled while the measured steps ran."""
     windows = of_lowest_rank(measured)
-    series = (one for one in recording.series if one.name == "read_bytes_per_s" and one.scope in scopes)
+    series = (one for one in recording.series if one.name == name and one.scope in scopes)
     means = [mean for one in series if (mean := mean_over(one, windows)) is not None]
     seconds = sum(step.duration_s - step.pause_s for step in measured) / max(1, recording.compute.world_size)
     return sum(means) * seconds / samples if means else None

@@ -121,6 +121,7 @@ def sections(diagnosis: Diagnosis) -> list[Section | None]:
         what_may_help(diagnosis),
         in_vain(diagnosis.predictions),
         _where_time_goes(diagnosis),
+        _storage(diagnosis),
         report_time.timeline(recording),
         report_time.gpus(recording),
         report_time.resources(recording),
@@ -185,6 +186,24 @@ def _stages(diagnosis: Diagnosis) -> Stacks | None:
     total = Stack(label=who, parts=workers.stages, errors=workers.stage_errors)
     each, unit = f"each of {units.count(len(rows), 'worker')}", "share of their time"
     return Stacks(total=total, rows=shown, rows_name=each, title=title, unit=unit, note=more)
+
+
+def _storage(diagnosis: Diagnosis) -> Section | None:
+    """What reads alone gave, by how many there were at once."""
+    storage = diagnosis.measured.storage
+    if (reads := storage.gives) is None:
+        return None
+    rows = [
+        Bar(label=f"{units.count(count, 'read')} at once", value=rate / 1e6)
+        for count, rate in zip(reads.at_once, reads.random_bytes_per_s, strict=True)
+    ]
+    rows += (
+        [Bar(label="in sequence", value=reads.sequential_bytes_per_s / 1e6)] if reads.sequential_bytes_per_s else []
+    )
+    now, asked = diagnosis.measured.rates.now, storage.sample_bytes
+    reference = ("what the run read", now.value * asked / 1e6) if now and asked else None
+    lede = f"Reads of {units.size(reads.piece_bytes)} of the script's own files, past the page cache, behind its end."
+    return section("The storage", Bars(rows=rows, title="Reads alone", unit="MB/s", reference=reference), lede=lede)
 
 
 def _transforms(workers: Workers) -> Bars | None:

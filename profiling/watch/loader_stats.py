@@ -1,15 +1,19 @@
 """Loaders that count by themselves where their workers' time goes: rows of their counters' differences.
 
 Any loader with a `stats()` that returns {"workers": [{pid, samples, batches, seconds {stage: s}}]} is asked, such as
-feedline's own; its workers need no sampler. Nothing of the loader is imported here.
+feedline's own (and, for what storage gives, of which folder's shards: "split"); its workers need no sampler. Nothing
+of the loader is imported here.
 """
 
 import os
 import time
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.process import cpu_seconds
 from feedline.profiling.record.journal import Journal, TimeRow
+from feedline.profiling.watch.data_files import MOST_PATHS
 from feedline.profiling.watch.evidence import run_queue_delay_s
 from feedline.profiling.watch.sampler import WORKER_HZ
 
@@ -28,7 +32,11 @@ class LoaderStats:
     def write(self, journal: Journal) -> None:
         """Write what every worker did since the last time. Never raises."""
         try:
-            workers = self._loader.stats()["workers"]
+            stats = self._loader.stats()
+            workers = stats["workers"]
+            if not self._before and isinstance(split := stats.get("split"), str):
+                shards = Path(split).glob("*.tar")  # which its workers read, unwatched
+                self._about["paths"] = [str(path) for path in islice(shards, MOST_PATHS)]
         except Exception:  # it is another's code in the script's process
             return
         then, self._asked = self._asked, time.perf_counter()

@@ -46,6 +46,18 @@ def test_costs_known_from_a_small_job_only_are_said_to_be() -> None:
         assert any("too much" in one for one in plan.assumptions) == said
 
 
+def test_random_reads_limit_the_rate_and_shard_windows_lift_it() -> None:
+    slow = replace(IMAGENET, random_bytes_per_s=58e6, latency_s=0.02)
+    plan = make_plan(slow)
+    assert plan.bound == "storage" and plan.samples_per_s == pytest.approx(2000)
+    assert plan.window_samples_per_s == 10_000 and plan.next_bound == "gpus"
+    assert plan.reads_at_once == 40  # 2,000 reads/s of 20 ms
+    assert make_plan(replace(slow, bandwidth_bytes_per_s=116e6)).window_samples_per_s == pytest.approx(4000)
+    assert make_plan(replace(slow, bandwidth_bytes_per_s=None)).window_samples_per_s is None
+    assert make_plan(IMAGENET).window_samples_per_s is None and make_plan(IMAGENET).reads_at_once is None
+    assert make_plan(replace(IMAGENET, latency_s=0.0)).reads_at_once == 1
+
+
 @given(
     images=st.integers(1, 10**11), gpus=st.integers(1, 4096), cores=st.integers(1, 10**5),
     load_us=st.floats(1, 1e5), kilobytes=st.floats(0.1, 1e5),

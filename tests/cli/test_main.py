@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from feedline.cli import doctor
 from feedline.cli.main import app
 from feedline.pipeline.kernel import compiled
+from tests.lab import tiny_split
 from tests.train.conftest import write_dataset
 
 SHARDS = ("pyarrow", "simplejpeg", "cv2", "PIL", "fsspec")
@@ -158,6 +159,18 @@ def test_doctor_writes_what_it_prints(tmp_path: Path) -> None:
     assert record["verb"] == "doctor"
     assert record["pil"]["version"] in done.stdout
     assert {"kernel", "torch", "cuda", "nvml", "java", "spark", "cores", "shared_memory_bytes"} <= set(record)
+
+
+def test_doctor_measures_the_storage_under_a_dataset(tmp_path: Path) -> None:
+    tiny_split.write(tmp_path / "OUT" / "train", 48, 3)
+    done = feedline("doctor", str(tmp_path / "OUT"), "--json", str(tmp_path / "doctor.json"))
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "doctor.json").read_text())
+    assert record["storage"]["reads"]["piece_bytes"] > 0 and "random order" in record["storage_order"]
+    assert all(name in done.stdout for name in ("random reads", "page cache", "one by one"))
+    (tmp_path / "empty").mkdir()
+    none = feedline("doctor", str(tmp_path / "empty"))
+    assert none.returncode == 1 and "run `feedline prepare` first" in none.stderr
 
 
 def test_doctor_names_what_pillow_was_built_without(monkeypatch: pytest.MonkeyPatch) -> None:

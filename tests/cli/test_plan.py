@@ -21,3 +21,8 @@ def test_bits_are_not_bytes(text: str, bytes_per_s: float) -> None:
 def test_what_is_no_rate_is_refused_by_its_option(text: str) -> None:
     with pytest.raises(UsageError, match="--bandwidth"):
         parse_rate(text)
+
+
+def test_the_option_at_fault_is_named() -> None:
+    with pytest.raises(UsageError, match="--random-bandwidth"):
+        parse_rate("fast", "--random-bandwidth")

@@ -1,8 +1,9 @@
 """Storage that fails, stalls and lies under a loader; whole commands killed.
 
-A file system (`chaos://`, over local files through fsspec) and an HTTP server each do one wrong thing at one of their
-answers, once or many times in a row. A loader may end in an error that names what happened, or deliver every sample
-exactly; it may not deliver anything else.
+A file system (`chaos://`, over local files through fsspec), an HTTP server and, where one can be mounted, a file
+system of the kernel's (`slow_files`) each do one wrong thing at one of their answers, once or many times in a row. A
+loader may end in an error that names what happened, or deliver every sample exactly; it may not deliver anything
+else.
 """
 
 import http.server
@@ -23,9 +24,13 @@ import psutil
 
 from tests.lab import tiny_split
 from tests.lab.chaos_live import SAMPLES, Epochs, Outcome, gone, problems_of
-from tests.lab.chaos_steps import in_child
+from tests.lab.chaos_steps import Ended, in_child
+from tests.lab.slow_files import mounted, why_not
 
 WRONGS = ("error", "timeout", "short", "flipped", "empty", "slow")
+MOUNTED_WRONGS = ("error", "short", "stall", "gone")
+FEW_READS = 8
+"""Of a mounted split: the kernel keeps what it has read."""
 HTTP_WRONGS = ("status 503", "reset", "cut off", "flipped", "no ranges", "slow", "not found")
 SCRIPT = """
 import sys, time
@@ -60,7 +65,11 @@ def storage(folder: Path, faults: int, rng: random.Random) -> Iterator[Outcome]:
     for number in range(faults or 120):
         at, times, epoch = rng.randrange(30), rng.choice((1, 1, 2, 3, 50)), rng.randrange(5)
         cache = folder / f"cache-{number}"
-        if number % 2:
+        if number % 3 == 2 and not why_not():
+            wrong = rng.choice(MOUNTED_WRONGS)
+            ended = in_mount(split, folder / f"mount-{number}", wrong, at, times, epoch, cache)
+            yield f"storage: mounted, {wrong}", problems_of(ended)
+        elif number % 3:
             wrong = rng.choice(HTTP_WRONGS)
             ended = in_child(lambda w=wrong, a=at, t=times, e=epoch, c=cache: over_http(split, w, a, t, e, c))
             yield f"storage: http server, {wrong}", problems_of(ended)
@@ -90,6 +99,13 @@ def delivered(address: str, epoch: int, cache: Path, calm: Callable[[], None]) -
     exact = had == expected and len({label for batch in had for label in batch}) == SAMPLES
     problems = [] if exact else ["not exact"]
     return problems + [f"left: {part}" for part in parts]
+
+
+def in_mount(split: Path, place: Path, wrong: str, at: int, times: int, epoch: int, cache: Path) -> Ended:
+    """A mount for each fault: a kernel that was told too little of a file takes it for the whole."""
+    with mounted(split, place, latency_s=0.001, stall_s=0.3) as slow:
+        slow.tell(fault=wrong, after=at % FEW_READS, times=times)
+        return in_child(lambda: delivered(str(place), epoch, cache, lambda: slow.tell(times=0) and None))
 
 
 def over_fsspec(split: Path, wrong: str, at: int, times: int, epoch: int, cache: Path) -> list[str]:

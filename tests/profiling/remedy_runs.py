@@ -5,6 +5,7 @@ from typing import Any
 
 from feedline.profiling.explain.measure.situation import Situation, measure, situation
 from feedline.profiling.explain.predict import Prediction, all_predictions
+from feedline.profiling.record.measurements import Reads
 from feedline.profiling.record.recording import Compute, LoaderPass, Recording, Trial
 from tests.profiling.recordings import made, rich
 
@@ -64,6 +65,25 @@ def without_loader(**parts: float) -> Recording:
     return with_loader(replace(seen, workers=[]), kind="unwatched", num_workers=None, batch_size=None)
 
 
+READS = Reads(piece_bytes=110e3, at_once=[1, 4, 16, 64], random_bytes_per_s=[12e6, 47e6, 150e6, 160e6],
+              latency_s=0.009, cold=1.0)  # fmt: skip
+
+
+def reading(
+    kind: str = "torch", *, blocked_s: float = 0.008, from_disk: float | None = 1.0, reads: Reads | None = READS,
+    **changes: Any,
+) -> Recording:  # fmt: skip
+    """Two workers that are blocked in reads for so long a sample, and compute for a millisecond; that share of its
+    110 kB came from a disk."""
+    cpu = {"read": 0.0001, "decode": 0.001}
+    sample_s = 0.0011 + blocked_s
+    step: dict[str, Any] = {"wait_s": 16 * sample_s - 0.005, "compute_s": 0.005}
+    seen = made(**step, stages={"read": 0.0001 + blocked_s, "decode": 0.001}, stages_cpu=cpu, **changes)
+    device = None if from_disk is None else 110e3 * from_disk
+    costs = replace(seen.costs, device_bytes=device, read_calls=2.0)
+    return with_loader(replace(seen, costs=costs, reads=reads), kind=kind)
+
+
 def runs() -> list[Recording]:
     """Between them every remedy applies, where it helps and where it does not."""
     waiting: dict[str, Any] = {"wait_s": 0.06, "compute_s": 0.03}
@@ -86,6 +106,8 @@ def runs() -> list[Recording]:
         drawing(0.8),
         without_loader(load=0.6, forward=0.4),
         without_loader(wait=0.6, forward=0.4),
+        reading(),
+        reading("feedline", reads=replace(READS, sequential_bytes_per_s=400e6)),
     ]
 
 

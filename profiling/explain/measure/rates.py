@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from feedline.profiling.record import units
+from feedline.profiling.record.measurements import MOSTLY_COLD
 from feedline.profiling.record.recording import Recording, Step
 from feedline.profiling.record.uncertainty import OF_A_MEDIAN, spread_error
 
@@ -17,7 +18,6 @@ from feedline.profiling.record.uncertainty import OF_A_MEDIAN, spread_error
 # with its 90 %.
 ERRORS_95, ERRORS_90 = 2.0, 1.64
 GROUPS = 10  # steps are cut into so many stretches or more; their spread is the uncertainty of rates and shares
-MOSTLY_COLD = 0.9  # a cold leg counts when this share of the data's files was out of memory
 SCATTERED = 0.25  # a leg whose windows leave its rate a larger error than this says nothing
 SEEN_ONCE = 0.25  # relative error of what an epoch begins with, where one beginning was seen
 AGREE = 0.1  # rates this close are the same loop's: windows of a second differ by so much on a quiet machine

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from feedline.profiling.explain.measure.from_storage import Storage, measure_storage
 from feedline.profiling.explain.measure.main_thread import Shares, Trainer, looked, measure_trainer
 from feedline.profiling.explain.measure.rates import (
     ERRORS_90,
@@ -51,6 +52,7 @@ class Measured:
     recording: Recording
     rates: Rates
     workers: Workers
+    storage: Storage
     trainer: Trainer
     errors_alone: Shares  # those of the trainer's shares, without what other programs may have made of them
     machine: Machine
@@ -140,6 +142,7 @@ def measure(recording: Recording) -> Measured:
         recording=recording,
         rates=rates,
         workers=workers,
+        storage=measure_storage(recording, workers, recording.train_loader),
         trainer=replace(trainer, errors=_beside_others(trainer, workers, machine)),
         errors_alone=trainer.errors,
         machine=machine,
@@ -255,10 +258,13 @@ class Situation:
 
     def with_workers(self, count: int) -> Throughput:
         """The script's own loader with other workers. What a sample costs in a worker process, sending it included,
-        is known from the loader-only leg with that many, where there is one."""
+        is known from the loader-only leg with that many, where there is one; that storage keeps more of them waiting,
+        from what it gave to more reads at once."""
         legs = [leg for leg in self.recording.legs if leg.name == "loader_only" and leg.num_workers == count]
         cpu_s = max(self.now.worker_cpu_s, *(leg.worker_cpu_s_per_sample or 0.0 for leg in legs), 0.0)
-        return replace(self.now, workers=count, worker_cpu_s=cpu_s)
+        storage, ranks = self.measured.storage, self.now.ranks
+        waited_s = storage.blocked_with(ranks * max(1, count)) - storage.blocked_s
+        return replace(self.now, workers=count, worker_cpu_s=cpu_s, worker_s=max(0.0, self.now.worker_s + waited_s))
 
     def kept_start_s(self, worker_s: float) -> float:
         """What an epoch begins with when workers live on: one of them prepares the first batch, the others wait."""

@@ -45,6 +45,8 @@ class Workers:
     cpu_s: float | None
     stage_alone_s: dict[str, float]
     """What a stage takes a worker that has a core to itself."""
+    stage_cpu_s: dict[str, float]
+    """And the CPU seconds of that; empty where they were not told by stage."""
     alone_s: float  # all stages together; 0 where it could not be seen
     alone_error: float  # relative standard error of it
     delay: float | None  # share of the busy time without a core; None where the kernel does not tell
@@ -106,6 +108,9 @@ def measure_workers(recording: Recording) -> Workers:
         each=[(worker, _fractions(worker)) for worker in workers],
         cpu_s=costs.worker_cpu_s,
         stage_alone_s={name: _alone_s(whole, name) / whole.samples for name in _busy_stages()}
+        if whole.samples
+        else {},
+        stage_cpu_s={name: cpu_s / whole.samples for name, cpu_s in whole.stages_cpu_s.items()}
         if whole.samples
         else {},
         alone_s=cost.value if cost else costs.worker_wall_s or 0.0,

@@ -20,6 +20,7 @@ from feedline.profiling.record.recording import LoaderSeen, Recording, Trial
 Family = Literal[
     "workers", "fewer-workers", "persistent", "prefetch", "pin", "slow-worker", "stage", "send", "uint8", "batch",
     "loader", "shards", "cache", "storage", "python", "sync", "layout", "memory", "autocast", "gpus", "dataloader",
+    "ahead", "window",
 ]  # fmt: skip
 
 

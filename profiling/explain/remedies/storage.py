@@ -23,7 +23,7 @@ FASTER = 1.05  # a model that is faster by less on feedline's batches is as fast
 LIMITS = {
     "compute": "; the model is then the limit",
     "cores": "; the cores are then the limit",
-    "storage": "; the storage, at the bytes/s your files came at when cold, is then the limit",
+    "storage": "; the storage, at the bytes/s that your files came at, is then the limit",
 }
 
 
@@ -156,7 +156,11 @@ def _changes(at: Situation, trial: Trial) -> str:
 
 
 def _from_storage(at: Situation, trial: Trial) -> float | None:
-    """samples/s of a trial's samples at the bytes/s the cold leg got; None where they are read from memory."""
+    """samples/s of a trial's samples: at the bytes/s that storage gives to a loader that reads ahead, where the run
+    waits for it; at those that the cold leg got. None where they are read from memory."""
+    storage, size = at.measured.storage, trial.bytes_per_sample
+    if trial.loader == "feedline" and storage.limits and storage.reads is not None and size:
+        return storage.reads.best_random_bytes_per_s / size
     cold, now_bytes = _slower_when_cold(at), at.recording.costs.read_bytes
     size = trial.bytes_per_sample if trial.codec != "as-is" else now_bytes
     if cold is None or not now_bytes or not size or not _outgrows_memory(at, size * (at.dataset_samples or 0)):

@@ -1,0 +1,143 @@
+"""Slow and broken storage, made here; and what the product says of it. Skipped where nothing can be mounted."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedline.benchmarks.measure.reads import Piece, in_memory, measure_reads, pieces_of_files
+from feedline.benchmarks.storage_advice import storage_of
+from tests.lab import tiny_split
+from tests.lab.slow_files import Slow, mounted, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+LATENCY_S = 0.01
+Mount = Callable[..., Any]
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Mount:
+    @contextmanager
+    def made(source: Path, **settings: float) -> Generator[Slow]:
+        with mounted(source, tmp_path / "slow", **settings) as slow:
+            yield slow
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    (folder / "inner").mkdir()
+    (folder / "long").write_bytes(os.urandom(24 << 20))
+    (folder / "inner" / "short").write_bytes(b"a few bytes")
+    tiny_split.write(folder / "train", 48, 3)
+    return folder
+
+
+def drop(path: Path) -> None:
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def test_the_same_bytes_are_there_and_the_page_cache_keeps_and_drops_them(mount: Mount, source: Path) -> None:
+    with mount(source, latency_s=0.001) as slow:
+        assert sorted(path.name for path in slow.path.iterdir()) == ["inner", "long", "train"]
+        assert (slow.path / "inner" / "short").read_bytes() == b"a few bytes"
+        long = slow.path / "long"
+        pieces = [Piece(long, 0, 1 << 20), Piece(long, 5 << 20, 10_000)]
+        assert in_memory(pieces) == 0.0
+        assert long.read_bytes() == (source / "long").read_bytes()
+        read = slow.counts()["bytes"]
+        assert in_memory(pieces) == 1.0 and long.read_bytes() and slow.counts()["bytes"] == read
+        drop(long)
+        assert in_memory(pieces) == 0.0
+    assert not list(slow.path.iterdir())
+
+
+def test_many_reads_at_once_hide_a_networks_latency(mount: Mount, source: Path) -> None:
+    with mount(source, latency_s=LATENCY_S) as slow:
+        reads = measure_reads(pieces_of_files([str(slow.path / "long")], 30_000))
+    assert reads is not None and reads.of_storage and reads.latency_s >= LATENCY_S
+    assert reads.random_at(16) > 4 * reads.random_at(1)
+    assert reads.random_at(1) <= 30_000 / LATENCY_S * 1.01
+
+
+def test_a_spinning_disk_is_told_by_its_sequential_reads(mount: Mount, source: Path) -> None:
+    with mount(source, seek_s=0.008, bytes_per_s=80e6) as slow:
+        reads = measure_reads(pieces_of_files([str(slow.path / "long")], 30_000))
+    assert reads is not None and reads.sequential_bytes_per_s is not None
+    assert reads.best_random_bytes_per_s < 30_000 / 0.008 * 1.1
+    assert 4 * reads.best_random_bytes_per_s < reads.sequential_bytes_per_s < 80e6 * 1.1
+
+
+def test_what_doctor_says_of_a_mounted_split(mount: Mount, source: Path) -> None:
+    with mount(source, latency_s=LATENCY_S) as slow:
+        told = storage_of(slow.path / "train", seconds=0.3)
+    words = dict(told.lines())
+    assert told.reads.latency_s >= LATENCY_S and "one by one" in words["random reads"]
+    assert told.window_shards == 0 and "full random order" in words["order"]
+
+
+EPOCH = """
+import sys
+sys.path[:0] = [sys.argv[2]]
+from tests.lab.chaos_live import Epochs, plan_of
+from feedline.pipeline.base.errors import FeedlineError
+try:
+    had = Epochs(sys.argv[1], 2).run(1)
+except FeedlineError as error:
+    print("error:", error)
+else:
+    print("exact:", len({label for batch in had for label in batch}))
+"""
+
+
+def epoch_of(split: Path) -> str:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", EPOCH, str(split), str(root)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("fault", "times", "said"),
+    [
+        ("error", 1000, ("Input/output error",)),
+        ("short", 1000, ("is cut short", "is not")),
+        ("gone", 1, ("connect",)),  # it is not connected, or has just been aborted
+        ("stall", 2, ()),
+    ],
+)
+def test_a_fault_is_one_clear_line_or_nothing_is_wrong(
+    mount: Mount, source: Path, fault: str, times: int, said: tuple[str, ...]
+) -> None:
+    """Behind the manifest and the index, which were read as the loader was made."""
+    with mount(source, stall_s=0.5) as slow:
+        for name in ("manifest.json", "index.parquet"):
+            (slow.path / "train" / name).read_bytes()
+        slow.tell(fault=fault, times=times)
+        ended = epoch_of(slow.path / "train")
+    assert len(ended.splitlines()) == 1
+    if said:
+        assert ended.startswith("error:") and any(words in ended for words in said), ended
+        assert "train-00000" in ended
+    else:
+        assert ended == "exact: 48"
+
+
+def test_a_mount_that_goes_away_ends_the_measurement_in_one_line(mount: Mount, source: Path) -> None:
+    from feedline.pipeline.base.errors import DatasetError
+
+    with mount(source) as slow:
+        pieces = pieces_of_files([str(slow.path / "long")], 30_000)
+        slow.tell(fault="gone", after=3, times=1)
+        with pytest.raises(DatasetError, match="cannot be read"):
+            measure_reads(pieces)
