@@ -1,0 +1,291 @@
+"""The tasks of a study that many processes and hosts share: who has which, and what became of it.
+
+There is no server and no lock: all that is relied on is that a file can be made once only, which holds on shared file
+systems too.
+
+    STUDY/study.json            what the study is (see folder.py)
+    STUDY/tasks/0007.1.lease    attempt 1 of task 7 has begun: host, process; its mtime is renewed while that lives
+    STUDY/tasks/0007.1.json     what became of this attempt: its record, written whole and once
+    STUDY/runs/NAME/            the run folder of the task with that name
+
+Whoever takes a task makes the next attempt's lease; of two, one succeeds. A lease is stale when its process was on
+this host and is gone, or when it has not been renewed for `lease_s`; whoever finds it so writes the attempt's record
+(`lost`) and may make the next lease. An owner that was only slow finds that record where its own should go: its claim
+is lost, and what it would have said is dropped. Ages are differences between mtimes that the file system itself
+has set, so the hosts' clocks need not agree.
+
+    tasks = Tasks(study)
+    while (claim := tasks.take(all_tasks)) is not None:
+        with claim:                                       # renewed by a thread; left by an exception it is recorded
+            claim.finish("complete", value=top1, …)
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NamedTuple
+
+import psutil
+
+from feedline.pipeline.base.errors import FeedlineError, first_line
+from feedline.pipeline.base.files import temporary_beside
+from feedline.pipeline.base.process import read_text
+
+LEASE_S, RENEW_S = 90.0, 10.0
+"""A shared file system may show a file's times a minute late."""
+FAILURES, ATTEMPTS = 2, 5
+"""A task is given up after so many failures of its own, or so many attempts (processes that were killed included)."""
+
+State = Literal["complete", "pruned", "failed", "lost"]
+"""Of an attempt. The first two end the task; `lost`: its process was killed or could not be heard of any more."""
+Standing = Literal["open", "running", "done", "failed"]
+"""Of a task: to be taken, held by a living process, done with, given up."""
+
+
+class LeaseLost(FeedlineError):
+    """Another process has taken the task over, since this one was not heard of in time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One independent piece of work. Tasks need not be written down: the processes of a study name the same ones."""
+
+    number: int
+    name: str
+    """Of its run folder too: letters, digits, `.`, `_` and `-`."""
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What it is to be done with, as JSON knows it; empty where that is only drawn once the task is taken."""
+
+
+Record = dict[str, Any]
+"""Of an attempt that has ended: `number`, `name`, `params`, `attempt`, `state`, `value` (None where there is none), `run`
+(its folder, below the study's), `seconds`, `host`, `error` (one line, where it failed), and what `finish` was told."""
+
+
+class Attempt(NamedTuple):
+    number: int
+    record: Record | None
+    """None: it is, or was, being worked on."""
+
+
+def this_process() -> dict[str, Any]:
+    """Who we are in a lease. `place` tells hosts, their boots and containers apart: process numbers mean something
+    only in the same one."""
+    namespace = ""
+    with suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    place = f"{socket.gethostname()} {read_text('/proc/sys/kernel/random/boot_id')} {namespace}"
+    own = psutil.Process()
+    return {"host": socket.gethostname(), "place": place, "pid": own.pid, "started": own.create_time()}
+
+
+def make_once(path: Path, content: Mapping[str, Any]) -> bool:
+    """The file, whole, unless it is there already; returns whether we made it. Raises OSError (a full disk)."""
+    temporary = temporary_beside(path)
+    try:
+        with temporary.open("w") as file:
+            json.dump(content, file, default=str)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+class Tasks:
+    """Those of one study folder, which is there."""
+
+    def __init__(self, study: Path, *, lease_s: float = LEASE_S, renew_s: float = RENEW_S) -> None:
+        self.study, self.folder = study, study / "tasks"
+        self.lease_s, self.renew_s = lease_s, renew_s
+        self._records: dict[tuple[int, int], Record] = {}
+        self.me = this_process()
+
+    def run_folder(self, task: Task) -> Path:
+        return self.study / "runs" / task.name
+
+    # --- what there is ------------------------------------------------------------------------------------
+
+    def attempts(self) -> dict[int, list[Attempt]]:
+        """By task, in their order. Records do not change, so each is read once."""
+        seen: dict[int, set[int]] = {}
+        with suppress(FileNotFoundError):
+            for entry in os.scandir(self.folder):
+                number, _, rest = entry.name.partition(".")
+                attempt, _, kind = rest.partition(".")
+                if number.isdigit() and attempt.isdigit() and kind in ("lease", "json"):
+                    seen.setdefault(int(number), set()).add(int(attempt))
+        return {
+            number: [Attempt(attempt, self._record(number, attempt)) for attempt in sorted(attempts)]
+            for number, attempts in sorted(seen.items())
+        }
+
+    def _path(self, number: int, attempt: int, kind: str) -> Path:
+        return self.folder / f"{number:04d}.{attempt}.{kind}"
+
+    def _record(self, number: int, attempt: int) -> Record | None:
+        key = (number, attempt)
+        if key not in self._records:
+            with suppress(FileNotFoundError):
+                self._records[key] = json.loads(self._path(number, attempt, "json").read_text())
+        return self._records.get(key)
+
+    def records(self) -> dict[int, Record]:
+        """By task, of those that are done with or given up: the last attempt's."""
+        every = self.attempts()
+        return {
+            number: attempts[-1].record
+            for number, attempts in every.items()
+            if attempts[-1].record is not None and self.standing(number, attempts) in ("done", "failed")
+        }
+
+    def standing(self, number: int, attempts: list[Attempt]) -> Standing:
+        if not attempts:
+            return "open"
+        ended = [attempt.record["state"] for attempt in attempts if attempt.record is not None]
+        if ended and ended[-1] in ("complete", "pruned"):
+            return "done"
+        if attempts[-1].record is None:
+            return "open" if self._is_stale(number, attempts[-1].number) else "running"
+        given_up = ended.count("failed") >= FAILURES or len(attempts) >= ATTEMPTS
+        return "failed" if given_up else "open"
+
+    # --- leases -------------------------------------------------------------------------------------------
+
+    def _is_stale(self, number: int, attempt: int) -> bool:
+        path = self._path(number, attempt, "lease")
+        try:
+            with path.open() as file:  # opened: a shared file system then asks for its times anew
+                owner, renewed_s = json.load(file), os.fstat(file.fileno()).st_mtime
+        except (FileNotFoundError, ValueError):
+            return False  # given back, or just now ended
+        if owner["place"] == self.me["place"]:
+            return not lives(owner["pid"], owner["started"])
+        return self._now_s() - renewed_s > self.lease_s
+
+    def _now_s(self) -> float:
+        """As the file system's own clock has it."""
+        probe = temporary_beside(self.folder / "now")
+        try:
+            with probe.open("w") as file:
+                return os.fstat(file.fileno()).st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def take(self, tasks: Iterable[Task]) -> "Claim | None":
+        """The first of these that is open, now ours; None: each is done with, given up or being worked on.
+
+        Raises OSError where the study's folder cannot be written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        every = self.attempts()
+        for task in tasks:
+            attempts = every.get(task.number, [])
+            if self.standing(task.number, attempts) != "open":
+                continue
+            if attempts and attempts[-1].record is None:
+                self._say_lost(task, attempts[-1].number)
+                attempts = self.attempts()[task.number]
+                if self.standing(task.number, attempts) != "open":
+                    continue
+            attempt = attempts[-1].number + 1 if attempts else 1
+            if make_once(self._path(task.number, attempt, "lease"), self.me):
+                return Claim(self, task, attempt)
+        return None
+
+    def _say_lost(self, task: Task, attempt: int) -> None:
+        with suppress(OSError, ValueError):
+            owner = json.loads(self._path(task.number, attempt, "lease").read_text())
+            error = f"process {owner['pid']} on {owner['host']} ended, or was not heard of for {self.lease_s:.0f} s"
+            record = {"value": None, "seconds": 0.0, "host": owner["host"], "error": error}
+            make_once(self._path(task.number, attempt, "json"), self._signed(task, attempt, "lost") | record)
+
+    def _signed(self, task: Task, attempt: int, state: State) -> Record:
+        run = self.run_folder(task).relative_to(self.study)
+        return {"number": task.number, "name": task.name, "params": dict(task.params), "attempt": attempt,
+                "state": state, "run": str(run)}  # fmt: skip
+
+
+def lives(pid: int, started: float) -> bool:
+    """Whether that process, and not another one of its number, is there on this host."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return abs(process.create_time() - started) < 1 and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+class Claim:
+    """A task that is ours, for as long as this process renews its lease. `with` it.
+
+    Left by an exception it is recorded as failed with the exception's first line; left by Ctrl-C, SystemExit or a full
+    disk it is given back and does not count as an attempt. Raises LeaseLost where another has taken the task over.
+    """
+
+    def __init__(self, tasks: Tasks, task: Task, attempt: int) -> None:
+        self.task, self.attempt, self.run = task, attempt, tasks.run_folder(task)
+        self._tasks = tasks
+        self._lease, self._result = (tasks._path(task.number, attempt, kind) for kind in ("lease", "json"))
+        self._began_s = time.monotonic()
+        self._ended = threading.Event()
+        self._finished = False
+        self._renewer = threading.Thread(target=self._renew, daemon=True, name="feedline lease")
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self._tasks.renew_s):
+            with suppress(OSError):  # the next time; a disk that is away too long makes the lease stale
+                os.utime(self._lease)
+
+    def check(self) -> None:
+        """Raises LeaseLost. For the task to ask now and then; after that it should write nothing more."""
+        if self._result.exists() and not self._finished:
+            raise LeaseLost(f"{self.task.name} was taken over by another process, since this one was not heard of")
+
+    def finish(self, state: State, *, value: float | None = None, params: Mapping[str, Any] | None = None,
+               **facts: Any) -> None:  # fmt: skip
+        """The record of this attempt, with `facts` as further keys; `params` where they were drawn after the task was
+        taken. Raises LeaseLost, and OSError where it cannot be written."""
+        seconds = round(time.monotonic() - self._began_s, 3)
+        record = self._tasks._signed(self.task, self.attempt, state)
+        record |= {"params": dict(self.task.params if params is None else params), "value": value,
+                   "seconds": seconds, "host": self._tasks.me["host"], **facts}  # fmt: skip
+        if not make_once(self._result, record):
+            self.check()
+        self._finished = True
+
+    def __enter__(self) -> "Claim":
+        self._renewer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._renewer.join()
+        if self._finished or isinstance(error, LeaseLost):
+            return
+        if error is None or not isinstance(error, Exception) or disk_is_full(error):
+            self._lease.unlink(missing_ok=True)
+        else:
+            self.finish("failed", error=first_line(error))
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """Whether that is behind an error, at whatever remove."""
+    import errno
+
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
