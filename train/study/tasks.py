@@ -9,7 +9,7 @@ systems too.
     STUDY/runs/NAME/            the run folder of the task with that name
 
 Whoever takes a task makes the next attempt's lease; of two, one succeeds. A lease is stale when its process was on
-this host and is gone, or when it has not been renewed for `lease_s`; whoever finds it so writes the attempt's record
+this host and is gone, when it is of an earlier start of this Slurm job, or when it has not been renewed for `lease_s`; whoever finds it so writes the attempt's record
 (`lost`) and may make the next lease. An owner that was only slow finds that record where its own should go: its claim
 is lost, and what it would have said is dropped. Ages are differences between mtimes that the file system itself
 has set, so the hosts' clocks need not agree.
@@ -18,8 +18,11 @@ has set, so the hosts' clocks need not agree.
     while (claim := tasks.take(all_tasks)) is not None:
         with claim:                                       # renewed by a thread; left by an exception it is recorded
             claim.finish("complete", value=top1, …)
+
+`worker.py` has this loop, for every kind of study.
 """
 
+import errno
 import json
 import os
 import socket
@@ -35,8 +38,8 @@ from typing import Any, Literal, NamedTuple
 import psutil
 
 from feedline.pipeline.base.errors import FeedlineError, first_line
-from feedline.pipeline.base.files import temporary_beside
-from feedline.pipeline.base.process import read_text
+from feedline.pipeline.base.files import temporary_beside, write_atomically
+from feedline.pipeline.base.process import from_environment, read_text
 
 LEASE_S, RENEW_S = 90.0, 10.0
 """A shared file system may show a file's times a minute late."""
@@ -65,8 +68,9 @@ class Task:
 
 
 Record = dict[str, Any]
-"""Of an attempt that has ended: `number`, `name`, `params`, `attempt`, `state`, `value` (None where there is none), `run`
-(its folder, below the study's), `seconds`, `host`, `error` (one line, where it failed), and what `finish` was told."""
+"""Of an attempt that has ended: `number`, `name`, `params`, `attempt`, `state`, `value` (None where there is none),
+`run` (its folder, below the study's), `seconds`, `host`, `error` (one line, where it failed), and what `finish` was
+told."""
 
 
 class Attempt(NamedTuple):
@@ -80,10 +84,18 @@ def this_process() -> dict[str, Any]:
     only in the same one."""
     namespace = ""
     with suppress(OSError):
-        namespace = os.readlink("/proc/self/ns/pid")
-    place = f"{socket.gethostname()} {read_text('/proc/sys/kernel/random/boot_id')} {namespace}"
-    own = psutil.Process()
-    return {"host": socket.gethostname(), "place": place, "pid": own.pid, "started": own.create_time()}
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    host, own = socket.gethostname(), psutil.Process()
+    place = f"{host} {read_text('/proc/sys/kernel/random/boot_id')} {namespace}"
+    job, restart = os.environ.get("SLURM_JOB_ID"), from_environment("SLURM_RESTART_COUNT", 0)
+    return {
+        "host": host,
+        "place": place,
+        "pid": own.pid,
+        "started": own.create_time(),
+        "job": job,
+        "restart": restart,
+    }
 
 
 def make_once(path: Path, content: Mapping[str, Any]) -> bool:
@@ -150,6 +162,15 @@ class Tasks:
             if attempts[-1].record is not None and self.standing(number, attempts) in ("done", "failed")
         }
 
+    def running(self) -> dict[int, dict[str, Any]]:
+        """By task, of those that a living process holds: its lease, with what it has shown as `progress`."""
+        held: dict[int, dict[str, Any]] = {}
+        for number, attempts in self.attempts().items():
+            if self.standing(number, attempts) == "running":
+                with suppress(OSError, ValueError):
+                    held[number] = json.loads(self._path(number, attempts[-1].number, "lease").read_text())
+        return held
+
     def standing(self, number: int, attempts: list[Attempt]) -> Standing:
         if not attempts:
             return "open"
@@ -172,6 +193,8 @@ class Tasks:
             return False  # given back, or just now ended
         if owner["place"] == self.me["place"]:
             return not lives(owner["pid"], owner["started"])
+        if owner["job"] is not None and owner["job"] == self.me["job"] and owner["restart"] < self.me["restart"]:
+            return True
         return self._now_s() - renewed_s > self.lease_s
 
     def _now_s(self) -> float:
@@ -217,19 +240,23 @@ class Tasks:
                 "state": state, "run": str(run)}  # fmt: skip
 
 
+CLOCK_S = 10.0
+"""A process's start is told by the host's clock, which may be set meanwhile."""
+
+
 def lives(pid: int, started: float) -> bool:
     """Whether that process, and not another one of its number, is there on this host."""
     with suppress(psutil.Error):
         process = psutil.Process(pid)
-        return abs(process.create_time() - started) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        return abs(process.create_time() - started) < CLOCK_S and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 class Claim:
     """A task that is ours, for as long as this process renews its lease. `with` it.
 
-    Left by an exception it is recorded as failed with the exception's first line; left by Ctrl-C, SystemExit or a full
-    disk it is given back and does not count as an attempt. Raises LeaseLost where another has taken the task over.
+    Left by an exception it is recorded as failed, with the exception's first line; left by Ctrl-C, SystemExit or a
+    full disk it is given back and does not count as an attempt.
     """
 
     def __init__(self, tasks: Tasks, task: Task, attempt: int) -> None:
@@ -246,8 +273,15 @@ class Claim:
             with suppress(OSError):  # the next time; a disk that is away too long makes the lease stale
                 os.utime(self._lease)
 
+    def show(self, **progress: Any) -> None:
+        """For whoever looks at the study meanwhile (`Tasks.running`): how far it is, as JSON knows it. Raises LeaseLost:
+        a task that is taken over should end here."""
+        self.check()
+        with suppress(OSError):
+            write_atomically(self._lease, json.dumps({**self._tasks.me, "progress": progress}, default=str).encode())
+
     def check(self) -> None:
-        """Raises LeaseLost. For the task to ask now and then; after that it should write nothing more."""
+        """Raises LeaseLost."""
         if self._result.exists() and not self._finished:
             raise LeaseLost(f"{self.task.name} was taken over by another process, since this one was not heard of")
 
@@ -282,8 +316,6 @@ class Claim:
 
 def disk_is_full(error: BaseException | None) -> bool:
     """Whether that is behind an error, at whatever remove."""
-    import errno
-
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
