@@ -3,23 +3,23 @@
 There is no server and no lock: all that is relied on is that a file can be made once only, which holds on shared file
 systems too.
 
-    STUDY/study.json            what the study is (see folder.py)
+    STUDY/study.json            what the study is (see identity.py)
     STUDY/tasks/0007.1.lease    attempt 1 of task 7 has begun: host, process; its mtime is renewed while that lives
     STUDY/tasks/0007.1.json     what became of this attempt: its record, written whole and once
     STUDY/runs/NAME/            the run folder of the task with that name
 
 Whoever takes a task makes the next attempt's lease; of two, one succeeds. A lease is stale when its process was on
-this host and is gone, when it is of an earlier start of this Slurm job, or when it has not been renewed for `lease_s`; whoever finds it so writes the attempt's record
-(`lost`) and may make the next lease. An owner that was only slow finds that record where its own should go: its claim
-is lost, and what it would have said is dropped. Ages are differences between mtimes that the file system itself
-has set, so the hosts' clocks need not agree.
+this host and is gone, when it is of an earlier start of this Slurm job, or when it has not been renewed for
+`lease_s`; whoever finds it so writes the attempt's record (`lost`) and may make the next lease. An owner that was
+only slow finds that record where its own should go: its claim is lost, and what it would have said is dropped. Ages are
+differences of mtimes that the file system itself has set, so the hosts' clocks need not agree.
 
     tasks = Tasks(study)
     while (claim := tasks.take(all_tasks)) is not None:
         with claim:                                       # renewed by a thread; left by an exception it is recorded
             claim.finish("complete", value=top1, …)
 
-`worker.py` has this loop, for every kind of study.
+`work.py` has this loop, for every kind of study.
 """
 
 import errno
@@ -274,8 +274,8 @@ class Claim:
                 os.utime(self._lease)
 
     def show(self, **progress: Any) -> None:
-        """For whoever looks at the study meanwhile (`Tasks.running`): how far it is, as JSON knows it. Raises LeaseLost:
-        a task that is taken over should end here."""
+        """How far it is, as JSON knows it, for whoever looks at the study meanwhile (`Tasks.running`). Raises
+        LeaseLost: a task that was taken over should end here."""
         self.check()
         with suppress(OSError):
             write_atomically(self._lease, json.dumps({**self._tasks.me, "progress": progress}, default=str).encode())

@@ -1,4 +1,4 @@
-"""A process that works on a study until nothing in it is open: `python -m feedline.train.study.worker ORDER`.
+"""A process that works on a study until nothing in it is open: `python -m feedline.train.study.work ORDER`.
 
 Under torchrun the ranks are one worker: rank 0 takes the tasks and the others follow. What a task is, its kind knows:
 a module of ours with `begin(study, settings) -> Work`.
@@ -39,10 +39,8 @@ class Work(Protocol):
         ...
 
     def do(self, task: Task, world: "World", claim: Claim | None) -> dict[str, Any]:
-        """Does it, on every rank, in `claim.run`; returns what `Claim.finish` is told: `state`, `value`, further facts.
-
-        Rank 0 alone has the claim; it shows there, after each epoch, how far it is.
-        """
+        """Does it, on every rank; returns what `Claim.finish` is told: `state`, `value`, further facts (`curve`:
+        [epoch, top-1] pairs, `epochs`, …). Rank 0 alone has the claim, and shows there how far it is."""
         ...
 
 
