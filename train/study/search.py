@@ -1,7 +1,7 @@
 """Which values a sweep tries, and which trials it ends early: Optuna, over a journal that is a file of the study.
 
-The sampler is TPE. It learns from trials that were ended early too, which are most where hopeless ones are; a Gaussian
-process sees finished ones only. It takes choices, whole numbers and logarithms together, counts what other processes
+The sampler is TPE. It learns from trials that were ended early too, and that may be most of them; a Gaussian process
+sees finished ones only. It takes choices, whole numbers and logarithms together, counts what other processes
 are at as bad until they know better (so that they do not all try one place), and needs no more than NumPy. The pruner
 is asynchronous successive halving: a trial goes on behind a rung (`min_epochs`, times `reduction`, …) if it is among
 the best in `reduction` of those that have reached it. It waits for nobody.
@@ -9,6 +9,7 @@ the best in `reduction` of those that have reached it. It waits for nobody.
 What has become of a trial its task's record says (tasks.py); the journal follows it (`catch_up`).
 """
 
+import hashlib
 import os
 import warnings
 from collections.abc import Callable, Generator, Mapping
@@ -36,8 +37,8 @@ STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed"
 
 
 class MendingLock(JournalFileSymlinkLock):
-    """Whoever gets to write first cuts off what a killed process, or a full disk, left of a last line. Nobody has read
-    it: Optuna's readers pass over what has no line's end."""
+    """Whoever may write first cuts off what a killed process, or a full disk, has left of a last line. Nobody has
+    read that: Optuna's readers pass over what has no line's end."""
 
     def __init__(self, journal: Path) -> None:
         super().__init__(str(journal), grace_period=GRACE_S)
@@ -56,15 +57,11 @@ class MendingLock(JournalFileSymlinkLock):
 def mend(journal: Path) -> None:
     """Cuts off a last line without an end."""
     with journal.open("r+b") as file:
-        end = size = file.seek(0, os.SEEK_END)
-        tail = b""
-        while end and b"\n" not in tail:
-            start = max(0, end - 65536)
-            file.seek(start)
-            tail = file.read(end - start)
-            end = start + tail.rfind(b"\n") + 1 if b"\n" in tail else start
-        if end < size:
-            file.truncate(end)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if file.read(1) not in (b"", b"\n"):
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
             os.fsync(file.fileno())
 
 
@@ -109,8 +106,8 @@ class Search:
                 self._study.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={TASK: task}))
                 found = self._running()[task]
             # one sampler a draw: a study that was killed and goes on draws as it would have
-            sampler = optuna.samplers.TPESampler(seed=self.seed + task, multivariate=True, constant_liar=True)
-            self._study.sampler = sampler
+            seed = int.from_bytes(hashlib.sha256(f"{self.seed}/{task}".encode()).digest()[:4])
+            self._study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
             trial = self._trials[task] = Trial(self._study, found._trial_id)
             return {name: suggested(trial, name, where) for name, where in self.space.items()}
 
@@ -140,7 +137,7 @@ class Search:
         accuracy of all trials, those that were ended early too. Empty where too few are known."""
         with quietly():
             ended = [
-                create_trial(value=list(trial.intermediate_values.values())[-1] if trial.intermediate_values else 0.0,
+                create_trial(value=trial.intermediate_values.get(trial.last_step, 0.0) if trial.last_step else 0.0,
                              params=trial.params, distributions=trial.distributions)
                 for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
             ]  # fmt: skip

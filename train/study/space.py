@@ -1,5 +1,5 @@
-"""The space of a sweep: a TOML file with a table for each hyper-parameter, which is any setting of `train` that changes
-what is learned.
+"""The space of a sweep: a TOML file with a table for each hyper-parameter. That may be any setting of `train` that
+changes what is learned.
 
     [lr]                        [batch_size]             [model]
     low = 1e-3                  low = 16                 choices = ["small_cnn", "resnet18"]

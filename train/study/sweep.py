@@ -44,7 +44,7 @@ class SweepConfig:
 
 
 def settings(config: TrainConfig, options: SweepConfig) -> dict[str, Any]:
-    """What `begin` needs, as JSON. Opens the study: raises UsageError for one of another dataset, space or version."""
+    """What `begin` needs, as JSON. Opens the study; raises UsageError for one of another dataset, space or version."""
     if not config.eval_every:
         raise UsageError("--eval-every 0: a sweep goes by validation accuracy")
     space, dataset = read_space(options.space, config), open_dataset(config)
@@ -101,6 +101,7 @@ class Sweep:
         run = self._tasks.run_folder(task)
         config = replace(self.config, **params, run=run, resume="auto")
         curve: list[tuple[int, float]] = []
+        stopped: list[bool] = []
 
         def hopeless(entry: Mapping[str, Any]) -> bool:
             assert claim is not None
@@ -109,22 +110,23 @@ class Sweep:
             if top1 is None:
                 return False
             curve.append((epoch, top1))
-            return self.search.report(task.number, epoch, top1) and epoch < config.epochs
+            behind = self.search.report(task.number, epoch, top1) and epoch < config.epochs
+            stopped.append(behind)
+            return behind
 
-        told: dict[str, Any] = {"params": params, "run_config": plain(config)}
         try:
             record = train(config, hopeless=hopeless)
         except TrainingError as error:  # it diverged, and would again: that is a result
-            last = curve[-1][1] if curve else None
-            return told | {
-                "state": "pruned",
-                "value": last,
-                "curve": curve,
-                "epochs": len(curve),
-                "error": str(error),
-            }
+            facts = {"epochs": len(curve), "error": str(error)}
+            value = curve[-1][1] if curve else None
+            return {"state": "pruned", "value": value, "params": params, "curve": curve, **facts}
         curve = [(entry["epoch"], entry["top1"]) for entry in record["epochs"] if entry["top1"] is not None]
-        whole = record["epochs"][-1]["epoch"] == config.epochs or record["time_to_target_s"] is not None
         facts = {name: record[name] for name in ("best_top1", "train_s", "core_s", "steps", "world_size")}
-        return told | facts | {"state": "complete" if whole or config.steps else "pruned", "value": curve[-1][1],
-                               "curve": curve, "epochs": len(record["epochs"])}  # fmt: skip
+        return {
+            "state": "pruned" if any(stopped) else "complete",
+            "value": curve[-1][1],
+            "params": params,
+            "curve": curve,
+            "epochs": len(record["epochs"]),
+            **facts,
+        }

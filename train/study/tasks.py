@@ -11,8 +11,8 @@ systems too.
 Whoever takes a task makes the next attempt's lease; of two, one succeeds. A lease is stale when its process was on
 this host and is gone, when it is of an earlier start of this Slurm job, or when it has not been renewed for
 `lease_s`; whoever finds it so writes the attempt's record (`lost`) and may make the next lease. An owner that was
-only slow finds that record where its own should go: its claim is lost, and what it would have said is dropped. Ages are
-differences of mtimes that the file system itself has set, so the hosts' clocks need not agree.
+only slow finds that record where its own should go: its claim is lost, and what it would have said is dropped. Ages
+are differences of mtimes that the file system itself has set, so the hosts' clocks need not agree.
 
     tasks = Tasks(study)
     while (claim := tasks.take(all_tasks)) is not None:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from feedline.train.config import TrainConfig
     from feedline.train.distributed import World
 
-LOOK_S = 1.0
+LOOK_S = 0.5
+STUDY_FAILED = 2
+"""The status of a worker that says why the study cannot go on."""
 
 
 class Work(Protocol):
@@ -94,7 +96,7 @@ def work_through(order: Order) -> None:
 
 
 def main(words: str) -> None:
-    """Ends with status 2 and one line where the study cannot go on, 1 where it was only this worker."""
+    """Ends with STUDY_FAILED and one line where the study cannot go on."""
     order = Order(**json.loads(words))
     if order.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order.cores)
@@ -112,7 +114,7 @@ def main(words: str) -> None:
 
 def _said(error: FeedlineError) -> int:
     sys.stderr.write(f"{error}\n")
-    return 2
+    return STUDY_FAILED
 
 
 def _end_with(pid: int, started: float) -> None:
