@@ -139,7 +139,7 @@ def work_on(orders: Sequence[Order], ranks: int, tasks: Tasks, look: Callable[[]
         for number, order in enumerate(orders):
             log = logs / f"{tasks.me['host']}-{tasks.me['pid']}-{number}.log"
             workers.append(Worker(order, ranks, tasks, log))
-        while any([worker.at_work() for worker in workers]):
+        while [worker for worker in workers if worker.at_work()]:
             look()
             time.sleep(LOOK_S)
     finally:
@@ -147,4 +147,4 @@ def work_on(orders: Sequence[Order], ranks: int, tasks: Tasks, look: Callable[[]
             worker.process.terminate()
         for worker in workers:
             worker.wait()
-        look()
+    look()

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,7 +45,8 @@ class SweepConfig:
 
 
 def settings(config: TrainConfig, options: SweepConfig) -> dict[str, Any]:
-    """What `begin` needs, as JSON. Opens the study; raises UsageError for one of another dataset, space or version."""
+    """What `begin` needs, as JSON. Opens the study: raises UsageError where it is of another dataset or space, or was
+    made by another version."""
     if not config.eval_every:
         raise UsageError("--eval-every 0: a sweep goes by validation accuracy")
     space, dataset = read_space(options.space, config), open_dataset(config)
@@ -76,16 +78,15 @@ class Sweep:
     def __init__(self, study: Path, config: TrainConfig, options: SweepConfig) -> None:
         self.config, self.options = config, options
         self._tasks, self._space = Tasks(study), read_space(options.space, config)
-        self._study, self._opened = study, None
 
-    @property
+    @cached_property
     def search(self) -> Search:
         """Opened on rank 0 alone."""
         reduction = self.options.reduction if self.options.pruner == "halving" else None
-        self._opened = self._opened or Search(
-            self._study, self._space, seed=self.config.seed, min_epochs=self.options.min_epochs, reduction=reduction
-        )
-        return self._opened
+        return Search(
+            self._tasks.study, self._space, seed=self.config.seed, min_epochs=self.options.min_epochs,
+            reduction=reduction,
+        )  # fmt: skip
 
     def tasks(self) -> Iterable[Task]:
         """Raises FeedlineError when there is no sense in going on."""
@@ -93,13 +94,17 @@ class Sweep:
         self.search.catch_up(records)
         failed = [record for record in records.values() if record["state"] not in ("complete", "pruned")]
         if len(failed) >= HOPELESS and len(failed) == len(records):
-            raise FeedlineError(f"the first {len(failed)} trials of {self._study} failed: {failed[-1]['error']}")
+            raise FeedlineError(
+                f"the first {len(failed)} trials of {self._tasks.study} failed: {failed[-1]['error']}"
+            )
         return [Task(number=number, name=f"trial-{number:04d}") for number in range(self.options.trials)]
 
     def do(self, task: Task, world: World, claim: Claim | None) -> dict[str, Any]:
         params: dict[str, Any] = world.from_main(self.search.draw(task.number) if claim else None)
         run = self._tasks.run_folder(task)
         config = replace(self.config, **params, run=run, resume="auto")
+        if claim is not None:
+            claim.show(epoch=0, epochs=config.epochs, params=params)
         curve: list[tuple[int, float]] = []
         stopped: list[bool] = []
 
@@ -129,4 +134,23 @@ class Sweep:
             "curve": curve,
             "epochs": len(record["epochs"]),
             **facts,
+        }
+
+    def record(self) -> dict[str, Any]:
+        """What `--json` has, at any time: `trials`, `best` (None until one is complete), `importance`, the cost."""
+        self.search.catch_up(self._tasks.records())
+        trials = self._tasks.told(self.options.trials)
+        complete = [trial for trial in trials if trial["state"] == "complete"]
+        states = [trial["state"] for trial in trials]
+        return {
+            "study": str(self._tasks.study),
+            "trials": trials,
+            "best": max(complete, key=lambda trial: trial["value"], default=None),
+            "importance": self.search.importance(),
+            "counts": {state: states.count(state) for state in dict.fromkeys(states)},
+            "epochs": sum(trial.get("epochs", 0) for trial in trials),
+            "full_epochs": self.config.epochs * self.options.trials,
+            "train_s": sum(trial.get("train_s", 0.0) for trial in trials),
+            "core_s": sum(trial.get("core_s", 0.0) for trial in trials),
+            "space": as_json(self._space),
         }

@@ -171,6 +171,20 @@ class Tasks:
                     held[number] = json.loads(self._path(number, attempts[-1].number, "lease").read_text())
         return held
 
+    def told(self, total: int) -> list[Record]:
+        """Of each task from 0 on: its record, or what there is instead (`state` is then its standing), and how many
+        `attempts` have been begun."""
+        every = self.attempts()
+        rows: list[Record] = []
+        for number in range(total):
+            attempts = every.get(number, [])
+            row: Record = {"number": number, "params": {}, "value": None, "run": None, "seconds": 0.0}
+            row |= next((attempt.record for attempt in reversed(attempts) if attempt.record), {})
+            standing = self.standing(number, attempts)
+            row["state"] = row["state"] if standing == "done" else standing
+            rows.append(row | {"attempts": len(attempts)})
+        return rows
+
     def standing(self, number: int, attempts: list[Attempt]) -> Standing:
         if not attempts:
             return "open"
