@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.pipeline.base.settings import check_limits, limited
+from feedline.pipeline.base.settings import check_limits, from_plain, limited
 from feedline.train.config import FREE_TO_CHANGE, TrainConfig
 from feedline.train.data import batch_sizes, open_dataset
 from feedline.train.distributed import World
@@ -68,8 +68,7 @@ def settings(config: TrainConfig, options: SweepConfig) -> dict[str, Any]:
 
 
 def begin(study: Path, told: Mapping[str, Any]) -> "Sweep":
-    options = told["options"] | {name: Path(told["options"][name]) for name in ("space", "study")}
-    return Sweep(study, TrainConfig.from_plain(told["config"]), SweepConfig(**options))
+    return Sweep(study, from_plain(TrainConfig, told["config"]), from_plain(SweepConfig, told["options"]))
 
 
 class Sweep:
