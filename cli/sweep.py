@@ -45,7 +45,7 @@ def sweep(
 
     training, study = TrainConfig(**config), options["study"]
     told = kind.settings(training, kind.SweepConfig(**options))
-    carry_out("train.study.sweep", study, told, training.device, CrewConfig(**crew), options["trials"])
+    carry_out(kind.__name__, study, told, training.device, CrewConfig(**crew), options["trials"])
     result = kind.begin(study, told).record()
     record.write(result)
     page = sweep_page(result)

@@ -1,5 +1,5 @@
-"""Batch scripts for Slurm: one node, several GPUs, several nodes, and a job array for a scaling study (slurm.sh) or for
-the tasks of a sweep or a pruning (slurm_array.sh).
+"""Batch scripts for Slurm: one node, several GPUs, several nodes, and job arrays: for a scaling study (slurm.sh), and
+for the tasks of a sweep or a pruning (slurm_array.sh).
 
 A training's script starts one torchrun agent per node and lets it start the ranks; a node that Slurm takes away and
 gives back goes on from the last checkpoint (`--requeue` with `--resume auto`).

@@ -107,7 +107,7 @@ class Search:
                 found = self._running()[task]
             # one sampler a draw: a study that was killed and goes on draws as it would have
             seed = int.from_bytes(hashlib.sha256(f"{self.seed}/{task}".encode()).digest()[:4])
-            self._study.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+            self._study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
             trial = self._trials[task] = Trial(self._study, found._trial_id)
             return {name: suggested(trial, name, where) for name, where in self.space.items()}
 

@@ -145,8 +145,8 @@ def as_setting(hint: Any, value: Any) -> Any:
             return value
         elif kind is Path and isinstance(value, str):
             return Path(value)
-    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in _kinds(hint))
-    raise ValueError(f"{value!r} is not of the kind of this setting ({names})")
+    names = [str(get_args(kind) or kind.__name__) for kind in _kinds(hint)]
+    raise ValueError(f"{value!r} is not of the kind of this setting: {' or '.join(names)}")
 
 
 def as_json(space: Space) -> dict[str, Any]:

@@ -123,13 +123,12 @@ class Sweep:
         except TrainingError as error:  # it diverged, and would again: that is a result
             facts = {"epochs": len(curve), "error": str(error)}
             value = curve[-1][1] if curve else None
-            return {"state": "pruned", "value": value, "params": params, "curve": curve, **facts}
+            return {"state": "pruned", "value": value, "curve": curve, **facts}
         curve = [(entry["epoch"], entry["top1"]) for entry in record["epochs"] if entry["top1"] is not None]
         facts = {name: record[name] for name in ("best_top1", "train_s", "core_s", "steps", "world_size")}
         return {
             "state": "pruned" if any(stopped) else "complete",
             "value": curve[-1][1],
-            "params": params,
             "curve": curve,
             "epochs": len(record["epochs"]),
             **facts,

@@ -25,6 +25,7 @@ are differences of mtimes that the file system itself has set, so the hosts' clo
 import errno
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -33,7 +34,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import psutil
 
@@ -73,10 +74,8 @@ Record = dict[str, Any]
 told."""
 
 
-class Attempt(NamedTuple):
-    number: int
-    record: Record | None
-    """None: it is, or was, being worked on."""
+Attempts = list[Record | None]
+"""Of one task, from the first; None: being worked on, or was by a process that is gone."""
 
 
 def this_process() -> dict[str, Any]:
@@ -115,6 +114,9 @@ def make_once(path: Path, content: Mapping[str, Any]) -> bool:
     return True
 
 
+NAME = re.compile(r"(\d+)\.(\d+)\.(?:lease|json)")
+
+
 class Tasks:
     """Those of one study folder, which is there."""
 
@@ -129,22 +131,21 @@ class Tasks:
 
     # --- what there is ------------------------------------------------------------------------------------
 
-    def attempts(self) -> dict[int, list[Attempt]]:
-        """By task, in their order. Records do not change, so each is read once."""
-        seen: dict[int, set[int]] = {}
-        with suppress(FileNotFoundError):
-            for entry in os.scandir(self.folder):
-                number, _, rest = entry.name.partition(".")
-                attempt, _, kind = rest.partition(".")
-                if number.isdigit() and attempt.isdigit() and kind in ("lease", "json"):
-                    seen.setdefault(int(number), set()).add(int(attempt))
-        return {
-            number: [Attempt(attempt, self._record(number, attempt)) for attempt in sorted(attempts)]
-            for number, attempts in sorted(seen.items())
-        }
-
     def _path(self, number: int, attempt: int, kind: str) -> Path:
         return self.folder / f"{number:04d}.{attempt}.{kind}"
+
+    def attempts(self) -> dict[int, Attempts]:
+        """By task. Records do not change, so each is read once."""
+        last: dict[int, int] = {}
+        with suppress(FileNotFoundError):
+            for entry in os.scandir(self.folder):
+                if found := NAME.fullmatch(entry.name):
+                    number, attempt = map(int, found.groups())
+                    last[number] = max(attempt, last.get(number, 0))
+        return {
+            number: [self._record(number, attempt) for attempt in range(1, last[number] + 1)]
+            for number in sorted(last)
+        }
 
     def _record(self, number: int, attempt: int) -> Record | None:
         key = (number, attempt)
@@ -153,13 +154,22 @@ class Tasks:
                 self._records[key] = json.loads(self._path(number, attempt, "json").read_text())
         return self._records.get(key)
 
+    def standing(self, number: int, attempts: Attempts) -> Standing:
+        states = [record["state"] for record in attempts if record is not None]
+        if not attempts:
+            return "open"
+        if attempts[-1] is None:
+            return "open" if self._is_stale(number, len(attempts)) else "running"
+        if states[-1] in ("complete", "pruned"):
+            return "done"
+        return "failed" if states.count("failed") >= FAILURES or len(attempts) >= ATTEMPTS else "open"
+
     def records(self) -> dict[int, Record]:
         """By task, of those that are done with or given up: the last attempt's."""
-        every = self.attempts()
         return {
-            number: attempts[-1].record
-            for number, attempts in every.items()
-            if attempts[-1].record is not None and self.standing(number, attempts) in ("done", "failed")
+            number: attempts[-1]
+            for number, attempts in self.attempts().items()
+            if attempts[-1] is not None and self.standing(number, attempts) in ("done", "failed")
         }
 
     def running(self) -> dict[int, dict[str, Any]]:
@@ -168,33 +178,20 @@ class Tasks:
         for number, attempts in self.attempts().items():
             if self.standing(number, attempts) == "running":
                 with suppress(OSError, ValueError):
-                    held[number] = json.loads(self._path(number, attempts[-1].number, "lease").read_text())
+                    held[number] = json.loads(self._path(number, len(attempts), "lease").read_text())
         return held
 
     def told(self, total: int) -> list[Record]:
         """Of each task from 0 on: its record, or what there is instead (`state` is then its standing), and how many
         `attempts` have been begun."""
-        every = self.attempts()
-        rows: list[Record] = []
+        every, rows = self.attempts(), list[Record]()
         for number in range(total):
             attempts = every.get(number, [])
             row: Record = {"number": number, "params": {}, "value": None, "run": None, "seconds": 0.0}
-            row |= next((attempt.record for attempt in reversed(attempts) if attempt.record), {})
+            row |= next((record for record in reversed(attempts) if record), {})
             standing = self.standing(number, attempts)
-            row["state"] = row["state"] if standing == "done" else standing
-            rows.append(row | {"attempts": len(attempts)})
+            rows.append(row | {"attempts": len(attempts)} | ({} if standing == "done" else {"state": standing}))
         return rows
-
-    def standing(self, number: int, attempts: list[Attempt]) -> Standing:
-        if not attempts:
-            return "open"
-        ended = [attempt.record["state"] for attempt in attempts if attempt.record is not None]
-        if ended and ended[-1] in ("complete", "pruned"):
-            return "done"
-        if attempts[-1].record is None:
-            return "open" if self._is_stale(number, attempts[-1].number) else "running"
-        given_up = ended.count("failed") >= FAILURES or len(attempts) >= ATTEMPTS
-        return "failed" if given_up else "open"
 
     # --- leases -------------------------------------------------------------------------------------------
 
@@ -231,12 +228,12 @@ class Tasks:
             attempts = every.get(task.number, [])
             if self.standing(task.number, attempts) != "open":
                 continue
-            if attempts and attempts[-1].record is None:
-                self._say_lost(task, attempts[-1].number)
+            if attempts and attempts[-1] is None:
+                self._say_lost(task, len(attempts))
                 attempts = self.attempts()[task.number]
                 if self.standing(task.number, attempts) != "open":
                     continue
-            attempt = attempts[-1].number + 1 if attempts else 1
+            attempt = len(attempts) + 1
             if make_once(self._path(task.number, attempt, "lease"), self.me):
                 return Claim(self, task, attempt)
         return None
@@ -250,8 +247,8 @@ class Tasks:
 
     def _signed(self, task: Task, attempt: int, state: State) -> Record:
         run = self.run_folder(task).relative_to(self.study)
-        return {"number": task.number, "name": task.name, "params": dict(task.params), "attempt": attempt,
-                "state": state, "run": str(run)}  # fmt: skip
+        return {"number": task.number, "name": task.name, "params": task.params, "attempt": attempt, "state": state,
+                "run": str(run)}  # fmt: skip
 
 
 CLOCK_S = 10.0
@@ -280,6 +277,7 @@ class Claim:
         self._began_s = time.monotonic()
         self._ended = threading.Event()
         self._finished = False
+        self._params = task.params
         self._renewer = threading.Thread(target=self._renew, daemon=True, name="feedline lease")
 
     def _renew(self) -> None:
@@ -288,9 +286,10 @@ class Claim:
                 os.utime(self._lease)
 
     def show(self, **progress: Any) -> None:
-        """How far it is, as JSON knows it, for whoever looks at the study meanwhile (`Tasks.running`). Raises
-        LeaseLost: a task that was taken over should end here."""
+        """How far it is, as JSON knows it, for whoever looks at the study meanwhile (`Tasks.running`); with `params`,
+        what it is done with, where that was drawn. Raises LeaseLost: a task that was taken over should end here."""
         self.check()
+        self._params = progress.get("params", self._params)
         with suppress(OSError):
             write_atomically(self._lease, json.dumps({**self._tasks.me, "progress": progress}, default=str).encode())
 
@@ -299,14 +298,13 @@ class Claim:
         if self._result.exists() and not self._finished:
             raise LeaseLost(f"{self.task.name} was taken over by another process, since this one was not heard of")
 
-    def finish(self, state: State, *, value: float | None = None, params: Mapping[str, Any] | None = None,
-               **facts: Any) -> None:  # fmt: skip
-        """The record of this attempt, with `facts` as further keys; `params` where they were drawn after the task was
-        taken. Raises LeaseLost, and OSError where it cannot be written."""
-        seconds = round(time.monotonic() - self._began_s, 3)
-        record = self._tasks._signed(self.task, self.attempt, state)
-        record |= {"params": dict(self.task.params if params is None else params), "value": value,
-                   "seconds": seconds, "host": self._tasks.me["host"], **facts}  # fmt: skip
+    def finish(self, state: State, *, value: float | None = None, **facts: Any) -> None:
+        """The record of this attempt, with `facts` as further keys. Raises LeaseLost, and OSError where it cannot be
+        written."""
+        record = self._tasks._signed(self.task, self.attempt, state) | {
+            "params": self._params, "value": value, "seconds": round(time.monotonic() - self._began_s, 3),
+            "host": self._tasks.me["host"], **facts,
+        }  # fmt: skip
         if not make_once(self._result, record):
             self.check()
         self._finished = True

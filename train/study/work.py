@@ -1,7 +1,7 @@
 """A process that works on a study until nothing in it is open: `python -m feedline.train.study.work ORDER`.
 
 Under torchrun the ranks are one worker: rank 0 takes the tasks and the others follow. What a task is, its kind knows:
-a module of ours with `begin(study, settings) -> Work`.
+a module with `begin(study, settings) -> Work`.
 """
 
 import json
@@ -51,7 +51,7 @@ class Order:
     """What a worker is started with."""
 
     kind: str
-    """The module that knows the study's tasks, below feedline: `train.study.sweep`."""
+    """The module that knows the study's tasks."""
     study: str
     settings: Mapping[str, Any]
     """For the kind's `begin`, as JSON."""
@@ -73,7 +73,7 @@ def work_through(order: Order) -> None:
     from feedline.train.distributed import joined
 
     study = Path(order.study)
-    work: Work = import_module(f"feedline.{order.kind}").begin(study, order.settings)
+    work: Work = import_module(order.kind).begin(study, order.settings)
     tasks, begun = Tasks(study), 0
     with joined(work.config) as world:
         while order.at_most is None or begun < order.at_most:
