@@ -70,10 +70,10 @@ class Order:
 
 def work_through(order: Order) -> None:
     """Raises FeedlineError or OSError for what is wrong with the study itself; a task that fails is recorded."""
-    from feedline.train.distributed import joined
-
     study = Path(order.study)
     work: Work = import_module(order.kind).begin(study, order.settings)
+    from feedline.train.distributed import joined
+
     tasks, begun = Tasks(study), 0
     with joined(work.config) as world:
         while order.at_most is None or begun < order.at_most:
