@@ -2,14 +2,14 @@
 
 import shlex
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from feedline.cli.common import Record, console
-from feedline.cli.options import Settings, command, fields
-from feedline.cli.train import OPTIONS as TRAIN_OPTIONS
+from feedline.cli.options import Options, Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 
 ASKED = {
@@ -37,12 +37,22 @@ def slurm(
 ) -> None:
     """Write an sbatch script for training on a cluster. Options it does not know go to the training.
 
-    Example: feedline slurm /data/256-jpeg --nodes 2 --gpus-per-node 4 --partition gpu --epochs 90 --global-batch 1024
+    Examples:
+
+      feedline slurm /data/256-jpeg --nodes 2 --gpus-per-node 4 --partition gpu --epochs 90 --global-batch 1024
+
+      feedline slurm /data/256-jpeg --array sweep --tasks 30 --at-once 8 --space space.toml --study /shared/sweep
+
+      feedline slurm runs/parent --array prune --tasks 60 --after 4711 --study /shared/tickets --keep 0.4,0.1,0.02
     """
     from feedline.train.slurm import SlurmConfig, script, write
 
-    if unknown := unknown_options(context.args):
-        raise UsageError(f"{unknown[0]} is an option of neither `feedline slurm` nor `feedline train`")
+    verb, words = options["array"], list(context.args)
+    if unknown := unknown_options(words, verb or "train"):
+        raise UsageError(f"{unknown[0]} is an option of neither `feedline slurm` nor `feedline {verb or 'train'}`")
+    if verb and not any(word.partition("=")[0] == "--study" for word in words):
+        raise UsageError(f"--array {verb} needs --study DIR, a folder that all nodes share")
+    words += ["--trials", str(options["tasks"])] if verb == "sweep" else []
     for name, question in ASKED.items():
         if options[name] is None:
             default = getattr(SlurmConfig, name)
@@ -50,13 +60,17 @@ def slurm(
                 answer = typer.prompt(question, default="" if default is None else default, err=True)
                 default = None if answer == "" else answer
             options[name] = default
-    config = SlurmConfig(**options, train_args=tuple(context.args))
+    config = SlurmConfig(**options, train_args=tuple(words))
     write(config, script_file)
     console.print(f"{script_file}: {config.ranks} ranks on each node, {config.cpus_per_task} CPUs for them; "
                   f"start it with: sbatch {shlex.quote(str(script_file))}")  # fmt: skip
     record.write({"script": str(script_file), "text": script(config)})
 
 
-def unknown_options(words: list[str]) -> list[str]:
-    """Of a training command line, the options that training does not have."""
-    return [word for word in words if word.startswith("--") and word.partition("=")[0] not in TRAIN_OPTIONS.flags]
+def unknown_options(words: list[str], verb: str = "train") -> list[str]:
+    """Of a command line for `verb`, the options that it does not have."""
+    if verb not in ("train", "sweep", "prune"):
+        return []  # SlurmConfig says so
+    there = vars(import_module(f"feedline.cli.{verb}")).values()
+    flags = {flag for options in there if isinstance(options, Options) for flag in options.flags}
+    return [word for word in words if word.startswith("--") and word.partition("=")[0] not in flags]

@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "profiling.render": {"profiling.record", "profiling.explain", "profiling.explain.measure"},
     "profiling": {"profiling.record", "profiling.machine", "profiling.watch", "profiling.watch.legs"},
     "train": {"pipeline", "pipeline.format", "profiling.machine", "profiling.record"},
+    "train.study": {"train"},
     "benchmarks": {"*"},
     "benchmarks.measure": {"*"},
     "benchmarks.experiments": {"*"},
@@ -48,6 +49,7 @@ ONE_HOME = {
     "pyspark": {"preprocess/spark.py"},
     "pynvml": {"profiling/machine/nvml.py"},
     "jinja2": {"profiling/render/html.py"},
+    "optuna": {"train/study/search.py"},
     "line_profiler": {"profiling/watch/legs/lines.py", "train/line_profile.py"},
 }
 TORCH_FREE = (

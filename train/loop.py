@@ -3,7 +3,7 @@
 `train(TrainConfig(dataset=..., run=...))` is the door: it returns the record that `feedline train --json` writes.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -79,11 +79,15 @@ def fit(run: Run, report: Reporter) -> None:
         run.save(report.epoch(whole=batches_left == 0))
 
 
-def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
+def train(
+    config: TrainConfig, listeners: Iterable[Listener] = (), hopeless: Callable[[Event], bool] | None = None
+) -> dict[str, Any]:
     """Trains as `config` says and returns the record; all ranks of a torchrun job call it.
 
-    `listeners` hear every event on rank 0. Raises a FeedlineError with one line for whatever is wrong with the
-    configuration, the dataset, a checkpoint, or the training itself (a loss that is not finite, a lost rank).
+    `listeners` hear every event on rank 0. There `hopeless` (given on every rank) is asked about each epoch, by its
+    entry in the record, whether the run should end with it. Raises a FeedlineError with one line for whatever is
+    wrong with the configuration, the dataset, a checkpoint, or the training itself (a loss that is not finite, a
+    lost rank).
     """
     with enough_memory(), joined(config) as world:
         folder = world.from_main(config.run or Path("runs") / f"{config.model}-{datetime.now():%Y%m%d-%H%M%S}")
@@ -97,6 +101,7 @@ def train(config: TrainConfig, listeners: Iterable[Listener] = ()) -> dict[str, 
                     listener(event)
 
             run = Run(config, world, checkpoints, tell)
+            run.hopeless = hopeless
             try:
                 notes = run.restore(resume) if resume else []
                 with Reporter(run) as report:

@@ -137,6 +137,8 @@ class Reporter:
         run.tell("epoch", step=progress.step, elapsed_s=progress.elapsed_s, best_top1=progress.best_top1,
                    classes=classes, **entry)  # fmt: skip
         self._tell_resources()
+        if run.hopeless is not None:
+            run.stopped = run.world.from_main(run.world.is_main and run.hopeless(entry))
         return names
 
     def end(self) -> dict[str, Any]:

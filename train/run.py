@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from textwrap import shorten
@@ -34,6 +34,9 @@ class Run:
         self.amp_dtype = pick_amp(config.amp, world.device)
         self.progress, self.losses = Progress(), LossSum(world)
         self.batches_since_step = 0
+        self.hopeless: Callable[[dict[str, Any]], bool] | None = None
+        self.stopped = False
+        """By `hopeless`."""
         self.resumed_from: str | None = None
         self._build_model()
         dtype = self.amp_dtype if self.amp_dtype and world.device.type == "cuda" else torch.float32
@@ -80,7 +83,7 @@ class Run:
     def finished(self) -> bool:
         progress = self.progress
         reached = progress.time_to_target_s is not None
-        return reached or progress.epoch >= self.config.epochs or self.out_of_steps
+        return reached or progress.epoch >= self.config.epochs or self.out_of_steps or self.stopped
 
     @property
     def out_of_steps(self) -> bool:

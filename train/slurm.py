@@ -1,7 +1,8 @@
-"""Batch scripts for Slurm: one node, several GPUs, several nodes, and a job array for a scaling study; see slurm.sh.
+"""Batch scripts for Slurm: one node, several GPUs, several nodes, and job arrays: for a scaling study (slurm.sh), and
+for the tasks of a sweep or a pruning (slurm_array.sh).
 
-Every script starts one torchrun agent per node and lets it start the ranks; a node that Slurm takes away and gives
-back goes on from the last checkpoint (`--requeue` with `--resume auto`).
+A training's script starts one torchrun agent per node and lets it start the ranks; a node that Slurm takes away and
+gives back goes on from the last checkpoint (`--requeue` with `--resume auto`).
 """
 
 import re
@@ -43,6 +44,14 @@ class SlurmConfig:
     """Name of the job."""
     sizes: tuple[int, ...] = limited((), 1)
     """Scaling study: numbers of nodes, as 1,2,4; an array with one job for each."""
+    array: str | None = None
+    """sweep or prune: an array whose jobs do one task each of such a study; give that verb's options too."""
+    tasks: int = limited(30, 1)
+    """Jobs of the array: trials of the sweep, or tickets and controls of the pruning."""
+    at_once: int | None = limited(None, 1)
+    """Jobs of the array that run at a time."""
+    after: str | None = None
+    """Number of a job that must have ended well before: of the run to prune."""
     setup: tuple[str, ...] = ()
     """A line that makes python available; repeatable."""
     train_args: tuple[str, ...] = ()  # handed on to `feedline.train.main`
@@ -53,7 +62,9 @@ class SlurmConfig:
             raise UsageError(f"{self.ranks_per_node} ranks a node for {self.gpus_per_node} GPUs: each needs its own")
         if not re.fullmatch(r"(\d+-)?\d{1,3}(:\d{2}){0,2}", self.time):
             raise UsageError(f"--time {self.time!r}: write minutes, HH:MM:SS or D-HH:MM:SS")
-        for name in ("partition", "account", "job_name"):
+        if self.array not in (None, "sweep", "prune") or (self.array and (self.sizes or self.nodes > 1)):
+            raise UsageError(f"--array {self.array}: sweep or prune, on one node and without --sizes")
+        for name in ("partition", "account", "job_name", "after"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[\w.,@:+-]+", value):
                 raise UsageError(f"--{name.replace('_', '-')} {value!r}: no spaces or quotes in a Slurm name")
@@ -71,7 +82,8 @@ class SlurmConfig:
 
 def script(config: SlurmConfig) -> str:
     """The sbatch script's text; it ends with a newline."""
-    sizes = config.sizes
+    sizes, in_array = config.sizes, bool(config.sizes or config.array)
+    jobs, at_once = (len(sizes), 1) if sizes else (config.tasks, config.at_once)
     directives = {
         "job-name": config.job_name,
         "partition": config.partition,
@@ -82,8 +94,9 @@ def script(config: SlurmConfig) -> str:
         "cpus-per-task": config.cpus_per_task,
         "gpus-per-node": config.gpus_per_node or None,
         "mem": f"{config.memory_gib}G" if config.memory_gib else None,
-        "array": f"0-{len(sizes) - 1}%1" if sizes else None,
-        "output": "%x-%A_%a.out" if sizes else "%x-%j.out",
+        "array": f"0-{jobs - 1}{f'%{at_once}' if at_once else ''}" if in_array else None,
+        "dependency": f"afterok:{config.after}" if config.after else None,
+        "output": "%x-%A_%a.out" if in_array else "%x-%j.out",
     }
     lines = [f"#SBATCH --{name}={value}" for name, value in directives.items() if value is not None]
     nodes = f"nodes={config.nodes}\nrun={shlex.quote(config.run)}"
@@ -100,11 +113,12 @@ def script(config: SlurmConfig) -> str:
         "directives": "\n".join([*lines, "#SBATCH --requeue"]),
         "setup": "\n".join(config.setup) or SETUP,
         "nodes": nodes,
+        "verb": config.array or "",
         "ranks": str(config.ranks),
         "dataset": shlex.quote(config.dataset),
         "training": f"{training} \\\n  {shlex.join(config.train_args)}" if config.train_args else training,
     }
-    template = Path(__file__).with_suffix(".sh").read_text()
+    template = Path(__file__).with_name("slurm_array.sh" if config.array else "slurm.sh").read_text()
     return re.sub(r"@(\w+)", lambda found: values[found[1]], template)
 
 

@@ -143,16 +143,21 @@ def legend_of_remedies(chart: Remedies) -> Legend:
     return [(PREDICTED, "", "hollow"), *ceiling]
 
 
+def in_order(chart: Curves) -> list[Curve]:
+    """As they are drawn: those that stand out over those that do not."""
+    return sorted(chart.curves, key=lambda curve: not curve.faint)
+
+
 def legend_of_curves(chart: Curves) -> Legend:
     legend = [
         (curve.name, f"border-top: 3px {STROKES[index % 4][0]} var(--{PALETTE[index % 8]})", "line")
-        for index, curve in enumerate(chart.curves)
+        for index, curve in enumerate(curve for curve in chart.curves if not curve.faint)
     ]
     return [*legend, (chart.interval, "", "whisker")] if any(curve.intervals for curve in chart.curves) else legend
 
 
 def summary_of_curves(chart: Curves) -> str:
-    ranges = [(curve.name, finite(y for _, y in curve.points)) for curve in chart.curves]
+    ranges = [(curve.name, finite(y for _, y in curve.points)) for curve in chart.curves if not curve.faint]
     parts = [f"{name} {units.number(min(ys))} to {units.number(max(ys))}" if ys else name for name, ys in ranges]
     return f"{chart.title}: {'; '.join(parts)}"
 
@@ -167,6 +172,12 @@ def climbed(chart: Bars) -> Iterable[tuple[Bar, float, float | None]]:
         yield row, before, row.value / first if chart.staircase and first and row.value else None
         if chart.staircase:
             before, first = row.value or before, first or row.value
+
+
+def across(places: Sequence[float | None]) -> str:
+    """A line over parallel axes, as its points in the plane."""
+    last = max(len(places) - 1, 1)
+    return " ".join(f"{100 * at / last:.2f},{100 - 100 * y:.2f}" for at, y in enumerate(places) if units.known(y))
 
 
 def runs(curve: Curve, x_scale: Scale, y_scale: Scale) -> list[str]:

@@ -63,7 +63,7 @@ def _part(part: sections.Part, width: int) -> list[str]:
             return _remedies(part, width)
         case sections.Stacks():
             return _stacks(part, width)
-        case sections.Pictures() | sections.Curves() | sections.Columns():
+        case sections.Pictures() | sections.Curves() | sections.Columns() | sections.Coordinates():
             return []
 
 

@@ -193,11 +193,13 @@ def _parts(stack: Stack) -> list[tuple[str, float, float | None]]:
 @dataclass(frozen=True, kw_only=True)
 class Curve:
     """Points (x, y) in order of x; y None is a gap, never a zero. `intervals` are (low, high) of each point, drawn as
-    whiskers, and the points as marks; for few points: none is thinned."""
+    whiskers, and the points as marks; for few points: none is thinned. A `faint` one is one of many: behind the
+    others, and not in the legend."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
     intervals: Sequence[tuple[float | None, float | None]] = ()
+    faint: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +238,40 @@ class Columns:
     note: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    name: str
+    ticks: Sequence[tuple[float, str]]  # the place, from 0 to 1, and its label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinates:
+    """Parallel coordinates: a line across all axes for each of many things, drawn the stronger the heavier it is. The
+    last line stands out."""
+
+    axes: Sequence[Axis]
+    lines: Sequence[
+        tuple[str, float, Sequence[float | None]]
+    ]  # name, weight and places, all from 0 to 1; None: a gap
+    title: str
+    note: str = ""
+
+
 Part: TypeAlias = (
-    Prose | Points | Code | Facts | Reasons | Pictures | Table | Listing | Bars | Remedies | Stacks | Curves | Columns
+    Prose
+    | Points
+    | Code
+    | Facts
+    | Reasons
+    | Pictures
+    | Table
+    | Listing
+    | Bars
+    | Remedies
+    | Stacks
+    | Curves
+    | Columns
+    | Coordinates
 )
 
 

@@ -1,0 +1,145 @@
+"""Workers on one host: each with a place of its own, started anew when they are killed, none left at the end."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.train.study.crew import CrewConfig, Place, hire, places, work_on
+from feedline.train.study.tasks import Tasks
+
+KIND = """
+import os, signal, time
+from pathlib import Path
+from feedline.pipeline.base.errors import FeedlineError
+from feedline.train.config import TrainConfig
+from feedline.train.study.tasks import Task
+
+
+class Work:
+    config = TrainConfig(dataset=Path("OUT"), device="cpu", threads=1)
+
+    def __init__(self, study, settings):
+        self.study, self.settings = study, settings
+        if settings.get("refuse"):
+            raise FeedlineError("this study is of another machine")
+        if settings.get("end"):
+            os._exit(7)
+
+    def tasks(self):
+        return [Task(number=number, name=f"task-{number}") for number in range(5)]
+
+    def do(self, task, world, claim):
+        first = not (self.study / "killed").exists()
+        if task.number == 1 and first:
+            (self.study / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if task.number == 2:
+            raise ValueError("it cannot be done")
+        time.sleep(self.settings.get("seconds", 0))
+        return {"state": "complete", "value": 1.0, "cores": sorted(os.sched_getaffinity(0)),
+                "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+
+
+begin = Work
+"""
+
+
+@pytest.fixture
+def carry_out(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tasks]:
+    (tmp_path / "fake_kind.py").write_text(KIND)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(config: CrewConfig, look: Callable[[], None] = lambda: None, **settings: Any) -> Tasks:
+        tasks = Tasks(study)
+        work_on(hire("fake_kind", study, settings, "cpu", config), config.ranks, tasks, look)
+        return tasks
+
+    return run
+
+
+def test_a_killed_worker_loses_its_task_only_and_a_task_that_fails_does_not_end_the_study(
+    carry_out: Callable[..., Tasks],
+) -> None:
+    tasks = carry_out(CrewConfig(jobs=2))
+    rows = tasks.told(5)
+    assert [row["state"] for row in rows] == ["complete", "complete", "failed", "complete", "complete"]
+    assert [row["attempts"] for row in rows] == [1, 2, 2, 1, 1]
+    assert "it cannot be done" in rows[2]["error"]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert len({tuple(row["cores"]) for row in rows if "cores" in row}) <= 2
+        assert all(len(row["cores"]) < len(os.sched_getaffinity(0)) for row in rows if "cores" in row)
+    assert not list((tasks.study / "logs").iterdir())
+
+
+def test_no_more_tasks_are_begun_than_asked_for(carry_out: Callable[..., Tasks]) -> None:
+    assert len(carry_out(CrewConfig(at_most=1)).records()) == 1
+
+
+def test_when_it_is_interrupted_no_worker_is_left_and_what_it_did_is_given_back(
+    carry_out: Callable[..., Tasks], study: Path
+) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+
+    def look() -> None:
+        if Tasks(study).running():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(CrewConfig(), look, seconds=3600)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert not Tasks(study).attempts()
+
+
+def test_a_study_that_cannot_go_on_says_why(carry_out: Callable[..., Tasks]) -> None:
+    with pytest.raises(FeedlineError, match=r"^this study is of another machine$"):
+        carry_out(CrewConfig(), refuse=True)
+    with pytest.raises(FeedlineError, match=r"status 7 before it had begun anything: see .*log"):
+        carry_out(CrewConfig(), end=True)
+
+
+def test_a_worker_ends_with_who_started_it(study: Path, tmp_path: Path, program: Callable[..., Any]) -> None:
+    (tmp_path / "fake_kind.py").write_text(KIND)
+    text = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from feedline.train.study.crew import CrewConfig, hire, work_on
+from feedline.train.study.tasks import Tasks
+study = Path(sys.argv[1])
+orders = hire("fake_kind", study, {"seconds": 3600}, "cpu", CrewConfig())
+work_on(orders, 1, Tasks(study), lambda: None)
+"""
+    starter = program(text, study, tmp_path)
+    while not (running := Tasks(study).running()):
+        time.sleep(0.05)
+    starter.kill()
+    worker = next(iter(running.values()))["pid"]
+    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.05)
+    assert not Tasks(study).attempts()  # it gave back what it was at
+
+
+# --- places -------------------------------------------------------------------------------------------
+
+
+def test_cores_are_shared_out_and_gpus_go_round() -> None:
+    assert places(CrewConfig(jobs=2), range(4), []) == [Place(cores=(0, 1)), Place(cores=(2, 3))]
+    assert places(CrewConfig(), range(4), []) == [Place()]
+    assert places(CrewConfig(jobs=9), range(4), []) == [Place()] * 9  # more than cores: they share
+    gpus = [place.gpus for place in places(CrewConfig(), range(4), ["0", "1"])]
+    assert gpus == ["0", "1"]
+    assert [place.gpus for place in places(CrewConfig(jobs_per_gpu=2), range(4), ["3", "5"])] == ["3", "5", "3", "5"]
+    assert [place.gpus for place in places(CrewConfig(ranks=2), range(4), list("0123"))] == ["0,1", "2,3"]
+    assert len(places(CrewConfig(at_most=1), range(4), ["0", "1"])) == 1
+
+
+@pytest.mark.parametrize("config", [CrewConfig(jobs=3), CrewConfig(ranks=4), CrewConfig(jobs=2, ranks=2)])
+def test_more_trainings_than_gpus_are_refused(config: CrewConfig) -> None:
+    with pytest.raises(UsageError, match="--jobs-per-gpu"):
+        places(config, range(4), ["0", "1"])

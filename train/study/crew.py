@@ -1,0 +1,150 @@
+"""Several workers at once on one host, each on cores or a GPU of its own, until nothing in the study is open."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.process import how_it_ended, start_python
+from feedline.pipeline.base.settings import check_limits, limited
+from feedline.train.study.tasks import Tasks
+from feedline.train.study.work import LOOK_S, STUDY_FAILED, Order
+
+WORKER = "feedline.train.study.work"
+ENDING_S = 30.0
+"""A worker that was told to end gives its task back first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrewConfig:
+    jobs: int | None = limited(None, 1)
+    """Trainings at a time; default: as many as the GPUs take, or one without."""
+    jobs_per_gpu: int = limited(1, 1)
+    """Trainings that share a GPU."""
+    ranks: int = limited(1, 1)
+    """Ranks of each training, which torchrun starts; each has a GPU of its own where there are any."""
+    at_most: int | None = limited(None, 1)
+    """Tasks that this command begins before it ends (one, in a job of an array); default: all that are open."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a training runs; without cores or GPUs it takes what it gets."""
+
+    cores: tuple[int, ...] = ()
+    gpus: str | None = None
+
+
+def places(config: CrewConfig, cores: Sequence[int], gpus: Sequence[str]) -> list[Place]:
+    """One for each training at a time: the cores in equal shares, whole GPUs by turns. Raises UsageError where there
+    are too few GPUs."""
+    room = len(gpus) // config.ranks * config.jobs_per_gpu
+    if gpus and (config.jobs or 1) > room:
+        raise UsageError(
+            f"--jobs {config.jobs or 1} of {config.ranks} ranks on {len(gpus)} GPUs: at most {room}, or more "
+            "--jobs-per-gpu"
+        )
+    jobs = config.jobs or max(1, room)
+    jobs = min(jobs, config.at_most or jobs)
+    made: list[Place] = []
+    for job in range(jobs):
+        own = cores[job * len(cores) // jobs : (job + 1) * len(cores) // jobs] if 1 < jobs <= len(cores) else ()
+        first = job % (room // config.jobs_per_gpu) * config.ranks if gpus else 0
+        made.append(Place(cores=tuple(own), gpus=",".join(gpus[first : first + config.ranks]) if gpus else None))
+    return made
+
+
+def visible_gpus(device: str) -> list[str]:
+    """The names by which CUDA_VISIBLE_DEVICES knows those that `--device` means; none where they are not to be shared
+    out: on CPUs, and where one is named."""
+    import torch
+
+    if device == "cpu" or ":" in device:
+        return []
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return (named or [str(index) for index in range(torch.cuda.device_count())])[: torch.cuda.device_count()]
+
+
+def hire(kind: str, study: Path, settings: Mapping[str, Any], device: str, config: CrewConfig) -> list[Order]:
+    """What the workers of this command are started with. Raises UsageError where they have no room."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    made = places(config, cores, visible_gpus(device))
+    starter = (os.getpid(), psutil.Process().create_time())
+    return [
+        Order(kind=kind, study=str(study), settings=settings, starter=starter, cores=place.cores, gpus=place.gpus,
+              at_most=config.at_most and len(range(job, config.at_most, len(made))))
+        for job, place in enumerate(made)
+    ]  # fmt: skip
+
+
+class Worker:
+    """One order, and the process that carries it out now."""
+
+    def __init__(self, order: Order, ranks: int, tasks: Tasks, log: Path) -> None:
+        self._order, self._ranks, self._tasks, self._log = order, ranks, tasks, log
+        self.start()
+
+    def start(self) -> None:
+        self._begun = self._attempts()
+        module, words = WORKER, [self._order.to_json()]
+        if self._ranks > 1:
+            words = ["--standalone", f"--nproc-per-node={self._ranks}", "-m", WORKER, *words]
+            module = "torch.distributed.run"
+        with self._log.open("ab") as file:
+            self.process = start_python(module, words, (), stderr=file)
+
+    def _attempts(self) -> int:
+        return sum(map(len, self._tasks.attempts().values()))
+
+    def at_work(self) -> bool:
+        """One that was killed is started anew. Raises FeedlineError where that would not help."""
+        status = self.process.poll()
+        if status is None or status == 0:
+            return status is None
+        if status == STUDY_FAILED:
+            raise FeedlineError((self._log.read_text(errors="replace").strip().splitlines() or ["it failed"])[-1])
+        if self._attempts() == self._begun:
+            raise FeedlineError(f"a worker {how_it_ended(status)} before it had begun anything: see {self._log}")
+        self.start()
+        return True
+
+    def wait(self) -> None:
+        try:
+            self.process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if not self._log.stat().st_size:
+            self._log.unlink()
+
+
+def work_on(orders: Sequence[Order], ranks: int, tasks: Tasks, look: Callable[[], None]) -> None:
+    """A worker for each order, until none has anything left to do; `look` is called meanwhile, and at the end.
+
+    Raises FeedlineError where the study cannot go on. However it ends, no worker is left.
+    """
+    logs = tasks.study / "logs"
+    logs.mkdir(exist_ok=True)
+    workers: list[Worker] = []
+    try:
+        for number, order in enumerate(orders):
+            log = logs / f"{tasks.me['host']}-{tasks.me['pid']}-{number}.log"
+            workers.append(Worker(order, ranks, tasks, log))
+        while [worker for worker in workers if worker.at_work()]:
+            look()
+            time.sleep(LOOK_S)
+    finally:
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.wait()
+    look()

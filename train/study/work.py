@@ -1,0 +1,128 @@
+"""A process that works on a study until nothing in it is open: `python -m feedline.train.study.work ORDER`.
+
+Under torchrun the ranks are one worker: rank 0 takes the tasks and the others follow. What a task is, its kind knows:
+a module with `begin(study, settings) -> Work`.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.files import write_error
+from feedline.train.study.tasks import Claim, LeaseLost, Task, Tasks, disk_is_full, lives
+
+if TYPE_CHECKING:
+    from feedline.train.config import TrainConfig
+    from feedline.train.distributed import World
+
+LOOK_S = 0.5
+STUDY_FAILED = 2
+"""The status of a worker that says why the study cannot go on."""
+
+
+class Work(Protocol):
+    """What a kind of study knows. Every rank has one."""
+
+    config: "TrainConfig"
+    """What the ranks meet with: device, threads, timeout."""
+
+    def tasks(self) -> Iterable[Task]:
+        """All of the study's, in the order in which they should be begun. Asked on rank 0, before each is taken."""
+        ...
+
+    def do(self, task: Task, world: "World", claim: Claim | None) -> dict[str, Any]:
+        """Does it, on every rank; returns what `Claim.finish` is told: `state`, `value`, further facts (`curve`:
+        [epoch, top-1] pairs, `epochs`, …). Rank 0 alone has the claim, and shows there how far it is."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a worker is started with."""
+
+    kind: str
+    """The module that knows the study's tasks."""
+    study: str
+    settings: Mapping[str, Any]
+    """For the kind's `begin`, as JSON."""
+    starter: tuple[int, float]
+    """Process and start of whoever started it, with whom it ends."""
+    cores: tuple[int, ...] = ()
+    """It stays on these; empty: on those it is given."""
+    gpus: str | None = None
+    """CUDA_VISIBLE_DEVICES; None leaves it."""
+    at_most: int | None = None
+    """Tasks it begins before it ends."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+
+def work_through(order: Order) -> None:
+    """Raises FeedlineError or OSError for what is wrong with the study itself; a task that fails is recorded."""
+    study = Path(order.study)
+    work: Work = import_module(order.kind).begin(study, order.settings)
+    from feedline.train.distributed import joined
+
+    tasks, begun = Tasks(study), 0
+    with joined(work.config) as world:
+        while order.at_most is None or begun < order.at_most:
+            claim = tasks.take(work.tasks()) if world.is_main else None
+            task = world.from_main(claim and claim.task)
+            if task is None:
+                return
+            begun += 1
+            try:
+                with claim or nullcontext():
+                    told = work.do(task, world, claim)
+                    if claim is not None:
+                        claim.finish(**told)
+            except LeaseLost:
+                if world.world_size > 1:
+                    raise  # the other ranks are in the middle of it
+            except Exception as error:
+                if world.world_size > 1 or disk_is_full(error):
+                    raise
+
+
+def main(words: str) -> None:
+    """Ends with STUDY_FAILED and one line where the study cannot go on."""
+    order = Order(**json.loads(words))
+    if order.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, order.cores)
+    if order.gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = order.gpus
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    threading.Thread(target=_end_with, args=order.starter, daemon=True).start()
+    try:
+        work_through(order)
+    except OSError as error:
+        sys.exit(_said(write_error(error, f"working on {order.study}")))
+    except FeedlineError as error:
+        sys.exit(_said(error))
+
+
+def _said(error: FeedlineError) -> int:
+    sys.stderr.write(f"{error}\n")
+    return STUDY_FAILED
+
+
+def _end_with(pid: int, started: float) -> None:
+    """torchrun may stand between us and whoever started us, so that the kernel cannot be asked."""
+    while lives(pid, started):
+        time.sleep(LOOK_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
