@@ -29,7 +29,7 @@ from feedline.pipeline.base.process import from_environment, keep_freed_memory, 
 from feedline.pipeline.base.settings import Policy
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.device import Batch as Batch
-from feedline.pipeline.draw.order import EpochPlan, class_balanced, subset
+from feedline.pipeline.draw.order import EpochPlan, class_balanced
 from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.remote import Prefetcher
 from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, STATE_VERSION, checked_state, whole
@@ -107,7 +107,7 @@ class Loader:
         from feedline.pipeline.like import check_same_data, options_like  # torch.utils.data: nobody else needs it
 
         loader = cls(split, **(options_like(dataloader) | options))
-        check_same_data(dataloader.dataset, loader.manifest, loader.split.labels_N)
+        check_same_data(dataloader.dataset, loader.manifest, loader.split.stored_labels_N)
         return loader
 
     def __reduce__(self) -> NoReturn:
@@ -142,18 +142,21 @@ class Loader:
             "epoch": self._epoch,
             "samples": self._delivered,
             "manifest": self.split.identity,
+            **({"subset": self.config.part} if self.config.part else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next `iter()` continues there, with whatever workers, ranks and batch size this loader has.
 
-        Raises UsageError for the state of another dataset, seed or version, and for what is none.
+        Raises UsageError for the state of another dataset, subset, seed or version, and for what is none.
         """
         state = checked_state(state)
         if state["manifest"] != self.split.identity:
             raise UsageError(f"the state is of another dataset than {self.split.folder}: it was prepared anew since")
         if state["seed"] != self.config.seed:
             raise UsageError(f"the state was made with seed {state['seed']}, this loader has {self.config.seed}")
+        if (theirs := state.get("subset")) != self.config.part:
+            raise UsageError(f"the state is of another subset ({theirs}) than this loader's ({self.config.part})")
         self._epoch, self._delivered, self._begins = state["epoch"], state["samples"], "where anything is left"
 
     def __iter__(self) -> Iterator[Batch]:
@@ -255,11 +258,9 @@ class Loader:
         return self._workshops[0].crew.pids if self._workshops else []
 
     def _plan(self, epoch: int, delivered: int) -> EpochPlan:
-        config, chosen = self.config, None
+        config, chosen = self.config, self.split.part_N
         if config.class_balanced:
             chosen = class_balanced(self.split.labels_N, config.seed, epoch)
-        elif config.subset is not None:
-            chosen = subset(self.manifest.samples, config.subset, config.seed)
         return EpochPlan(
             samples=self.manifest.samples,
             seed=config.seed,

@@ -39,6 +39,12 @@ class TrainConfig:
     """mobilenet_v2, small_cnn, resnet18, resnet50 or any torchvision classification model by name."""
     widths: tuple[int, int] = limited((6, 16), 1)
     """Channels of the small CNN's two convolutions."""
+    classes: int | None = limited(None, 2)
+    """Train on so many of the classes, drawn by --subset-seed and numbered anew; default: all."""
+    samples: int | None = limited(None, 1)
+    """Train on so many of the training samples (of these classes), drawn likewise; default: all."""
+    subset_seed: int = limited(0, 0, (1 << 63) - 1)
+    """Of --classes and --samples, and apart from --seed: runs with other seeds see the same."""
     epochs: int = limited(10, 1)
     """Passes over the train split."""
     batch_size: int = limited(64, 1)

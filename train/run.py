@@ -29,7 +29,7 @@ class Run:
     def __init__(self, config: TrainConfig, world: World, checkpoints: Checkpoints, listener: Listener) -> None:
         self.config, self.world, self.checkpoints, self._listener = config, world, checkpoints, listener
         self.dataset = data.open_dataset(config)
-        self.sizes = data.batch_sizes(config, world.world_size, self.dataset.train.samples)
+        self.sizes = data.batch_sizes(config, world.world_size, self.dataset.train_samples)
         self.schedule = build_schedule(config, self.sizes.optimiser)
         self.amp_dtype = pick_amp(config.amp, world.device)
         self.progress, self.losses = Progress(), LossSum(world)
@@ -39,7 +39,7 @@ class Run:
         dtype = self.amp_dtype if self.amp_dtype and world.device.type == "cuda" else torch.float32
         self.loader: Loader = data.train_loader(config, world, self.sizes.per_rank, dtype)
         self.val_loader: Loader | None = None
-        if self.dataset.val is not None:
+        if self.dataset.val_samples is not None:
             self.val_loader = data.val_loader(config, world, self.sizes.per_rank, dtype)
         self.start_clock()
 
@@ -112,7 +112,7 @@ class Run:
     def set_lr(self) -> None:
         """The rate at the middle of the step that is being taken."""
         half_step = self.sizes.optimiser / 2
-        done = max(self.progress.samples - half_step, 0.0) / self.dataset.train.samples
+        done = max(self.progress.samples - half_step, 0.0) / self.dataset.train_samples
         lr = self.schedule.lr(self.progress.epoch + min(done, 1.0))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -165,7 +165,11 @@ class Run:
             "random": random_states,
             "config": plain(self.config),
             "world_size": self.world.world_size,
-            "dataset": {"identity": self.dataset.identity, "classes": self.dataset.class_names},
+            "dataset": {
+                "identity": self.dataset.identity,
+                "classes": self.dataset.class_names,
+                "part": self.dataset.part,
+            },
         }
 
     def restore(self, resume: Resume) -> list[str]:
@@ -194,7 +198,12 @@ class Run:
         return [*notes, f"resumed with other settings: {words}"] if changed else notes
 
     def _check_dataset(self, theirs: dict[str, Any], where: str) -> None:
-        mine = self.dataset
+        mine, part = self.dataset, theirs.get("part")
+        if part != mine.part and theirs["identity"] == mine.identity:
+            raise CheckpointError(
+                f"checkpoint {where} was made from another part of the dataset ({part}, here {mine.part}): give the "
+                "same --classes, --samples and --subset-seed"
+            )
         if len(theirs["classes"]) != mine.classes:
             raise CheckpointError(
                 f"checkpoint {where} has {len(theirs['classes'])} classes, {mine.folder} has {mine.classes}: "
