@@ -4,8 +4,10 @@ A limit is said once, beside a field's default. The settings check it when they 
 its option's range from it.
 """
 
+from collections.abc import Mapping
 from dataclasses import MISSING, field, fields
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from feedline.pipeline.base.errors import UsageError
 
@@ -23,6 +25,26 @@ PREFETCH = 2
 """Batches under way per worker."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+Kind = TypeVar("Kind")
+
+
+def from_plain(kind: type[Kind], settings: Mapping[str, Any]) -> Kind:
+    """An object of that dataclass from what JSON made of one: lists are tuples again, and paths paths. Raises UsageError
+    for a setting that it does not have."""
+    hints = get_type_hints(kind)
+    if unknown := sorted(settings.keys() - hints.keys()):
+        raise UsageError(f"these are settings of another version of feedline: {unknown[0]!r} is not known here")
+    paths = {name for name, hint in hints.items() if Path in (hint, *get_args(hint))}
+    return kind(**{
+        name: Path(value) if name in paths and value is not None else _tuples(value)
+        for name, value in settings.items()
+    })  # fmt: skip
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def limited(default: Any = MISSING, least: float = 0, most: float = MOST) -> Any:
