@@ -135,7 +135,8 @@ def explain(error: Exception, verb: str) -> int:
             return 2
         status, what = 2, f"{text} (see {prefix} --help)"
     elif missing not in ("", "feedline") and VERBS.get(verb):
-        status, what = 2, f"{verb} needs {missing}: pip install 'feedline[{VERBS[verb]}]'"
+        extra = "train" if missing == "torch" else VERBS[verb]  # inspect, of a run
+        status, what = 2, f"{verb} needs {missing}: pip install 'feedline[{extra}]'"
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in UNWRITABLE):
         status, what = 1, f"{error.filename or 'the output'}: {error.strerror}"
         if error.filename is None:  # what is still buffered goes nowhere; the interpreter would try again at its end

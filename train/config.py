@@ -175,7 +175,7 @@ CHECKPOINTS = "checkpoints"
 
 FREE_TO_CHANGE = frozenset(
     ("dataset", "run", "resume", "rewind", "rewind_optimizer", "num_workers", "prefetch_factor", "log_every",
-     "tensorboard", "threads", "timeout_s", "device", "eval_every", "eval_batch_size", "checkpoint_every", "keep_last",
-     "keep_epochs", "target_top1", "steps", "compile")
+     "tensorboard", "threads", "timeout_s", "device", "eval_every", "eval_batch_size", "checkpoint_every",
+     "keep_last", "keep_epochs", "target_top1", "steps", "compile")
 )  # fmt: skip
 """Settings that do not change what is learned; a resumed run says so when it differs in any other."""

@@ -31,8 +31,10 @@ Kind = TypeVar("Kind")
 
 
 def from_plain(kind: type[Kind], settings: Mapping[str, Any]) -> Kind:
-    """An object of that dataclass from what JSON made of one: lists are tuples again, and paths paths. Raises UsageError
-    for a setting that it does not have."""
+    """An object of that dataclass from what JSON made of one: lists are tuples again, and paths paths.
+
+    Raises UsageError for a setting that it does not have.
+    """
     hints = get_type_hints(kind)
     if unknown := sorted(settings.keys() - hints.keys()):
         raise UsageError(f"these are settings of another version of feedline: {unknown[0]!r} is not known here")
