@@ -75,7 +75,8 @@ class Checkpoints:
 
     def kept(self) -> dict[int, Path]:
         """Those of the epochs that were asked for by name, by epoch."""
-        return {int(path.stem.partition("-")[2]): path for path in sorted(self.folder.glob("epoch-*.pt"))}
+        paths = {path.stem.partition("-")[2]: path for path in sorted(self.folder.glob("epoch-*.pt"))}
+        return {int(number): path for number, path in paths.items() if number.isdigit()}
 
     def newest_good(self) -> Resume | None:
         """Of those that can be read; None where there is none. Raises CheckpointError if all are damaged."""

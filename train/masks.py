@@ -4,7 +4,7 @@ torch.nn.utils.prune renames every weight it masks, so checkpoints would fit no 
 it keeps any. What is needed is little: a sort, and a fill behind each optimiser step.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -62,11 +62,6 @@ def empty_layers(masks: Masks) -> list[str]:
 def pruned(masks: Masks) -> int:
     """How many weights are left out."""
     return sum(int((~mask).sum()) for mask in masks.values())
-
-
-def zeros(weights: Weights, names: Iterable[str]) -> int:
-    """How many weights of these layers are exactly zero."""
-    return sum(int((weights[name] == 0).sum()) for name in names)
 
 
 def to_bytes(masks: Masks) -> bytes:
