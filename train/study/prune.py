@@ -125,7 +125,7 @@ def parent_of(config: PruneConfig) -> Parent:
     if found is None:
         raise UsageError(f"{config.run} kept no weights: train it, to the end, with --keep-epochs {asked}")
     with checkpoint.as_whole(found.where):
-        trained, progress = from_plain(TrainConfig, found.state["config"]), Progress(**found.state["progress"])
+        trained, progress = TrainConfig.from_plain(found.state["config"]), Progress(**found.state["progress"])
         dataset = found.state["dataset"]["identity"]
     stopped = progress.time_to_target_s is not None or progress.step >= (trained.steps or MOST)
     if progress.epoch < trained.epochs and not stopped:
