@@ -84,5 +84,5 @@ def test_what_is_no_run_or_checkpoint_is_one_line(tmp_path: Path) -> None:
     torch.save({"format": checkpoint.FORMAT, "version": checkpoint.VERSION}, tmp_path / "y.pt")
     with pytest.raises(CheckpointError, match=r"y\.pt is not whole"):
         describe(tmp_path / "y.pt", WeightsConfig())
-    with pytest.raises(UsageError, match="--quantiles 1.5"):
+    with pytest.raises(UsageError, match=r"--quantiles 1\.5"):
         WeightsConfig(quantiles=(1.5,))
