@@ -26,7 +26,8 @@ KINDS: list[dict[str, Any]] = [
 def same(one: Any, other: Any) -> bool:
     """Bit for bit, of whatever a state is made of."""
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+        one_N, other_N = (tensor.flatten().view(torch.uint8) for tensor in (one, other))
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one_N, other_N)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
