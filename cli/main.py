@@ -15,6 +15,7 @@ from typing import Any
 VERBS = {
     "doctor": "", "synth": "shards", "prepare": "shards", "verify": "shards", "index": "shards",
     "inspect": "shards", "train": "train", "slurm": "", "profile": "", "report": "", "demo": "train",
+    "prune": "train",
     "compare": "train", "tune": "train", "plan": "train", "ladder": "train", "gpu-check": "train",
 }  # fmt: skip
 """Each a function in the module of its name, and the extra that brings what it imports; none: the base is enough."""
@@ -88,7 +89,7 @@ def run() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-RERUN = ("prepare", "compare", "ladder", "demo", "tune", "gpu-check")
+RERUN = ("prepare", "compare", "ladder", "demo", "tune", "gpu-check", "prune")
 GOES_ON = {
     **dict.fromkeys(RERUN, ": the same command resumes"),
     **dict.fromkeys(("tune", "gpu-check"), ""),

@@ -4,10 +4,9 @@ The field docstrings are the command line's help (`cli.options` reads them), so 
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import (
@@ -19,7 +18,6 @@ from feedline.pipeline.base.settings import (
     OnBad,
     Policy,
     check_limits,
-    from_plain,
     limited,
 )
 
@@ -166,11 +164,6 @@ class TrainConfig:
         for name, (fits, rule) in rules.items():
             if not fits:
                 raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)!r}: {rule}")
-
-    @classmethod
-    def from_plain(cls, settings: Mapping[str, Any]) -> "TrainConfig":
-        """Of the plain values that a checkpoint, a record or an order holds. Raises UsageError."""
-        return from_plain(cls, settings)
 
     def image_size_at(self, epoch: int) -> int:
         """Side in pixels of the training images of `epoch`."""

@@ -11,6 +11,7 @@ what is drawn. Weights that are left out are exactly zero from the first step to
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -29,7 +30,8 @@ from feedline.train.distributed import World
 from feedline.train.loop import train
 from feedline.train.metrics import Event
 from feedline.train.progress import Progress
-from feedline.train.study.tasks import Claim, Task
+from feedline.train.study.identity import open_study, versions
+from feedline.train.study.tasks import Claim, Task, Tasks
 from feedline.train.weights import parameters_of
 
 MASK = "mask.pt"
@@ -42,6 +44,8 @@ Control = Literal["random", "full"]
 class PruneConfig:
     run: Path
     """A finished run that kept its weights: train --keep-epochs 0,1,4."""
+    study: Path | None = None
+    """Folder of the study; default: RUN/prune. The same command joins it, from any machine, or goes on with it."""
     keep: tuple[float, ...] = limited((0.4, 0.2, 0.1), TINY, 1)
     """Shares of the weights that stay."""
     rewind: tuple[int, ...] = limited((0,), 0)
@@ -56,7 +60,7 @@ class PruneConfig:
     """Retrain each with so many seeds: the run's own and those after it."""
     controls: bool = True
     """Beside them, random masks of the same sparsity per layer, and the full network."""
-    optimizer: bool = True
+    rewind_optimizer: bool = True
     """Begin with the optimiser's momentum as kept; without, empty."""
     dataset: Path | None = None
     """Prepared dataset; default: where the run found it."""
@@ -125,7 +129,7 @@ def parent_of(config: PruneConfig) -> Parent:
     if found is None:
         raise UsageError(f"{config.run} kept no weights: train it, to the end, with --keep-epochs {asked}")
     with checkpoint.as_whole(found.where):
-        trained, progress = TrainConfig.from_plain(found.state["config"]), Progress(**found.state["progress"])
+        trained, progress = from_plain(TrainConfig, found.state["config"]), Progress(**found.state["progress"])
         dataset = found.state["dataset"]["identity"]
     stopped = progress.time_to_target_s is not None or progress.step >= (trained.steps or MOST)
     if progress.epoch < trained.epochs and not stopped:
@@ -143,21 +147,30 @@ def parent_of(config: PruneConfig) -> Parent:
 # --- one task -----------------------------------------------------------------------------------------
 
 
-def begin(study: Path, settings: Mapping[str, Any]) -> "Pruning":
-    return Pruning(from_plain(PruneConfig, settings))
+def settings(config: PruneConfig) -> dict[str, Any]:
+    """What `begin` needs, as JSON. Opens the study. Raises as `parent_of`, and UsageError for a study of something
+    else."""
+    study = config.study or config.run / "prune"
+    open_study(study, Pruning(study, config).identity())
+    return json.loads(json.dumps(asdict(replace(config, study=study)), default=str))
+
+
+def begin(study: Path, told: Mapping[str, Any]) -> "Pruning":
+    return Pruning(study, from_plain(PruneConfig, told))
 
 
 class Pruning:
-    """The work of a study's processes (`train.study.work`)."""
+    """The study's tasks, in one process (`train.study.work`)."""
 
-    def __init__(self, config: PruneConfig) -> None:
+    def __init__(self, study: Path, config: PruneConfig) -> None:
         """Raises as `parent_of`."""
         self.pruning, self.parent = config, parent_of(config)
+        self.tickets, self._tasks = plan(config, self.parent.config.seed), Tasks(study)
         trained = self.parent.config
         given = {name: value for name in WHERE if (value := getattr(config, name)) is not None}
         self.config = replace(
             trained, resume="auto", init=None, keep_epochs=(), keep_last=1, target_top1=None,
-            eval_every=trained.eval_every or trained.epochs, rewind_optimizer=config.optimizer, **given,
+            eval_every=trained.eval_every or trained.epochs, rewind_optimizer=config.rewind_optimizer, **given,
         )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
@@ -167,27 +180,28 @@ class Pruning:
             "final weights": parent.final,
             **{f"weights of epoch {n}": parent.kept[n] for n in self.pruning.rewind},
         }
-        settings = {name: value for name, value in asdict(self.pruning).items() if name not in ("run", *WHERE)}
+        decisive = {
+            name: value for name, value in asdict(self.pruning).items() if name not in ("run", "study", *WHERE)
+        }
         return {
             "kind": "prune",
+            **versions("torch"),
             "dataset": parent.dataset,
             **{name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()},
-            **{f"--{name.replace('_', '-')}": value for name, value in settings.items()},
+            **{f"--{name.replace('_', '-')}": value for name, value in decisive.items()},
         }
 
     def tasks(self) -> list[Task]:
-        tickets = plan(self.pruning, self.parent.config.seed)
-        return [Task(number=n, name=ticket.name, params=ticket._asdict()) for n, ticket in enumerate(tickets)]
+        return [Task(number=n, name=ticket.name, params=ticket._asdict()) for n, ticket in enumerate(self.tickets)]
 
     def do(self, task: Task, world: World, claim: Claim | None) -> dict[str, Any]:
-        """Trains, in `claim.run`, and counts the zeros. What was begun before goes on where it was left. Raises
-        FeedlineError as `train` does."""
-        ticket = Ticket(**task.params)
-        folder: Path = world.from_main(claim and claim.run)
+        """Trains, and counts the zeros. What was begun before goes on where it was left. Raises FeedlineError as
+        `train` does."""
+        ticket, folder = Ticket(**task.params), self._tasks.run_folder(task)
 
         def show(event: Event) -> None:
             if claim is not None and event["event"] == "epoch":
-                claim.show(epoch=event["epoch"], epochs=self.config.epochs, top1=event["top1"])
+                claim.show(epoch=event["epoch"], epochs=self.config.epochs, top1=event["top1"], params=task.params)
 
         rounds = world.on_main(partial(self._rounds, ticket, folder))
         record: dict[str, Any] = {}
@@ -199,6 +213,21 @@ class Pruning:
         return {"state": "complete", "value": curve[-1][1], "curve": curve, "rounds": rounds,
                 "optimizer": "kept" if self.config.rewind_optimizer else "empty",
                 **world.on_main(partial(self._counts, folder))}  # fmt: skip
+
+    def record(self) -> dict[str, Any]:
+        """What `--json` has, at any time: `tasks`, of each its ticket, `top1` and `zeros` (None until it is done), and
+        how many are in which state."""
+        rows = [
+            {**ticket._asdict(), "top1": row["value"], "zeros": None, "name": ticket.name, **row}
+            for ticket, row in zip(self.tickets, self._tasks.told(len(self.tickets)), strict=True)
+        ]
+        states = [row["state"] for row in rows]
+        return {
+            "study": str(self._tasks.study),
+            "run": str(self.pruning.run),
+            "tasks": rows,
+            "counts": {state: states.count(state) for state in dict.fromkeys(states)},
+        }
 
     def _rounds(self, ticket: Ticket, folder: Path) -> int:
         """The full network has none to prune in; how much a random mask leaves of each layer may be known already."""

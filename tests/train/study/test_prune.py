@@ -1,7 +1,7 @@
 """Tickets and controls: planned once, each alone in its task, every count exact."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.settings import from_plain
 from feedline.train import checkpoint, masks
 from feedline.train.checkpoint import Checkpoints
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import World
 from feedline.train.loop import train
-from feedline.train.study.prune import MASK, PruneConfig, Pruning, Ticket, begin, plan
+from feedline.train.study.prune import MASK, PruneConfig, Pruning, Ticket, begin, plan, settings
 from feedline.train.study.tasks import Task, Tasks
 from feedline.train.weights import parameters_of
 from tests.train.conftest import PX, write_dataset
@@ -37,13 +38,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def pruning(run: Path, **options: Any) -> Pruning:
-    return Pruning(PruneConfig(run=run, **options))
+def pruning(run: Path, study: Path = Path("no/study"), **options: Any) -> Pruning:
+    return Pruning(study, PruneConfig(run=run, **options))
 
 
-def work(study: Path, pruned: Pruning, *names: str) -> dict[str, dict[str, Any]]:
+def work(pruned: Pruning, *names: str) -> dict[str, dict[str, Any]]:
     """The records of the study's tasks, or of those with these names, done in this process."""
-    tasks = Tasks(study)
+    tasks = pruned._tasks
     todo = [task for task in pruned.tasks() if task.name in names or not names]
     while (claim := tasks.take(todo)) is not None:
         with claim:
@@ -65,19 +66,29 @@ def test_the_plan_has_each_ticket_and_control_once() -> None:
     assert tickets[2].name == "keep0.4-rewind0-seed7-random"
     alone = plan(replace(config, controls=False), own_seed=0)
     assert {ticket.control for ticket in alone} == {None} and len(alone) == 8
-    assert begin.__annotations__["return"] == "Pruning"
 
 
 def test_the_settings_travel_as_json(run: Path, tmp_path: Path) -> None:
     config = PruneConfig(run=run, keep=(0.3,), rewind=(1,), threads=1)
-    again = begin(tmp_path, json.loads(json.dumps(asdict(config), default=str)))
-    assert again.pruning == config and again.config == Pruning(config).config
+    told = settings(replace(config, study=tmp_path / "study"))
+    again = begin(tmp_path / "study", json.loads(json.dumps(told)))
+    assert again.pruning == replace(config, study=tmp_path / "study")
+    assert again.config == Pruning(tmp_path, config).config
+    settings(replace(config, study=tmp_path / "study", num_workers=0))  # joins it
+    with pytest.raises(UsageError, match=r"has another --keep \(\[0\.3\], here \[0\.2\]\)"):
+        settings(replace(config, study=tmp_path / "study", keep=(0.2,)))
 
 
 def test_every_task_has_exactly_its_zeros_and_the_full_network_is_the_run_again(run: Path, tmp_path: Path) -> None:
-    pruned = pruning(run, keep=(0.4, 0.05), rewind=(0, 1))
-    records = work(tmp_path / "study", pruned)
+    pruned = pruning(run, tmp_path / "study", keep=(0.4, 0.05), rewind=(0, 1))
+    assert {row["top1"] for row in pruned.record()["tasks"]} == {None}
+    records = work(pruned)
     assert len(records) == 2 * (1 + 2 * 2)
+    told = pruned.record()
+    assert told["counts"] == {"complete": 10}
+    assert [Ticket(*(row[key] for key in Ticket._fields)) for row in told["tasks"]] == pruned.tickets
+    assert all((row["top1"], row["zeros"]) == (records[row["name"]]["value"], records[row["name"]]["zeros"])
+               for row in told["tasks"])  # fmt: skip
     for name, record in records.items():
         keep = record["params"]["keep"]
         assert record["weights"] == WEIGHTS
@@ -101,11 +112,10 @@ def test_every_task_has_exactly_its_zeros_and_the_full_network_is_the_run_again(
 
 def test_rounds_prune_what_the_round_before_was_trained_to(run: Path, tmp_path: Path) -> None:
     names = ("keep0.25-rewind1-seed5-random", "keep0.25-rewind1-seed5")
-    pruned = pruning(run, keep=(0.25,), rewind=(1,), rounds=2)
     for number, order in enumerate((names, names[::-1])):  # a control needs no ticket before it, and takes one's mask
         study = tmp_path / str(number)
         for name in order:
-            work(study, pruned, name)
+            work(pruning(run, study, keep=(0.25,), rewind=(1,), rounds=2), name)
         first, last = (masks.read(study / "runs" / names[1] / part / MASK) for part in ("round-1", "."))
         assert masks.pruned(first) == WEIGHTS - round(0.5 * WEIGHTS)
         assert masks.pruned(last) == WEIGHTS - round(0.25 * WEIGHTS)
@@ -123,8 +133,9 @@ def test_a_task_that_was_killed_goes_on(run: Path, tmp_path: Path) -> None:
     class Killed(BaseException):
         pass
 
-    name, pruned = "keep0.2-rewind0-seed5", pruning(run, keep=(0.2,), rounds=2, controls=False)
-    whole = work(tmp_path / "whole", pruned, name)[name]
+    name, options = "keep0.2-rewind0-seed5", {"keep": (0.2,), "rounds": 2, "controls": False}
+    whole = work(pruning(run, tmp_path / "whole", **options))[name]
+    pruned = pruning(run, tmp_path / "parts", **options)
     tasks, (task,) = Tasks(tmp_path / "parts"), pruned.tasks()
     for epochs in (2, 3, 2):  # in the first round, in the second, and there again
         claim = tasks.take([task])
@@ -138,7 +149,7 @@ def test_a_task_that_was_killed_goes_on(run: Path, tmp_path: Path) -> None:
         claim.show = show  # type: ignore[method-assign]
         with pytest.raises(Killed), claim:
             pruned.do(task, ALONE, claim)
-    parts = work(tmp_path / "parts", pruned)[name]
+    parts = work(pruned)[name]
     assert {key: parts[key] for key in ("value", "curve", "zeros")} == {
         key: whole[key] for key in ("value", "curve", "zeros")
     }
@@ -147,17 +158,17 @@ def test_a_task_that_was_killed_goes_on(run: Path, tmp_path: Path) -> None:
 
 
 def test_per_layer_and_norms_and_an_empty_layer(run: Path, tmp_path: Path) -> None:
-    pruned = pruning(run, keep=(0.001,), rewind=(2,), per_layer=True, controls=False, optimizer=False)
-    record = work(tmp_path / "study", pruned)["keep0.001-rewind2-seed5"]
+    options: dict[str, Any] = {"rewind": (2,), "controls": False}
+    pruned = pruning(run, tmp_path / "few", keep=(0.001,), per_layer=True, rewind_optimizer=False, **options)
+    record = work(pruned)["keep0.001-rewind2-seed5"]
     assert record["empty_layers"] == ["features.0.weight", "classifier.3.weight"]  # 450 and 252 weights
     assert record["zeros"] == WEIGHTS - 2 - 48 and record["optimizer"] == "empty"
-    pruned = pruning(run, keep=(0.5,), rewind=(2,), vectors=True, controls=False)
-    record = work(tmp_path / "all", pruned)["keep0.5-rewind2-seed5"]
+    record = work(pruning(run, tmp_path / "all", keep=(0.5,), vectors=True, **options))["keep0.5-rewind2-seed5"]
     assert record["weights"] == WEIGHTS + 6 + 16 + 84 + 3
     assert record["zeros"] == record["weights"] - round(0.5 * record["weights"])
 
 
-def test_what_all_processes_agree_on(run: Path, tmp_path: Path) -> None:
+def test_what_all_processes_agree_on(run: Path) -> None:
     one = pruning(run, keep=(0.5,)).identity()
     assert one == pruning(run, keep=(0.5,), threads=2).identity()
     assert one != pruning(run, keep=(0.4,)).identity()
@@ -166,7 +177,7 @@ def test_what_all_processes_agree_on(run: Path, tmp_path: Path) -> None:
 
 def test_a_run_that_cannot_be_pruned_is_one_line(run: Path, tmp_path: Path) -> None:
     trained = checkpoint.read(Checkpoints(run).steps()[-1])
-    config = TrainConfig.from_plain(trained["config"])
+    config = from_plain(TrainConfig, trained["config"])
     with pytest.raises(
         UsageError, match=r"no/such/run kept no weights: train it, to the end, with --keep-epochs 0,1$"
     ):
