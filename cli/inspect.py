@@ -158,7 +158,7 @@ def magnitudes(rows: Mapping[str, Mapping[str, Any]], title: str) -> "Curves":
     from feedline.profiling.render.sections import Curve, Curves
 
     curves = [
-        Curve(name=name, points=[(100 * float(q), value) for q, value in sorted(row["quantiles"].items())])
+        Curve(name=name, points=sorted((100 * float(q), value) for q, value in row["quantiles"].items()))
         for name, row in rows.items()
     ]
     return Curves(

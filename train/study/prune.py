@@ -108,16 +108,13 @@ def plan(config: PruneConfig, own_seed: int) -> list[Ticket]:
 # --- the run to prune ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parent:
-    """A finished run that kept its weights."""
+class Parent(NamedTuple):
+    """A finished run that kept its weights: how and on what it was trained, its checkpoints, `kept` by epoch."""
 
     config: TrainConfig
     dataset: str
-    """Identity of the dataset it was trained on."""
     final: Path
     kept: Mapping[int, Path]
-    """By epoch."""
 
 
 def parent_of(config: PruneConfig) -> Parent:
@@ -130,18 +127,23 @@ def parent_of(config: PruneConfig) -> Parent:
         raise UsageError(f"{config.run} kept no weights: train it, to the end, with --keep-epochs {asked}")
     with checkpoint.as_whole(found.where):
         trained, progress = from_plain(TrainConfig, found.state["config"]), Progress(**found.state["progress"])
-        dataset = found.state["dataset"]["identity"]
+        dataset, ranks = found.state["dataset"]["identity"], found.state["world_size"]
+    if ranks > 1:  # the steps stay as large, whatever the tasks' ranks
+        trained = replace(
+            trained, global_batch=trained.global_batch or trained.batch_size * trained.accumulate * ranks
+        )
     stopped = progress.time_to_target_s is not None or progress.step >= (trained.steps or MOST)
     if progress.epoch < trained.epochs and not stopped:
         done = f"{progress.epoch} of {trained.epochs} epochs"
         raise UsageError(f"{config.run} has not ended ({done}): train it on with --resume auto")
     if missing := [epoch for epoch in config.rewind if epoch not in kept]:
-        there = ",".join(map(str, kept))
-        remedy = f"--rewind one of these, or train it with --keep-epochs {asked}"
-        raise UsageError(f"{config.run} kept the weights of epochs {there} and not of {missing[0]}: {remedy}")
+        raise UsageError(
+            f"{config.run} kept the weights of epochs {','.join(map(str, kept))} and not of {missing[0]}: --rewind "
+            f"one of these, or train it with --keep-epochs {asked}"
+        )
     if not progress.samples and max(config.rewind) >= progress.epoch:
         raise UsageError(f"--rewind {max(config.rewind)}: the run ended there, and nothing would be trained")
-    return Parent(config=trained, dataset=dataset, final=Path(found.where), kept=kept)
+    return Parent(trained, dataset, Path(found.where), kept)
 
 
 # --- one task -----------------------------------------------------------------------------------------
@@ -174,19 +176,15 @@ class Pruning:
         )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
-        """What all processes of a study must agree on."""
-        parent = self.parent
-        files = {
-            "final weights": parent.final,
-            **{f"weights of epoch {n}": parent.kept[n] for n in self.pruning.rewind},
-        }
-        decisive = {
-            name: value for name, value in asdict(self.pruning).items() if name not in ("run", "study", *WHERE)
-        }
+        """What all processes of a study must agree on; more seeds only add tasks to it."""
+        files = {"final weights": self.parent.final}
+        files |= {f"weights of epoch {epoch}": self.parent.kept[epoch] for epoch in self.pruning.rewind}
+        free = ("run", "study", "seeds", *WHERE)
+        decisive = {name: value for name, value in asdict(self.pruning).items() if name not in free}
         return {
             "kind": "prune",
             **versions("torch"),
-            "dataset": parent.dataset,
+            "dataset": self.parent.dataset,
             **{name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()},
             **{f"--{name.replace('_', '-')}": value for name, value in decisive.items()},
         }
@@ -203,20 +201,20 @@ class Pruning:
             if claim is not None and event["event"] == "epoch":
                 claim.show(epoch=event["epoch"], epochs=self.config.epochs, top1=event["top1"], params=task.params)
 
+        config = replace(self.config, rewind=self.parent.kept[ticket.rewind], seed=ticket.seed)
         rounds = world.on_main(partial(self._rounds, ticket, folder))
         record: dict[str, Any] = {}
         for number in range(1, rounds + 1):
             mask = world.on_main(partial(self._mask, ticket, folder, number, rounds))
-            start = self.parent.kept[ticket.rewind]
-            record = train(replace(self.config, run=mask.parent, rewind=start, mask=mask, seed=ticket.seed), [show])
+            record = train(replace(config, run=mask.parent, mask=mask), [show])
         curve = [[epoch["epoch"], epoch["top1"]] for epoch in record["epochs"]]
         return {"state": "complete", "value": curve[-1][1], "curve": curve, "rounds": rounds,
                 "optimizer": "kept" if self.config.rewind_optimizer else "empty",
                 **world.on_main(partial(self._counts, folder))}  # fmt: skip
 
     def record(self) -> dict[str, Any]:
-        """What `--json` has, at any time: `tasks`, of each its ticket, `top1` and `zeros` (None until it is done), and
-        how many are in which state."""
+        """What `--json` has, at any time: `tasks`, each with its ticket, `top1` and `zeros` (None until it is done),
+        and how many are in which state."""
         rows = [
             {**ticket._asdict(), "top1": row["value"], "zeros": None, "name": ticket.name, **row}
             for ticket, row in zip(self.tickets, self._tasks.told(len(self.tickets)), strict=True)
@@ -237,20 +235,18 @@ class Pruning:
     def _mask(self, ticket: Ticket, folder: Path, number: int, rounds: int) -> Path:
         """A round's mask, a file beside its run that is made unless it is there: by the weights that the round before
         came to, of those that its mask kept."""
-        path = round_folder(folder, number, rounds) / MASK
+        before, run = folder / f"round-{number - 1}", folder if number == rounds else folder / f"round-{number}"
+        path = run / MASK
         if path.exists():
             return path
-        keep, random = ticket.keep ** (number / rounds), ticket.control == "random"
+        random = ticket.control == "random"
         if random and twin(ticket, folder).exists():
             made = masks.read(twin(ticket, folder))
-        elif number == 1:
-            made = masks.by_magnitude(self._prunable(self.parent.final), keep, per_layer=self.pruning.per_layer)
         else:
-            before = round_folder(folder, number - 1, rounds)
-            made = masks.by_magnitude(
-                self._prunable(Checkpoints(before).steps()[-1]), keep, per_layer=self.pruning.per_layer,
-                among=masks.read(before / MASK),
-            )  # fmt: skip
+            weights = self._prunable(Checkpoints(before).steps()[-1] if number > 1 else self.parent.final)
+            among = masks.read(before / MASK) if number > 1 else None
+            keep = ticket.keep ** (number / rounds)
+            made = masks.by_magnitude(weights, keep, per_layer=self.pruning.per_layer, among=among)
         if random and number == rounds:
             made = masks.at_random(made, ticket.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -270,10 +266,6 @@ class Pruning:
             "weights": sum(layer.numel() for layer in weights.values()),
             "empty_layers": masks.empty_layers(held),
         }
-
-
-def round_folder(folder: Path, number: int, rounds: int) -> Path:
-    return folder if number == rounds else folder / f"round-{number}"
 
 
 def twin(ticket: Ticket, folder: Path) -> Path:

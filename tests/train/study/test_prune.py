@@ -170,7 +170,9 @@ def test_per_layer_and_norms_and_an_empty_layer(run: Path, tmp_path: Path) -> No
 
 def test_what_all_processes_agree_on(run: Path) -> None:
     one = pruning(run, keep=(0.5,)).identity()
-    assert one == pruning(run, keep=(0.5,), threads=2).identity()
+    assert one == pruning(run, keep=(0.5,), threads=2, seeds=3).identity()
+    tickets, more = pruning(run).tickets, pruning(run, seeds=3).tickets
+    assert more[: len(tickets)] == tickets and len(more) == 3 * len(tickets)
     assert one != pruning(run, keep=(0.4,)).identity()
     json.dumps(one)
 
