@@ -1,4 +1,4 @@
-"""`feedline inspect OUT`: what is inside a prepared dataset."""
+"""`feedline inspect`: what is inside a prepared dataset; what the weights of a run's checkpoints are like."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,27 +7,44 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feedline.cli.common import HtmlFile, Record, show
-from feedline.cli.options import command
+from feedline.cli.options import Settings, command, fields
+from feedline.profiling.record import units
+from feedline.train.config import CHECKPOINTS
 
 if TYPE_CHECKING:
-    from feedline.profiling.render.sections import Page, Section
+    from feedline.profiling.render.sections import Curves, Page, Section, Table
 
 CLASSES_SHOWN = 20
+LAYERS_DRAWN = 8
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 @command
 def inspect(
-    out: Annotated[Path, typer.Argument(help="A prepared dataset, or one split of it.")],
+    out: Annotated[
+        Path, typer.Argument(help="A prepared dataset, or one split of it; a run, or one of its checkpoints.")
+    ],
+    weights: Annotated[Settings, fields("train.weights.WeightsConfig")],
     record: Record,
     html: HtmlFile = None,
     samples: Annotated[int, typer.Option(help="Samples on the page.", min=1, max=2000)] = 48,
     seed: Annotated[int, typer.Option(help="Which samples.", min=0)] = 0,
 ) -> None:
-    """Show classes and histograms of sizes and bytes; on the page also samples.
+    """Show classes and histograms of sizes and bytes, on the page also samples; of a run's weights, their statistics.
 
-    Example: feedline inspect OUT --html sheet.html
+    Examples:
+
+      feedline inspect OUT --html sheet.html
+
+      feedline inspect RUN --quantiles 0.6,0.9,0.99     # of |w|, by layer and in all, of every kept epoch
     """
+    if out.is_file() or (out / CHECKPOINTS).is_dir():
+        from feedline.train.weights import WeightsConfig, checkpoints_of, describe
+
+        found = {path.stem: describe(path, WeightsConfig(**weights)) for path in checkpoints_of(out)}
+        show(weights_page(str(out), found), html)
+        record.write({"checkpoints": found})
+        return
     from feedline.preprocess.inspect import inspect as look
     from feedline.preprocess.inspect import thumbnails
 
@@ -78,3 +95,72 @@ def bars(values: Mapping[str, Any]) -> str:
     top = max(values["counts"])
     blocks = "".join(BLOCKS[-(-count * (len(BLOCKS) - 1) // top)] for count in values["counts"])
     return f"{blocks} {values['min']:,} to {values['max']:,}, median {values['median']:,.0f}"
+
+
+# --- a run's weights ----------------------------------------------------------------------------------
+
+
+def weights_page(title: str, checkpoints: Mapping[str, Mapping[str, Any]]) -> "Page":
+    """Of `train.weights.describe`'s words on each; the layers are the last one's."""
+    from feedline.profiling.render.sections import Page, section
+
+    name, last = list(checkpoints.items())[-1]
+    whole = {name: {"epoch": one["epoch"], **one["all"]} for name, one in checkpoints.items()}
+    largest = sorted(last["layers"], key=lambda layer: -last["layers"][layer]["count"])[:LAYERS_DRAWN]
+    drawn = {layer: last["layers"][layer] for layer in last["layers"] if layer in largest}
+    return Page(
+        title=title,
+        sections=[
+            section("Weights", statistics_table("checkpoint", whole), magnitudes(whole, "All weights"),
+                    lede="Of all parameters with more than one dimension: what is pruned."),
+            section(f"Thresholds of {name}", thresholds_table(last["thresholds"])),
+            section(f"Layers of {name}", magnitudes(drawn, "The largest layers"),
+                    statistics_table("layer", last["layers"])),
+        ],
+        kicker="feedline inspect",
+    )  # fmt: skip
+
+
+def statistics_table(what: str, rows: Mapping[str, Mapping[str, Any]]) -> "Table":
+    from feedline.profiling.render.sections import Table
+
+    quantiles = list(next(iter(rows.values()))["quantiles"])
+    more = [key for key in ("epoch", "shape") if key in next(iter(rows.values()))]
+    headers = (what, *more, "count", "zeros", "min", "max", "mean", *(f"|w| {float(q):.4g}" for q in quantiles))
+    cells = [
+        (
+            name,
+            *("×".join(map(str, row[key])) if key == "shape" else row[key] for key in more),
+            f"{row['count']:,}",
+            f"{row['zeros']:,}",
+            *(units.number(row[key]) for key in ("min", "max", "mean")),
+            *(units.number(row["quantiles"][q]) for q in quantiles),
+        )
+        for name, row in rows.items()
+    ]
+    return Table(headers=headers, rows=cells, numeric=range(1, len(headers)))
+
+
+def thresholds_table(rows: Sequence[Mapping[str, Any]]) -> "Table":
+    from feedline.profiling.render.sections import Table
+
+    cells = [
+        (units.percent(row["quantile"]), units.number(row["threshold"]), f"{row['below']:,}",
+         ", ".join(row["empty_layers"]) or "–")
+        for row in rows
+    ]  # fmt: skip
+    return Table(
+        headers=("quantile", "|w|", "weights below it", "layers without any other"), rows=cells, numeric=(0, 1, 2)
+    )
+
+
+def magnitudes(rows: Mapping[str, Mapping[str, Any]], title: str) -> "Curves":
+    from feedline.profiling.render.sections import Curve, Curves
+
+    curves = [
+        Curve(name=name, points=sorted((100 * float(q), value) for q, value in row["quantiles"].items()))
+        for name, row in rows.items()
+    ]
+    return Curves(
+        curves=curves, title=f"{title}: magnitude by quantile", y_unit="|w|", x_unit="% of the weights below"
+    )

@@ -15,6 +15,7 @@ from typing import Any
 VERBS = {
     "doctor": "", "synth": "shards", "prepare": "shards", "verify": "shards", "index": "shards",
     "inspect": "shards", "train": "train", "slurm": "", "profile": "", "report": "", "demo": "train",
+    "prune": "train",
     "compare": "train", "tune": "train", "plan": "train", "ladder": "train", "gpu-check": "train",
     "sweep": "sweep",
 }  # fmt: skip
@@ -89,7 +90,7 @@ def run() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-RERUN = ("prepare", "compare", "ladder", "demo", "tune", "gpu-check", "sweep")
+RERUN = ("prepare", "compare", "ladder", "demo", "tune", "gpu-check", "sweep", "prune")
 GOES_ON = {
     **dict.fromkeys(RERUN, ": the same command resumes"),
     **dict.fromkeys(("tune", "gpu-check"), ""),
@@ -136,7 +137,8 @@ def explain(error: Exception, verb: str) -> int:
             return 2
         status, what = 2, f"{text} (see {prefix} --help)"
     elif missing not in ("", "feedline") and VERBS.get(verb):
-        status, what = 2, f"{verb} needs {missing}: pip install 'feedline[{VERBS[verb]}]'"
+        extra = "train" if missing == "torch" else VERBS[verb]  # inspect, of a run
+        status, what = 2, f"{verb} needs {missing}: pip install 'feedline[{extra}]'"
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in UNWRITABLE):
         status, what = 1, f"{error.filename or 'the output'}: {error.strerror}"
         if error.filename is None:  # what is still buffered goes nowhere; the interpreter would try again at its end

@@ -29,7 +29,7 @@ from feedline.pipeline.base.process import keep_freed_memory
 from feedline.pipeline.base.settings import Policy
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.device import Batch as Batch
-from feedline.pipeline.draw.order import EpochPlan, class_balanced, subset
+from feedline.pipeline.draw.order import EpochPlan, class_balanced
 from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.remote import Prefetcher
 from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, whole
@@ -122,7 +122,7 @@ class Loader:
         from feedline.pipeline.like import check_same_data, options_like  # torch.utils.data: nobody else needs it
 
         loader = cls(split, **(options_like(dataloader) | options))
-        check_same_data(dataloader.dataset, loader.manifest, loader.split.labels_N)
+        check_same_data(dataloader.dataset, loader.manifest, loader.split.stored_labels_N)
         return loader
 
     def __reduce__(self) -> NoReturn:
@@ -277,11 +277,9 @@ class Loader:
         return self._workshops[0].crew.pids if self._workshops else []
 
     def _plan(self, epoch: int, delivered: int) -> EpochPlan:
-        config, chosen = self.config, None
+        config, chosen = self.config, self.split.part_N
         if config.class_balanced:
             chosen = class_balanced(self.split.labels_N, config.seed, epoch)
-        elif config.subset is not None:
-            chosen = subset(self.manifest.samples, config.subset, config.seed)
         return EpochPlan(
             samples=self.manifest.samples,
             seed=config.seed,

@@ -58,8 +58,12 @@ class LoaderConfig:
     rank: int | None = limited(None, 0, 2**31 - 1)
     world_size: int | None = limited(None, 1, 2**31 - 1)
     """None: from the process group, else from RANK and WORLD_SIZE, else 0 of 1."""
+    classes: int | None = limited(None, 1, MANY)
+    """Only so many of the classes, numbered anew from 0 in the order they had; chosen by the seed."""
     subset: int | None = limited(None, 1, MANY)
-    """Only this many of the samples, the same in every epoch; chosen by the seed."""
+    """Only this many of the samples (of these classes), the same in every epoch; chosen by the seed."""
+    subset_seed: int | None = limited(None, 0, 2**64 - 1)
+    """Of what `classes` and `subset` choose. None: `seed`."""
     class_balanced: bool = False
     """Every class as often as the largest: small ones repeat."""
     window_shards: int | None = limited(None, 0, MANY)
@@ -110,6 +114,14 @@ class LoaderConfig:
             raise UsageError(f"storage_options must be plain JSON, for the workers: {error}") from error
         if self.subset is not None and self.class_balanced:
             raise UsageError("subset and class_balanced both say which samples to take: give one of them")
+
+    @property
+    def part(self) -> dict[str, int | None] | None:
+        """What `classes` and `subset` leave of a split, in plain JSON; None: all of it."""
+        if self.classes is None and self.subset is None:
+            return None
+        seed = self.seed if self.subset_seed is None else self.subset_seed
+        return {"classes": self.classes, "samples": self.subset, "seed": seed}
 
     @property
     def drawing(self) -> Augment:

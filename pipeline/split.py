@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import sweep, write_atomically
-from feedline.pipeline.draw.order import EpochPlan
+from feedline.pipeline.draw.order import EpochPlan, Labels, Samples, drawn_classes, part_labels
 from feedline.pipeline.format.local import WholeShards
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Index, Manifest, identified, read_index
 from feedline.pipeline.format.remote import Prefetcher, Remote, ShardCache, default_cache, is_remote
@@ -36,12 +36,17 @@ class PreparedSplit:
         if (index.widths_N != self.stored_px).any() or (index.heights_N != self.stored_px).any():
             self.stored_px = 0
         # what workers need; and a byte per sample that says its CRC was checked
-        columns = {"label": index.labels_N, "shard": index.shards_N, "offset": index.offsets_N,
-                   "length": index.lengths_N, "crc32": index.crc32_N,
+        columns = {"label": labels_in_use(self.manifest, index, config), "shard": index.shards_N,
+                   "offset": index.offsets_N, "length": index.lengths_N, "crc32": index.crc32_N,
                    "checked": np.zeros(len(index), np.uint8)}  # fmt: skip
         self.memory, self.layout = share_columns(columns)
         shared = shared_columns(self.memory.view, self.layout)
-        self.labels_N: npt.NDArray[np.int32] = shared["label"]
+        self.labels_N: Labels = shared["label"]
+        """As they are handed over: PADDING for samples that the part leaves out."""
+        whole = config.part is None
+        self.stored_labels_N: Labels = self.labels_N if whole else index.labels_N
+        self.part_N: Samples | None = None if whole else np.flatnonzero(self.labels_N >= 0)
+        """The samples in use; None: all."""
         self.shards_N: npt.NDArray[np.int32] = shared["shard"]
         self.lengths_N: npt.NDArray[Any] = shared["length"]
         self._index: Index | None = None
@@ -67,6 +72,22 @@ class PreparedSplit:
         prefetcher = Prefetcher(cache, shards, (needs[by_need] + plan.start).tolist(), ahead)
         prefetcher.reached(plan.start)
         return prefetcher
+
+
+def classes_in_use(manifest: Manifest, config: LoaderConfig) -> list[int]:
+    """The classes, by their new labels: what is each one's label in the shards. Raises UsageError for too many."""
+    part = config.part or {}
+    known, count, seed = len(manifest.classes), part.get("classes"), part.get("seed") or 0
+    return list(range(known)) if count is None else drawn_classes(known, count, seed).tolist()
+
+
+def labels_in_use(manifest: Manifest, index: Index, config: LoaderConfig) -> Labels:
+    """Every sample's label as it is handed over, PADDING where the sample is left out. Raises UsageError for a part
+    that is larger than the whole."""
+    if (part := config.part) is None:
+        return index.labels_N
+    classes_C = None if part["classes"] is None else np.array(classes_in_use(manifest, config), np.int64)
+    return part_labels(index.labels_N, classes_C, part["samples"], part["seed"] or 0)
 
 
 def fetch_metadata(remote: Remote, cache: Path) -> Path:

@@ -20,6 +20,7 @@ import torch
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import read_bounded, sweep, write_atomically
+from feedline.train.config import CHECKPOINTS
 from feedline.train.distributed import short_line
 
 FORMAT = "feedline-checkpoint"
@@ -47,7 +48,7 @@ class Checkpoints:
     """Those of one run. Nothing else knows where they are kept."""
 
     def __init__(self, run: Path) -> None:
-        self.run, self.folder = run, run / "checkpoints"
+        self.run, self.folder = run, run / CHECKPOINTS
 
     def save(self, state: State, names: Iterable[str], keep_last: int) -> int:
         """The same bytes under each of `names`; returns how many. Of the step checkpoints only the newest `keep_last`
@@ -71,6 +72,11 @@ class Checkpoints:
     def steps(self) -> list[Path]:
         """Oldest first."""
         return sorted(self.folder.glob("step-*.pt"))
+
+    def kept(self) -> dict[int, Path]:
+        """Those of the epochs that were asked for by name, by epoch."""
+        paths = {path.stem.partition("-")[2]: path for path in sorted(self.folder.glob("epoch-*.pt"))}
+        return {int(number): path for number, path in paths.items() if number.isdigit()}
 
     def newest_good(self) -> Resume | None:
         """Of those that can be read; None where there is none. Raises CheckpointError if all are damaged."""

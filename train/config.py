@@ -34,11 +34,23 @@ class TrainConfig:
     """A checkpoint file, or `auto`: the newest good one in the run folder, from the start where there is none."""
     init: Path | None = None
     """Start from the weights of this checkpoint and nothing else (fine-tuning, late resetting)."""
+    rewind: Path | None = None
+    """Begin as this checkpoint of a kept epoch left off: weights, statistics, moving average, schedule, order."""
+    rewind_optimizer: bool = True
+    """With --rewind: the optimiser's momentum as kept; without, it begins empty."""
+    mask: Path | None = None
+    """Hold the weights that this file by `feedline prune` leaves out at zero."""
 
     model: str = "mobilenet_v2"
     """mobilenet_v2, small_cnn, resnet18, resnet50 or any torchvision classification model by name."""
     widths: tuple[int, int] = limited((6, 16), 1)
     """Channels of the small CNN's two convolutions."""
+    classes: int | None = limited(None, 2)
+    """Train on so many of the classes, drawn by --subset-seed and numbered anew; default: all."""
+    samples: int | None = limited(None, 1)
+    """Train on so many of the training samples (of these classes), drawn likewise; default: all."""
+    subset_seed: int = limited(0, 0, (1 << 63) - 1)
+    """Of --classes and --samples, and apart from --seed: runs with other seeds see the same."""
     epochs: int = limited(10, 1)
     """Passes over the train split."""
     batch_size: int = limited(64, 1)
@@ -124,7 +136,7 @@ class TrainConfig:
     keep_last: int = limited(3, 0)
     """Checkpoints to keep besides the best and the named ones; 0 writes none."""
     keep_epochs: tuple[int, ...] = limited((), 0)
-    """Epochs whose checkpoint is kept for good, as 0,5,20; 0 is the initial weights."""
+    """Epochs whose checkpoint is kept for good, as 0,5,20; 0 is the initial weights. What `prune` rewinds to."""
     log_every: int = limited(10, 1)
     """Optimiser steps between log lines."""
     tensorboard: bool = True
@@ -142,6 +154,11 @@ class TrainConfig:
                 all(epoch <= self.epochs for epoch in self.keep_epochs),
                 f"the run has epochs 0 to {self.epochs}",
             ),
+            "keep_last": (
+                self.keep_last or not self.keep_epochs,
+                "0 writes no checkpoints, --keep-epochs asks for some",
+            ),
+            "rewind": (not (self.rewind and self.init), "--init says otherwise where to begin"),
             "crop_scale": (self.crop_scale[0] <= self.crop_scale[1], "give two shares of the area, from and to"),
             "device": (re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device), "known are cpu, cuda and auto"),
         }
@@ -154,9 +171,12 @@ class TrainConfig:
         return next((size for first, size in reversed(self.progressive) if epoch >= first), self.image_size)
 
 
+CHECKPOINTS = "checkpoints"
+"""The folder of a run that holds them."""
+
 FREE_TO_CHANGE = frozenset(
-    ("dataset", "run", "resume", "num_workers", "prefetch_factor", "log_every", "tensorboard", "threads", "timeout_s",
-     "device", "eval_every", "eval_batch_size", "checkpoint_every", "keep_last", "keep_epochs", "target_top1",
-     "steps", "compile")
+    ("dataset", "run", "resume", "rewind", "rewind_optimizer", "num_workers", "prefetch_factor", "log_every",
+     "tensorboard", "threads", "timeout_s", "device", "eval_every", "eval_batch_size", "checkpoint_every",
+     "keep_last", "keep_epochs", "target_top1", "steps", "compile")
 )  # fmt: skip
 """Settings that do not change what is learned; a resumed run says so when it differs in any other."""

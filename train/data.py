@@ -8,9 +8,10 @@ import torch
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.process import usable_cores
-from feedline.pipeline.format.manifest import MANIFEST, Manifest, class_name, identified, prepared_splits
+from feedline.pipeline.format.manifest import MANIFEST, Manifest, class_name, identified, prepared_splits, read_index
 from feedline.pipeline.loader import Augment, Loader
 from feedline.pipeline.loader_config import LoaderConfig
+from feedline.pipeline.split import classes_in_use, labels_in_use
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import World
 
@@ -22,12 +23,15 @@ class Dataset:
     """Both splits of a prepared folder, checked against each other and against the run."""
 
     folder: Path
-    train: Manifest
-    val: Manifest | None
+    train_samples: int
+    val_samples: int | None
     """None when the run does not evaluate."""
     class_names: list[str]
+    """Of the classes in use, by label."""
     identity: str
-    """SHA-256 of the train split's manifest: what a checkpoint belongs to."""
+    """SHA-256 of the train split's manifest: what a checkpoint belongs to, with …"""
+    part: dict[str, int | None] | None
+    """… what `--classes` and `--samples` draw from it; None: all."""
 
     @property
     def classes(self) -> int:
@@ -40,16 +44,31 @@ def open_dataset(config: TrainConfig) -> Dataset:
     train, identity = _read_split(folder, "train")
     val = _read_split(folder, "val")[0] if config.eval_every else None
     names = [class_name(entry) for entry in train.classes]
-    if not train.samples:
-        raise DatasetError(f"{folder}/train has no samples: prepare it again from a source that has some")
-    if val is not None and not val.samples:
-        raise DatasetError(f"{folder}/val has no samples: prepare with --val-fraction, or train with --eval-every 0")
     if val is not None and names != [class_name(entry) for entry in val.classes]:
         raise DatasetError(
             f"{folder}: train has {len(names)} classes and val {len(val.classes)}, or in another order: "
             "prepare both splits from one source"
         )
-    return Dataset(folder=folder, train=train, val=val, class_names=names, identity=identity)
+    of_classes = LoaderConfig(classes=config.classes, subset_seed=config.subset_seed)
+    in_use = replace(of_classes, subset=config.samples)
+    train_samples = _samples(folder / "train", train, in_use)
+    val_samples = None if val is None else _samples(folder / "val", val, of_classes)
+    drawn = "" if config.classes is None else f" of the {config.classes} classes drawn"
+    if not train_samples:
+        raise DatasetError(f"{folder}/train has no samples{drawn}: prepare it again from a source that has some")
+    if val_samples == 0:
+        remedy = "prepare with --val-fraction, or train with --eval-every 0"
+        raise DatasetError(f"{folder}/val has no samples{drawn}: {remedy}")
+    names = [names[label] for label in classes_in_use(train, in_use)]
+    return Dataset(folder=folder, train_samples=train_samples, val_samples=val_samples, class_names=names,
+                   identity=identity, part=in_use.part)  # fmt: skip
+
+
+def _samples(folder: Path, manifest: Manifest, in_use: LoaderConfig) -> int:
+    """Those in use. Raises UsageError for more classes or samples than there are."""
+    if in_use.part is None:
+        return manifest.samples
+    return int((labels_in_use(manifest, read_index(folder, manifest), in_use) >= 0).sum())
 
 
 def _read_split(folder: Path, split: str) -> tuple[Manifest, str]:
@@ -121,6 +140,7 @@ def train_loader(config: TrainConfig, world: World, batch_size: int, dtype: torc
     )
     return _loader(
         config, world, "train", dtype, batch_size=batch_size, train=config.augment, shuffle=True, augment=augment,
+        subset=config.samples,
     )  # fmt: skip
 
 

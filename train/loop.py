@@ -55,9 +55,13 @@ def fit(run: Run, report: Reporter) -> None:
                 run.set_lr()
                 if config.clip_norm is not None:
                     run.scaler.unscale_(run.optimizer)
+                    if run.held is not None:
+                        run.held.gradients()
                     report.grad_norm = nn.utils.clip_grad_norm_(run.module.parameters(), config.clip_norm)
                 run.scaler.step(run.optimizer)
                 run.scaler.update()
+                if run.held is not None:
+                    run.held.weights()
                 run.optimizer.zero_grad(set_to_none=True)
                 run.batches_since_step = 0
                 progress.step += 1
@@ -103,14 +107,14 @@ def train(
             run = Run(config, world, checkpoints, tell)
             run.hopeless = hopeless
             try:
-                notes = run.restore(resume) if resume else []
+                notes = run.restore(resume) if resume else run.rewind(config.rewind) if config.rewind else []
                 with Reporter(run) as report:
                     report.start(notes)
                     if resume is None and config.tensorboard and world.is_main:
                         journal.show_model(run.module, data.first_images(config, world))
                     run.start_clock()
-                    if resume is None and 0 in config.keep_epochs:
-                        run.save([checkpoint.epoch_name(0)])
+                    if resume is None and run.progress.epoch in config.keep_epochs:
+                        run.save([checkpoint.epoch_name(run.progress.epoch)])
                     fit(run, report)
                     return report.end()
             finally:

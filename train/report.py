@@ -70,8 +70,8 @@ class Reporter:
             global_batch=run.sizes.optimiser,
             threads=torch.get_num_threads(),
             num_workers=run.loader.num_workers,
-            train_samples=run.dataset.train.samples,
-            val_samples=run.dataset.val.samples if run.dataset.val else 0,
+            train_samples=run.dataset.train_samples,
+            val_samples=run.dataset.val_samples or 0,
             classes=run.dataset.classes,
             parameters=sum(parameter.numel() for parameter in run.module.parameters()),
             dataset_identity=run.dataset.identity,
@@ -93,7 +93,7 @@ class Reporter:
             lr=run.optimizer.param_groups[0]["lr"],
             grad_norm=None if self.grad_norm is None else float(self.grad_norm),
             gpu_memory_bytes=self._gpu_memory_bytes(),
-            share_of_epoch=min(1.0, progress.samples / run.dataset.train.samples),
+            share_of_epoch=min(1.0, progress.samples / run.dataset.train_samples),
             eta_s=self._eta_s(),
             samples_per_s=since.samples / span_s,
             wait_fraction=min(1.0, since.wait_s / span_s),
@@ -215,10 +215,10 @@ class Reporter:
     def _eta_s(self) -> float:
         """To the end of the last epoch, at this process's pace so far."""
         run, progress = self.run, self.run.progress
-        total = run.config.epochs * run.dataset.train.samples
+        total = run.config.epochs * run.dataset.train_samples
         if run.config.steps:
             total = min(total, run.config.steps * run.sizes.optimiser)
-        done = progress.epoch * run.dataset.train.samples + progress.samples
+        done = progress.epoch * run.dataset.train_samples + progress.samples
         pace = (progress.trained_samples - self._first_sample) / max(run.laps.training_s(), 1e-9)
         return max(0.0, total - done) / max(pace, 1e-9)
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from feedline.pipeline.loader import Batch, Loader
-from feedline.train import checkpoint, data
+from feedline.train import checkpoint, data, masks
 from feedline.train.checkpoint import CheckpointError, Checkpoints, Resume, State
 from feedline.train.config import FREE_TO_CHANGE, Amp, TrainConfig
 from feedline.train.distributed import World
@@ -29,7 +30,7 @@ class Run:
     def __init__(self, config: TrainConfig, world: World, checkpoints: Checkpoints, listener: Listener) -> None:
         self.config, self.world, self.checkpoints, self._listener = config, world, checkpoints, listener
         self.dataset = data.open_dataset(config)
-        self.sizes = data.batch_sizes(config, world.world_size, self.dataset.train.samples)
+        self.sizes = data.batch_sizes(config, world.world_size, self.dataset.train_samples)
         self.schedule = build_schedule(config, self.sizes.optimiser)
         self.amp_dtype = pick_amp(config.amp, world.device)
         self.progress, self.losses = Progress(), LossSum(world)
@@ -42,7 +43,7 @@ class Run:
         dtype = self.amp_dtype if self.amp_dtype and world.device.type == "cuda" else torch.float32
         self.loader: Loader = data.train_loader(config, world, self.sizes.per_rank, dtype)
         self.val_loader: Loader | None = None
-        if self.dataset.val is not None:
+        if self.dataset.val_samples is not None:
             self.val_loader = data.val_loader(config, world, self.sizes.per_rank, dtype)
         self.start_clock()
 
@@ -61,6 +62,11 @@ class Run:
             with checkpoint.as_whole(str(config.init)):
                 self._load_weights(checkpoint.read(config.init), str(config.init))
         self.ema = Ema(self.module, config.ema_decay) if config.ema_decay else None
+        self.held: masks.Held | None = None
+        """What keeps weights at zero."""
+        if config.mask:
+            self.held = masks.Held(masks.read(config.mask), self.module, self.ema.model if self.ema else None)
+            self.held.weights()
         self.optimizer = build_optimizer(self.module, config, self.schedule.peak_lr)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=self.amp_dtype == torch.float16)
         self.model: Any = self.module
@@ -115,7 +121,7 @@ class Run:
     def set_lr(self) -> None:
         """The rate at the middle of the step that is being taken."""
         half_step = self.sizes.optimiser / 2
-        done = max(self.progress.samples - half_step, 0.0) / self.dataset.train.samples
+        done = max(self.progress.samples - half_step, 0.0) / self.dataset.train_samples
         lr = self.schedule.lr(self.progress.epoch + min(done, 1.0))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -168,7 +174,11 @@ class Run:
             "random": random_states,
             "config": plain(self.config),
             "world_size": self.world.world_size,
-            "dataset": {"identity": self.dataset.identity, "classes": self.dataset.class_names},
+            "dataset": {
+                "identity": self.dataset.identity,
+                "classes": self.dataset.class_names,
+                "part": self.dataset.part,
+            },
         }
 
     def restore(self, resume: Resume) -> list[str]:
@@ -176,28 +186,62 @@ class Run:
         of another dataset, model or number of classes, or lacks something."""
         state, where, notes = resume
         with checkpoint.as_whole(where):
-            self._check_dataset(state["dataset"], where)
-            self._load_weights(state, where)
-            if self.ema:
-                self.ema.model.load_state_dict(state["ema"] or state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            if state["scaler"]:  # empty where nothing was scaled: fp16 that begins now has its own start
-                self.scaler.load_state_dict(state["scaler"])
+            self._take(state, where, optimizer=True)
             self.progress = Progress(**state["progress"])
             self.progress.check()
             if self.progress.samples:
                 self.loader.load_state_dict(state["loader"])
-            if self.world.rank < len(state["random"]):
-                checkpoint.restore_random_state(state["random"][self.world.rank], self.world.device)
+            self._draw_on(state)
             self.resumed_from = where
-            before = state["config"] | {"world size": state["world_size"]}
-            now = plain(self.config) | {"world size": self.world.world_size}
-            changed = [name for name in now if name not in FREE_TO_CHANGE and before.get(name) != now[name]]
+            return [*notes, *self._other_settings(state)]
+
+    def rewind(self, kept: Path) -> list[str]:
+        """Begins a run of its own at the epoch behind which that checkpoint was written, with all that was learned
+        until then; returns notes. With the same seed it goes on as that run did. Raises CheckpointError as `restore`,
+        and for a checkpoint from within an epoch."""
+        state, where = checkpoint.read(kept), str(kept)
+        with checkpoint.as_whole(where):
+            then = Progress(**state["progress"])
+            then.check()
+            if then.samples:
+                raise CheckpointError(f"checkpoint {where} is from within an epoch: rewind to one of --keep-epochs")
+            self._take(state, where, optimizer=self.config.rewind_optimizer)
+            self.progress = Progress(epoch=then.epoch, step=then.step)
+            if state["config"]["seed"] == self.config.seed:
+                self._draw_on(state)
+            return self._other_settings(state)
+
+    def _take(self, state: State, where: str, *, optimizer: bool) -> None:
+        """What was learned: weights, statistics, moving average and, if asked, the optimiser's."""
+        self._check_dataset(state["dataset"], where)
+        self._load_weights(state, where)
+        if self.ema:
+            self.ema.model.load_state_dict(state["ema"] or state["model"])
+        if self.held:
+            self.held.weights()
+        if optimizer:
+            self.optimizer.load_state_dict(state["optimizer"])
+            if state["scaler"]:  # empty where nothing was scaled: fp16 that begins now has its own start
+                self.scaler.load_state_dict(state["scaler"])
+
+    def _draw_on(self, state: State) -> None:
+        if self.world.rank < len(state["random"]):
+            checkpoint.restore_random_state(state["random"][self.world.rank], self.world.device)
+
+    def _other_settings(self, state: State) -> list[str]:
+        before = state["config"] | {"world size": state["world_size"]}
+        now = plain(self.config) | {"world size": self.world.world_size}
+        changed = [name for name in now if name not in FREE_TO_CHANGE and before.get(name) != now[name]]
         words = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)
-        return [*notes, f"resumed with other settings: {words}"] if changed else notes
+        return [f"resumed with other settings: {words}"] if changed else []
 
     def _check_dataset(self, theirs: dict[str, Any], where: str) -> None:
-        mine = self.dataset
+        mine, part = self.dataset, theirs.get("part")
+        if part != mine.part and theirs["identity"] == mine.identity:
+            raise CheckpointError(
+                f"checkpoint {where} was made from another part of the dataset ({part}, here {mine.part}): give the "
+                "same --classes, --samples and --subset-seed"
+            )
         if len(theirs["classes"]) != mine.classes:
             raise CheckpointError(
                 f"checkpoint {where} has {len(theirs['classes'])} classes, {mine.folder} has {mine.classes}: "

@@ -20,6 +20,7 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import Policy
 
 Samples = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.int32]
 PADDING = -1
 """Sample number, and so label, of a place that the `pad` policy left empty."""
 
@@ -41,7 +42,7 @@ class EpochPlan:
     start: int = 0
     """Samples of this epoch already delivered, over all ranks."""
     chosen: Samples | None = None
-    """The samples to go through, repetitions allowed (`subset`, `class_balanced`); None means all."""
+    """The samples to go through, repetitions allowed (a part of them, `class_balanced`); None means all."""
     shards_N: npt.NDArray[np.int32] | None = None
     """The shard of each sample of the dataset; with `window_shards`, for storage that wants few open shards."""
     window_shards: int = 0
@@ -115,12 +116,34 @@ def subset(samples: int, count: int, seed: int) -> Samples:
     return np.sort(shuffled(samples, seed, 0, stream=2)[:count]).astype(np.int64)
 
 
-def class_balanced(labels_N: npt.NDArray[np.int32], seed: int, epoch: int) -> Samples:
+def drawn_classes(classes: int, count: int, seed: int) -> Samples:
+    """`count` of the labels 0 … `classes` - 1, ascending. Raises UsageError for too many."""
+    if not 0 < count <= classes:
+        raise UsageError(f"{count} classes cannot be taken from {classes}")
+    return np.sort(shuffled(classes, seed, 0, stream=4)[:count])
+
+
+def part_labels(labels_N: Labels, classes_C: Samples | None, samples: int | None, seed: int) -> Labels:
+    """The labels of a part of the dataset: each class numbered by its place in `classes_C`, and PADDING for what is
+    left out: other classes, and all but `samples` of the rest. Raises UsageError for too many."""
+    if classes_C is not None:
+        place_N = np.searchsorted(classes_C, labels_N).clip(max=len(classes_C) - 1)
+        labels_N = np.where(classes_C[place_N] == labels_N, place_N, PADDING).astype(np.int32)
+    if samples is not None:
+        there_N = np.flatnonzero(labels_N >= 0)
+        drawn_N = there_N[subset(len(there_N), samples, seed)]
+        whole_N, labels_N = labels_N, np.full_like(labels_N, PADDING)
+        labels_N[drawn_N] = whole_N[drawn_N]
+    return labels_N
+
+
+def class_balanced(labels_N: Labels, seed: int, epoch: int) -> Samples:
     """As many samples of every class as the largest has: small classes repeat as evenly as they can."""
-    classes, sizes = np.unique(labels_N, return_counts=True)
+    classes, sizes = np.unique(labels_N[labels_N >= 0], return_counts=True)
     if not len(classes):
         return np.empty(0, np.int64)
     mixed = shuffled(len(labels_N), seed, epoch, stream=3)
+    mixed = mixed[labels_N[mixed] >= 0]
     by_class = mixed[np.argsort(labels_N[mixed], kind="stable")]
     starts = np.cumsum(sizes) - sizes
     turns = np.arange(sizes.max())

@@ -167,6 +167,8 @@ class Filler:
             if self.spec.on_bad == "skip":
                 return None
             candidate = (candidate + 1) % len(self._labels_N)
+            while self._labels_N[candidate] < 0:  # not of the part in use
+                candidate = (candidate + 1) % len(self._labels_N)
         raise SampleError(f"nor can any of the {_REPLACEMENTS - 1} after it be used in its place", sample)
 
     def read(self, sample: int) -> bytes:

@@ -13,7 +13,7 @@ from feedline.benchmarks.compare import CompareConfig
 from feedline.benchmarks.ladder import LadderConfig
 from feedline.benchmarks.plan import PlanInputs
 from feedline.benchmarks.tune import TuneConfig
-from feedline.cli import compare, ladder, plan, prepare, profile, slurm, synth, train, tune
+from feedline.cli import compare, ladder, plan, prepare, profile, prune, slurm, synth, train, tune
 from feedline.cli.main import app
 from feedline.cli.options import REQUIRED, Options, Settings, command
 from feedline.pipeline.base.errors import UsageError
@@ -24,6 +24,7 @@ from feedline.preprocess.synth.inventory import SynthConfig
 from feedline.profiling.record.journal import StudyConfig
 from feedline.train.config import TrainConfig
 from feedline.train.slurm import SlurmConfig
+from feedline.train.study.prune import PruneConfig
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ MIRRORS = {
     "tune": Mirror(tune.OPTIONS, TuneConfig),
     "plan": Mirror(plan.OPTIONS, PlanInputs),
     "ladder": Mirror(ladder.OPTIONS, LadderConfig),
+    "prune": Mirror(prune.OPTIONS, PruneConfig),
 }
 
 

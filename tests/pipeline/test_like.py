@@ -219,6 +219,15 @@ def test_labels_that_the_dataset_changed_are_refused(folder: Path, make_split: A
         Loader.like(DataLoader(fewer, batch_size=10), split)
 
 
+def test_a_part_of_what_the_dataloader_has(folder: Path, split: Path) -> None:
+    dataset = datasets.ImageFolder(folder, transforms.Compose(STEPS))
+    dataset.classes, dataset.class_to_idx = [str(label) for label in range(60)], {}
+    dataset.targets = list(range(60))
+    loader = Loader.like(DataLoader(dataset, batch_size=10), split, num_workers=0, classes=20, subset=9)
+    seen = {label for _, labels_N in loader for label in labels_N.tolist() if label >= 0}
+    assert len(seen) == 9 and max(seen) < 20
+
+
 def test_fewer_samples_of_a_class_than_the_shards_have_are_refused(folder: Path, split: Path) -> None:
     dataset = datasets.ImageFolder(folder, transforms.Compose(STEPS))
     dataset.classes = [str(label) for label in range(60)]

@@ -13,7 +13,8 @@ from feedline.pipeline.loader import Loader, LoaderConfig
 
 WRONG: dict[str, tuple[Any, ...]] = {
     "batch_size": (0, 1.5, "x", None, True), "image_size": (10**6, 0, "x"), "num_workers": ("x", 1.5, -1),
-    "seed": ("x", 1.5, None, -1, 2**64), "subset": ("x", 0, 1.5), "window_shards": (-1, "x"), "rank": (-1, "0"),
+    "seed": ("x", 1.5, None, -1, 2**64), "subset": ("x", 0, 1.5),
+    "classes": ("x", 0), "subset_seed": ("x", -1), "window_shards": (-1, "x"), "rank": (-1, "0"),
     "device": ("nosuch", 1.5), "dtype": ("float32",), "mean": (0.5, (1, 2), (math.nan,) * 3, ("a", "b", "c")),
     "std": ((0, 1, 1),), "augment": ("x", 5), "train": ("no",), "shuffle": ("x",), "policy": ("x", []),
     "on_bad": (None, "x"), "transform": ("x",), "cache_bytes": (-1, math.inf), "cache_dir": (5,),

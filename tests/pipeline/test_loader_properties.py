@@ -1,6 +1,7 @@
 """Whatever the ranks, batch sizes and policy: every sample exactly once, equal batch counts, and resumes that fit."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feedline.pipeline.loader import Loader
+from feedline.pipeline.split import classes_in_use
 
 pytestmark = pytest.mark.filterwarnings("ignore:no batch of")  # some draws have fewer samples than a batch
 SAMPLES = 60
@@ -83,6 +85,56 @@ def test_a_resume_with_other_ranks_and_batches_gives_exactly_the_rest(
 def test_the_same_with_real_workers(split: Path, workers: int, world_size: int, batch_size: int, policy: str) -> None:
     options = {"world_size": world_size, "batch_size": batch_size, "policy": policy}
     assert epoch(split, **options, num_workers=workers) == epoch(split, **options)
+
+
+PARTS = st.fixed_dictionaries({
+    "classes": st.none() | st.integers(20, SAMPLES), "subset": st.none() | st.integers(1, 20),
+    "subset_seed": st.none() | st.integers(0, 3),
+})  # fmt: skip
+
+
+@few
+@given(PARTS, st.integers(0, 3), st.integers(1, 5), st.integers(1, 9), st.integers(1, 3), st.integers(0, 2))
+def test_a_part_is_the_same_for_all_ranks_and_resumes_exactly(
+    split: Path, part: dict[str, Any], taken: int, world_size: int, batch_size: int, epoch_number: int, window: int
+) -> None:
+    """One sample a class: its label tells it."""
+    options: dict[str, Any] = {"policy": "pad", "seed": 1, "window_shards": window, **part}
+    alone = {**IN_THE_TRAINER, **options, "rank": 0, "world_size": 1}
+    whole = Loader(split, **alone, batch_size=batch_size)
+    whole.set_epoch(epoch_number)
+    order = [label for _, labels_N in whole for label in labels_N.tolist() if label >= 0]
+    size = part["subset"] or part["classes"] or SAMPLES
+    assert len(order) == len(set(order)) == size and max(order) < (part["classes"] or SAMPLES)
+    first = Loader(split, **alone, batch_size=batch_size)
+    first.set_epoch(epoch_number)
+    batches = iter(first)
+    before = [label for _, (_, labels_N) in zip(range(taken), batches, strict=False) for label in labels_N.tolist()]
+    state = first.state_dict()
+    if (left := size - state["samples"]) > 0:
+        ranks = epoch(split, state, **options, world_size=world_size, batch_size=batch_size)
+        assert Counter(label for rank in ranks for label in rank if label >= 0) == Counter(order[-left:])
+        assert [label for label in before if label >= 0] == order[:-left]
+
+
+def test_a_part_has_the_same_pictures_and_other_seeds_of_the_order_see_the_same(split: Path) -> None:
+    """Old labels tell which samples they are: what is drawn augments them as before."""
+    options = {**IN_THE_TRAINER, "rank": 0, "world_size": 1, "batch_size": 6, "shuffle": False, "policy": "drop"}
+    every = {int(label): image for images, labels_N in Loader(split, **options)
+             for image, label in zip(images.clone(), labels_N, strict=True)}  # fmt: skip
+    part = Loader(split, **options, classes=18, subset_seed=4)
+    kept = classes_in_use(part.manifest, part.config)
+    seen = {int(label): image for images, labels_N in part
+            for image, label in zip(images.clone(), labels_N, strict=True)}  # fmt: skip
+    assert sorted(seen) == list(range(18)) and kept == sorted(kept) and len(set(kept)) == 18
+    assert all(bool((seen[new] == every[old]).all()) for new, old in enumerate(kept))
+    assert classes_in_use(part.manifest, replace(part.config, seed=9)) == kept
+    assert classes_in_use(part.manifest, replace(part.config, subset_seed=5)) != kept
+
+
+def test_balanced_classes_of_a_part(split: Path) -> None:
+    options = {"world_size": 1, "batch_size": 5, "policy": "drop", "class_balanced": True, "classes": 20}
+    assert sorted(epoch(split, **options)[0]) == list(range(20))
 
 
 def test_a_subset_stays_the_same_and_classes_can_be_balanced(split: Path) -> None:

@@ -113,6 +113,17 @@ def test_the_state_of_a_changed_dataset_is_refused(split: Path, make_split: Make
         Loader(split, **SMALL | {"seed": 9}).load_state_dict(Loader(split, **SMALL).state_dict())
 
 
+def test_the_state_of_another_subset_is_refused(split: Path) -> None:
+    some = {"classes": 30, "subset": 20}
+    state = Loader(split, **SMALL | some).state_dict()
+    Loader(split, **SMALL | some | {"subset_seed": SMALL["seed"]}).load_state_dict(state)
+    for other in ({}, *(some | change for change in ({"classes": 31}, {"subset": 19}, {"subset_seed": 8}))):
+        with pytest.raises(UsageError, match="subset"):
+            Loader(split, **SMALL | other).load_state_dict(state)
+    with pytest.raises(UsageError, match="subset"):
+        Loader(split, **SMALL | some).load_state_dict(Loader(split, **SMALL).state_dict())
+
+
 def test_leaving_an_epoch_early_and_starting_another(split: Path) -> None:
     loader = Loader(split, **SMALL)
     for _ in range(4):

@@ -157,6 +157,19 @@ def test_a_damaged_sample_raises_or_is_left_out_or_replaced(make_split: MakeSpli
     assert "CRC" in replacing.stats()["bad"][0]["reason"]
 
 
+@pytest.mark.parametrize("part", [{"classes": 20}, {"subset": 20}])
+def test_what_replaces_a_damaged_sample_is_of_the_part_in_use_too(
+    make_split: MakeSplit, part: dict[str, Any]
+) -> None:
+    folder = make_split()
+    options = SMALL | {"num_workers": 0, "policy": "pad", "train": False, "on_bad": "replace", **part}
+    loader = Loader(folder, **options)
+    before = labels(loader)
+    assert loader.split.part_N is not None
+    damage(folder, int(loader.split.part_N[4]))
+    assert labels(Loader(folder, **options)) == [*before[:4], before[5], *before[5:]]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_a_failed_epoch_its_iterator_has_ended_and_the_loader_has_not(
     make_split: MakeSplit, workers: int

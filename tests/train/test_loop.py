@@ -187,6 +187,44 @@ def test_the_lines_that_the_readme_quotes_are_the_loop_s() -> None:
     assert quoted and {*quoted} <= {line.strip() for line in (root / "train/loop.py").read_text().splitlines()}
 
 
+# --- a part of the dataset ------------------------------------------------------------------------------
+
+
+def test_some_of_the_classes_are_trained_and_evaluated(configure: Configure) -> None:
+    heard: list[Event] = []
+    record = train(configure(classes=2, samples=40, batch_size=8, epochs=2), [heard.append])
+    start = heard[0]
+    assert (start["classes"], start["train_samples"]) == (2, 40)
+    assert [entry["samples"] for entry in record["epochs"]] == [40, 40]
+    assert sum(row["samples"] for row in record["classes"]) == start["val_samples"] in (14, 15)
+    names = [row["name"] for row in record["classes"]]
+    assert names == sorted(names) and {*names} < {"class0", "class1", "class2"}
+
+
+def test_a_run_of_another_part_is_not_resumed(configure: Configure) -> None:
+    part: dict[str, Any] = {"classes": 2, "samples": 40, "batch_size": 8}
+    train(configure(epochs=1, **part))
+    train(configure(epochs=2, resume="auto", **part))
+    for change in ({"classes": None}, {"samples": 48}, {"samples": None}, {"subset_seed": 1}):
+        with pytest.raises(
+            CheckpointError, match=r"another part of the dataset .*give the same --classes, --samples"
+        ):
+            train(configure(epochs=2, resume="auto", **(part | change)))
+
+
+@pytest.mark.parametrize(
+    "part, said",
+    [
+        ({"classes": 4}, "4 classes cannot be taken from 3"),
+        ({"classes": 2, "samples": 65}, "a subset of 65 samples cannot be taken from 64"),
+        ({"samples": 8}, "larger than the 8 training samples"),
+    ],
+)
+def test_more_than_there_is(configure: Configure, part: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        train(configure(**part))
+
+
 # --- what can be wrong ----------------------------------------------------------------------------------
 
 

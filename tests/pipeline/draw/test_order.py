@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.draw.order import PADDING, EpochPlan, class_balanced, keyed_randoms, subset
+from feedline.pipeline.draw.order import (
+    PADDING,
+    EpochPlan,
+    class_balanced,
+    drawn_classes,
+    keyed_randoms,
+    part_labels,
+    subset,
+)
 
 plans = st.builds(
     EpochPlan,
@@ -112,6 +120,39 @@ def test_a_subset_is_the_same_in_every_epoch() -> None:
     assert first == second == chosen.tolist()
     with pytest.raises(UsageError, match="11 samples"):
         subset(10, 11, seed=0)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=200), st.integers(1, 10), st.integers(0, 50))
+@settings(deadline=None)
+def test_a_part_has_classes_numbered_anew_and_so_many_of_their_samples(
+    labels: list[int], count: int, few: int
+) -> None:
+    labels_N, classes_C = np.array(labels, np.int32), drawn_classes(10, count, seed=3)
+    assert len(set(classes_C.tolist())) == count and sorted(classes_C) == classes_C.tolist()
+    of_classes_N = part_labels(labels_N, classes_C, None, seed=3)
+    for old, new in zip(labels, of_classes_N.tolist(), strict=True):
+        assert new == (classes_C.tolist().index(old) if old in classes_C else PADDING)
+    there = int((of_classes_N >= 0).sum())
+    if few > there:
+        with pytest.raises(UsageError, match=f"a subset of {few} samples cannot be taken from {there}"):
+            part_labels(labels_N, classes_C, few, seed=3)
+        return
+    part_N = part_labels(labels_N, classes_C, few, seed=3)
+    assert (part_N >= 0).sum() == few
+    assert (part_N[part_N >= 0] == of_classes_N[part_N >= 0]).all()
+    assert np.array_equal(part_N, part_labels(labels_N, classes_C, few, seed=3))
+
+
+def test_other_seeds_draw_other_classes_and_no_more_than_there_are() -> None:
+    assert any(drawn_classes(10, 5, seed).tolist() != drawn_classes(10, 5, 0).tolist() for seed in range(1, 6))
+    for count in (0, 11):
+        with pytest.raises(UsageError, match=f"{count} classes cannot be taken from 10"):
+            drawn_classes(10, count, seed=0)
+
+
+def test_class_balanced_leaves_out_what_a_part_leaves_out() -> None:
+    chosen = class_balanced(np.array([0, PADDING, 1, 0, PADDING], np.int32), seed=1, epoch=0)
+    assert Counter(chosen.tolist()) == {0: 1, 3: 1, 2: 2}
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=200))
