@@ -59,6 +59,18 @@ HOLDERS: dict[str, Callable[[dict[str, Any]], None]] = {
 """By the module whose frame it is; what it holds back is among that frame's variables."""
 
 
+def counted_by(frame: FrameType | None) -> str:
+    """The framework that counts the batches of the loop there; "" for none."""
+    for _ in range(FRAMES):
+        if frame is None:
+            break
+        own = frame.f_globals.get("__name__", "")
+        if own.startswith((*HOLDERS, "transformers.trainer")):
+            return own.partition(".")[0]
+        frame = frame.f_back
+    return ""
+
+
 def attach(patches: Patches, beyond: Callable[[], None]) -> None:
     """Before the script imports them. `beyond` is called as a step follows that was to be the last."""
 
