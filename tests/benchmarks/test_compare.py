@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from feedline.benchmarks.commands import check_work
-from feedline.benchmarks.compare import CompareConfig, Results, read_lines, run
+from feedline.benchmarks.comparison import CompareConfig, Results, read_lines, run
 from feedline.benchmarks.grid import Grid, parse_values
 from feedline.benchmarks.measure.rounds import MeasureError, check_devices
 from feedline.benchmarks.measure.window import Subject, Window
