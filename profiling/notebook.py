@@ -29,7 +29,7 @@ def profile_cell(shell: Any, name: str, cell: str) -> None:
             result = shell.run_cell(cell)
             error = result.error_before_exec or result.error_in_exec
             if error is not None:
-                error._render_traceback_ = list  # the shell has shown it; it only has to know that the cell has failed
+                error._render_traceback_ = list  # empty: it has been shown, and now only fails this cell too
                 raise error
     finally:
         import_module("IPython.display").display(profile)

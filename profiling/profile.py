@@ -17,11 +17,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from feedline.pipeline.base.errors import UsageError, first_line
 from feedline.pipeline.base.scratch import scratch_folder
@@ -77,14 +77,16 @@ class Profile:
     # --- what to profile --------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Raises UsageError while a process is being profiled already, and for legs."""
+        """Raises UsageError while this process is being profiled already, and for legs."""
         if self._config.legs:
             raise UsageError("legs are windows of a loop that is ended in them: Profile(legs=True).run(function)")
-        self._enter("")
+        block = self._profiled("")
+        block.__enter__()
+        self._block = block
         return self
 
     def stop(self) -> Self:
-        self._leave(None, None, None)
+        self.__exit__(None, None, None)
         return self
 
     def __enter__(self) -> Self:
@@ -93,7 +95,10 @@ class Profile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave(kind, error, trace)
+        block, self._block = self._block, None
+        if block is None:
+            raise UsageError("not being profiled: start() comes first")
+        block.__exit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """As a decorator: each call is profiled, and the last is what was seen."""
@@ -115,49 +120,10 @@ class Profile:
         first window on; whatever else the function does is done. Raises UsageError, with everything put back, for
         loops of which that cannot be said: those of several ranks, and of frameworks that count batches themselves.
         """
-        snapshot = self._snapshot() if self._config.legs else None
-        try:
-            self._enter(getattr(function, "__qualname__", ""))
-            try:
-                function(*args, **kwargs)
-            except BaseException as error:
-                if not self._leave(type(error), error, error.__traceback__):
-                    raise
-            else:
-                self.stop()
-        finally:
-            if snapshot is not None:
-                snapshot.restore()
+        name = getattr(function, "__qualname__", "")
+        with _put_back() if self._config.legs else nullcontext(), self._profiled(name):
+            function(*args, **kwargs)
         return self
-
-    def _snapshot(self) -> Any:
-        from feedline.profiling.watch.legs.snapshot import Snapshot
-
-        seen = Facts()
-        seen.look()
-        if seen.world_size > 1:
-            raise UsageError("no legs inside one of several ranks: feedline profile --legs torchrun … sees them all")
-        return Snapshot()
-
-    def _enter(self, name: str) -> None:
-        if self._block is not None or (probe.watched() is not None and not probe.is_launched()):
-            raise UsageError("already being profiled: end that Profile first (its block, or stop())")
-        self._ended = self._diagnosis = None
-        block = self._under_launcher() if probe.is_launched() else self._watching(name)
-        block.__enter__()
-        self._block = block
-
-    def _leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        """Whether the error is what ends legs."""
-        block, self._block = self._block, None
-        if block is None:
-            raise UsageError("not being profiled: start() comes first")
-        try:
-            return bool(block.__exit__(kind, error, trace))
-        finally:
-            self._capture = None
 
     # --- what was seen ----------------------------------------------------------------------------------------
 
@@ -188,7 +154,7 @@ class Profile:
     def __str__(self) -> str:
         """The report, or that there is none yet."""
         if self._ended is None:
-            return "Profile: " + ("it goes on" if self._block is not None else "nothing has been profiled yet")
+            return "Profile: " + ("it goes on" if self._capture is not None else "nothing has been profiled yet")
         return text(report(self.verdict))
 
     __repr__ = __str__
@@ -202,6 +168,17 @@ class Profile:
         return framed(document(report(self.verdict)))
 
     # --- how --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _profiled(self, name: str) -> Generator[None]:
+        if probe.watched() is not None and not probe.is_launched():
+            raise UsageError("already being profiled: end that Profile first (its block, or stop())")
+        self._ended = self._diagnosis = None
+        try:
+            with self._under_launcher() if probe.is_launched() else self._watching(name):
+                yield
+        finally:
+            self._capture = None
 
     @contextmanager
     def _watching(self, name: str) -> Generator[None]:
@@ -272,3 +249,19 @@ def _hear_workers(journal: Journal) -> None:
             if all(worker.get("left") or worker["ended"] for worker in journal.all("worker-")):
                 break
             time.sleep(0.02)
+
+
+@contextmanager
+def _put_back() -> Generator[None]:
+    """What is trained and drawn in the block is not. Raises UsageError in one of several ranks."""
+    from feedline.profiling.watch.legs.snapshot import Snapshot
+
+    seen = Facts()
+    seen.look()
+    if seen.world_size > 1:
+        raise UsageError("no legs inside one of several ranks: feedline profile --legs torchrun … sees them all")
+    snapshot = Snapshot()
+    try:
+        yield
+    finally:
+        snapshot.restore()

@@ -16,6 +16,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from feedline.profiling.watch.patches import Patches
+from feedline.profiling.watch.rules import frames
 
 MANY = 1 << 30
 FRAMES = 64
@@ -61,14 +62,8 @@ HOLDERS: dict[str, Callable[[dict[str, Any]], None]] = {
 
 def counted_by(frame: FrameType | None) -> str:
     """The framework that counts the batches of the loop there; "" for none."""
-    for _ in range(FRAMES):
-        if frame is None:
-            break
-        own = frame.f_globals.get("__name__", "")
-        if own.startswith((*HOLDERS, "transformers.trainer")):
-            return own.partition(".")[0]
-        frame = frame.f_back
-    return ""
+    names = (one.f_globals.get("__name__", "") for one in frames(frame))
+    return next((name.partition(".")[0] for name in names if name.startswith((*HOLDERS, "transformers.trainer"))), "")
 
 
 def attach(patches: Patches, beyond: Callable[[], None]) -> None:
