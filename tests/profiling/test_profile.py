@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -401,3 +402,124 @@ def test_a_loop_over_something_else_is_seen_by_its_optimiser() -> None:
     assert seen.recording.optimizer_steps == 20
     assert sum(seen.recording.trainers[0].parts.values()) > 0
     assert seen.recording.seconds > 0
+
+
+# --- the ways to use it -------------------------------------------------------------------------------
+
+
+def epoch(training: Training | None = None) -> int:
+    training = training or Training()
+    count = 0
+    for batch in DataLoader(data(), batch_size=8):
+        training.step(batch)
+        count += 1
+    return count
+
+
+def test_a_decorator_keeps_what_the_last_call_has_shown() -> None:
+    profile = Profile(resources=False)
+    profiled = profile(epoch)
+    assert (profiled(), profiled.__name__) == (8, "epoch")
+    first = profile.recording
+    assert profiled(Training()) == 8
+    assert profile.recording is not first and len(profile.recording.steps) == 8
+
+
+def test_what_returns_before_it_has_run_is_no_function_to_decorate() -> None:
+    def batches() -> Iterator[Any]:
+        yield from DataLoader(data(), batch_size=8)
+
+    with pytest.raises(UsageError, match="batches returns before it has run"):
+        Profile()(batches)
+
+
+def test_start_and_stop() -> None:
+    profile = Profile(resources=False)
+    assert str(profile) == "Profile: nothing has been profiled yet"
+    for samples in (64, 32):
+        profile.start()
+        for batch in DataLoader(data(samples), batch_size=8):
+            Training().step(batch)
+        assert len(profile.stop().recording.steps) == samples // 8
+
+
+def test_a_call_and_its_report() -> None:
+    profile = Profile(resources=False, argv=("train.py", "--epochs", "1")).run(epoch)
+    assert profile.recording.script.name == "epoch"
+    assert profile.verdict.recording is profile.recording and profile.predictions is profile.verdict.predictions
+    assert profile.verdict.headline.split()[0] in str(profile) == repr(profile)
+    page = profile._repr_html_() or ""
+    assert page.startswith("<iframe ") and page.count("<") == 2 and 'sandbox=""' in page
+    assert "train.py --epochs 1" in page
+
+
+def test_so_many_steps_and_the_code_runs_on() -> None:
+    profile = Profile(resources=False, steps=3)
+    with profile:
+        assert epoch() == 8
+    assert len(profile.recording.steps) == 3
+    assert any("ran on unwatched" in note for note in profile.recording.notes)
+
+
+@pytest.mark.parametrize(("error", "ended_by"), [(KeyboardInterrupt(), "signal"), (ValueError("wrong\nx"), "error")])
+def test_what_was_seen_before_an_error_or_an_interrupt(error: BaseException, ended_by: str) -> None:
+    profile = Profile(resources=False)
+    with pytest.raises(type(error)), profile:
+        epoch()
+        raise error
+    script = profile.recording.script
+    assert (script.ended_by, len(profile.recording.steps)) == (ended_by, 8)
+    assert script.error in ("KeyboardInterrupt: KeyboardInterrupt", "ValueError: wrong")
+    with profile:  # and again
+        epoch()
+    assert profile.recording.script.ended_by == "itself"
+
+
+def test_one_that_is_forgotten_ends_with_its_last_name() -> None:
+    Profile(resources=False).start()
+    gc.collect()
+    with Profile(resources=False) as seen:
+        epoch()
+    assert len(seen.recording.steps) == 8
+
+
+def test_workers_that_were_there_before_are_said_to_be_unseen() -> None:
+    loader = DataLoader(data(), batch_size=8, num_workers=1, persistent_workers=True)
+    unseen = "they were there before"
+    for told in (False, True):
+        with Profile(resources=False) as seen:
+            for _ in loader:
+                pass
+        assert bool(seen.recording.workers) is not told
+        assert any(unseen in note for note in seen.recording.notes) is told
+
+
+HERE_ALONE = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+from feedline.profiling.profile import Profile
+
+class Mine(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.zeros(2)
+
+for method in ("fork", "spawn"):
+    profile = Profile(resources=False)
+    try:
+        with profile:
+            print(len(list(DataLoader(Mine(), batch_size=2, num_workers=1, multiprocessing_context=method))))
+    except RuntimeError as error:
+        print(error.__notes__)
+    print(profile.recording.notes)
+"""
+
+
+def test_a_dataset_that_fresh_workers_cannot_import_is_named() -> None:
+    """As a notebook's: `-c` has no file either."""
+    done = subprocess.run([sys.executable, "-c", HERE_ALONE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    count, fork, notes, spawn = done.stdout.splitlines()
+    assert count == "4" and "cannot import" not in fork
+    assert "cannot import what a notebook defines" in notes and "cannot import what a notebook defines" in spawn

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from feedline.pipeline.base.errors import UsageError  # noqa: E402
 from feedline.profiling.profile import Profile  # noqa: E402
 from feedline.profiling.watch.legs.snapshot import Snapshot  # noqa: E402
-from tests.profiling.trainings import data  # noqa: E402
+from tests.profiling.trainings import Slow  # noqa: E402
 
 
 def trial(**options: Any) -> Profile:
@@ -37,7 +37,7 @@ class Training:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.1, total_steps=100_000)
         self.generator = torch.Generator()
-        self.loader = DataLoader(data(), batch_size=8, shuffle=True, generator=self.generator)
+        self.loader = DataLoader(Slow(), batch_size=8, shuffle=True, generator=self.generator)
         self.steps = 0
         self.epoch()
         self.model.eval()
@@ -83,18 +83,23 @@ def test_a_trial_measures_the_ceiling_and_leaves_everything_as_it_was(tmp_path: 
         assert profile.verdict.ceiling_samples_per_s
         assert (profile.recording.script.name, profile.recording.script.ended_by) == ("Training.epoch", "steps")
         assert not profile.recording.notes
-    assert training.steps > 2 * 8
+    assert training.steps > 20 + 2 * 8
     torch.save(training.model.state_dict(), tmp_path / "model.pt")  # models are saved again
     (tmp_path / "own.ckpt").write_bytes(b"")
     training.epoch()
     assert training.state() != before
 
 
-def failing(training: Training, at: int, error: BaseException) -> Callable[[], None]:
+def failing(training: Training, error: BaseException) -> Callable[[], None]:
+    """Behind its twentieth step."""
+
     def train() -> None:
-        while True:
-            training.epoch()
-            if training.steps >= at:
+        training.steps = 0
+        for x, _ in training.loader:
+            training.model.train()(x)
+            training.optimizer.step()
+            training.steps += 1
+            if training.steps == 20:
                 raise error
 
     return train
@@ -102,38 +107,20 @@ def failing(training: Training, at: int, error: BaseException) -> Callable[[], N
 
 def test_an_error_in_a_window_is_told_of_the_legs() -> None:
     training = Training()
-    before, steps = training.state(), training.steps
-
-    def train() -> None:
-        for x, _ in training.loader:
-            training.model.train()(x)
-            training.steps += 1
-            training.optimizer.step()
-            if training.steps > steps + 20:
-                raise ValueError("the loss is not finite")
-
-    profile = trial().run(train)
+    before = training.state()
+    profile = trial().run(failing(training, ValueError("the loss is not finite")))
     assert training.state() == before
     assert any("ended with ValueError: the loss is not finite" in note for note in profile.recording.notes)
 
 
-def test_an_interrupt_in_a_window_is_the_users() -> None:
-    training = Training()
-    before, steps, around = training.state(), training.steps, surroundings()
-
-    def train() -> None:
-        for x, _ in training.loader:
-            training.model(x)
-            training.optimizer.step()
-            training.steps += 1
-            if training.steps > steps + 20:
-                raise KeyboardInterrupt
-
-    profile = trial()
+@pytest.mark.parametrize("steps", [8, 1000], ids=["in a window", "before the windows"])
+def test_an_interrupt_is_the_users(steps: int) -> None:
+    training, profile = Training(), trial(steps=steps)
+    before, around = training.state(), surroundings()
     with pytest.raises(KeyboardInterrupt):
-        profile.run(train)
+        profile.run(failing(training, KeyboardInterrupt()))
     assert training.state() == before and surroundings() == around
-    assert len(profile.recording.steps) == 8
+    assert len(profile.recording.steps) >= 8
     assert any("interrupted" in note for note in profile.recording.notes)
 
 
@@ -141,7 +128,7 @@ def test_an_error_before_the_windows_is_the_users_too() -> None:
     training = Training()
     before = training.state()
     with pytest.raises(ValueError, match="wrong"):
-        trial(steps=1000).run(failing(training, 20, ValueError("wrong")))
+        trial(steps=1000).run(failing(training, ValueError("wrong")))
     assert training.state() == before
 
 
