@@ -110,9 +110,7 @@ def test_a_dataset_of_the_notebooks_own_in_fresh_workers_is_named(outputs: dict[
     assert errors(outputs["spawn"]) and "cannot import what a notebook defines" in unescape(unescape(page))
 
 
-@pytest.mark.parametrize(
-    ("cell", "words"), [("name", "not a name: a name for"), ("nested", "already being profiled")]
-)
+@pytest.mark.parametrize(("cell", "words"), [("name", "not a name: a name"), ("nested", "already being profiled")])
 def test_wrong_use_is_one_line(outputs: dict[str, list[Any]], cell: str, words: str) -> None:
     (line,) = [line for error in errors(outputs[cell]) for line in error.traceback]
     assert line.startswith("UsageError: ") and words in line and "\n" not in line
