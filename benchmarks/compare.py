@@ -20,7 +20,7 @@ def compare(
     device: str = "auto",
     work: Path | str = "compare-out",
     on_progress: Advance | None = None,
-    on_note: Callable[[str], object] = str,
+    on_note: Callable[[str], None] = lambda _: None,
     **settings: Any,
 ) -> dict[str, Any]:
     """The verb's record: `cells`, `statement` and more. `axes`: values by the names of `grid.AXES`. Results and shard

@@ -39,7 +39,7 @@ from feedline.profiling.record.recording import Recording
 NAIVE = Path(__file__).with_name("naive.py")
 CEILING = "ceiling"
 PROFILE_STEPS = 120
-Say = Callable[[str], object]
+Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
 
@@ -119,7 +119,7 @@ def rungs_of(workers: int, shards: Path, raw: Path | None) -> list[Rung]:
     return [rung for rung in rungs if not left_out.get(rung.key)]
 
 
-def ascend(config: LadderConfig, say: Say = str, advance: Progress | None = None) -> dict[str, Any]:
+def ascend(config: LadderConfig, say: Say = lambda _: None, advance: Progress | None = None) -> dict[str, Any]:
     """`feedline ladder` as a function, and its record. Raises UsageError, MeasureError, CommandError."""
     require_torch()
     config.check()
@@ -141,9 +141,8 @@ def ascend(config: LadderConfig, say: Say = str, advance: Progress | None = None
     }  # on disk before anything is climbed
     write_atomically(config.work / "predictions.json", (json.dumps(before, indent=1) + "\n").encode())
     say("climbing: every rung in fresh processes, in random order")
-    windows = climb(
-        script, rungs, config.rounds, config.window_s, advance or status_line("ladder", "windows"), loader
-    )
+    advance = advance or status_line("ladder", "windows")
+    windows = climb(script, rungs, config.rounds, config.window_s, advance, loader)
     return {**record_of(rungs, windows, predicted), "script": script, "num_workers": workers}
 
 
