@@ -69,12 +69,17 @@ def _start(journal: Journal, config: StudyConfig) -> tuple[Capture, Hooks]:
     return capture, hooks
 
 
+def words(error: BaseException) -> str:
+    """Its kind and its first line, of which its `__str__` may know nothing."""
+    text = (quietly(lambda: str(error)) or "").strip().splitlines()
+    return type(error).__name__ + (f": {text[0]}" if text else "")
+
+
 def _remember_errors(hooks: Hooks) -> None:
     capture, previous = hooks.capture, sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        text = (quietly(lambda: str(error)) or "").strip().splitlines()
-        capture.error = kind.__name__ + (f": {text[0]}" if text else "")
+        capture.error = words(error)
         if not capture.diagnosing:  # else it is the report's to tell: no verdict is lost
             previous(kind, error, trace)
 

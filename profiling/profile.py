@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from feedline.pipeline.base.errors import UsageError, first_line
+from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.profiling import probe
 from feedline.profiling.explain.predict import Prediction
@@ -196,7 +196,7 @@ class Profile:
             except Finished:
                 pass
             except BaseException as error:
-                said = f"{type(error).__name__}: {first_line(error)}"
+                said = probe.words(error)
                 ended_by = "signal" if isinstance(error, KeyboardInterrupt) else "error"
                 if ended_by == "signal" or isinstance(error, GeneratorExit) or not progress(journal).began:
                     for line in journal.complaints():
