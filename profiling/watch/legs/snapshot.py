@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from feedline.profiling.watch.facts import quietly
+
 STATEFUL = ("Optimizer", "LRScheduler", "ReduceLROnPlateau", "GradScaler")
 """Classes of torch's that tell their whole state and take it back."""
 
@@ -45,12 +47,12 @@ class Snapshot:
         stateful = tuple(getattr(home, name) for home in homes for name in STATEFUL if hasattr(home, name))
         for one in gc.get_objects():
             kind = type(one)  # not `isinstance`, which asks a proxy what it stands for
-            if issubclass(kind, torch.nn.Module):
+            if issubclass(kind, torch.nn.Module) and hasattr(one, "_parameters"):  # else its making has failed
                 self._keep_module(torch, one)
-            elif issubclass(kind, stateful):
-                self._keep(copy.deepcopy(one.state_dict()), one.load_state_dict)
+            elif issubclass(kind, stateful) and (state := quietly(one.state_dict)) is not None:
+                self._keep(copy.deepcopy(state), one.load_state_dict)
             elif issubclass(kind, torch.utils.data.DataLoader):
-                for generator in (one.generator, getattr(one.sampler, "generator", None)):
+                for generator in (vars(one).get("generator"), getattr(vars(one).get("sampler"), "generator", None)):
                     if isinstance(generator, torch.Generator) and self._is_new(generator):
                         self._keep(generator.get_state(), generator.set_state)
 

@@ -165,6 +165,18 @@ def test_legs_of_a_block_and_of_one_of_several_ranks_are_refused(monkeypatch: py
         Profile(legs=True).run(print)
 
 
+def test_what_was_never_finished_is_passed_over() -> None:
+    """A traceback that the kernel keeps holds such objects."""
+
+    class Forgetful(nn.Module):
+        def __init__(self) -> None:
+            pass
+
+    unfinished = [Forgetful(), torch.optim.Adam.__new__(torch.optim.Adam), DataLoader.__new__(DataLoader)]
+    Snapshot().restore()
+    assert len(unfinished) == 3
+
+
 def test_what_the_function_replaces_stays_and_what_it_grows_is_gone() -> None:
     """A layer of another shape; gradients that there were before; a weight that two modules share."""
     shared, other = nn.Linear(3, 3), nn.Linear(3, 3)
