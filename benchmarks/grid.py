@@ -103,9 +103,18 @@ class Grid:
     @classmethod
     def parse(cls, texts: Mapping[str, str | None]) -> "Grid":
         """Of comma-separated words by axis; None: not given. Raises UsageError."""
-        return cls(
-            axes={name: parse_values(text, AXES[name].kind) for name, text in texts.items() if text is not None}
-        )
+        return cls(axes=parse_axes(texts))
+
+    @classmethod
+    def of(cls, axes: Mapping[str, Any]) -> "Grid":
+        """One value or several by axis; the usual ones for axes that are not named. Raises UsageError."""
+        usual = parse_axes({name: axis.default for name, axis in AXES.items() if name not in axes})
+        given = {name: [*values] if isinstance(values, list | tuple | range) else [values]
+                 for name, values in axes.items()}  # fmt: skip
+        for name, values in given.items():
+            if name in AXES and (wrong := [value for value in values if type(value) is not AXES[name].kind]):
+                raise UsageError(f"{wrong[0]!r} of {name} is not {KINDS[AXES[name].kind]}")
+        return cls(axes={**usual, **given})
 
     @property
     def varied(self) -> list[str]:
@@ -146,6 +155,11 @@ def phrase(name: str, value: Any) -> str:
 def phrases(settings: Mapping[str, Any]) -> str:
     """Of all that are axes."""
     return ", ".join(phrase(name, value) for name, value in settings.items() if name in AXES)
+
+
+def parse_axes(texts: Mapping[str, str | None]) -> dict[str, list[Any]]:
+    """Values by axis. Raises UsageError."""
+    return {name: parse_values(text, AXES[name].kind) for name, text in texts.items() if text is not None}
 
 
 def parse_values(text: str, kind: type = int) -> list[Any]:

@@ -28,6 +28,7 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.settings import check_limits, limited
+from feedline.pipeline.base.status_line import status_line
 from feedline.pipeline.format.manifest import refuse_address
 from feedline.preprocess.picture import Output
 from feedline.profiling.explain.measure.situation import measure
@@ -118,8 +119,8 @@ def rungs_of(workers: int, shards: Path, raw: Path | None) -> list[Rung]:
     return [rung for rung in rungs if not left_out.get(rung.key)]
 
 
-def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
-    """The record of `feedline ladder`. Raises UsageError, MeasureError, CommandError."""
+def ascend(config: LadderConfig, say: Say = lambda _: None, advance: Progress | None = None) -> dict[str, Any]:
+    """`feedline ladder` as a function, and its record. Raises UsageError, MeasureError, CommandError."""
     require_torch()
     config.check()
     script = config.argv or [str(NAIVE), str(config.source)]
@@ -140,6 +141,7 @@ def ascend(config: LadderConfig, say: Say, advance: Progress) -> dict[str, Any]:
     }  # on disk before anything is climbed
     write_atomically(config.work / "predictions.json", (json.dumps(before, indent=1) + "\n").encode())
     say("climbing: every rung in fresh processes, in random order")
+    advance = advance or status_line("ladder", "windows")
     windows = climb(script, rungs, config.rounds, config.window_s, advance, loader)
     return {**record_of(rungs, windows, predicted), "script": script, "num_workers": workers}
 

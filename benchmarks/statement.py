@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from feedline.benchmarks.compare import Results
+from feedline.benchmarks.comparison import Results
 from feedline.benchmarks.grid import AXES, Cell, Grid, phrase
 from feedline.benchmarks.measure.intervals import Comparison
 from feedline.pipeline.base.process import usable_cores

@@ -13,17 +13,31 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from feedline.benchmarks.grid import flag, phrases
 from feedline.benchmarks.measure.intervals import Estimate, estimate
-from feedline.benchmarks.measure.rounds import QUIET_CORES, TRIES, Measure, MeasureError, busyness, usual_cores
+from feedline.benchmarks.measure.rounds import (
+    QUIET_CORES,
+    TRIES,
+    Bench,
+    Measure,
+    MeasureError,
+    busyness,
+    check_devices,
+    usual_cores,
+)
 from feedline.benchmarks.measure.window import Subject, Window
+from feedline.benchmarks.storage_advice import storage_of
 from feedline.benchmarks.surface import Posterior, surface
+from feedline.benchmarks.variants import find_train
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_as_asked
+from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.settings import PREFETCH, check_limits, limited
+from feedline.pipeline.base.status_line import status_line
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import all_predictions
 from feedline.profiling.record.recording import Compute, Costs, Leg, LoaderSeen, Recording, Script, Step
@@ -174,8 +188,39 @@ class Search:
         return min(setting for setting in self.windows if posterior[setting].mean >= least)
 
 
-def tune(config: TuneConfig, measure: Measure, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
-    """The record of `feedline tune`: best, tried, and how each came about. Raises MeasureError when nothing runs."""
+def tune(
+    dataset: Path | str,
+    *,
+    out: Path | str | None = None,
+    on_progress: Callable[..., None] | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """`feedline tune` as a function, and its record: `best`, `tried`, `storage`, and how each came about. The door.
+
+    `settings`: fields of TuneConfig. `out`: a file for `feedline train --config`. Raises UsageError, DatasetError;
+    MeasureError when nothing runs.
+    """
+    split, cores = find_train(Path(dataset)), usable_cores()
+    given: dict[str, Any] = {"cores": cores, "most_workers": min(16, 2 * cores), **settings}
+    device = check_devices([1], given.get("device", "auto"), [given.get("model", TuneConfig.model)])
+    config = TuneConfig(split=split, **{**given, "device": device})
+    advance, done = on_progress or status_line("tune", "windows"), count(1)
+    storage = storage_of(split).record()
+    with Bench() as bench:
+
+        def measure(subject: Subject) -> Window:
+            window = bench.measure(subject)
+            advance(next(done))
+            return window
+
+        result = {**searched(config, measure), "storage": storage}
+    if out is not None:
+        write_config(Path(out), result, split)
+    return result
+
+
+def searched(config: TuneConfig, measure: Measure, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
+    """The record. Raises MeasureError when nothing runs."""
     search = Search(config=config, measure=measure, clock=clock)
     sizes = config.batch_sizes
     first = sizes[len(sizes) // 2]

@@ -20,7 +20,7 @@ AXIS_OPTIONS = Options(
     )
     for name, axis in AXES.items()
 )  # fmt: skip
-OPTIONS = fields("benchmarks.compare.CompareConfig", "rounds", "window_s", window_s={"flags": ("--window",)})
+OPTIONS = fields("benchmarks.comparison.CompareConfig", "rounds", "window_s", window_s={"flags": ("--window",)})
 WorkFolder = Annotated[Path, typer.Option(help="Results and shard variants are kept here; a rerun continues.")]
 
 
@@ -38,23 +38,13 @@ def compare(
 
     Example: feedline compare OUT --num-workers 0,1,2,4 --codec jpeg,raw
     """
-    from feedline.benchmarks.commands import check_work
-    from feedline.benchmarks.compare import CompareConfig
-    from feedline.benchmarks.compare import run as measure_all
-    from feedline.benchmarks.measure.rounds import Bench, check_devices
+    from feedline.benchmarks.compare import compare as measure_all
     from feedline.benchmarks.pages import compare_page
-    from feedline.benchmarks.statement import record_of
-    from feedline.benchmarks.variants import splits_of
 
     grid = Grid.parse(asked)
-    axes = grid.axes
     with progress("compare", "windows") as advance:
-        device = check_devices(axes.get("devices", [1]), device, axes.get("model", []), axes.get("pin_memory", []))
-        check_work(work)
-        splits = splits_of(grid.cells(), dataset, work, stderr.print)
-        config = CompareConfig(grid=grid, splits=splits, common={"device": device}, **options)
-        with Bench() as bench:
-            windows = measure_all(config, work / f"compare-{config.identity}.jsonl", bench.measure, advance)
-    result = record_of(windows)
+        result = measure_all(
+            dataset, grid, device=device, work=work, on_progress=advance, on_note=stderr.print, **options
+        )
     show(compare_page(result), html)
     record.write(result)

@@ -21,6 +21,7 @@ from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import write_error
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.scratch import clear_abandoned, scratch_folder
+from feedline.pipeline.base.status_line import status_line
 from feedline.preprocess import commit, output, quarantine
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.engine import Engine, EngineRun
@@ -59,7 +60,7 @@ def prepare(
     engine = engine or chosen_engine(config, on_note)
     check_apart(config)
     clear_abandoned(end=end_spark_of)  # what a killed run left, even if nothing is left to do
-    return Preparation(config, on_progress or (lambda *_: None), on_note, engine).run()
+    return Preparation(config, on_progress or status_line("prepare"), on_note, engine).run()
 
 
 def chosen_engine(config: PrepareConfig, on_note: OnNote) -> Engine:

@@ -22,6 +22,7 @@ import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.process import usable_cores
+from feedline.pipeline.base.status_line import status_line
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import (
     HALF_EXCHANGED,
@@ -94,7 +95,7 @@ def verify(
     for split in splits:
         problems += manifest_problems(store, split) + index_problems(split)
     problems += agreement_problems(splits) + quarantine_problems(store, splits)
-    checked, in_shards = shard_problems(store, splits, full, on_progress or (lambda *_: None))
+    checked, in_shards = shard_problems(store, splits, full, on_progress or status_line("verify"))
     problems += in_shards
     return {
         "ok": not problems,

@@ -25,11 +25,16 @@ def chosen_legs(legs: bool, cold: bool = True) -> tuple[LegName, ...]:
 def study(config: StudyConfig, report: Report = lambda _: None) -> Run:
     """Its journal's folder is gone."""
     with hearing() as interrupts, launched(config, report) as run:
-        recording = run.recording
-        missing = _what_is_missing(config, run, interrupted=bool(interrupts.number))
-        for note in (missing, _not_timed(config, recording), _disturbed(recording)):
-            recording = noted(recording, note) if note else recording
-        return replace(run, recording=recording)
+        return replace(run, recording=explained(config, run, interrupted=bool(interrupts.number)))
+
+
+def explained(config: StudyConfig, run: Run, *, interrupted: bool) -> Recording:
+    """The run's recording, with notes on what is missing of its legs and lines. The journal's folder is there."""
+    recording = run.recording
+    missing = _what_is_missing(config, run, interrupted=interrupted)
+    for note in (missing, _not_timed(config, recording), _disturbed(recording)):
+        recording = noted(recording, note) if note else recording
+    return recording
 
 
 def noted(recording: Recording, note: str) -> Recording:

@@ -33,7 +33,10 @@ ALLOWED: dict[str, set[str]] = {
     "profiling.explain.remedies": {"profiling.record", "profiling.explain.measure"},
     "profiling.explain": {"profiling.record", "profiling.explain.measure", "profiling.explain.remedies"},
     "profiling.render": {"profiling.record", "profiling.explain", "profiling.explain.measure"},
-    "profiling": {"profiling.record", "profiling.machine", "profiling.watch", "profiling.watch.legs"},
+    "profiling": {
+        *("profiling.record", "profiling.machine", "profiling.watch", "profiling.watch.legs"),
+        *("profiling.explain", "profiling.render"),
+    },
     "train": {"pipeline", "pipeline.format", "profiling.machine", "profiling.record"},
     "train.study": {"train"},
     "benchmarks": {"*"},

@@ -20,7 +20,7 @@ from feedline.benchmarks.experiments.harness import column, end_with, in_rounds,
 from feedline.benchmarks.grid import phrases
 from feedline.benchmarks.measure.intervals import compare, estimate
 from feedline.benchmarks.measure.rounds import Bench, Measure
-from feedline.benchmarks.tune import Setting, TuneConfig, tune
+from feedline.benchmarks.tune import Setting, TuneConfig, searched
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.settings import PREFETCH
@@ -64,7 +64,7 @@ def case(config: TuneConfig, measure: Measure, count: int) -> dict[str, Any]:
     grid_s = time.monotonic() - started_s
     best = max(settings, key=lambda setting: estimate(grid[setting]).value)
     budget = replace(config, budget_s=max(5.0, IN_TIME * grid_s))
-    results = [tune(budget, measure) for _ in range(RUNS)]
+    results = [searched(budget, measure) for _ in range(RUNS)]
     chosen = [Setting(**{name: result["best"][name] for name in Setting._fields}) for result in results]
     duel = rates_of(config, measure, [best, *chosen], DUEL_ROUNDS)
     tunings = [tuning(setting, best, duel, one, grid_s) for setting, one in zip(chosen, results, strict=True)]

@@ -40,6 +40,10 @@ class UsageError(FeedlineError):
 
     exit_status = 2
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows of it."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class RecordingError(UsageError):
     """A file that is no recording, of another version, or cannot be read or written."""

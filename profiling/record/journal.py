@@ -55,6 +55,8 @@ class StudyConfig:
     where there are some)."""
     parent: int = 0
     """The process that started the script; it shall not outlive that one. 0: it may."""
+    inside: bool = False
+    """The process lives on: it runs on unwatched, and is left as it was, as far as legs can."""
 
     def __post_init__(self) -> None:
         check_limits(self)

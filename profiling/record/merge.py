@@ -249,13 +249,18 @@ def _notes(
     elif not loaders:
         notes.append(
             "no DataLoader was iterated: the wait for data, workers and stages cannot be told; "
-            "use a loader that is watched (README), or `from feedline.profiling.probe import watch` around your loop"
+            "use a loader that is watched (README)"
         )
     elif not any(step.phase == "train" and not step.warm_up for step in steps):
         notes.append("too few batches to leave a warm-up out: run longer (no --steps, or a larger one)")
     if any(one["ended_by"] == "running" for one in trainers):
-        notes.append("the rate was known well enough before the script ended: it ran on unwatched")
+        notes.append("enough was seen before the script ended: it ran on unwatched")
     if count := sum(killed(journal, worker) for worker in journal.all("worker-")):
         notes.append(f"{count} worker(s) killed by a signal: counted up to their last second")
+    told, used = {worker["loader"] for worker in journal.all("worker-")}, {step.loader for step in steps}
+    if any(one.num_workers and one.kind == "torch" and one.id in used - told for one in loaders):
+        notes.append(
+            "a loader's workers told nothing, they were there before: make it anew to see them (persistent_workers)"
+        )
     notes += journal.complaints()
     return list(dict.fromkeys(notes))

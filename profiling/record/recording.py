@@ -38,6 +38,8 @@ EndedBy = Literal["itself", "steps", "seconds", "error", "signal", "running"]
 class Script:
     argv: list[str]
     """As given after `feedline profile`'s own options: the script (or module) and its arguments."""
+    name: str = ""
+    """Of what was profiled inside a running process (`profiling.profile`): a function, a notebook."""
     module: bool = False
     cwd: str = ""
     python: str = ""

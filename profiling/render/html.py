@@ -29,6 +29,12 @@ def document(page: sections.Page) -> str:
     return _templates().get_template("page.html").render(page=page)
 
 
+def framed(page: str, height_px: int = 640) -> str:
+    """A whole document as a part of another one, whose styles and scripts it neither sees nor touches."""
+    style = f"width: 100%; height: {height_px}px; border: 0; resize: vertical"
+    return str(Markup('<iframe title="feedline" sandbox="" style="{}" srcdoc="{}"></iframe>').format(style, page))
+
+
 def part(shown: sections.Part) -> Markup:
     """A fragment of the document."""
     return getattr(_templates().get_template("parts.html").module, type(shown).__name__.lower())(shown)

@@ -60,12 +60,12 @@ MOST_WORKERS = 16
 
 def report(diagnosis: Diagnosis) -> Page:
     recording, script = diagnosis.recording, diagnosis.recording.script
-    argv = script.argv or ["recording"]
+    argv = script.argv or [script.name or "recording"]
     started = recording.started.replace("T", " ").removesuffix("+00:00")
     # Behind a launcher (torchrun, accelerate) comes what it launches.
     name = next((word for word in argv if word.endswith(".py")), argv[0])
     return Page(
-        title=name.rsplit("/", 1)[-1],
+        title=script.name or name.rsplit("/", 1)[-1],
         verdict=verdict(diagnosis),
         sections=sections(diagnosis),
         kicker="feedline profile",
@@ -106,7 +106,7 @@ def _ceiling(measured: Measured) -> str:
     if recording.legs or any(note.startswith("no legs") for note in recording.notes):
         return "not measured (see the notes)"
     unwatched = measured.loader is not None and measured.loader.kind == "unwatched"
-    return units.UNKNOWN if unwatched else "not measured (run with --legs)"
+    return units.UNKNOWN if unwatched else "not measured (legs measure it)"
 
 
 def _rate(rate: Rate, unit: str) -> str:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
@@ -61,6 +61,7 @@ class Capture:
         self.rank = 0
         """Asked again at every pass: the script initialises torch.distributed after us."""
         self.pid = os.getpid()
+        self.origin = time.perf_counter()
         self.active = True
         """False once nothing more is to be seen: every hook passes straight through."""
         self.ours = Counter[int]()
@@ -363,6 +364,12 @@ class Capture:
             if not self.active or now - self._said > SAY_S:
                 self._said = now
                 self.journal.write(f"trainer-{self.pid}", self.about())
+
+    def tell(self) -> None:
+        """Write what was seen until now, in the script's own thread; the watch goes on."""
+        with self.watch.sampler.pausing if self.watch is not None else nullcontext():
+            self._said = float("-inf")
+            self.flush()
 
     def take_metrics(self) -> dict[str, float]:
         """Wait fraction and samples/s since the last call, over all batches; empty when there were none."""

@@ -9,10 +9,14 @@ import threading
 import time
 from typing import Any
 
-from feedline.profiling.watch.facts import settings
+from feedline.profiling.watch.facts import innermost, quietly, settings
 from feedline.profiling.watch.feed import Feed, Feeds, WatchedLoader
 
 FEED = "_feedline_feed"
+ONLY_HERE = (
+    "the loader's workers are fresh interpreters, which cannot import what a notebook defines: put the Dataset and "
+    "what it uses into a file, or give the DataLoader multiprocessing_context='fork'"
+)
 
 
 class Torch(WatchedLoader):
@@ -86,6 +90,8 @@ def _start_workers(feeds: Feeds, home: Any, original: Any) -> Any:
     def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         loop = getattr(home._worker_loop, "original", home._worker_loop)  # another thread may start workers too
         entry = feeds.worker_entry(loop, _outer(loader)) or loop
+        if quietly(lambda: _only_here(loader)):
+            feeds.capture.journal.complain(ONLY_HERE)
         home._worker_loop = entry
         try:
             return original(iterator, loader, *args, **kwargs)
@@ -94,6 +100,17 @@ def _start_workers(feeds: Feeds, home: Any, original: Any) -> Any:
                 home._worker_loop = loop
 
     return __init__
+
+
+def _only_here(loader: Any) -> bool:
+    """Whether its workers are fresh interpreters, and what they need is defined in a notebook or a console."""
+    import multiprocessing  # here: every interpreter of a run imports this file
+
+    context = loader.multiprocessing_context or multiprocessing
+    method = context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    homes = {getattr(type(one), "__module__", "") for one in (loader.dataset, innermost(loader.dataset))}
+    homes.add(getattr(loader.collate_fn, "__module__", ""))
+    return method != "fork" and "__main__" in homes and not hasattr(sys.modules["__main__"], "__file__")
 
 
 def _outer(loader: Any) -> Any:

@@ -73,11 +73,12 @@ class StackSampler(threading.Thread):
         self._shortest_s = 1.0 / rate_hz
         self._failed = False
         self._running = True
-        self._looking = threading.RLock()
+        self.pausing = threading.RLock()
+        """While it is held there is no look."""
 
     def stop(self) -> None:
         """A look that goes on is waited for, and none follows: what they saw may be read by any thread."""
-        with self._looking:
+        with self.pausing:
             self._running = False
             self.restore_interval()
 
@@ -106,7 +107,7 @@ class StackSampler(threading.Thread):
             now = time.perf_counter()
             delay_s = evidence.spent().delay_s
             held = None if delay_s is None else now - began - for_s - delay_s > HELD_S
-            with self._looking:
+            with self.pausing:
                 if self._running:
                     self._look_once(now - last, held)
             last = now

@@ -54,28 +54,49 @@ CHANGING = {"os.remove": 1, "os.rename": 2, "os.truncate": 1, "os.link": 2, "os.
 """Audit events -> how many of their arguments are paths."""
 
 
+_holding: list["Saves"] = []
+"""What an audit hook asks, which cannot be removed: one for the life of the process."""
+_hooked = False
+
+
+def _hear(event: str, args: tuple[Any, ...]) -> None:
+    for saves in _holding:
+        saves.hear(event, args)
+
+
 class Saves:
     def __init__(self, patches: Patches) -> None:
         self._held = False
+        patches.on_remove(self._release)
         self._refused: Callable[[str], None] = lambda _: None
         for module, names in SAVERS.items():
             patches.after_import(module, functools.partial(self._wrap, patches, names))
 
     def hold(self, refused: Callable[[str], None]) -> None:
-        """From here to the end of the process. `refused` is told why the script is ended."""
+        """From here on, until the patches are removed. `refused` is told why the script is ended."""
+        global _hooked
         if self._held:
             return
         self._held = True
         self._refused = refused
         self._pid = os.getpid()
-        sys.addaudithook(self._hear)
-        ignored = sys.unraisablehook
+        _holding.append(self)
+        if not _hooked:
+            sys.addaudithook(_hear)
+        _hooked = True
+        self._ignored = ignored = sys.unraisablehook
 
         def unraisable(what: Any) -> None:
             if not isinstance(what.exc_value, Finished):  # an exit handler that was refused
                 ignored(what)
 
         sys.unraisablehook = unraisable
+
+    def _release(self) -> None:
+        if self._held:
+            self._held = False
+            _holding.remove(self)
+            sys.unraisablehook = self._ignored
 
     def _wrap(self, patches: Patches, names: tuple[str, ...], module: ModuleType) -> None:
         for name in names:
@@ -91,7 +112,7 @@ class Saves:
 
         return staticmethod(save) if static else save
 
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+    def hear(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
             mode, flags = (*args, None, 0)[1:3]
             writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else (flags or 0) & WRITING

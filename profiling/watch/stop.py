@@ -71,6 +71,8 @@ class StopRule:
         if self.began is None and steps:
             self.began = now
         reason: Reason = "steps" if config.steps else "seconds" if config.seconds or config.diagnostic else "running"
+        if config.inside and not config.diagnostic:
+            reason = "running"
         if self._stop_at is not None:
             return reason if steps >= self._stop_at else None
         if self.began is None:

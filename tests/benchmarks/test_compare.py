@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from feedline.benchmarks.commands import check_work
-from feedline.benchmarks.compare import CompareConfig, Results, read_lines, run
+from feedline.benchmarks.compare import compare
+from feedline.benchmarks.comparison import CompareConfig, Results, read_lines, run
 from feedline.benchmarks.grid import Grid, parse_values
 from feedline.benchmarks.measure.rounds import MeasureError, check_devices
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.statement import record_of
-from feedline.pipeline.base.errors import UsageError
+from feedline.benchmarks.tune import tune
+from feedline.pipeline.base.errors import DatasetError, UsageError
 
 RATES = {0: 500.0, 1: 800.0, 2: 1500.0, 4: 1510.0}
 Rate = Callable[[dict[str, Any]], float]
@@ -153,6 +155,26 @@ def test_a_window_beside_a_noisy_neighbour_is_measured_again_but_a_steady_load_i
         kept = [window for windows in results.windows.values() for window in windows.values()]
         assert max(window.others_cores or 0.0 for window in kept) == 0.5
         assert len(calls) - len(kept) == sum(one > 1 for one in calls) <= most * 2
+
+
+def test_a_grid_of_values_has_the_usual_ones_for_what_is_not_named() -> None:
+    grid = Grid.of({"num_workers": range(3), "image_size": 64, "codec": ["jpeg", "raw"]})
+    assert grid.axes == {"num_workers": [0, 1, 2], "image_size": [64], "codec": ["jpeg", "raw"], "batch_size": [64]}
+    for axes, words in (
+        ({"num_workers": ["1", "2"]}, "'1' of num_workers is not a whole number"),
+        ({"pin_memory": [0, 1]}, "0 of pin_memory is not true or false"),
+        ({"workers": [1, 2]}, "cannot compare 'workers'"),
+        ({"num_workers": 2}, "nothing to compare"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            Grid.of(axes)
+
+
+def test_the_doors_refuse_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        compare(tmp_path / "none", {"num_workers": [0, 1]}, device="cpu", work=tmp_path / "work")
+    with pytest.raises(DatasetError, match="no prepared train split"):
+        tune(tmp_path)
 
 
 def test_devices_are_refused_where_they_change_nothing() -> None:

@@ -12,7 +12,7 @@ from feedline.benchmarks.experiments.tune_check import case
 from feedline.benchmarks.measure.rounds import MeasureError
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.pages import tune_page
-from feedline.benchmarks.tune import TuneConfig, predicted, promising, tune, write_config
+from feedline.benchmarks.tune import TuneConfig, predicted, promising, searched, write_config
 from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.render.html import document
 
@@ -57,7 +57,7 @@ def config(tmp_path: Path, **changes: Any) -> TuneConfig:
 @pytest.mark.parametrize("seed", range(6))
 def test_lands_within_five_percent_of_the_grid_in_a_quarter_of_its_time(tmp_path: Path, seed: int) -> None:
     machine = Machine(0.02, seed)
-    found = tune(config(tmp_path), machine.measure, lambda: machine.now_s)
+    found = searched(config(tmp_path), machine.measure, lambda: machine.now_s)
     grid = [
         {"num_workers": workers, "batch_size": batch, "prefetch_factor": prefetch}
         for workers in range(9)
@@ -73,7 +73,7 @@ def test_windows_beside_a_burst_do_not_decide(tmp_path: Path) -> None:
     near = 0
     for seed in range(20):
         machine = Machine(0.02, seed, bursts=0.3)
-        found = tune(config(tmp_path), machine.measure, lambda machine=machine: machine.now_s)
+        found = searched(config(tmp_path), machine.measure, lambda machine=machine: machine.now_s)
         near += machine.rate(found["best"]) > 0.95 * BATCH_GAIN[128] / STEP_S
     assert near >= 18
 
@@ -94,7 +94,7 @@ def test_settings_that_only_help_together_are_found(tmp_path: Path) -> None:
     near = 0
     for seed in range(20):
         machine = Crowded(0.03, seed)
-        found = tune(
+        found = searched(
             config(tmp_path, most_workers=4, cores=2.0, budget_s=36.0), machine.measure, lambda m=machine: m.now_s
         )
         near += machine.rate(found["best"]) > 0.95 * 1900 * 1.03 * 1.07 * 1.02
@@ -110,13 +110,13 @@ def test_the_benchmark_sees_a_bad_choice(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_budget_is_kept(tmp_path: Path) -> None:
     machine = Machine(0.1, 0)
-    found = tune(config(tmp_path, budget_s=9.0), machine.measure, lambda: machine.now_s)
+    found = searched(config(tmp_path, budget_s=9.0), machine.measure, lambda: machine.now_s)
     assert machine.now_s <= 9.0 and found["tried"]
 
 
 def test_the_page_shows_the_curve_it_saw(tmp_path: Path) -> None:
     machine = Machine(0.02, 0)
-    found = tune(config(tmp_path), machine.measure, lambda: machine.now_s)
+    found = searched(config(tmp_path), machine.measure, lambda: machine.now_s)
     drawn = document(tune_page(found))
     assert "predicted from one worker" in drawn and "raining throughput over workers" in drawn
     assert drawn.count("<tr>") > len(found["tried"])
@@ -130,11 +130,11 @@ def test_what_cannot_be_measured_is_left_out_and_said(tmp_path: Path) -> None:
             raise MeasureError("out of memory")
         return machine.measure(subject)
 
-    found = tune(config(tmp_path), measure, lambda: machine.now_s)
+    found = searched(config(tmp_path), measure, lambda: machine.now_s)
     assert found["best"]["batch_size"] == 32 and found["best"]["num_workers"] >= 4
     assert "out of memory" in found["statement"] and len(found["failed"]) >= 2
     with pytest.raises(MeasureError, match="out of memory"):
-        tune(config(tmp_path, batch_sizes=(64, 128)), measure, lambda: machine.now_s)
+        searched(config(tmp_path, batch_sizes=(64, 128)), measure, lambda: machine.now_s)
 
 
 def test_when_the_last_setting_fails_too_that_is_the_error(tmp_path: Path) -> None:
@@ -147,12 +147,12 @@ def test_when_the_last_setting_fails_too_that_is_the_error(tmp_path: Path) -> No
         return machine.measure(subject)
 
     with pytest.raises(MeasureError, match="out of memory"):
-        tune(config(tmp_path, batch_sizes=(64,), most_workers=0), measure, lambda: machine.now_s)
+        searched(config(tmp_path, batch_sizes=(64,), most_workers=0), measure, lambda: machine.now_s)
 
 
 def test_one_batch_size_is_kept(tmp_path: Path) -> None:
     machine = Machine(0.02, 0)
-    found = tune(config(tmp_path, batch_sizes=(32,)), machine.measure, lambda: machine.now_s)
+    found = searched(config(tmp_path, batch_sizes=(32,)), machine.measure, lambda: machine.now_s)
     assert {one["batch_size"] for one in found["tried"]} == {32}
 
 
@@ -169,7 +169,7 @@ def test_the_model_ranks_workers(tmp_path: Path) -> None:
 
 def test_the_file_is_what_train_reads(tmp_path: Path) -> None:
     machine = Machine(0.02, 0)
-    found = tune(config(tmp_path), machine.measure, lambda: machine.now_s)
+    found = searched(config(tmp_path), machine.measure, lambda: machine.now_s)
     write_config(tmp_path / "tuned.json", found, tmp_path / "train")
     said = json.loads((tmp_path / "tuned.json").read_text())
     assert said["options"]["num_workers"] == found["best"]["num_workers"]
@@ -178,7 +178,7 @@ def test_the_file_is_what_train_reads(tmp_path: Path) -> None:
 
 def test_the_command_in_the_file_is_one_word_a_path(tmp_path: Path) -> None:
     machine = Machine(0.02, 0)
-    found = tune(config(tmp_path), machine.measure, lambda: machine.now_s)
+    found = searched(config(tmp_path), machine.measure, lambda: machine.now_s)
     odd = tmp_path / "my $(touch x); data"
     write_config(tmp_path / "tuned.json", found, odd / "train")
     words = shlex.split(json.loads((tmp_path / "tuned.json").read_text())["command"])

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from feedline.benchmarks.compare import CompareConfig
+from feedline.benchmarks.comparison import CompareConfig
 from feedline.benchmarks.ladder import LadderConfig
 from feedline.benchmarks.plan import PlanInputs
 from feedline.benchmarks.tune import TuneConfig

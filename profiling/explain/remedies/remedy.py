@@ -100,7 +100,7 @@ def launcher(recording: Recording) -> str:
 
 def script_command(recording: Recording, *before: str) -> str:
     """The script's own command line, started by `python`, or with other words before it."""
-    words = ["-m"] * recording.script.module + recording.script.argv
+    words = ["-m"] * recording.script.module + (recording.script.argv or ["SCRIPT.py"])
     python = [] if launcher(recording) else ["python"]
     return shlex.join([*(before or python), *words])
 

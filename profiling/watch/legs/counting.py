@@ -16,6 +16,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from feedline.profiling.watch.patches import Patches
+from feedline.profiling.watch.rules import frames
 
 MANY = 1 << 30
 FRAMES = 64
@@ -57,6 +58,12 @@ HOLDERS: dict[str, Callable[[dict[str, Any]], None]] = {
     "ignite.engine.engine": _ignite,
 }
 """By the module whose frame it is; what it holds back is among that frame's variables."""
+
+
+def counted_by(frame: FrameType | None) -> str:
+    """The framework that counts the batches of the loop there; "" for none."""
+    names = (one.f_globals.get("__name__", "") for one in frames(frame))
+    return next((name.partition(".")[0] for name in names if name.startswith((*HOLDERS, "transformers.trainer"))), "")
 
 
 def attach(patches: Patches, beyond: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Generator
 from types import FrameType
 from typing import Any, NoReturn
 
+from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.record.journal import LegRow
 from feedline.profiling.watch import cuda
 from feedline.profiling.watch.batches import sizes
@@ -67,7 +68,12 @@ class Director:
         self._why = ""
 
     def hold(self, frame: FrameType) -> None:
-        """The loop, as called from there, in the pass that trains it."""
+        """The loop, as called from there, in the pass that trains it. Raises UsageError where it could not be left as
+        it was."""
+        if self._config.inside and (framework := counting.counted_by(frame)):
+            raise UsageError(
+                f"no legs in here: {framework} counts batches itself; feedline profile --legs SCRIPT can"
+            )
         counting.hold(frame)
 
     def take_over(self, feed: Feed, why: str) -> None:
@@ -118,7 +124,7 @@ class Director:
         config, adapter, began = self._config, batches.feed.adapter, time.perf_counter()
         steps, rounds = self._agreed() if self._capture.facts.world_size > 1 else (None, config.rounds)
         counts = worker_counts(adapter.workers(batches.feed.loader))
-        planned = plan(config.legs, adapter.kind, counts, rounds, self._lines)
+        planned = plan(config.legs, adapter.kind, counts, rounds, self._lines, inside=config.inside)
         for way in planned:
             had = sum(row.leg == way.leg for row in self._rows)
             if steps is None and late(way.leg, had, time.perf_counter() - began):

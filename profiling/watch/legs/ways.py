@@ -31,12 +31,18 @@ FINISHED_S, FINISH_MOST_S = 0.1, 5.0
 
 
 def plan(
-    legs: Sequence[str], kind: str, worker_counts: Sequence[int], rounds: int, lines: Iterable["Way"] = ()
+    legs: Sequence[str],
+    kind: str,
+    worker_counts: Sequence[int],
+    rounds: int,
+    lines: Iterable["Way"] = (),
+    *,
+    inside: bool = False,
 ) -> list["Way"]:
     """Every leg once a round, the order turned by one each time so that drift cancels; then, once, the cold one:
     whatever ran after it would read files from storage that it had in memory before. `lines` follow. Last comes what
     belongs to the ceiling of a loader of another `kind`, in pairs that turn round: with memory kept, and with batches
-    as feedline's has them too, which a script may not survive."""
+    as feedline's has them too, which a script may not survive. `inside` a process that lives on there are none."""
     once: list[Way] = []
     once += [Way()] if "normal" in legs else []
     once += [Cached()] if "cached" in legs else []
@@ -44,7 +50,7 @@ def plan(
     planned = [once[(position + turn) % len(once)] for turn in range(rounds) for position in range(len(once))]
     planned += [Cold()] if "cold" in legs else []
     planned += lines
-    if "cached" in legs and kind != "feedline":
+    if "cached" in legs and kind != "feedline" and not inside:
         pair = [Cached("kept"), Cached("laid_out")]
         planned += [way for turn in range(rounds) for way in (pair, pair[::-1])[turn % 2]]
     return planned

@@ -185,7 +185,7 @@ def test_a_gain_that_cannot_be_told_from_none_is_neither_help_nor_none() -> None
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({}, "not measured (run with --legs)"),
+        ({}, "not measured (legs measure it)"),
         ({"legs": [Leg(name="cached", samples_per_s=[200.0] * 5)]}, "not claimed (see the notes)"),
         ({"legs": [Leg(name="cached", disturbed=5)]}, "not measured (see the notes)"),
         ({"notes": ["no legs: the script left its loop before enough was seen"]}, "not measured (see the notes)"),

@@ -146,34 +146,41 @@ def test_only_a_worker_that_somebody_else_has_killed_is_called_killed(work: Path
 
 
 WATCHED = """
-from feedline.profiling.probe import watch
+from feedline.profiling.profile import Profile
 
-with watch() as seen:
+with Profile() as seen:
     for batch in DataLoader(data, batch_size=8):
         step(batch)
     print(sorted(seen.metrics()))
-try:
-    seen.recording
-except RuntimeError as error:
-    print(error)
+print(len(seen.recording.steps), seen.verdict.notes[-1], str(seen)[:4])
+with Profile() as again:
+    for batch in DataLoader(data, batch_size=8):
+        step(batch)
+model.weight.data.zero_()
+weights = model.weight.clone()
+print(len(again.recording.steps), seen.recording is seen.recording)
+trained = Profile(legs=True).run(lambda: [step(batch) for batch in DataLoader(data, batch_size=8)])
+print(torch.equal(model.weight, weights), len(trained.recording.steps))
 """
 
 
-def test_watch_under_feedline_profile_leaves_it_the_recording(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert len(profiled(script(work, WATCHED)).steps) == 20
-    said = capfd.readouterr().out
-    assert "['samples_per_s', 'wait_fraction']" in said
-    assert "the recording is `feedline profile`'s" in said
+def test_a_scripts_own_profile_under_feedline_profile(work: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recording = profiled(script(work, WATCHED))
+    assert (len(recording.steps), recording.script.ended_by) == (60, "itself")
+    metrics, first, second, third = capfd.readouterr().out.splitlines()
+    assert metrics == "['samples_per_s', 'wait_fraction']"
+    assert first.startswith("20 seen by `feedline profile` so far")
+    assert (second, third) == ("40 True", "True 60")
 
 
 def test_a_thread_that_fails_is_still_told_of() -> None:
     """What ends a training thread quietly is ours alone."""
-    from feedline.profiling.probe import watch
+    from feedline.profiling.profile import Profile
 
     told: list[str] = []
     before, threading.excepthook = threading.excepthook, lambda about: told.append(about.exc_type.__name__)
     try:
-        with watch(resources=False):
+        with Profile(resources=False):
             thread = threading.Thread(target=[].pop)
             thread.start()
             thread.join()

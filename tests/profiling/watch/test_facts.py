@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader
 
-from feedline.profiling.probe import watch
+from feedline.profiling.profile import Profile
 from tests.profiling.trainings import Training, data
 
 
@@ -22,7 +22,7 @@ class Odd(DataLoader[Any]):
 
 
 def test_what_a_loaders_properties_raise_goes_no_further() -> None:
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for _ in Odd(data(), batch_size=8):
             pass
     assert len(seen.recording.steps) == 8
@@ -46,7 +46,7 @@ def test_the_scripts_transforms_are_called_for_its_samples_only() -> None:
     steps = [transforms.Resize(8), transforms.CenterCrop(8), own, transforms.ToTensor()]
     samples = datasets.FakeData(64, (3, 9, 9), 3, transform=transforms.Compose(steps))
     loader = DataLoader(samples, batch_size=8)
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for images, labels in loader:
             training.step((images[:, 0, 0, :4], labels))
     assert seen.recording.loaders[0].refused == ""

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from feedline.profiling.probe import watch  # noqa: E402
+from feedline.profiling.profile import Profile  # noqa: E402
 from feedline.profiling.profile_run import chosen_legs  # noqa: E402
 from tests.profiling.diagnostic_runs import hits, rates, script, seen  # noqa: E402
 from tests.profiling.trainings import Training  # noqa: E402
@@ -176,7 +176,7 @@ def test_torchdatas_nodes(threads: bool) -> None:
     node = nodes.Batcher(node, batch_size=4)
     node = nodes.Mapper(node, slow_batch)
     loader = nodes.Loader(nodes.Prefetcher(node, 2) if threads else node)
-    with watch(resources=False) as found:
+    with Profile(resources=False) as found:
         loader.state_dict()
         for _ in range(2):
             for batch in loader:

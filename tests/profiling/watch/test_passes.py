@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, default_collate  # noqa: E402
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # noqa: E402
 
-from feedline.profiling.probe import watch  # noqa: E402
+from feedline.profiling.profile import Profile  # noqa: E402
 from feedline.profiling.record.recording import Recording  # noqa: E402
 from tests.profiling.trainings import Slow, Training, data, steps  # noqa: E402
 
@@ -30,7 +30,7 @@ LOOPS = {
 @pytest.mark.parametrize("how", LOOPS)
 def test_a_step_waits_for_all_its_loaders(how: str) -> None:
     late, quick = DataLoader(Slow(), batch_size=8), DataLoader(data(160), batch_size=8)
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         exec(LOOPS[how], {"late": late, "quick": quick, "training": Training()})
     names = {one.id: one.dataset for one in seen.recording.loaders}
     train = steps(seen.recording, "train")
@@ -44,7 +44,7 @@ def test_a_step_waits_for_all_its_loaders(how: str) -> None:
 def test_an_evaluation_in_a_step_of_two_loaders_is_no_wait_of_it() -> None:
     first, second, held_out = (DataLoader(one, batch_size=8) for one in (data(), data(), Slow()))
     training = Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for number, (_, batch) in enumerate(zip(first, second, strict=True)):
             training.step(batch)
             if number == 3:
@@ -64,7 +64,7 @@ def test_a_thread_that_draws_ahead_is_not_the_loop() -> None:
             ahead.put(batch)
         ahead.put(None)
 
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         threading.Thread(target=draw).start()
         while (batch := ahead.get()) is not None:
             training.step(batch)
@@ -117,7 +117,7 @@ def test_a_loader_whose_iterator_a_thread_draws_from_is_in_the_background(late: 
     """Either its batches come late, or the model does."""
     loader = DataLoaderX(Slow(), batch_size=8, num_workers=workers, collate_fn=slow_collate if late else None)
     held_out, training = DataLoaderX(data(80), batch_size=8), Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for epoch in range(5):
             for number, batch in enumerate(loader):
                 if not epoch + number:
@@ -152,7 +152,7 @@ def test_an_evaluation_in_a_loop_of_another_source_is_a_pause(how: str) -> None:
             if number == last:
                 break
 
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         if how == "broken off before":
             evaluate(1)
         for number in range(60):
@@ -177,7 +177,7 @@ def test_page_faults_are_of_one_step_each() -> None:
     """Not of all that came since a validation."""
     training, held_out = Training(), DataLoader(data(40), batch_size=8)
     batch = next(iter(held_out))
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for number in range(40):
             training.step(batch)
             if number % 6 == 3:
@@ -188,7 +188,7 @@ def test_page_faults_are_of_one_step_each() -> None:
 
 def test_a_few_steps_are_enough_to_count_page_faults() -> None:
     training = Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for batch in DataLoader(data(96), batch_size=8):
             training.step(batch)
     assert seen.recording.compute.faulty_steps >= 5
@@ -196,7 +196,7 @@ def test_a_few_steps_are_enough_to_count_page_faults() -> None:
 
 def test_what_another_thread_saves_is_no_pause(tmp_path: Path) -> None:
     training, loader = Training(), DataLoader(data(160), batch_size=8)
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for batch in loader:
             training.step(batch)
             saving = threading.Thread(target=torch.save, args=(training.model.state_dict(), tmp_path / "c.pt"))
@@ -225,7 +225,7 @@ def test_batches_of_the_scripts_own_making_are_told_from_the_model(how: str) -> 
 
     training = Training()
     batches = make() if how == "generator" else iter(stream.get, None)
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         if how == "queue":
             threading.Thread(target=put, daemon=True).start()
         for _, one in zip(range(9), batches, strict=False):
@@ -239,7 +239,7 @@ def test_batches_of_the_scripts_own_making_are_told_from_the_model(how: str) -> 
 
 def test_a_pass_for_each_step_and_its_beginning_is_in_the_wait() -> None:
     training, loader = Training(), DataLoader(Slow(), batch_size=8)
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for _ in range(12):
             training.step(next(iter(loader)))
     found = steps(seen.recording, "train")
@@ -259,7 +259,7 @@ def test_workers_that_end_within_a_step_are_waited_for(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_shutdown_workers", slowly)
     training, loader = Training(), DataLoader(data(), batch_size=8, num_workers=1)
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for _ in range(8):
             training.step(next(iter(loader)))
     found = steps(seen.recording, "train")[1:]
@@ -269,7 +269,7 @@ def test_workers_that_end_within_a_step_are_waited_for(monkeypatch: pytest.Monke
 
 def test_a_batch_more_of_the_same_loader_in_each_step() -> None:
     training, loader = Training(), DataLoader(data(160), batch_size=8)
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for batch in loader:
             next(iter(loader))
             training.step(batch)

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from feedline.profiling.probe import watch
+from feedline.profiling.profile import Profile
 from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.record.merge import merge
 from feedline.profiling.watch.capture import Capture
@@ -106,7 +106,7 @@ class Drawing(Sampler[int]):
 
 def test_a_slow_sampler_is_told_from_waiting() -> None:
     training = Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for batch in DataLoader(data(256), batch_size=8, num_workers=1, sampler=Drawing()):
             training.step(batch)
     (trainer,) = seen.recording.trainers
@@ -129,7 +129,7 @@ def idle(over: threading.Event) -> None:
 def test_a_loop_that_waits_for_threads_of_its_own_is_told_what_they_do() -> None:
     training, over = Training(), threading.Event()
     threading.Thread(target=idle, args=(over,)).start()
-    with watch(resources=False) as seen, ThreadPoolExecutor(2) as pool:
+    with Profile(resources=False) as seen, ThreadPoolExecutor(2) as pool:
         for number in range(60):
             training.step(pool.submit(slowly, number).result())
     over.set()

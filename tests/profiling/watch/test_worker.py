@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Dataset
 
-from feedline.profiling.probe import watch
+from feedline.profiling.profile import Profile
 from feedline.profiling.profile_run import study
 from feedline.profiling.record.journal import StudyConfig
 
@@ -63,7 +63,7 @@ def other_queue(_: int) -> None:
 
 def test_sending_is_what_the_thread_of_the_workers_own_queue_does() -> None:
     loader = DataLoader(Objects(), batch_size=4, num_workers=1, collate_fn=list, worker_init_fn=other_queue)
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for _ in loader:
             pass
     (worker,) = seen.recording.workers

@@ -1,7 +1,8 @@
-"""`watch` around real loops in this process: what is counted, kept apart, and left as it was."""
+"""`Profile` around real loops in this process: what is counted, kept apart, and left as it was."""
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -14,16 +15,17 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
+from feedline.pipeline.base.errors import UsageError  # noqa: E402
 from feedline.profiling.explain.measure.situation import measure  # noqa: E402
 from feedline.profiling.explain.predict import all_predictions  # noqa: E402
-from feedline.profiling.probe import watch  # noqa: E402
+from feedline.profiling.profile import Profile  # noqa: E402
 from feedline.profiling.watch.capture import Capture  # noqa: E402
 from tests.profiling.trainings import Slow, Training, data, steps  # noqa: E402
 
 
 def test_a_plain_loop() -> None:
     training = Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for _ in range(2):
             for batch in DataLoader(data(), batch_size=8):
                 training.step(batch)
@@ -43,7 +45,7 @@ def test_a_plain_loop() -> None:
 
 def test_a_loader_built_anew_for_every_epoch_is_one_loader() -> None:
     training = Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for _ in range(3):
             for batch in DataLoader(data(), batch_size=8):
                 training.step(batch)
@@ -57,7 +59,7 @@ def test_a_loader_built_anew_for_every_epoch_is_one_loader() -> None:
 
 def test_passes_are_told_whole_or_broken_off() -> None:
     loader = DataLoader(data(), batch_size=8)
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for epoch in range(3):
             for number, _ in enumerate(loader):
                 if epoch == 2 and number == 3:
@@ -70,7 +72,7 @@ def test_passes_are_told_whole_or_broken_off() -> None:
 
 def test_steps_follow_each_other_without_gaps() -> None:
     training = Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for batch in DataLoader(data(), batch_size=8):
             training.step(batch)
     found = seen.recording.steps
@@ -81,7 +83,7 @@ def test_steps_follow_each_other_without_gaps() -> None:
 @pytest.mark.parametrize("broken_off", [False, True])
 def test_an_evaluation_inside_training_is_a_pause(broken_off: bool) -> None:
     training, held_out = Training(), DataLoader(data(), batch_size=8)
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for number, batch in enumerate(DataLoader(data(), batch_size=8)):
             training.step(batch)
             if number == 3:
@@ -102,7 +104,7 @@ def test_an_evaluation_inside_training_is_a_pause(broken_off: bool) -> None:
 
 def test_an_evaluation_before_training_is_no_training() -> None:
     training = Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for x, _ in DataLoader(data(), batch_size=16):
             training.model(x)
         for batch in DataLoader(data(), batch_size=8):
@@ -113,7 +115,7 @@ def test_an_evaluation_before_training_is_no_training() -> None:
 
 def test_two_loaders_in_lockstep_are_no_pauses() -> None:
     training = Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for batch, _ in zip(DataLoader(data(), batch_size=8), DataLoader(data(), batch_size=8), strict=True):
             training.step(batch)
     assert all(step.pause_s == 0 for step in seen.recording.steps)
@@ -121,7 +123,7 @@ def test_two_loaders_in_lockstep_are_no_pauses() -> None:
 
 def test_a_checkpoint_is_a_pause(tmp_path: Any) -> None:
     training = Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for batch in DataLoader(data(), batch_size=32):
             training.step(batch)
             torch.save(training.model.state_dict(), tmp_path / "c.pt")
@@ -130,7 +132,7 @@ def test_a_checkpoint_is_a_pause(tmp_path: Any) -> None:
 
 
 def test_a_loop_that_trains_nothing_is_the_loop_asked_about() -> None:
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for _ in DataLoader(data(), batch_size=8):
             pass
     assert len(steps(seen.recording, "train")) == 8
@@ -148,7 +150,7 @@ class Broken(Dataset[Any]):
 
 def test_errors_of_the_dataset_come_through() -> None:
     got = 0
-    with watch(resources=False) as seen, pytest.raises(ValueError, match="sample 5 is broken"):
+    with Profile(resources=False) as seen, pytest.raises(ValueError, match="sample 5 is broken"):
         for _ in DataLoader(Broken(), batch_size=2):
             got += 1
     assert got == len(seen.recording.steps) == 2
@@ -169,7 +171,7 @@ class OwnLoader(DataLoader[Any]):
 
 @pytest.mark.parametrize("loader", [DataLoader(Stream(), batch_size=4), OwnLoader(Stream(), batch_size=4)])
 def test_iterable_datasets_and_own_subclasses(loader: DataLoader[Any]) -> None:
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for _ in loader:
             pass
     assert [step.samples for step in seen.recording.steps] == [4] * 5
@@ -178,7 +180,7 @@ def test_iterable_datasets_and_own_subclasses(loader: DataLoader[Any]) -> None:
 
 def test_what_a_loop_without_workers_prepares_is_known_by_sample_and_stage() -> None:
     training = Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for batch in DataLoader(Slow(), batch_size=8):
             training.step(batch)
     (worker,) = seen.recording.workers
@@ -201,7 +203,7 @@ def test_pictures_that_a_watched_loop_draws_are_its_own_python() -> None:
         for _ in range(6):  # on a fast machine, too, so long that the sampler looks often
             image.fromarray(pixels).resize((900, 900)).tobytes()
 
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for batch in DataLoader(data(1600), batch_size=16):
             training.step(batch)
             draws()
@@ -213,7 +215,7 @@ def test_pictures_that_a_watched_loop_draws_are_its_own_python() -> None:
 def test_workers_are_seen(persistent: bool) -> None:
     training = Training()
     loader = DataLoader(data(256), batch_size=8, num_workers=2, persistent_workers=persistent)
-    with watch() as seen:
+    with Profile() as seen:
         for _ in range(2):
             for batch in loader:
                 training.step(batch)
@@ -244,7 +246,7 @@ def test_everything_is_as_it_was_afterwards() -> None:
         return [one for one in gc.get_objects() if type(one) is Capture]
 
     before, threads, kept = state(), set(threading.enumerate()), len(captures())
-    with watch(resources=False):
+    with Profile(resources=False):
         assert DataLoader.__iter__ is not before[0]
         for _ in DataLoader(data(), batch_size=8):
             pass
@@ -258,7 +260,7 @@ def test_nothing_comes_between_an_error_and_the_script(monkeypatch: pytest.Monke
     monkeypatch.setattr("feedline.profiling.watch.facts.refused", asked.append)
     training = Training()
     loader = DataLoader(data(), batch_size=8, collate_fn=Failing(after=5))
-    with watch(resources=False):
+    with Profile(resources=False):
         with pytest.raises(SystemExit):
             for batch in loader:
                 training.step(batch)
@@ -287,7 +289,7 @@ class Interval(Dataset[Any]):
 
 def test_workers_that_live_on_get_back_the_usual_switch_interval() -> None:
     loader = DataLoader(Interval(), batch_size=8, num_workers=1, persistent_workers=True)
-    with watch(resources=False):
+    with Profile(resources=False):
         during = {float(value) for batch in loader for value in batch}
     assert min(during) < sys.getswitchinterval()
     assert {float(value) for batch in loader for value in batch} == {sys.getswitchinterval()}
@@ -295,7 +297,7 @@ def test_workers_that_live_on_get_back_the_usual_switch_interval() -> None:
 
 def test_metrics_for_the_loops_own_log() -> None:
     training = Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         assert seen.metrics() == {}
         for batch in DataLoader(data(), batch_size=8):
             training.step(batch)
@@ -332,7 +334,7 @@ def telling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("telling")
 def test_the_cpu_time_of_preparing_that_nobody_counts_is_unknown() -> None:
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for _ in Telling(os.getpid()):
             time.sleep(0.001)
     (worker,) = seen.recording.workers
@@ -342,7 +344,7 @@ def test_the_cpu_time_of_preparing_that_nobody_counts_is_unknown() -> None:
 
 @pytest.mark.usefixtures("telling")
 def test_a_loader_that_tells_itself_is_believed() -> None:
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for _ in Telling():
             pass
     (worker,) = seen.recording.workers
@@ -354,19 +356,29 @@ def test_a_loader_that_tells_itself_is_believed() -> None:
 def test_an_error_that_cannot_be_told_is_the_scripts_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
     shown, wordless = list[Any](), type("Wordless", (Exception,), {"__str__": None})
     monkeypatch.setattr(sys, "excepthook", lambda *error: shown.append(error))
-    with watch(resources=False):
+    with Profile(resources=False):
         sys.excepthook(wordless, wordless(), None)
     assert len(shown) == 1
 
 
-def test_watching_twice_is_refused() -> None:
-    with watch(resources=False), pytest.raises(RuntimeError, match="already being profiled"), watch():
-        pass
+def test_two_at_once_are_refused() -> None:
+    with Profile(resources=False) as seen:
+        with pytest.raises(UsageError, match="already being profiled"), Profile():
+            pass
+        with pytest.raises(UsageError, match="already being profiled"):
+            seen.start()
+        for _ in DataLoader(data(), batch_size=8):
+            pass
+    assert len(seen.recording.steps) == 8
+    with pytest.raises(UsageError, match="not being profiled"):
+        seen.stop()
 
 
 def test_the_recording_is_there_after_the_block() -> None:
-    with watch(resources=False) as seen, pytest.raises(RuntimeError, match="once the"):
-        _ = seen.recording
+    with Profile(resources=False) as seen:
+        with pytest.raises(UsageError, match="once the"):
+            _ = seen.recording
+        assert str(seen) == "Profile: it goes on" and seen._repr_html_() is None
     assert seen.recording.notes[0].startswith("no DataLoader")
 
 
@@ -374,7 +386,7 @@ def test_a_process_that_knows_only_its_local_rank(monkeypatch: pytest.MonkeyPatc
     """As Lightning starts them."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for _ in DataLoader(data(), batch_size=8):
             pass
     assert {step.rank for step in seen.recording.steps} == {3}
@@ -383,10 +395,131 @@ def test_a_process_that_knows_only_its_local_rank(monkeypatch: pytest.MonkeyPatc
 
 def test_a_loop_over_something_else_is_seen_by_its_optimiser() -> None:
     training = Training()
-    with watch(resources=False) as seen:
+    with Profile(resources=False) as seen:
         for batch in [(torch.rand(8, 4), torch.randint(0, 3, (8,)))] * 20:
             training.step(batch)
             time.sleep(0.01)
     assert seen.recording.optimizer_steps == 20
     assert sum(seen.recording.trainers[0].parts.values()) > 0
     assert seen.recording.seconds > 0
+
+
+# --- the ways to use it -------------------------------------------------------------------------------
+
+
+def epoch(training: Training | None = None) -> int:
+    training = training or Training()
+    count = 0
+    for batch in DataLoader(data(), batch_size=8):
+        training.step(batch)
+        count += 1
+    return count
+
+
+def test_a_decorator_keeps_what_the_last_call_has_shown() -> None:
+    profile = Profile(resources=False)
+    profiled = profile(epoch)
+    assert (profiled(), profiled.__name__) == (8, "epoch")
+    first = profile.recording
+    assert profiled(Training()) == 8
+    assert profile.recording is not first and len(profile.recording.steps) == 8
+
+
+def test_what_returns_before_it_has_run_is_no_function_to_decorate() -> None:
+    def batches() -> Iterator[Any]:
+        yield from DataLoader(data(), batch_size=8)
+
+    with pytest.raises(UsageError, match="batches returns before it has run"):
+        Profile()(batches)
+
+
+def test_start_and_stop() -> None:
+    profile = Profile(resources=False)
+    assert str(profile) == "Profile: nothing has been profiled yet"
+    for samples in (64, 32):
+        profile.start()
+        for batch in DataLoader(data(samples), batch_size=8):
+            Training().step(batch)
+        assert len(profile.stop().recording.steps) == samples // 8
+
+
+def test_a_call_and_its_report() -> None:
+    profile = Profile(resources=False, argv=("train.py", "--epochs", "1")).run(epoch)
+    assert profile.recording.script.name == "epoch"
+    assert profile.verdict.recording is profile.recording and profile.predictions is profile.verdict.predictions
+    assert profile.verdict.headline.split()[0] in str(profile) == repr(profile)
+    page = profile._repr_html_() or ""
+    assert page.startswith("<iframe ") and page.count("<") == 2 and 'sandbox=""' in page
+    assert "train.py --epochs 1" in page
+
+
+def test_so_many_steps_and_the_code_runs_on() -> None:
+    profile = Profile(resources=False, steps=3)
+    with profile:
+        assert epoch() == 8
+    assert len(profile.recording.steps) == 3
+    assert any("ran on unwatched" in note for note in profile.recording.notes)
+
+
+@pytest.mark.parametrize(("error", "ended_by"), [(KeyboardInterrupt(), "signal"), (ValueError("wrong\nx"), "error")])
+def test_what_was_seen_before_an_error_or_an_interrupt(error: BaseException, ended_by: str) -> None:
+    profile = Profile(resources=False)
+    with pytest.raises(type(error)), profile:
+        epoch()
+        raise error
+    script = profile.recording.script
+    assert (script.ended_by, len(profile.recording.steps)) == (ended_by, 8)
+    assert script.error in ("KeyboardInterrupt", "ValueError: wrong")
+    with profile:  # and again
+        epoch()
+    assert profile.recording.script.ended_by == "itself"
+
+
+def test_one_that_is_forgotten_ends_with_its_last_name() -> None:
+    Profile(resources=False).start()
+    gc.collect()
+    with Profile(resources=False) as seen:
+        epoch()
+    assert len(seen.recording.steps) == 8
+
+
+def test_workers_that_were_there_before_are_said_to_be_unseen() -> None:
+    loader = DataLoader(data(), batch_size=8, num_workers=1, persistent_workers=True)
+    unseen = "they were there before"
+    for told in (False, True):
+        with Profile(resources=False) as seen:
+            for _ in loader:
+                pass
+        assert bool(seen.recording.workers) is not told
+        assert any(unseen in note for note in seen.recording.notes) is told
+
+
+HERE_ALONE = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+from feedline.profiling.profile import Profile
+
+class Mine(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.zeros(2)
+
+for method in ("fork", "spawn"):
+    profile = Profile(resources=False)
+    try:
+        with profile:
+            print(len(list(DataLoader(Mine(), batch_size=2, num_workers=1, multiprocessing_context=method))))
+    except RuntimeError as error:
+        print(error.__notes__)
+    print(profile.recording.notes)
+"""
+
+
+def test_a_dataset_that_fresh_workers_cannot_import_is_named() -> None:
+    """As a notebook's: `-c` has no file either."""
+    done = subprocess.run([sys.executable, "-c", HERE_ALONE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    count, fork, notes, spawn = done.stdout.splitlines()
+    assert count == "4" and "cannot import" not in fork
+    assert "cannot import what a notebook defines" in notes and "cannot import what a notebook defines" in spawn
