@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks import commands
-from feedline.benchmarks.compare import read_lines
+from feedline.benchmarks.comparison import read_lines
 from feedline.benchmarks.experiments.harness import beside, end_with, options, write
 from feedline.pipeline.base.process import usable_cores
 

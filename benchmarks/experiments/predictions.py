@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.compare import read_lines
+from feedline.benchmarks.comparison import read_lines
 from feedline.benchmarks.experiments.harness import end_with, options, say, show, write
 from feedline.benchmarks.measure.rounds import Bench, quietest, rounds
 from feedline.benchmarks.measure.window import Subject, Window

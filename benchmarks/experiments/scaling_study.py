@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.compare import read_lines
+from feedline.benchmarks.comparison import read_lines
 from feedline.benchmarks.experiments.harness import end_with, options, say, write
 from feedline.benchmarks.experiments.scaling_report import markdown, study_page
 from feedline.benchmarks.measure.rounds import rounds
