@@ -1,4 +1,4 @@
-"""The lab's C programs build, and give one answer at every level; the lab runs them longer, and built in other ways."""
+"""The lab's C programs build, and every level gives one answer; the lab itself builds them in other ways, too."""
 
 import re
 import shutil
