@@ -215,6 +215,8 @@ class PixelFiller(Filler):
         filled = self._kernel.together(jobs, out_NHWC, self.clock)
         if self._transform is not None:
             for (sample, _, _), out_HWC in zip(run[:filled], out_NHWC, strict=False):
+                if not self.wanted():
+                    raise GivenUp
                 self._change(self._transform, sample, epoch, out_HWC)
         return filled
 
