@@ -139,17 +139,12 @@ class Filler:
         for sample in samples_N.tolist():
             if not self.wanted():
                 raise GivenUp
-            position += self.one(sample, position, labels_N, put, bad)
+            used = self._attempt(sample, position, put, bad)
+            if used is not None:
+                labels_N[position] = PADDING if used == PADDING else self._labels_N[used]
+                position += 1
         self.clock.mark(_COLLATE)
         return position
-
-    def one(self, sample: int, position: int, labels_N: Numbers, put: Callable[[int, int], None], bad: Bad) -> int:
-        """The same for one place: 1, or 0 for a bad sample that is left out."""
-        used = self._attempt(sample, position, put, bad)
-        if used is None:
-            return 0
-        labels_N[position] = PADDING if used == PADDING else self._labels_N[used]
-        return 1
 
     def _attempt(self, sample: int, position: int, put: Callable[[int, int], None], bad: Bad) -> int | None:
         """Uses the sample, or what `on_bad` puts in its place; the number of what was used, None for nothing."""
@@ -200,7 +195,6 @@ class PixelFiller(Filler):
         size_bytes = px * px * CHANNELS
         images_NHWC = images[: len(samples_N) * size_bytes].reshape(-1, px, px, CHANNELS)
         bad: Bad = []
-
         if px == self.spec.stored_px:
 
             def put(sample: int, position: int) -> None:
@@ -219,18 +213,22 @@ class PixelFiller(Filler):
         def put(sample: int, position: int, first: Ready) -> None:
             self._decode(sample, epoch, images_NHWC[position], first[1] if sample == first[0] else None)
 
-        position = begun = 0
+        shown: list[int] = []
+        begun = 0
         while begun < len(samples):
             run = self._read_run(samples[begun : begun + _MOST_IN_RUN], epoch, images_NHWC.shape[1])
             begun += len(run)
             while run:
-                together = self._together(run, epoch, images_NHWC[position:], labels_N[position:])
-                position += together
+                together = self._together(run, epoch, images_NHWC[len(shown) :])
+                shown += [sample for sample, _, _ in run[:together]]
                 for first in run[together : together + 1]:
-                    position += self.one(first[0], position, labels_N, partial(put, first=first), bad)
+                    used = self._attempt(first[0], len(shown), partial(put, first=first), bad)
+                    shown += [] if used is None else [used]
                 run = run[together + 1 :]
+        shown_N = np.array(shown, np.int64)
+        labels_N[: len(shown)] = np.where(shown_N == PADDING, PADDING, self._labels_N[shown_N])
         self.clock.mark(_COLLATE)
-        return position
+        return len(shown)
 
     def _read_run(self, samples: list[int], epoch: int, px: int) -> list[Ready]:
         """The first of the samples, up to _RUN_BYTES of them, and to one without a job."""
@@ -254,15 +252,14 @@ class PixelFiller(Filler):
                 break
         return run
 
-    def _together(self, run: list[Ready], epoch: int, out_NHWC: Images, labels_N: Numbers) -> int:
-        """Fills the first places from the first samples, in one call; returns how many, before one that is done
-        alone."""
+    def _together(self, run: list[Ready], epoch: int, out_NHWC: Images) -> int:
+        """Fills the first places from the first samples in one call; how many, before one that is done alone."""
         jobs = [job for _, _, job in run if job is not None]  # only the last has none
         filled = self._kernel.together(jobs, out_NHWC, self.clock)
-        numbers = [sample for sample, _, _ in run[:filled]]
-        labels_N[:filled] = self._labels_N[numbers]
         if self._transform is not None:
-            for sample, out_HWC in zip(numbers, out_NHWC, strict=False):
+            for (sample, _, _), out_HWC in zip(run[:filled], out_NHWC, strict=False):
+                if not self.wanted():
+                    raise GivenUp
                 self._change(self._transform, sample, epoch, out_HWC)
         return filled
 

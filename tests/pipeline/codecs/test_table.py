@@ -18,6 +18,7 @@ from feedline.pipeline.draw.regions import Region
 from feedline.pipeline.kernel import compiled
 
 pytestmark = pytest.mark.usefixtures("kernel")
+KERNEL = compiled.KERNEL
 WIDTH, HEIGHT = 64, 48
 X, Y = np.meshgrid(np.arange(WIDTH), np.arange(HEIGHT))
 PICTURE = np.stack([3 * X, 5 * Y, 128 + X - Y], -1).astype(np.uint8)
@@ -94,15 +95,16 @@ def test_fill_shows_the_chosen_region(codec: Codec, fast_chroma: bool, px: int) 
 
 @pytest.mark.parametrize("region", [Region(16, 8, 32, 32), Region(3, 1, 60, 47, True), Region(5, 5, 20, 21)])
 @pytest.mark.parametrize("px", [16, 32, 33])
+@pytest.mark.skipif(KERNEL is None, reason="there is no compiled kernel")
 def test_what_the_kernel_is_told_gives_the_same_pixels(codec: Codec, region: Region, px: int) -> None:
-    if compiled.KERNEL is None:
-        pytest.skip("there is no compiled kernel")
+    """As `fill` with its filters; within two levels of the fallback's."""
+    assert KERNEL is not None
     out_HWC, places = np.zeros((px, px, 3), np.uint8), np.zeros((1, px, px, 3), np.uint8)
     codec.fill(member(codec), out_HWC, lambda w, h: region, Laps(), True)
     job = codec.job(member(codec), px, lambda w, h: region)
     if job is not None:
-        assert compiled.KERNEL.fill([job], False, places)[0] == 1
-        assert np.array_equal(places[0], out_HWC)
+        assert KERNEL.fill([job], False, places)[0] == 1
+        assert np.abs(places[0].astype(int) - out_HWC).max() <= (0 if compiled.KERNEL else 2)
     assert (job is None) == (codec.name == "keep" or (codec.name == "jpeg" and min(region[2:4]) >= 2 * px))
 
 
