@@ -47,9 +47,9 @@ class Seen(NamedTuple):
 
     @classmethod
     def by(cls, rows: Rows) -> "Seen":
-        sums = rows.sum(axis=0).tolist()
-        busy_ns = sums[FIELD["now_ns"]] - sums[FIELD["started_ns"]] - sums[FIELD["idle"]]
-        return cls(*(sums[FIELD[name]] for name in cls._fields[:-1]), busy_ns)
+        sums: list[int] = rows.sum(axis=0).tolist()
+        told = {name: sums[FIELD[name]] for name in cls._fields[:-1]}
+        return cls(**told, busy_ns=sums[FIELD["now_ns"]] - sums[FIELD["started_ns"]] - sums[FIELD["idle"]])
 
     def since(self, before: "Seen") -> "Seen":
         return Seen(*(now - then for now, then in zip(self, before, strict=True)))

@@ -118,11 +118,8 @@ class Filler:
         self.clock.row[FIELD["announced_bytes"]] += announced_bytes
         self.clock.mark(_READ)
 
-    def _looking(self, read: Callable[..., T], *where: Any) -> T:
-        """Of one read in LOOK_EVERY, whether it waited: by the kernel's account of when it gave up its core."""
-        self._reads += 1
-        if self._reads % LOOK_EVERY:
-            return read(*where)
+    def _looked_at(self, read: Callable[..., T], *where: Any) -> T:
+        """Notes of a read whether it waited, by the kernel's account of when the thread gave up its core."""
         switches, started_ns = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, time.perf_counter_ns()
         data = read(*where)
         took_ns, row = time.perf_counter_ns() - started_ns, self.clock.row
@@ -170,7 +167,9 @@ class Filler:
         """A sample's checked bytes. Raises DatasetError."""
         self.clock.row[_SAMPLE] = sample
         shards, offsets, lengths, crcs = self._where
-        data = self._looking(self._files.read, shards[sample], offsets[sample], lengths[sample])
+        self._reads += 1
+        where, read = (shards[sample], offsets[sample], lengths[sample]), self._files.read
+        data = read(*where) if self._reads % LOOK_EVERY else self._looked_at(read, *where)
         if not self._checked[sample]:
             if self.spec.checksums and zlib.crc32(data) != crcs[sample]:
                 raise DatasetError("its bytes are not those that were written (wrong CRC)")
@@ -286,7 +285,9 @@ class PixelFiller(Filler):
         """The pixels are the end of a raw member, whatever its header's length, once these were seen to be right."""
         self.clock.row[_SAMPLE] = sample
         shards, offsets, lengths, _ = self._where
-        self._looking(self._files.read_into, shards[sample], offsets[sample] + lengths[sample], out_HWC)
+        self._reads += 1
+        where, read = (shards[sample], offsets[sample] + lengths[sample], out_HWC), self._files.read_into
+        read(*where) if self._reads % LOOK_EVERY else self._looked_at(read, *where)
         self.clock.row[_BYTES] += out_HWC.nbytes
         self.clock.mark(_READ)
 

@@ -139,6 +139,9 @@ class Headcount:
 
 
 def _window(start: Totals, now: Totals) -> Window:
-    seen = Totals(*(new - old for new, old in zip(now, start, strict=True)))
-    active_s, worker_ns = max(seen.active_s, 1e-9), max(seen.worker_ns, 1)
-    return Window(seen.samples / active_s, min(1.0, seen.wait_s / active_s), min(1.0, seen.idle_ns / worker_ns))
+    active_s, worker_ns = max(now.active_s - start.active_s, 1e-9), max(now.worker_ns - start.worker_ns, 1)
+    return Window(
+        samples_per_s=(now.samples - start.samples) / active_s,
+        waiting=min(1.0, (now.wait_s - start.wait_s) / active_s),
+        idle=min(1.0, (now.idle_ns - start.idle_ns) / worker_ns),
+    )

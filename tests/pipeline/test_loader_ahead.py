@@ -109,7 +109,7 @@ STEPS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEPS, min_size=2, max_size=6), st.sampled_from(["drop", "pad", "wrap"]), st.integers(0, 3))
 def test_whatever_is_announced_batches_and_state_are_the_same(
     split: Path, steps: list[dict[str, Any]], policy: str, workers: int

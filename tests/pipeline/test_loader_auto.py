@@ -52,7 +52,7 @@ def settle(loader: Loader, count: int) -> None:
     raise AssertionError(loader.worker_pids)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.integers(1, 4), min_size=2, max_size=20),
     st.lists(st.sampled_from([2, 99, 99]), min_size=2, max_size=4),

@@ -11,7 +11,7 @@ from feedline.pipeline.loader_state import ORDER
 from tests.pipeline.loading import SMALL, labels
 
 INLINE = SMALL | {"num_workers": 0}
-OTHER: dict[str, Any] = {"shuffle": False, "window_shards": 2, "subset": 30, "class_balanced": True, "seed": 9}
+OTHER: dict[str, Any] = {"shuffle": False, "window_shards": 2, "subset": 48, "class_balanced": True, "seed": 9}
 
 
 def amid(split: Path, **options: Any) -> tuple[dict[str, Any], list[int]]:

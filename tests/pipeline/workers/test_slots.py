@@ -12,7 +12,7 @@ from feedline.pipeline.loader_config import MOST_EPOCH
 from feedline.pipeline.workers import counters
 from feedline.pipeline.workers.memory import SharedMemory, share_columns, shared_columns
 from feedline.pipeline.workers.messages import MAX_BYTES, Reply, Task
-from feedline.pipeline.workers.slots import Ledger, SlotLayout
+from feedline.pipeline.workers.slots import HINT_BATCHES, Ledger, SlotLayout
 
 LAYOUT = SlotLayout(batch_size=5, px=7)
 
@@ -78,15 +78,15 @@ def test_parts_of_a_slot_do_not_overlap_and_slots_do_not_touch() -> None:
         parts = LAYOUT.slot(view, slot)
         assert (parts.images == 16 * slot + 1).all() and len(parts.images) >= 5 * 7 * 7 * 3
         assert (parts.labels_N == 16 * slot + 2).all() and (parts.samples_N == 16 * slot + 3).all()
-        assert (parts.filled == 16 * slot + 4).all()
-        assert [len(part) for part in parts[1:]] == [5, 5, 2]
+        assert (parts.filled == 16 * slot + 4).all() and (parts.hints_N == 16 * slot + 5).all()
+        assert [len(part) for part in parts[1:]] == [5, 5, 2, 5 * HINT_BATCHES]
 
 
 NUMBERS = st.integers(0, 2**31 - 1)
 EPOCHS = st.integers(0, MOST_EPOCH)
 
 
-@given(st.builds(Task, run=NUMBERS, batch=NUMBERS, slot=NUMBERS, samples=NUMBERS, epoch=EPOCHS, px=NUMBERS))
+@given(st.builds(Task, *[NUMBERS] * 4, EPOCHS, *[NUMBERS] * 3))
 def test_tasks_travel_unchanged(task: Task) -> None:
     assert Task.unpack(task.pack()) == task
 
