@@ -74,7 +74,7 @@ class Storage:
         what = f"{units.count(self.samples, 'sample')} of {units.size(self.sample_bytes)}"
         yield "dataset", f"{self.split}: {what} in {units.count(self.shards, 'shard')}{cached}"
         best, alone = reads.best_random_bytes_per_s, reads.random_bytes_per_s[0]
-        doubt = "" if reads.of_storage else " (partly from memory: the storage may be slower)"
+        doubt = "" if reads.of_storage else " (perhaps from memory: the storage may be slower)"
         yield (
             "random reads",
             (

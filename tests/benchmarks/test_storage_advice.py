@@ -37,7 +37,7 @@ def test_the_option_to_set_is_named_with_what_it_costs() -> None:
     assert "window_shards=0" in words(window_shards=0)["order"]
     assert "too short" in words(window_shards=0, reads=replace(DISK, sequential_bytes_per_s=None))["order"]
     assert "smaller shards" in words(window_shards=0, cache_bytes=32e6)["order"]
-    assert "partly from memory" in words(reads=replace(DISK, cold=0.4))["random reads"]
+    assert "perhaps from memory" in words(reads=replace(DISK, cold=0.4))["random reads"]
 
 
 def test_a_page_cache_that_is_too_small_is_told_with_the_window_that_fits() -> None:
