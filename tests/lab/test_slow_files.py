@@ -12,6 +12,12 @@ import pytest
 
 from feedline.benchmarks.measure.reads import Piece, in_memory, measure_reads, pieces_of_files
 from feedline.benchmarks.storage_advice import storage_of
+from feedline.cli.profile import with_reads
+from feedline.pipeline.base.errors import DatasetError
+from feedline.profiling.explain.predict import all_predictions, prediction_for
+from feedline.profiling.explain.verdict import diagnose, record_keys
+from feedline.profiling.profile_run import study
+from feedline.profiling.record.journal import StudyConfig
 from tests.lab import tiny_split
 from tests.lab.slow_files import Slow, mounted, why_not
 
@@ -134,10 +140,52 @@ def test_a_fault_is_one_clear_line_or_nothing_is_wrong(
 
 
 def test_a_mount_that_goes_away_ends_the_measurement_in_one_line(mount: Mount, source: Path) -> None:
-    from feedline.pipeline.base.errors import DatasetError
-
     with mount(source) as slow:
         pieces = pieces_of_files([str(slow.path / "long")], 30_000)
         slow.tell(fault="gone", after=3, times=1)
         with pytest.raises(DatasetError, match="cannot be read"):
             measure_reads(pieces)
+
+
+TRAINING = """
+import sys
+from pathlib import Path
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Files(Dataset):
+    def __init__(self, folder):
+        self.files = sorted(Path(folder).iterdir())
+    def __len__(self):
+        return len(self.files)
+    def __getitem__(self, index):
+        return torch.frombuffer(bytearray(self.files[index].read_bytes()), dtype=torch.uint8)[:100].float()
+
+model = torch.nn.Linear(100, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for batch in DataLoader(Files(sys.argv[1]), batch_size=8, shuffle=True, num_workers=2):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_profile_of_a_script_that_reads_cold_files_says_so(mount: Mount, tmp_path: Path) -> None:
+    """Each file takes two requests of 5 ms, so the loop runs no faster than that on any machine."""
+    files, script = tmp_path / "files", tmp_path / "train.py"
+    files.mkdir()
+    script.write_text(TRAINING)
+    for number in range(600):
+        (files / f"{number:04d}.bin").write_bytes(os.urandom(20_000))
+    with mount(files, latency_s=0.005) as slow:
+        recording = with_reads(study(StudyConfig(argv=[str(script), str(slow.path)], steps=60)).recording)
+    told = diagnose(recording)
+    storage = record_keys(told)["storage"]
+    assert told.bound == "data" and told.cause.kind == "read"
+    assert storage["limits"] is True and storage["source"] == "storage" and storage["blocked_share"] > 0.5
+    assert any(words.startswith("Storage is what it waits for") for words in told.evidence)
+    assert storage["gives"]["latency_s"] >= 0.01  # open and read
+    more = prediction_for(all_predictions(told.measured, workers=[4]), num_workers=4)
+    assert more is not None and 1.6 < more.gain < 2.2
+    together = next(one for one in told.predictions if one.family == "ahead")
+    assert together.helps and together.gain > 4
