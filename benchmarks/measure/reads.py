@@ -78,7 +78,8 @@ def pieces_of_files(paths: Sequence[str], piece_bytes: float | None) -> list[Pie
     long = {path: size for path, size in sizes.items() if size > 4 * max(wanted, PIECE)}
     if 2 * len(long) < len(sizes):
         return [Piece(path, 0, size) for path, size in sizes.items()]
-    chosen = draw.choices([*long], [*long.values()], k=MOST_PIECES) if long else []
+    some = draw.sample([*long], min(len(long), MOST_OPEN))
+    chosen = draw.choices(some, [long[path] for path in some], k=MOST_PIECES) if some else []
     return [Piece(path, draw.randrange(long[path] - wanted), wanted) for path in chosen]
 
 
@@ -203,12 +204,8 @@ def _takes_direct(piece: Piece) -> bool:
 
 def _read(pieces: Iterator[Piece], at_once: int, seconds: float, files: _Files) -> _Read:
     """So many threads read one piece after the other. Raises DatasetError."""
-    began_s, done, failed, turn = (
-        time.perf_counter(),
-        list[tuple[int, float]](),
-        list[DatasetError](),
-        threading.Lock(),
-    )
+    done, failed, turn = list[tuple[int, float]](), list[DatasetError](), threading.Lock()
+    began_s = time.perf_counter()
     until_s = began_s + seconds
 
     def work() -> None:

@@ -56,8 +56,9 @@ class Storage:
         """`gives`, where it fits to what this run's reads took."""
         if self.gives is None or self.source != "storage" or self.kind in READ_AHEAD:
             return self.gives
-        alone_s = self._waits_s(self.readers * self.share)
-        alike = alone_s is not None and alone_s / ALIKE <= self.blocked_s / (self.device or 1.0) <= alone_s * ALIKE
+        alone_s, device = self._waits_s(self.readers * self.share), self.device or 0.0
+        waited_s = self.blocked_s / (device if device >= FROM_DISK else 1.0)  # for those that were not in memory
+        alike = alone_s is not None and alone_s / ALIKE <= waited_s <= alone_s * ALIKE
         return self.gives if alike else None
 
     @property
