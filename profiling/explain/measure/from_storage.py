@@ -81,13 +81,13 @@ class Storage:
         return None if long and self.kind not in (*READ_AHEAD, *IN_SEQUENCE) else self._waits_s(self.readers)
 
     def blocked_with(self, readers: int) -> float:
-        """`blocked_s` with other readers beside; as it is where nothing tells."""
+        """`blocked_s` with more readers, none of whom waits less for it; as it is where nothing tells."""
         if self.source != "storage" or self.reads is None:
             return self.blocked_s
         if self.kind in READ_AHEAD:  # the storage is busy, whoever waits for it
             return self.blocked_s * readers / self.readers
         then_s, now_s = (self._waits_s(count * self.share) for count in (readers, self.readers))
-        return self.blocked_s * then_s / now_s if then_s and now_s else self.blocked_s
+        return self.blocked_s * max(1.0, then_s / now_s) if then_s and now_s else self.blocked_s
 
     def _waits_s(self, at_once: float) -> float | None:
         """For the reads of a sample, with so many at once, by what the storage gave to nothing else."""
