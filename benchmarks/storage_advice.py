@@ -14,10 +14,10 @@ import psutil
 
 from feedline.benchmarks.measure.reads import SECONDS, in_memory, measure_reads, pieces_of_split
 from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.base.process import cgroup_memory_bytes
 from feedline.pipeline.draw.shuffle_quality import ShuffleQuality, shuffle_quality
 from feedline.pipeline.format.manifest import read_index, read_manifest
 from feedline.profiling.record import units
-from feedline.profiling.record.host import cgroup_memory_bytes
 from feedline.profiling.record.measurements import Reads
 
 FASTER = 1.5
@@ -29,7 +29,7 @@ BATCH = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Storage:
+class SplitStorage:
     split: str
     samples: int
     sample_bytes: float
@@ -74,7 +74,7 @@ class Storage:
         what = f"{units.count(self.samples, 'sample')} of {units.size(self.sample_bytes)}"
         yield "dataset", f"{self.split}: {what} in {units.count(self.shards, 'shard')}{cached}"
         best, alone = reads.best_random_bytes_per_s, reads.random_bytes_per_s[0]
-        doubt = "" if reads.of_storage else " (partly from memory: the storage may be slower)"
+        doubt = "" if reads.of_storage else " (perhaps from memory: the storage may be slower)"
         yield (
             "random reads",
             (
@@ -121,7 +121,7 @@ class Storage:
         )
 
 
-def storage_of(split: Path, seconds: float = SECONDS) -> Storage:
+def storage_of(split: Path, seconds: float = SECONDS) -> SplitStorage:
     """Takes that long, and reading the index. Raises DatasetError."""
     manifest = read_manifest(split)
     index = read_index(split, manifest)
@@ -134,7 +134,7 @@ def storage_of(split: Path, seconds: float = SECONDS) -> Storage:
     shard_bytes = sum(shard.bytes for shard in manifest.shards) / shards
     room = cache_bytes()
     window = advised_window(reads, shards, shard_bytes, room)
-    return Storage(
+    return SplitStorage(
         split=str(split),
         samples=manifest.samples,
         sample_bytes=reads.piece_bytes,

@@ -2,8 +2,7 @@
 1, 4, 16 and 64 reads under way at once, and long files from their beginning on. About a second.
 
 Reads go past the page cache (O_DIRECT), so that they come from the storage whatever is in memory, and nothing that
-others have there is dropped for them. A file system that refuses that is read as usual, the kernel having been asked
-to forget these very pages, and (mincore) how many of them it kept.
+others have there is dropped for them. A file system that refuses that is read as usual: then nobody knows whence.
 """
 
 import ctypes
@@ -79,7 +78,8 @@ def pieces_of_files(paths: Sequence[str], piece_bytes: float | None) -> list[Pie
     long = {path: size for path, size in sizes.items() if size > 4 * max(wanted, PIECE)}
     if 2 * len(long) < len(sizes):
         return [Piece(path, 0, size) for path, size in sizes.items()]
-    chosen = draw.choices([*long], [*long.values()], k=MOST_PIECES) if long else []
+    some = draw.sample([*long], min(len(long), MOST_OPEN))
+    chosen = draw.choices(some, [long[path] for path in some], k=MOST_PIECES) if some else []
     return [Piece(path, draw.randrange(long[path] - wanted), wanted) for path in chosen]
 
 
@@ -143,8 +143,6 @@ class _Files:
         """Raises DatasetError."""
         self.room_bytes = max(BLOCK, *(one.room_bytes for one in pieces))
         self._direct = DIRECT if _takes_direct(pieces[0]) else 0
-        self._resident: list[float | None] = []
-        """Of some that were read as usual."""
         self._kept: dict[Path, int] = {}
         paths = list(dict.fromkeys(one.path for one in pieces))
         if len(paths) <= MOST_OPEN:
@@ -154,8 +152,7 @@ class _Files:
 
     @property
     def cold(self) -> float | None:
-        known = [share for share in self._resident if share is not None]
-        return 1.0 if self._direct else 1.0 - statistics.fmean(known) if known else None
+        return 1.0 if self._direct else None
 
     def blocks(self) -> list[Piece]:
         """The long ones of those that are kept open, block by block."""
@@ -171,9 +168,6 @@ class _Files:
         """Raises DatasetError."""
         file = self._kept[piece.path] if self._kept else self._open(piece.path)
         try:
-            if not self._direct:
-                os.posix_fadvise(file, piece.first, piece.room_bytes, os.POSIX_FADV_DONTNEED)
-                self._resident += [_resident(piece)] if len(self._resident) < MOST_OPEN else []
             got = os.preadv(file, [memoryview(room)[: piece.room_bytes]], piece.first)
         except OSError as error:
             raise DatasetError(f"{piece.path} cannot be read: {error.strerror}") from error
@@ -210,12 +204,8 @@ def _takes_direct(piece: Piece) -> bool:
 
 def _read(pieces: Iterator[Piece], at_once: int, seconds: float, files: _Files) -> _Read:
     """So many threads read one piece after the other. Raises DatasetError."""
-    began_s, done, failed, turn = (
-        time.perf_counter(),
-        list[tuple[int, float]](),
-        list[DatasetError](),
-        threading.Lock(),
-    )
+    done, failed, turn = list[tuple[int, float]](), list[DatasetError](), threading.Lock()
+    began_s = time.perf_counter()
     until_s = began_s + seconds
 
     def work() -> None:

@@ -1,4 +1,5 @@
-"""FFCV on its own format; `mode` in the spec: jpg (quality 90) or raw pixels. Threads, page cache, random order.
+"""FFCV on its own format; `mode` in the spec: jpg (quality 90) or raw pixels. Threads; page cache and random order,
+or (`order` in the spec) QUASI_RANDOM and pages of its own, as it advises where data does not fit in memory.
 
 Writing: its DatasetWriter with its own worker processes, short side 256 with Pillow, JPEG of quality 90 by OpenCV.
 The time of a run over one image per worker is taken for its start, the second one: the first also compiles.
@@ -61,8 +62,10 @@ def make(spec: Spec) -> Epoch:
         "image": [RandomResizedCropRGBImageDecoder((px, px)), RandomHorizontalFlip(), ToTensor()],
         "label": [IntDecoder(), ToTensor()],
     }
-    loader = Loader(str(Path(spec["work"]) / "data.beton"), batch_size=spec["batch_size"], order=OrderOption.RANDOM,
-                    num_workers=spec["workers"], os_cache=True, drop_last=True, pipelines=pipelines)  # fmt: skip
+    order = OrderOption[spec.get("order", "RANDOM")]
+    loader = Loader(str(Path(spec["work"]) / "data.beton"), batch_size=spec["batch_size"], order=order,
+                    num_workers=spec["workers"], os_cache=order == OrderOption.RANDOM, drop_last=True,
+                    pipelines=pipelines)  # fmt: skip
     return lambda: (images for images, _ in loader)
 
 

@@ -135,7 +135,7 @@ def _of_storage(measured: Measured, verdict: Judged) -> list[str]:
         return [f"{words}{got}.", _by_itself(measured)]
     if storage.leads and storage.source is None:
         return ["Whether its reads waited for storage, or found their bytes in memory, cannot be told."]
-    if storage.source != "memory":
+    if storage.source != "memory" or not measured.recording.sample_paths:  # else it may have been made, not read
         return []
     return [f"Its data came from memory{_when_cold(measured, cold_epoch(measured))}."]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feedline.benchmarks import storage_advice
-from feedline.benchmarks.storage_advice import Storage, advised_window, found_again, storage_of, window_fits
+from feedline.benchmarks.storage_advice import SplitStorage, advised_window, found_again, storage_of, window_fits
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.draw.shuffle_quality import ShuffleQuality
 from feedline.profiling.record.measurements import Reads
@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 def words(**changes: object) -> dict[str, str]:
     """Of a split of 64 GB in shards of 64 MB, on a spinning disk."""
-    storage = Storage(
+    storage = SplitStorage(
         split="OUT/train", samples=2_000_000, sample_bytes=32e3, shards=1000, shard_bytes=64e6, in_memory=0.031,
         cache_bytes=8 * GIB, reads=DISK, window_shards=8, shuffle=ShuffleQuality(220.0, 227.0, 20.0),
     )  # fmt: skip
@@ -37,7 +37,7 @@ def test_the_option_to_set_is_named_with_what_it_costs() -> None:
     assert "window_shards=0" in words(window_shards=0)["order"]
     assert "too short" in words(window_shards=0, reads=replace(DISK, sequential_bytes_per_s=None))["order"]
     assert "smaller shards" in words(window_shards=0, cache_bytes=32e6)["order"]
-    assert "partly from memory" in words(reads=replace(DISK, cold=0.4))["random reads"]
+    assert "perhaps from memory" in words(reads=replace(DISK, cold=0.4))["random reads"]
 
 
 def test_a_page_cache_that_is_too_small_is_told_with_the_window_that_fits() -> None:

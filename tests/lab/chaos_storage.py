@@ -80,7 +80,7 @@ def storage(folder: Path, faults: int, rng: random.Random) -> Iterator[Outcome]:
         shutil.rmtree(cache, ignore_errors=True)
 
 
-def delivered(address: str, epoch: int, cache: Path, calm: Callable[[], None]) -> list[str]:
+def delivered(address: str, epoch: int, cache: Path, calm: Callable[[], object]) -> list[str]:
     """What is wrong with an epoch over `address`: nothing, if it is exact or ends in an error of ours. `calm` ends
     all faults: the same epoch is then the measure."""
     from feedline.pipeline.base.errors import FeedlineError
@@ -105,7 +105,7 @@ def in_mount(split: Path, place: Path, wrong: str, at: int, times: int, epoch: i
     """A mount for each fault: a kernel that was told too little of a file takes it for the whole."""
     with mounted(split, place, latency_s=0.001, stall_s=0.3) as slow:
         slow.tell(fault=wrong, after=at % FEW_READS, times=times)
-        return in_child(lambda: delivered(str(place), epoch, cache, lambda: slow.tell(times=0) and None))
+        return in_child(lambda: delivered(str(place), epoch, cache, lambda: slow.tell(times=0)))
 
 
 def over_fsspec(split: Path, wrong: str, at: int, times: int, epoch: int, cache: Path) -> list[str]:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,12 @@ import pytest
 
 from feedline.benchmarks.measure.reads import Piece, in_memory, measure_reads, pieces_of_files
 from feedline.benchmarks.storage_advice import storage_of
+from feedline.cli.profile import with_reads
+from feedline.pipeline.base.errors import DatasetError
+from feedline.profiling.explain.predict import all_predictions, prediction_for
+from feedline.profiling.explain.verdict import diagnose, record_keys
+from feedline.profiling.profile_run import study
+from feedline.profiling.record.journal import StudyConfig
 from tests.lab import tiny_split
 from tests.lab.slow_files import Slow, mounted, why_not
 
@@ -84,60 +90,97 @@ def test_what_doctor_says_of_a_mounted_split(mount: Mount, source: Path) -> None
     assert told.window_shards == 0 and "full random order" in words["order"]
 
 
-EPOCH = """
+EPOCHS = """
 import sys
-sys.path[:0] = [sys.argv[2]]
-from tests.lab.chaos_live import Epochs, plan_of
+sys.path[:0] = [sys.argv[1]]
+from tests.lab.chaos_live import Epochs
 from feedline.pipeline.base.errors import FeedlineError
-try:
-    had = Epochs(sys.argv[1], 2).run(1)
-except FeedlineError as error:
-    print("error:", error)
-else:
-    print("exact:", len({label for batch in had for label in batch}))
-"""
-
-
-def epoch_of(split: Path) -> str:
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", EPOCH, str(split), str(root)], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-@pytest.mark.parametrize(
-    ("fault", "times", "said"),
-    [
-        ("error", 1000, ("Input/output error",)),
-        ("short", 1000, ("is cut short", "is not")),
-        ("gone", 1, ("connect",)),  # it is not connected, or has just been aborted
-        ("stall", 2, ()),
-    ],
-)
-def test_a_fault_is_one_clear_line_or_nothing_is_wrong(
-    mount: Mount, source: Path, fault: str, times: int, said: tuple[str, ...]
-) -> None:
-    """Behind the manifest and the index, which were read as the loader was made."""
-    with mount(source, stall_s=0.5) as slow:
-        for name in ("manifest.json", "index.parquet"):
-            (slow.path / "train" / name).read_bytes()
-        slow.tell(fault=fault, times=times)
-        ended = epoch_of(slow.path / "train")
-    assert len(ended.splitlines()) == 1
-    if said:
-        assert ended.startswith("error:") and any(words in ended for words in said), ended
-        assert "train-00000" in ended
+for split in sys.argv[2:]:
+    try:
+        had = Epochs(split, 2).run(1)
+    except FeedlineError as error:
+        print("error:", error)
     else:
-        assert ended == "exact: 48"
+        print("exact:", len({label for batch in had for label in batch}))
+"""
+FAULTS = {
+    "error": (1000, ("Input/output error",)),
+    "short": (1000, ("is cut short",)),
+    "gone": (1, ("connect",)),  # it is not connected, or has just been aborted
+    "stall": (2, ()),
+}
+
+
+def test_a_fault_is_one_clear_line_or_nothing_is_wrong(source: Path, tmp_path: Path) -> None:
+    """Behind the manifest and the index, which are in memory by then."""
+    splits: list[str] = []
+    with ExitStack() as stack:
+        for fault, (times, _) in FAULTS.items():
+            slow = stack.enter_context(mounted(source, tmp_path / fault, stall_s=0.5))
+            for name in ("manifest.json", "index.parquet"):
+                (slow.path / "train" / name).read_bytes()
+            slow.tell(fault=fault, times=times)
+            splits.append(str(slow.path / "train"))
+        command = [sys.executable, "-c", EPOCHS, str(Path(__file__).resolve().parents[2]), *splits]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(FAULTS), done.stdout
+    for line, split, (_, words) in zip(lines, splits, FAULTS.values(), strict=True):
+        if words:
+            assert line.startswith("error: ") and split in line and any(word in line for word in words), line
+        else:
+            assert line == "exact: 48"
 
 
 def test_a_mount_that_goes_away_ends_the_measurement_in_one_line(mount: Mount, source: Path) -> None:
-    from feedline.pipeline.base.errors import DatasetError
-
     with mount(source) as slow:
         pieces = pieces_of_files([str(slow.path / "long")], 30_000)
         slow.tell(fault="gone", after=3, times=1)
         with pytest.raises(DatasetError, match="cannot be read"):
             measure_reads(pieces)
+
+
+TRAINING = """
+import sys
+from pathlib import Path
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Files(Dataset):
+    def __init__(self, folder):
+        self.files = sorted(Path(folder).iterdir())
+    def __len__(self):
+        return len(self.files)
+    def __getitem__(self, index):
+        return torch.frombuffer(bytearray(self.files[index].read_bytes()), dtype=torch.uint8)[:100].float()
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(100, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for batch in DataLoader(Files(sys.argv[1]), batch_size=4, shuffle=True, num_workers=2):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_profile_of_a_script_that_reads_cold_files_says_so(mount: Mount, tmp_path: Path) -> None:
+    """Each file takes some requests of 20 ms, so the loop runs no faster than that on any machine."""
+    files, script = tmp_path / "files", tmp_path / "train.py"
+    files.mkdir()
+    script.write_text(TRAINING)
+    for number in range(400):
+        (files / f"{number:04d}.bin").write_bytes(os.urandom(20_000))
+    with mount(files, latency_s=0.02) as slow:
+        recording = with_reads(study(StudyConfig(argv=[str(script), str(slow.path)], steps=40)).recording)
+    told = diagnose(recording)
+    storage = record_keys(told)["storage"]
+    assert told.bound == "data" and told.cause.kind == "read"
+    assert storage["limits"] is True and storage["source"] == "storage" and storage["blocked_share"] > 0.5
+    assert any(words.startswith("Storage is what it waits for") for words in told.evidence)
+    assert storage["gives"]["latency_s"] >= 0.04  # open and read
+    more = prediction_for(all_predictions(told.measured, workers=[4]), num_workers=4)
+    assert more is not None and 1.5 < more.gain < 2.1
+    together = next(one for one in told.predictions if one.family == "ahead")
+    assert together.helps and together.gain > 4

@@ -81,7 +81,7 @@ def reading(
     seen = made(**step, stages={"read": 0.0001 + blocked_s, "decode": 0.001}, stages_cpu=cpu, **changes)
     device = None if from_disk is None else 110e3 * from_disk
     costs = replace(seen.costs, device_bytes=device, read_calls=2.0)
-    return with_loader(replace(seen, costs=costs, reads=reads), kind=kind)
+    return with_loader(replace(seen, costs=costs, reads=reads, sample_paths=["a.jpg"]), kind=kind)
 
 
 def runs() -> list[Recording]:

@@ -56,8 +56,9 @@ class Storage:
         """`gives`, where it fits to what this run's reads took."""
         if self.gives is None or self.source != "storage" or self.kind in READ_AHEAD:
             return self.gives
-        alone_s = self._waits_s(self.readers * self.share)
-        alike = alone_s is not None and alone_s / ALIKE <= self.blocked_s / (self.device or 1.0) <= alone_s * ALIKE
+        alone_s, device = self._waits_s(self.readers * self.share), self.device or 0.0
+        waited_s = self.blocked_s / (device if device >= FROM_DISK else 1.0)  # for those that were not in memory
+        alike = alone_s is not None and alone_s / ALIKE <= waited_s <= alone_s * ALIKE
         return self.gives if alike else None
 
     @property
@@ -80,13 +81,13 @@ class Storage:
         return None if long and self.kind not in (*READ_AHEAD, *IN_SEQUENCE) else self._waits_s(self.readers)
 
     def blocked_with(self, readers: int) -> float:
-        """`blocked_s` with other readers beside; as it is where nothing tells."""
+        """`blocked_s` with more readers, none of whom waits less for it; as it is where nothing tells."""
         if self.source != "storage" or self.reads is None:
             return self.blocked_s
         if self.kind in READ_AHEAD:  # the storage is busy, whoever waits for it
             return self.blocked_s * readers / self.readers
         then_s, now_s = (self._waits_s(count * self.share) for count in (readers, self.readers))
-        return self.blocked_s * then_s / now_s if then_s and now_s else self.blocked_s
+        return self.blocked_s * max(1.0, then_s / now_s) if then_s and now_s else self.blocked_s
 
     def _waits_s(self, at_once: float) -> float | None:
         """For the reads of a sample, with so many at once, by what the storage gave to nothing else."""

@@ -1,0 +1,238 @@
+"""Data that is not in memory: feedline and its peers from a cold disk, and from storage of growing latency.
+
+    python -m feedline.benchmarks.experiments.cold IMAGE_FOLDER --work DIR [--peers ffcv webdataset …]
+        [--latencies-ms 0 2 20 --bandwidth-mb 60 --rounds 3 --seconds 10]
+
+IMAGE_FOLDER: some 12,000 images (`feedline synth DIR --layout folder --images 12000`), as two hours are long enough.
+Batches of 64, RandomResizedCrop 224 and flip, uint8, two workers or threads; every figure is a fresh process and at
+most one epoch, so that nothing is read twice; rounds visit all cells in random order.
+
+    disk      the work folder's own, the row's files dropped from the page cache (checked by mincore)
+    N ms      a file system of the kernel's (tests/lab/slow_files.py) that answers each request N ms later, and gives
+              so many MB/s to all of them together; needs root
+    memory    the same as `disk` and not dropped
+
+What each storage gives to reads alone is measured in the same rounds. Writes results/cold.json, and cold.html, the
+chart of the rate over latency.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, say, show, spread, write
+from feedline.benchmarks.measure.reads import Piece, in_memory, measure_reads, pieces_of_split
+from feedline.benchmarks.peers.environments import PEERS, PeerError
+from feedline.benchmarks.peers.loading import Row, call, make_inputs, table_rows, watched
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.files import write_atomically
+from feedline.pipeline.format.manifest import read_index, read_manifest
+from feedline.profiling.machine.resources import BLOCK, whole_disks
+from feedline.profiling.record import units
+from feedline.profiling.render.html import document
+from feedline.profiling.render.sections import Curve, Curves, Page, Table, Verdict, section
+from feedline.profiling.watch.data_files import drop
+from tests.lab.slow_files import mounted, why_not
+
+NAMED = ("torchvision_v2", "webdataset_simd", "ffcv", "litdata", "mosaicml")
+MEMORY, DISK, GIVES = "memory", "disk", "reads alone"
+WARM = 0.02
+"""Share of the looked at pages that may be left in memory."""
+LOOKED_AT = 200
+WINDOW = 4
+"""Shards of 16, for the row of shard windows."""
+Figures = dict[str, Any]
+
+
+def main() -> None:
+    given = options(__doc__, "cold.json", "originals", work=Path, peers=NAMED, latencies_ms=(0.0, 2.0, 20.0),
+                    bandwidth_mb=60.0, rounds=3, seconds=10.0)  # fmt: skip
+    if given.work is None:
+        raise UsageError("--work DIR is needed: the prepared forms and the peers' own go there")
+    work, common = given.work.resolve(), {"batch_size": 64, "workers": 2, "seconds": given.seconds, "cold": True}
+    make_inputs(given.originals, work, ["256-jpeg", "256-planes", "64-raw"])
+    rows = {row.name: row for row in rows_of(given.originals, work, given.peers)}
+    problems = prepared(rows, common)
+    storages: dict[str, float | None] = {MEMORY: None, DISK: None}
+    storages |= {} if why_not() else {f"{latency:g} ms": latency / 1e3 for latency in given.latencies_ms}
+    cells: dict[str, Callable[[], Figures]] = {}
+    for storage, latency_s in storages.items():
+        place = partial(storage_at, work, storage, latency_s, 1e6 * given.bandwidth_mb)
+        if storage != MEMORY:
+            cells[f"{storage}: {GIVES}"] = partial(gives, place, work)
+        for name in rows.keys() - problems.keys():
+            cells[f"{storage}: {name}"] = partial(measured, place, rows[name], work, common)
+    by_round = in_rounds(cells, given.rounds, lambda one: one.get("problem") or f"{one['samples_per_s']:,.0f}")
+    figures = {name: summary(column(by_round, name)) for name in cells}
+    settings = {**common, "bandwidth_bytes_per_s": 1e6 * given.bandwidth_mb, "latency_s": storages,
+                "not_measured_here": why_not() or None}  # fmt: skip
+    write(given.out, {"settings": settings, "problems": problems, "cells": figures})
+    names = [GIVES, *sorted(rows.keys() - problems.keys())]
+    table = [(name, *(shown(figures.get(f"{storage}: {name}", {})) for storage in storages)) for name in names]
+    show(("samples/s", *storages), table)
+    page = cold_page(json.loads(given.out.read_text()), table)
+    write_atomically(given.out.with_suffix(".html"), document(page).encode())
+
+
+def rows_of(originals: Path, work: Path, peers: tuple[str, ...]) -> list[Row]:
+    """The shuffles differ: `feedline` and FFCV's random order mix the whole set, the others as far as they say."""
+    unknown = set(peers) - PEERS.keys()
+    if unknown:
+        raise UsageError(f"--peers {sorted(unknown)[0]}: known are {', '.join(PEERS)}")
+    tables = {name: table_rows(name, originals, work, peers) for name in ("jpeg", "planes", "raw")}
+    rows = [row for row in (*tables["jpeg"], *tables["planes"]) if row.script != "peer_limit.py"]
+    rows += [row for row in tables["raw"] if row.name.endswith("2 workers")]
+    for row in list(rows):
+        if row.name == "feedline":
+            rows.append(replace(row, name="feedline, shard windows", spec={**row.spec, "window_shards": WINDOW}))
+        elif row.name.startswith("ffcv"):
+            rows.append(replace(row, name=f"{row.name}, quasi-random", spec={**row.spec, "order": "QUASI_RANDOM"}))
+    return rows
+
+
+def prepared(rows: Mapping[str, Row], common: Figures) -> dict[str, str]:
+    """Every peer's own format is written; those that cannot be, and why."""
+    problems: dict[str, str] = {}
+    for name, row in rows.items():
+        try:
+            call(row, "prepare", common)
+        except PeerError as error:
+            problems[name] = str(error)
+            say(f"{name}: {error}")
+    return problems
+
+
+# --- storages -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def storage_at(
+    work: Path, storage: str, latency_s: float | None, bytes_per_s: float, data: Path
+) -> Generator[tuple[Path, Callable[[], int]]]:
+    """Where the work folder is seen, nothing of `data` (a folder in it) being in memory, and what counts the bytes
+    that were read from there."""
+    if latency_s is not None:
+        with mounted(work, work.with_name(f"{work.name}-slow"), latency_s=latency_s, bytes_per_s=bytes_per_s) as slow:
+            yield slow.path, lambda: slow.counts()["bytes"]
+        return
+    files = [path for path in data.rglob("*") if path.is_file()]
+    if storage == DISK:
+        told = drop([str(path) for path in files])
+        pieces = [Piece(path, 0, path.stat().st_size) for path in files[:: max(1, len(files) // LOOKED_AT)]]
+        left = in_memory(pieces)
+        if left is None or left > WARM:
+            raise FeedlineError(f"{data} is not cold: {told.note}; {units.percent(left)} of it is in memory")
+    else:
+        for path in files:
+            path.read_bytes()
+    disks = whole_disks(BLOCK)
+    yield (
+        work,
+        lambda: sum(
+            of.read_bytes for name, of in (psutil.disk_io_counters(perdisk=True) or {}).items() if name in disks
+        ),
+    )
+
+
+def data_of(row: Row) -> Path:
+    """The folder that the row reads."""
+    spec, name = row.spec, row.peer.name if row.peer else ""
+    if "split" in spec:
+        return Path(spec["split"])
+    if name.startswith("webdataset"):
+        return Path(spec["shards"][0]).parent
+    return Path(spec["folder"] if name.startswith("torchvision") else spec["work"])
+
+
+def measured(place: Callable[..., Any], row: Row, work: Path, common: Figures) -> Figures:
+    """One cell: the row's answer, and the bytes that were read for each of its samples."""
+    try:
+        with place(data_of(row)) as (seen, read_bytes):
+            spec = json.loads(json.dumps(row.spec).replace(str(work), str(seen)))
+            before = read_bytes()
+            answer = watched(replace(row, spec=spec), common)
+            return {**answer, "read_bytes": read_bytes() - before}
+    except (FeedlineError, OSError) as error:
+        return {"problem": str(error)}
+
+
+def gives(place: Callable[..., Any], work: Path) -> Figures:
+    """To reads of the jpeg split's samples, and to nothing else."""
+    split = work / "256-jpeg" / "train"
+    try:
+        with place(split) as (seen, _):
+            there = seen / split.relative_to(work)
+            reads = measure_reads(pieces_of_split(there, read_index(there), read_manifest(there).shard_names))
+    except (FeedlineError, OSError) as error:
+        return {"problem": str(error)}
+    assert reads is not None
+    return {"samples_per_s": reads.best_random_bytes_per_s / reads.piece_bytes, "reads": asdict(reads)}
+
+
+# --- what came of it ----------------------------------------------------------------------------------
+
+
+def summary(answers: list[Figures]) -> Figures:
+    good = [one for one in answers if "problem" not in one]
+    if not good:
+        return {"problem": answers[0]["problem"]}
+    found: Figures = {**spread([one["samples_per_s"] for one in good]), "n": len(good), "answers": good}
+    if "first_batch_s" in good[0]:
+        found["first_batch_s"] = statistics.median(one["first_batch_s"] for one in good)
+        found["read_bytes"] = statistics.median(one["read_bytes"] for one in good)
+    return found
+
+
+def shown(cell: Figures) -> str:
+    return f"{cell['median']:,.0f}" if "median" in cell else "–"
+
+
+def cold_page(record: Figures, table: list[tuple[str, ...]]) -> Page:
+    """The rate over latency, and all figures."""
+    storages, cells = record["settings"]["latency_s"], record["cells"]
+    slow = {name: 1e3 * latency_s for name, latency_s in storages.items() if latency_s is not None}
+    curves: list[Curve] = []
+    for name in (row[0] for row in table):
+        there = [(latency, cells[f"{storage}: {name}"]) for storage, latency in slow.items()]
+        known = [(latency, cell) for latency, cell in there if "median" in cell]
+        points = [(latency, cell["median"]) for latency, cell in known]
+        curves += (
+            [Curve(name=name, points=points, intervals=[(c["low"], c["high"]) for _, c in known])] if known else []
+        )
+    bandwidth = units.size(record["settings"]["bandwidth_bytes_per_s"])
+    chart = Curves(curves=curves, title=f"Storage of {bandwidth}/s", x_unit="ms a request", y_unit="samples/s",
+                   interval="range of the rounds") if curves else None  # fmt: skip
+    headers = ("samples/s", *storages)
+    return Page(
+        title="Data that is not in memory",
+        verdict=Verdict(words=headline(cells, storages), evidence=[f"{record['host']['cpu']}. {record['command']}"]),
+        sections=[
+            section("The rate over latency", chart),
+            section("Every storage", Table(headers=headers, rows=table, numeric=range(1, len(headers)))),
+        ],
+        kicker="feedline benchmarks",
+    )
+
+
+def headline(cells: Mapping[str, Figures], storages: Mapping[str, Any]) -> str:
+    """What feedline reaches of what can be reached, the slower of its warm rate and the reads alone, by storage."""
+    shares: list[str] = []
+    warm = cells.get(f"{MEMORY}: feedline", {}).get("median")
+    for storage in storages:
+        rate, most = (cells.get(f"{storage}: {name}", {}).get("median") for name in ("feedline", GIVES))
+        if rate and most and warm and storage != MEMORY:
+            shares.append(f"{units.percent(rate / min(warm, most))} from {storage}")
+    return (
+        f"Of what can be reached, in full random order: {', '.join(shares)}." if shares else "Nothing was measured."
+    )
+
+
+if __name__ == "__main__":
+    end_with(main)
