@@ -8,7 +8,7 @@ several gets (`alone`), and `--jobs` of them at once, each on its share of the c
 `feedline sweep --jobs` places them. All read the same shards, none knows of the others.
 
 - *samples/s*: of all trainings together, between two log lines that lie inside the time in which all of them train;
-- *memory*: the trees of all trainings at their largest, pages that several hold counted once (PSS) and each time (RSS).
+- *memory*: of all their processes at its largest; pages that several hold counted once (PSS), and each time (RSS).
 
 Writes benchmarks/results/many.json and prints its table.
 """
@@ -43,8 +43,8 @@ def main() -> None:
     crew = CrewConfig(jobs=given.jobs, jobs_per_gpu=given.jobs_per_gpu)
     many = places(crew, cores, visible_gpus("auto"))
     settings = ("--model", given.model, "--image-size", given.image_size, "--batch-size", given.batch_size,
-                "--num-workers", given.num_workers, "--steps", given.steps, "--epochs", 10**6, "--log-every", LOG_EVERY,
-                "--eval-every", 0, "--keep-last", 0, "--no-tensorboard")  # fmt: skip
+                "--num-workers", given.num_workers, "--steps", given.steps, "--epochs", 10**6,
+                "--log-every", LOG_EVERY, "--eval-every", 0, "--keep-last", 0, "--no-tensorboard")  # fmt: skip
     rows: list[dict[str, Any]] = []
     for dataset in given.datasets:
         words = [str(word) for word in (dataset, *settings)]
