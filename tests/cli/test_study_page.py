@@ -9,7 +9,7 @@ from feedline.cli.study_page import place, sparsity_chart, sweep_page, ticks
 from feedline.profiling.render.html import document
 from feedline.profiling.render.plain_text import text
 
-LR = {"low": 1e-3, "high": 1.0, "log": True, "step": None, "whole": False}
+LR = {"low": 1e-3, "high": 1.0, "log": True, "whole": False}
 MODELS = {"values": ["small_cnn", "resnet18"]}
 
 

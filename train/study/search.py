@@ -158,4 +158,4 @@ def suggested(trial: Trial, name: str, where: Range | Choices) -> Any:
         }
         return texts[trial.suggest_categorical(name, list(texts))]
     suggest: Callable[..., Any] = trial.suggest_int if where.whole else trial.suggest_float
-    return suggest(name, where.low, where.high, log=where.log, **({"step": where.step} if where.step else {}))
+    return suggest(name, where.low, where.high, log=where.log)

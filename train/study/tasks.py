@@ -125,6 +125,7 @@ class Tasks:
         self.lease_s, self.renew_s = lease_s, renew_s
         self._records: dict[tuple[int, int], Record] = {}
         self.me = this_process()
+        self._now = (-1.0, 0.0)
 
     def run_folder(self, task: Task) -> Path:
         return self.study / "runs" / task.name
@@ -209,11 +210,14 @@ class Tasks:
         return self._now_s() - renewed_s > self.lease_s
 
     def _now_s(self) -> float:
-        """As the file system's own clock has it."""
+        """As the file system's own clock has it, to a second."""
+        if time.monotonic() - self._now[0] < 1 <= self._now[0]:
+            return self._now[1]
         probe = temporary_beside(self.folder / "now")
         try:
             with probe.open("w") as file:
-                return os.fstat(file.fileno()).st_mtime
+                self._now = time.monotonic(), os.fstat(file.fileno()).st_mtime
+                return self._now[1]
         finally:
             probe.unlink(missing_ok=True)
 
