@@ -100,39 +100,31 @@ class Sweep:
 
     def do(self, task: Task, world: World, claim: Claim | None) -> dict[str, Any]:
         params: dict[str, Any] = world.from_main(self.search.draw(task.number) if claim else None)
-        run = self._tasks.run_folder(task)
-        config = replace(self.config, **params, run=run, resume="auto")
-        if claim is not None:
-            claim.show(epoch=0, epochs=config.epochs, params=params)
+        config = replace(self.config, **params, run=claim and claim.run, resume="auto")
         curve: list[tuple[int, float]] = []
-        stopped: list[bool] = []
+        behind = False
 
         def hopeless(entry: Mapping[str, Any]) -> bool:
+            nonlocal behind
             assert claim is not None
             epoch, top1 = entry["epoch"], entry["top1"]
             claim.show(epoch=epoch, epochs=config.epochs, top1=top1, params=params)
-            if top1 is None:
-                return False
-            curve.append((epoch, top1))
-            behind = self.search.report(task.number, epoch, top1) and epoch < config.epochs
-            stopped.append(behind)
+            if top1 is not None:
+                curve.append((epoch, top1))
+                behind = self.search.report(task.number, epoch, top1) and epoch < config.epochs
             return behind
 
+        if claim is not None:
+            claim.show(epoch=0, epochs=config.epochs, params=params)
         try:
             record = train(config, hopeless=hopeless)
         except TrainingError as error:  # it diverged, and would again: that is a result
-            facts = {"epochs": len(curve), "error": str(error)}
             value = curve[-1][1] if curve else None
-            return {"state": "pruned", "value": value, "curve": curve, **facts}
+            return {"state": "pruned", "value": value, "curve": curve, "epochs": len(curve), "error": str(error)}
         curve = [(entry["epoch"], entry["top1"]) for entry in record["epochs"] if entry["top1"] is not None]
         facts = {name: record[name] for name in ("best_top1", "train_s", "core_s", "steps", "world_size")}
-        return {
-            "state": "pruned" if any(stopped) else "complete",
-            "value": curve[-1][1],
-            "curve": curve,
-            "epochs": len(record["epochs"]),
-            **facts,
-        }
+        return {"state": "pruned" if behind else "complete", "value": curve[-1][1], "curve": curve,
+                "epochs": len(record["epochs"]), **facts}  # fmt: skip
 
     def record(self) -> dict[str, Any]:
         """What `--json` has, at any time: `trials`, `best` (None until one is complete), `importance`, the cost."""
@@ -146,9 +138,7 @@ class Sweep:
             "best": max(complete, key=lambda trial: trial["value"], default=None),
             "importance": self.search.importance(),
             "counts": {state: states.count(state) for state in dict.fromkeys(states)},
-            "epochs": sum(trial.get("epochs", 0) for trial in trials),
+            **{what: sum(trial.get(what, 0) for trial in trials) for what in ("epochs", "train_s", "core_s")},
             "full_epochs": self.config.epochs * self.options.trials,
-            "train_s": sum(trial.get("train_s", 0.0) for trial in trials),
-            "core_s": sum(trial.get("core_s", 0.0) for trial in trials),
             "space": as_json(self._space),
         }
