@@ -77,15 +77,13 @@ def quietly() -> Generator[None]:
 class Search:
     """The journal of one study folder, which is there. Any number of processes may have it open."""
 
-    def __init__(
-        self, study: Path, space: Space, *, seed: int = 0, min_epochs: int = 1, reduction: int | None = 3
-    ) -> None:
-        """`reduction` None ends no trial early. Raises FeedlineError for a journal that cannot be read."""
+    def __init__(self, study: Path, space: Space, *, seed: int = 0, min_epochs: int = 1, reduction: int = 3) -> None:
+        """`reduction` 1 ends no trial early. Raises FeedlineError for a journal that cannot be read."""
         self.space, self.seed = space, seed
         path = (study / JOURNAL).resolve()  # the lock is a link to it
         pruner = (
             optuna.pruners.SuccessiveHalvingPruner(min_resource=min_epochs, reduction_factor=reduction)
-            if reduction
+            if reduction > 1
             else optuna.pruners.NopPruner()
         )
         self._trials: dict[int, Trial] = {}

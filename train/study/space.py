@@ -33,10 +33,19 @@ class Range:
     whole: bool = False
     """Whole numbers only."""
 
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        return self.low, self.high
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
     values: tuple[Any, ...]
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """All of them: which one is the outermost is not known."""
+        return self.values
 
 
 Space = Mapping[str, Range | Choices]
@@ -88,7 +97,7 @@ def _distribution(name: str, table: Any, config: TrainConfig) -> Range | Choices
         raise ValueError("has low and high (and perhaps log = true), or choices; nothing else")
     hint = get_type_hints(TrainConfig)[name]
     found = _choices(hint, table["choices"]) if "choices" in table else _range(hint, table)
-    for value in found.values if isinstance(found, Choices) else (found.low, found.high):
+    for value in found.ends:
         replace(config, **{name: value})  # the limits of the setting itself
     return found
 

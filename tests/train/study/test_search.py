@@ -58,7 +58,7 @@ def test_a_trial_that_is_behind_others_after_as_many_epochs_is_to_end(study: Pat
         assert not search.report(task, 1, top1)
     search.draw(3)
     assert search.report(3, 1, 0.1)
-    never = Search(study, SPACE, reduction=None)
+    never = Search(study, SPACE, reduction=1)
     never.draw(3)
     assert not never.report(3, 2, 0.1)
 

@@ -46,7 +46,7 @@ def here(config: TrainConfig, options: SweepConfig) -> dict[str, Any]:
 def test_each_trial_is_a_run_like_any_other_and_the_best_is_named(
     configure: Configure, plan: Callable[..., SweepConfig]
 ) -> None:
-    options = plan(LR + "[batch_size]\nchoices = [8, 16]\n", pruner="none")
+    options = plan(LR + "[batch_size]\nchoices = [8, 16]\n", reduction=1)
     record = here(configure(batch_size=64), options)
     assert [trial["number"] for trial in record["trials"]] == [0, 1, 2]
     assert record["best"] == max(record["trials"], key=lambda trial: trial["value"])
@@ -158,7 +158,7 @@ def test_the_batches_of_a_trial_are_those_it_would_have_alone(
     from feedline.train import checkpoint
     from feedline.train.loop import train
 
-    options = plan(trials=2, pruner="none")
+    options = plan(trials=2, reduction=1)
     record = here(configure(), options)
     trial = record["trials"][1]
     alone = configure(run=options.study.parent / "alone", **trial["params"])
