@@ -47,7 +47,7 @@ def test_numbers_choices_and_lists(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "is empty"),
-        ("[lr]\nlow =", "line 2"),
+        ("[lr]\nlow = x", "line 2"),
         ("\n[lrr]\nlow = 1\nhigh = 2", r"line 2: \[lrr\] is no setting .* is lr meant"),
         ("[run]\nchoices = ['a']", "changes nothing that is learned"),
         ("lr = 3", "line 1: .* low and high"),
