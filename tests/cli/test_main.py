@@ -193,6 +193,7 @@ def test_doctor_says_which_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         (("ladder", "OUT"), "train"),
         (("demo",), "train"),
         (("gpu-check", "OUT"), "train"),
+        (("sweep", "OUT", "--space", "space.toml", "--study", "DIR"), "sweep"),
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )
