@@ -144,7 +144,9 @@ def as_setting(hint: Any, value: Any) -> Any:
         elif get_origin(kind) is Literal:
             if value in get_args(kind):
                 return value
-        elif kind is float and type(value) in (int, float) and math.isfinite(value):
+        elif (
+            kind is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        ):
             return float(value)
         elif kind is not float and type(value) is kind:
             return value
