@@ -65,7 +65,7 @@ def test_places_on_an_axis() -> None:
     assert place({**LR, "log": False, "low": 0.0}, 0.25) == 0.25
     assert [place(MODELS, value) for value in ("small_cnn", "resnet18", None, "other")] == [0.0, 1.0, None, None]
     assert place({"values": [(6, 16), (8, 32)]}, [8, 32]) == 1.0  # as JSON has it
-    assert ticks(LR) == [(0.0, "0.001"), (0.5, "0.03162"), (1.0, "1")]
+    assert ticks(LR) == [(0.0, "0.001"), (0.5, "0.032"), (1.0, "1")]
     assert ticks(MODELS) == [(0.0, "small_cnn"), (1.0, "resnet18")]
 
 

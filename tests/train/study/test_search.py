@@ -35,7 +35,7 @@ def test_what_was_drawn_for_a_task_stays_and_lies_in_the_space(study: Path) -> N
     search = Search(study, SPACE)
     drawn = [search.draw(task) for task in range(4)]
     assert [Search(study, SPACE).draw(task) for task in range(4)] == drawn
-    assert len({params["lr"] for params in drawn}) == 4
+    assert len({params["lr"] for params in drawn}) == 4 and states(search) == ["RUNNING"] * 4
     for params in drawn:
         assert 1e-3 <= params["lr"] <= 1.0 and params["batch_size"] in range(16, 65)
         assert params["widths"] in ((6, 16), (8, 32))
