@@ -86,7 +86,7 @@ def learning(record: Row) -> Section | None:
         )
         for trial in ended(record)
     ]
-    chart = Curves(curves=curves, title="Validation accuracy, the best trial and all others", y_unit="%",
+    chart = Curves(curves=curves, title="Validation accuracy: the best trial, in grey all others", y_unit="%",
                    x_unit="epochs", y_max=100.0)  # fmt: skip
     return section("Learning", chart if curves else None)
 
@@ -140,7 +140,7 @@ def ticks(where: Row) -> list[tuple[float, str]]:
         return [(place(where, choice) or 0.0, str(choice)) for choice in where["values"]]
     low, high = where["low"], where["high"]
     middle = math.sqrt(low * high) if where["log"] else (low + high) / 2
-    return [(at, units.tick(value)) for at, value in zip((0.0, 0.5, 1.0), (low, middle, high), strict=True)]
+    return [(at, units.number(value, 2)) for at, value in zip((0.0, 0.5, 1.0), (low, middle, high), strict=True)]
 
 
 def trials_table(record: Row) -> Table | None:

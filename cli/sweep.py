@@ -24,9 +24,9 @@ CREW = fields("train.study.crew.CrewConfig")
 
 @command
 def sweep(
-    config: Annotated[Settings, TRAINING],
     options: Annotated[Settings, OPTIONS],
     crew: Annotated[Settings, CREW],
+    config: Annotated[Settings, TRAINING],
     record: Record,
 ) -> None:
     """Search for the best settings of a training; give what is not searched as options of `feedline train`.

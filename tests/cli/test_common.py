@@ -27,6 +27,7 @@ OUTPUTS = {
     "ladder --json FILE no/source": [""],
     "ladder --html FILE no/source": [""],
     "synth no/out --images 0": ["--json"],
+    "sweep no/dataset": ["--json"],
 }
 """Command lines that would end with another error once they began their work, and what each writes."""
 

@@ -68,7 +68,7 @@ def test_errors_are_one_line_without_a_traceback(words: tuple[str, ...]) -> None
     assert "no/such/folder" in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["inspect", "train", "tune", "index", "ladder", "compare", "gpu-check"])
+@pytest.mark.parametrize("verb", ["inspect", "train", "tune", "index", "ladder", "compare", "gpu-check", "sweep"])
 def test_a_verb_that_reads_folders_says_so_of_an_address_and_keeps_its_slashes(verb: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.touch()
@@ -206,6 +206,7 @@ def test_doctor_says_which_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         (("ladder", "OUT"), "train"),
         (("demo",), "train"),
         (("gpu-check", "OUT"), "train"),
+        (("sweep", "OUT", "--space", "space.toml", "--study", "DIR"), "sweep"),
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )

@@ -13,7 +13,7 @@ from feedline.benchmarks.comparison import CompareConfig
 from feedline.benchmarks.ladder import LadderConfig
 from feedline.benchmarks.plan import PlanInputs
 from feedline.benchmarks.tune import TuneConfig
-from feedline.cli import compare, ladder, plan, prepare, profile, prune, slurm, synth, train, tune
+from feedline.cli import compare, ladder, plan, prepare, profile, prune, slurm, sweep, synth, train, tune
 from feedline.cli.main import app
 from feedline.cli.options import REQUIRED, Options, Settings, command
 from feedline.pipeline.base.errors import UsageError
@@ -24,7 +24,9 @@ from feedline.preprocess.synth.inventory import SynthConfig
 from feedline.profiling.record.journal import StudyConfig
 from feedline.train.config import TrainConfig
 from feedline.train.slurm import SlurmConfig
+from feedline.train.study.crew import CrewConfig
 from feedline.train.study.prune import PruneConfig
+from feedline.train.study.sweep import SweepConfig
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Mirror:
 MIRRORS = {
     "train": Mirror(train.OPTIONS, TrainConfig),
     "slurm": Mirror(slurm.OPTIONS, SlurmConfig, frozenset(slurm.ASKED)),
+    "sweep": Mirror(sweep.OPTIONS, SweepConfig, frozenset(("space", "study"))),
+    "crew": Mirror(sweep.CREW, CrewConfig),
     "synth": Mirror(synth.OPTIONS, SynthConfig),
     "prepare": Mirror(prepare.JOB, PrepareConfig, frozenset(("outputs", "shard_bytes"))),
     "picture": Mirror(prepare.PICTURE, Output),

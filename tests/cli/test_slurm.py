@@ -10,6 +10,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from feedline.cli.main import app
+from feedline.pipeline.base.errors import UsageError
 
 
 def test_the_command_that_starts_the_script_names_it_as_one_word(tmp_path: Path) -> None:
@@ -28,3 +29,15 @@ def test_somebody_at_a_terminal_is_asked_for_what_no_option_says(tmp_path: Path)
     script = (tmp_path / "x").read_text()
     assert "#SBATCH --nodes=2\n" in script and "#SBATCH --gpus-per-node=4\n" in script
     assert "partition" not in script and "#SBATCH --time=04:00:00\n" in script
+
+
+def test_an_array_of_a_sweep_takes_the_options_of_the_sweep(tmp_path: Path) -> None:
+    script = tmp_path / "array.sbatch"
+    words = ["slurm", "/data", "--script", str(script), "--array", "sweep", "--tasks", "7"]
+    study = ["--space", "space.toml", "--study", "/shared/sweep", "--model", "small_cnn", "--reduction", "4"]
+    done = CliRunner().invoke(app, [*words, *study])
+    assert done.exit_code == 0, done.output
+    assert "#SBATCH --array=0-6\n" in script.read_text() and "--trials 7\n" in script.read_text()
+    for more, said in ((study[:2], "needs --study"), ([*study, "--rewind-to", "3"], "nor `feedline sweep`")):
+        refused = CliRunner().invoke(app, [*words, *more])
+        assert isinstance(refused.exception, UsageError) and said in str(refused.exception)

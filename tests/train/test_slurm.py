@@ -65,6 +65,9 @@ def test_cpus_match_the_workers() -> None:
         ({"gpus_per_node": 2, "ranks_per_node": 3}, "each needs its own"),
         ({"partition": 'x"; rm -rf /'}, "--partition"),
         ({"sizes": (0, 1)}, "--sizes 0,1"),
+        ({"array": "train"}, "sweep or prune"),
+        ({"array": "sweep", "nodes": 2}, "on one node"),
+        ({"array": "prune", "after": "4711; rm"}, "--after"),
     ],
 )
 def test_wrong_use_is_one_line(options: dict[str, object], said: str) -> None:
@@ -77,3 +80,17 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is there already"):
         write(SlurmConfig(dataset="d", run="r"), tmp_path / "x")
     assert (tmp_path / "x").read_text() == "mine"
+
+
+def test_each_job_of_an_array_does_one_task_of_the_study(tmp_path: Path) -> None:
+    config = SlurmConfig(dataset="/my data", array="sweep", tasks=30, at_once=8, after="4711", gpus_per_node=2,
+                         train_args=("--space", "space.toml", "--study", "/shared/my sweep"))  # fmt: skip
+    text = script(config)
+    for line in ("array=0-29%8", "dependency=afterok:4711", "output=%x-%A_%a.out", "nodes=1", "requeue"):
+        assert f"#SBATCH --{line}\n" in text
+    words = run_script(config, tmp_path).splitlines()
+    assert words[words.index("feedline.cli.main") + 1 :] == [
+        "sweep", "/my data", "--jobs", "1", "--at-most", "1", "--ranks", "2", "--device", "cuda",
+        "--num-workers", "4", "--space", "space.toml", "--study", "/shared/my sweep",
+    ]  # fmt: skip
+    assert "#SBATCH --array=0-59\n" in script(SlurmConfig(dataset="runs/parent", array="prune", tasks=60))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from feedline.train.metrics import read_events
+from feedline.train.study.tasks import Tasks
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("FEEDLINE_SLURM") != "1" or os.geteuid() != 0 or not shutil.which("slurmctld"),
@@ -81,3 +82,25 @@ def test_sbatch_runs_the_script_on_two_ranks(tmp_path: Path, cluster: dict[str, 
     assert done.returncode == 0, done.stderr + said
     assert len(read_events(run, "epoch")) == 2, said
     assert "2 ranks" in said
+
+
+def test_an_array_of_jobs_runs_a_study_to_its_end(tmp_path: Path, cluster: dict[str, str], dataset: Path) -> None:
+    study = tmp_path / "study"
+    (tmp_path / "space.toml").write_text("[lr]\nlow = 1e-3\nhigh = 0.3\nlog = true\n")
+    subprocess.run(
+        [sys.executable, "-c", "from feedline.cli.main import run; run()", "slurm", str(dataset), "--script",
+         "array.sbatch", "--array", "sweep", "--tasks", "4", "--at-once", "2", "--workers-per-rank", "1",
+         "--model-cpus", "1", "--time", "00:10:00", "--setup", f"export PATH={Path(sys.executable).parent}:$PATH",
+         "--space", str(tmp_path / "space.toml"), "--study", str(study), "--model", "small_cnn",
+         "--image-size", "20", "--batch-size", "8", "--epochs", "2", "--no-tensorboard"],
+        cwd=tmp_path, check=True,
+    )  # fmt: skip
+    done = subprocess.run(
+        ["sbatch", "--wait", "array.sbatch"], cwd=tmp_path, env=cluster, text=True, capture_output=True
+    )
+    said = "\n".join(path.read_text() for path in tmp_path.glob("feedline-*.out"))
+    assert done.returncode == 0, done.stderr + said
+    rows = Tasks(study).told(4)
+    assert {row["state"] for row in rows} <= {"complete", "pruned"}, said
+    assert [row["attempts"] for row in rows] == [1] * 4
+    assert (study / "study.html").exists()

@@ -66,10 +66,10 @@ def places(config: CrewConfig, cores: Sequence[int], gpus: Sequence[str]) -> lis
 def visible_gpus(device: str) -> list[str]:
     """The names by which CUDA_VISIBLE_DEVICES knows those that `--device` means; none where they are not to be shared
     out: on CPUs, and where one is named."""
-    import torch
-
     if device == "cpu" or ":" in device:
         return []
+    import torch
+
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return (named or [str(index) for index in range(torch.cuda.device_count())])[: torch.cuda.device_count()]
 

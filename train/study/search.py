@@ -77,15 +77,13 @@ def quietly() -> Generator[None]:
 class Search:
     """The journal of one study folder, which is there. Any number of processes may have it open."""
 
-    def __init__(
-        self, study: Path, space: Space, *, seed: int = 0, min_epochs: int = 1, reduction: int | None = 3
-    ) -> None:
-        """`reduction` None ends no trial early. Raises FeedlineError for a journal that cannot be read."""
+    def __init__(self, study: Path, space: Space, *, seed: int = 0, min_epochs: int = 1, reduction: int = 3) -> None:
+        """`reduction` 1 ends no trial early. Raises FeedlineError for a journal that cannot be read."""
         self.space, self.seed = space, seed
         path = (study / JOURNAL).resolve()  # the lock is a link to it
         pruner = (
             optuna.pruners.SuccessiveHalvingPruner(min_resource=min_epochs, reduction_factor=reduction)
-            if reduction
+            if reduction > 1
             else optuna.pruners.NopPruner()
         )
         self._trials: dict[int, Trial] = {}
@@ -151,11 +149,9 @@ class Search:
 
 
 def suggested(trial: Trial, name: str, where: Range | Choices) -> Any:
-    """Drawn from one distribution. Optuna knows choices that are lists by their text."""
+    """Drawn from one distribution. Optuna knows choices by their text, since they may be lists."""
     if isinstance(where, Choices):
-        texts = {
-            value if isinstance(value, bool | int | float | str) else str(value): value for value in where.values
-        }
-        return texts[trial.suggest_categorical(name, list(texts))]
+        texts = {str(value): value for value in where.values}
+        return texts[str(trial.suggest_categorical(name, list(texts)))]
     suggest: Callable[..., Any] = trial.suggest_int if where.whole else trial.suggest_float
-    return suggest(name, where.low, where.high, log=where.log, **({"step": where.step} if where.step else {}))
+    return suggest(name, where.low, where.high, log=where.log)

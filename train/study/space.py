@@ -4,7 +4,7 @@ changes what is learned.
     [lr]                        [batch_size]             [model]
     low = 1e-3                  low = 16                 choices = ["small_cnn", "resnet18"]
     high = 1.0                  high = 64
-    log = true                  step = 16
+    log = true
 """
 
 import difflib
@@ -22,7 +22,7 @@ from feedline.pipeline.base.files import read_bounded
 from feedline.train.config import FREE_TO_CHANGE, TrainConfig
 
 MOST_BYTES = 1 << 20
-KEYS = ({"low", "high", "log", "step"}, {"choices"})
+KEYS = ({"low", "high", "log"}, {"choices"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +30,22 @@ class Range:
     low: float
     high: float
     log: bool = False
-    step: float | None = None
     whole: bool = False
     """Whole numbers only."""
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        return self.low, self.high
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
     values: tuple[Any, ...]
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """All of them: which one is the outermost is not known."""
+        return self.values
 
 
 Space = Mapping[str, Range | Choices]
@@ -86,10 +94,10 @@ def _distribution(name: str, table: Any, config: TrainConfig) -> Range | Choices
     if (given := getattr(config, name)) != default:
         raise ValueError(f"is searched here and fixed by --{name.replace('_', '-')} {given}: leave one of them out")
     if not isinstance(table, dict) or set(table) not in [set(table) & keys for keys in KEYS]:
-        raise ValueError("has low and high (and perhaps log = true, or step), or choices; nothing else")
+        raise ValueError("has low and high (and perhaps log = true), or choices; nothing else")
     hint = get_type_hints(TrainConfig)[name]
     found = _choices(hint, table["choices"]) if "choices" in table else _range(hint, table)
-    for value in found.values if isinstance(found, Choices) else (found.low, found.high):
+    for value in found.ends:
         replace(config, **{name: value})  # the limits of the setting itself
     return found
 
@@ -111,14 +119,11 @@ def _range(hint: Any, table: Mapping[str, Any]) -> Range:
         raise ValueError("needs both low and high")
     whole, log = kinds == {int}, table.get("log", False)
     low, high = (as_setting(hint, table[end]) for end in ("low", "high"))
-    step = as_setting(hint, table["step"]) if "step" in table else None
     if not isinstance(log, bool) or not low < high:
         raise ValueError(f"low {low} must be below high {high}" if isinstance(log, bool) else "log is true or false")
-    if log and (low <= 0 or step is not None):
-        raise ValueError("a logarithmic range begins above 0 and has no step")
-    if step is not None and not 0 < step <= high - low:
-        raise ValueError(f"step {step} does not fit between {low} and {high}")
-    return Range(low=low, high=high, log=log, step=step, whole=whole)
+    if log and low <= 0:
+        raise ValueError("a logarithmic range begins above 0")
+    return Range(low=low, high=high, log=log, whole=whole)
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -139,7 +144,9 @@ def as_setting(hint: Any, value: Any) -> Any:
         elif get_origin(kind) is Literal:
             if value in get_args(kind):
                 return value
-        elif kind is float and type(value) in (int, float) and math.isfinite(value):
+        elif (
+            kind is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        ):
             return float(value)
         elif kind is not float and type(value) is kind:
             return value

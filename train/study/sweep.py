@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.settings import check_limits, from_plain, limited
@@ -18,7 +18,7 @@ from feedline.train.report import TrainingError
 from feedline.train.run import plain
 from feedline.train.study.identity import open_study, versions
 from feedline.train.study.search import Search
-from feedline.train.study.space import Choices, as_json, read_space
+from feedline.train.study.space import as_json, read_space
 from feedline.train.study.tasks import Claim, Task, Tasks
 
 HOPELESS = 5
@@ -33,12 +33,10 @@ class SweepConfig:
     """Folder of the study. The same command joins it, from any machine that sees the folder, or goes on with it."""
     trials: int = limited(30, 1)
     """Trials of the whole study."""
-    pruner: Literal["halving", "none"] = "halving"
-    """End trials early whose validation accuracy is behind that of others after as many epochs."""
     min_epochs: int = limited(1, 1)
-    """Epochs before a trial may be ended; then after --reduction times as many, and so on."""
-    reduction: int = limited(3, 2)
-    """There the best one in so many goes on."""
+    """Epochs until a trial may be ended early, then --reduction times as many, and so on."""
+    reduction: int = limited(3, 1)
+    """There the best one in so many goes on, by validation accuracy; 1 ends none early."""
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -50,10 +48,8 @@ def settings(config: TrainConfig, options: SweepConfig) -> dict[str, Any]:
     if not config.eval_every:
         raise UsageError("--eval-every 0: a sweep goes by validation accuracy")
     space, dataset = read_space(options.space, config), open_dataset(config)
-    sizes = space.get("batch_size")
-    ends = () if sizes is None else sizes.values if isinstance(sizes, Choices) else (sizes.low, sizes.high)
-    for size in ends:
-        batch_sizes(replace(config, batch_size=int(size)), 1, dataset.train.samples)
+    for size in space["batch_size"].ends if "batch_size" in space else ():
+        batch_sizes(replace(config, batch_size=size), 1, dataset.train_samples)
     decisive = [field.name for field in fields(config) if field.name not in FREE_TO_CHANGE]
     identity = {
         "kind": "sweep",
@@ -61,7 +57,7 @@ def settings(config: TrainConfig, options: SweepConfig) -> dict[str, Any]:
         "dataset": dataset.identity[:16],
         "space": hashlib.sha256(json.dumps(as_json(space)).encode()).hexdigest()[:16],
         **{f"--{name.replace('_', '-')}": plain(config)[name] for name in decisive},
-        **{f"--{name.replace('_', '-')}": getattr(options, name) for name in ("pruner", "min_epochs", "reduction")},
+        **{f"--{name.replace('_', '-')}": getattr(options, name) for name in ("min_epochs", "reduction")},
     }
     open_study(options.study, identity)
     return {"config": plain(config), "options": json.loads(json.dumps(asdict(options), default=str))}
@@ -81,11 +77,10 @@ class Sweep:
     @cached_property
     def search(self) -> Search:
         """Opened on rank 0 alone."""
-        reduction = self.options.reduction if self.options.pruner == "halving" else None
+        plan = self.options
         return Search(
-            self._tasks.study, self._space, seed=self.config.seed, min_epochs=self.options.min_epochs,
-            reduction=reduction,
-        )  # fmt: skip
+            plan.study, self._space, seed=self.config.seed, min_epochs=plan.min_epochs, reduction=plan.reduction
+        )
 
     def tasks(self) -> Iterable[Task]:
         """Raises FeedlineError when there is no sense in going on."""
@@ -100,39 +95,31 @@ class Sweep:
 
     def do(self, task: Task, world: World, claim: Claim | None) -> dict[str, Any]:
         params: dict[str, Any] = world.from_main(self.search.draw(task.number) if claim else None)
-        run = self._tasks.run_folder(task)
-        config = replace(self.config, **params, run=run, resume="auto")
-        if claim is not None:
-            claim.show(epoch=0, epochs=config.epochs, params=params)
+        config = replace(self.config, **params, run=claim and claim.run, resume="auto")
         curve: list[tuple[int, float]] = []
-        stopped: list[bool] = []
+        behind = False
 
         def hopeless(entry: Mapping[str, Any]) -> bool:
+            nonlocal behind
             assert claim is not None
             epoch, top1 = entry["epoch"], entry["top1"]
             claim.show(epoch=epoch, epochs=config.epochs, top1=top1, params=params)
-            if top1 is None:
-                return False
-            curve.append((epoch, top1))
-            behind = self.search.report(task.number, epoch, top1) and epoch < config.epochs
-            stopped.append(behind)
+            if top1 is not None:
+                curve.append((epoch, top1))
+                behind = self.search.report(task.number, epoch, top1) and epoch < config.epochs
             return behind
 
+        if claim is not None:
+            claim.show(epoch=0, epochs=config.epochs, params=params)
         try:
             record = train(config, hopeless=hopeless)
         except TrainingError as error:  # it diverged, and would again: that is a result
-            facts = {"epochs": len(curve), "error": str(error)}
             value = curve[-1][1] if curve else None
-            return {"state": "pruned", "value": value, "curve": curve, **facts}
+            return {"state": "pruned", "value": value, "curve": curve, "epochs": len(curve), "error": str(error)}
         curve = [(entry["epoch"], entry["top1"]) for entry in record["epochs"] if entry["top1"] is not None]
         facts = {name: record[name] for name in ("best_top1", "train_s", "core_s", "steps", "world_size")}
-        return {
-            "state": "pruned" if any(stopped) else "complete",
-            "value": curve[-1][1],
-            "curve": curve,
-            "epochs": len(record["epochs"]),
-            **facts,
-        }
+        return {"state": "pruned" if behind else "complete", "value": curve[-1][1], "curve": curve,
+                "epochs": len(record["epochs"]), **facts}  # fmt: skip
 
     def record(self) -> dict[str, Any]:
         """What `--json` has, at any time: `trials`, `best` (None until one is complete), `importance`, the cost."""
@@ -146,9 +133,7 @@ class Sweep:
             "best": max(complete, key=lambda trial: trial["value"], default=None),
             "importance": self.search.importance(),
             "counts": {state: states.count(state) for state in dict.fromkeys(states)},
-            "epochs": sum(trial.get("epochs", 0) for trial in trials),
+            **{what: sum(trial.get(what, 0) for trial in trials) for what in ("epochs", "train_s", "core_s")},
             "full_epochs": self.config.epochs * self.options.trials,
-            "train_s": sum(trial.get("train_s", 0.0) for trial in trials),
-            "core_s": sum(trial.get("core_s", 0.0) for trial in trials),
             "space": as_json(self._space),
         }

@@ -1,20 +1,19 @@
 """The tasks of a study that many processes and hosts share: who has which, and what became of it.
 
-There is no server and no lock: all that is relied on is that a file can be made once only, which holds on shared file
+There is no server and no lock. All that is relied on is that a file can be made once only, which holds on shared file
 systems too.
 
-    STUDY/study.json            what the study is (see identity.py)
+    STUDY/study.json            what the study is (identity.py)
     STUDY/tasks/0007.1.lease    attempt 1 of task 7 has begun: host, process; its mtime is renewed while that lives
     STUDY/tasks/0007.1.json     what became of this attempt: its record, written whole and once
     STUDY/runs/NAME/            the run folder of the task with that name
 
 Whoever takes a task makes the next attempt's lease; of two, one succeeds. A lease is stale when its process was on
-this host and is gone, when it is of an earlier start of this Slurm job, or when it has not been renewed for
-`lease_s`; whoever finds it so writes the attempt's record (`lost`) and may make the next lease. An owner that was
-only slow finds that record where its own should go: its claim is lost, and what it would have said is dropped. Ages
-are differences of mtimes that the file system itself has set, so the hosts' clocks need not agree.
+this host and is gone, when it is of an earlier start of this Slurm job, or when it was not renewed for `lease_s`;
+whoever finds it so writes the attempt's record (`lost`) and may make the next lease. An owner that was only slow
+finds that record where its own should go: its claim is lost, and what it would have said is dropped. Ages are
+differences of mtimes that the file system itself has set, so the hosts' clocks need not agree.
 
-    tasks = Tasks(study)
     while (claim := tasks.take(all_tasks)) is not None:
         with claim:                                       # renewed by a thread; left by an exception it is recorded
             claim.finish("complete", value=top1, …)
@@ -33,7 +32,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import psutil
@@ -46,11 +44,20 @@ LEASE_S, RENEW_S = 90.0, 10.0
 """A shared file system may show a file's times a minute late."""
 FAILURES, ATTEMPTS = 2, 5
 """A task is given up after so many failures of its own, or so many attempts (processes that were killed included)."""
+CLOCK_S = 10.0
+"""A process's start is told by the host's clock, which may be set meanwhile."""
+NAME = re.compile(r"(\d+)\.(\d+)\.(?:lease|json)")
 
 State = Literal["complete", "pruned", "failed", "lost"]
 """Of an attempt. The first two end the task; `lost`: its process was killed or could not be heard of any more."""
 Standing = Literal["open", "running", "done", "failed"]
 """Of a task: to be taken, held by a living process, done with, given up."""
+Record = dict[str, Any]
+"""Of an attempt that has ended: `number`, `name`, `params`, `attempt`, `state`, `value` (None where there is none),
+`run` (its folder, below the study's), `seconds`, `host`, `error` (one line, where it failed), and what `finish` was
+told."""
+Attempts = list[Record | None]
+"""Of one task, from the first; None: being worked on, or was by a process that is gone."""
 
 
 class LeaseLost(FeedlineError):
@@ -68,16 +75,6 @@ class Task:
     """What it is to be done with, as JSON knows it; empty where that is only drawn once the task is taken."""
 
 
-Record = dict[str, Any]
-"""Of an attempt that has ended: `number`, `name`, `params`, `attempt`, `state`, `value` (None where there is none),
-`run` (its folder, below the study's), `seconds`, `host`, `error` (one line, where it failed), and what `finish` was
-told."""
-
-
-Attempts = list[Record | None]
-"""Of one task, from the first; None: being worked on, or was by a process that is gone."""
-
-
 def this_process() -> dict[str, Any]:
     """Who we are in a lease. `place` tells hosts, their boots and containers apart: process numbers mean something
     only in the same one."""
@@ -86,15 +83,16 @@ def this_process() -> dict[str, Any]:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     host, own = socket.gethostname(), psutil.Process()
     place = f"{host} {read_text('/proc/sys/kernel/random/boot_id')} {namespace}"
-    job, restart = os.environ.get("SLURM_JOB_ID"), from_environment("SLURM_RESTART_COUNT", 0)
-    return {
-        "host": host,
-        "place": place,
-        "pid": own.pid,
-        "started": own.create_time(),
-        "job": job,
-        "restart": restart,
-    }
+    job = {"job": os.environ.get("SLURM_JOB_ID"), "restart": from_environment("SLURM_RESTART_COUNT", 0)}
+    return {"host": host, "place": place, "pid": own.pid, "started": own.create_time(), **job}
+
+
+def lives(pid: int, started: float) -> bool:
+    """Whether that process, and not another one of its number, is there on this host."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return abs(process.create_time() - started) < CLOCK_S and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def make_once(path: Path, content: Mapping[str, Any]) -> bool:
@@ -102,8 +100,7 @@ def make_once(path: Path, content: Mapping[str, Any]) -> bool:
     temporary = temporary_beside(path)
     try:
         with temporary.open("w") as file:
-            json.dump(content, file, default=str)
-            file.write("\n")
+            file.write(json.dumps(content, default=str) + "\n")
             file.flush()
             os.fsync(file.fileno())
         os.link(temporary, path)
@@ -114,7 +111,11 @@ def make_once(path: Path, content: Mapping[str, Any]) -> bool:
     return True
 
 
-NAME = re.compile(r"(\d+)\.(\d+)\.(?:lease|json)")
+def disk_is_full(error: BaseException | None) -> bool:
+    """Whether that is behind an error, at whatever remove."""
+    while error is not None and not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 class Tasks:
@@ -123,36 +124,29 @@ class Tasks:
     def __init__(self, study: Path, *, lease_s: float = LEASE_S, renew_s: float = RENEW_S) -> None:
         self.study, self.folder = study, study / "tasks"
         self.lease_s, self.renew_s = lease_s, renew_s
-        self._records: dict[tuple[int, int], Record] = {}
         self.me = this_process()
+        self._records: dict[tuple[int, int], Record] = {}
+        self._now = (-1.0, 0.0)
 
-    def run_folder(self, task: Task) -> Path:
-        return self.study / "runs" / task.name
+    def path(self, number: int, attempt: int, kind: str) -> Path:
+        return self.folder / f"{number:04d}.{attempt}.{kind}"
 
     # --- what there is ------------------------------------------------------------------------------------
-
-    def _path(self, number: int, attempt: int, kind: str) -> Path:
-        return self.folder / f"{number:04d}.{attempt}.{kind}"
 
     def attempts(self) -> dict[int, Attempts]:
         """By task. Records do not change, so each is read once."""
         last: dict[int, int] = {}
         with suppress(FileNotFoundError):
-            for entry in os.scandir(self.folder):
-                if found := NAME.fullmatch(entry.name):
-                    number, attempt = map(int, found.groups())
-                    last[number] = max(attempt, last.get(number, 0))
-        return {
-            number: [self._record(number, attempt) for attempt in range(1, last[number] + 1)]
-            for number in sorted(last)
-        }
+            for found in filter(None, (NAME.fullmatch(entry.name) for entry in os.scandir(self.folder))):
+                number, attempt = map(int, found.groups())
+                last[number] = max(attempt, last.get(number, 0))
+        return {task: [self._record(task, attempt + 1) for attempt in range(last[task])] for task in sorted(last)}
 
     def _record(self, number: int, attempt: int) -> Record | None:
-        key = (number, attempt)
-        if key not in self._records:
+        if (number, attempt) not in self._records:
             with suppress(FileNotFoundError):
-                self._records[key] = json.loads(self._path(number, attempt, "json").read_text())
-        return self._records.get(key)
+                self._records[number, attempt] = json.loads(self.path(number, attempt, "json").read_text())
+        return self._records.get((number, attempt))
 
     def standing(self, number: int, attempts: Attempts) -> Standing:
         states = [record["state"] for record in attempts if record is not None]
@@ -169,7 +163,7 @@ class Tasks:
         return {
             number: attempts[-1]
             for number, attempts in self.attempts().items()
-            if attempts[-1] is not None and self.standing(number, attempts) in ("done", "failed")
+            if attempts[-1] is not None and self.standing(number, attempts) != "open"
         }
 
     def running(self) -> dict[int, dict[str, Any]]:
@@ -178,7 +172,7 @@ class Tasks:
         for number, attempts in self.attempts().items():
             if self.standing(number, attempts) == "running":
                 with suppress(OSError, ValueError):
-                    held[number] = json.loads(self._path(number, len(attempts), "lease").read_text())
+                    held[number] = json.loads(self.path(number, len(attempts), "lease").read_text())
         return held
 
     def told(self, total: int) -> list[Record]:
@@ -196,26 +190,26 @@ class Tasks:
     # --- leases -------------------------------------------------------------------------------------------
 
     def _is_stale(self, number: int, attempt: int) -> bool:
-        path = self._path(number, attempt, "lease")
         try:
-            with path.open() as file:  # opened: a shared file system then asks for its times anew
+            with self.path(number, attempt, "lease").open() as file:  # opened: its times are then asked for anew
                 owner, renewed_s = json.load(file), os.fstat(file.fileno()).st_mtime
         except (FileNotFoundError, ValueError):
             return False  # given back, or just now ended
         if owner["place"] == self.me["place"]:
             return not lives(owner["pid"], owner["started"])
-        if owner["job"] is not None and owner["job"] == self.me["job"] and owner["restart"] < self.me["restart"]:
-            return True
-        return self._now_s() - renewed_s > self.lease_s
+        restarted = owner["job"] == self.me["job"] is not None and owner["restart"] < self.me["restart"]
+        return restarted or self._now_s() - renewed_s > self.lease_s
 
     def _now_s(self) -> float:
-        """As the file system's own clock has it."""
-        probe = temporary_beside(self.folder / "now")
-        try:
-            with probe.open("w") as file:
-                return os.fstat(file.fileno()).st_mtime
-        finally:
-            probe.unlink(missing_ok=True)
+        """As the file system's own clock has it, to a second."""
+        if time.monotonic() - self._now[0] >= 1:
+            probe = temporary_beside(self.folder / "now")
+            try:
+                probe.touch()
+                self._now = time.monotonic(), probe.stat().st_mtime
+            finally:
+                probe.unlink(missing_ok=True)
+        return self._now[1]
 
     def take(self, tasks: Iterable[Task]) -> "Claim | None":
         """The first of these that is open, now ours; None: each is done with, given up or being worked on.
@@ -226,41 +220,20 @@ class Tasks:
         every = self.attempts()
         for task in tasks:
             attempts = every.get(task.number, [])
-            if self.standing(task.number, attempts) != "open":
-                continue
-            if attempts and attempts[-1] is None:
+            if attempts and attempts[-1] is None and self._is_stale(task.number, len(attempts)):
                 self._say_lost(task, len(attempts))
-                attempts = self.attempts()[task.number]
-                if self.standing(task.number, attempts) != "open":
-                    continue
-            attempt = len(attempts) + 1
-            if make_once(self._path(task.number, attempt, "lease"), self.me):
-                return Claim(self, task, attempt)
+                attempts = self.attempts().get(task.number, [])
+            if self.standing(task.number, attempts) == "open":
+                claim = Claim(self, task, len(attempts) + 1)
+                if make_once(claim.lease, self.me):
+                    return claim
         return None
 
     def _say_lost(self, task: Task, attempt: int) -> None:
-        with suppress(OSError, ValueError):
-            owner = json.loads(self._path(task.number, attempt, "lease").read_text())
+        with suppress(FileNotFoundError, ValueError):
+            owner = json.loads(self.path(task.number, attempt, "lease").read_text())
             error = f"process {owner['pid']} on {owner['host']} ended, or was not heard of for {self.lease_s:.0f} s"
-            record = {"value": None, "seconds": 0.0, "host": owner["host"], "error": error}
-            make_once(self._path(task.number, attempt, "json"), self._signed(task, attempt, "lost") | record)
-
-    def _signed(self, task: Task, attempt: int, state: State) -> Record:
-        run = self.run_folder(task).relative_to(self.study)
-        return {"number": task.number, "name": task.name, "params": task.params, "attempt": attempt, "state": state,
-                "run": str(run)}  # fmt: skip
-
-
-CLOCK_S = 10.0
-"""A process's start is told by the host's clock, which may be set meanwhile."""
-
-
-def lives(pid: int, started: float) -> bool:
-    """Whether that process, and not another one of its number, is there on this host."""
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return abs(process.create_time() - started) < CLOCK_S and process.status() != psutil.STATUS_ZOMBIE
-    return False
+            Claim(self, task, attempt).write("lost", host=owner["host"], seconds=0.0, error=error)
 
 
 class Claim:
@@ -271,19 +244,16 @@ class Claim:
     """
 
     def __init__(self, tasks: Tasks, task: Task, attempt: int) -> None:
-        self.task, self.attempt, self.run = task, attempt, tasks.run_folder(task)
-        self._tasks = tasks
-        self._lease, self._result = (tasks._path(task.number, attempt, kind) for kind in ("lease", "json"))
-        self._began_s = time.monotonic()
-        self._ended = threading.Event()
-        self._finished = False
-        self._params = task.params
+        self.task, self.attempt, self.run = task, attempt, tasks.study / "runs" / task.name
+        self.lease, self._result = (tasks.path(task.number, attempt, kind) for kind in ("lease", "json"))
+        self._tasks, self._params, self._finished = tasks, task.params, False
+        self._began_s, self._ended = time.monotonic(), threading.Event()
         self._renewer = threading.Thread(target=self._renew, daemon=True, name="feedline lease")
 
     def _renew(self) -> None:
         while not self._ended.wait(self._tasks.renew_s):
             with suppress(OSError):  # the next time; a disk that is away too long makes the lease stale
-                os.utime(self._lease)
+                os.utime(self.lease)
 
     def show(self, **progress: Any) -> None:
         """How far it is, as JSON knows it, for whoever looks at the study meanwhile (`Tasks.running`); with `params`,
@@ -291,7 +261,7 @@ class Claim:
         self.check()
         self._params = progress.get("params", self._params)
         with suppress(OSError):
-            write_atomically(self._lease, json.dumps({**self._tasks.me, "progress": progress}, default=str).encode())
+            write_atomically(self.lease, json.dumps({**self._tasks.me, "progress": progress}, default=str).encode())
 
     def check(self) -> None:
         """Raises LeaseLost."""
@@ -301,35 +271,29 @@ class Claim:
     def finish(self, state: State, *, value: float | None = None, **facts: Any) -> None:
         """The record of this attempt, with `facts` as further keys. Raises LeaseLost, and OSError where it cannot be
         written."""
-        record = self._tasks._signed(self.task, self.attempt, state) | {
-            "params": self._params, "value": value, "seconds": round(time.monotonic() - self._began_s, 3),
-            "host": self._tasks.me["host"], **facts,
-        }  # fmt: skip
-        if not make_once(self._result, record):
+        if not self.write(state, value=value, **facts):
             self.check()
         self._finished = True
+
+    def write(self, state: State, **facts: Any) -> bool:
+        """The record, unless there is one. Whoever holds the claim calls `finish`."""
+        task = self.task
+        return make_once(self._result, {
+            "number": task.number, "name": task.name, "params": self._params, "attempt": self.attempt,
+            "state": state, "value": None, "run": str(self.run.relative_to(self._tasks.study)),
+            "seconds": round(time.monotonic() - self._began_s, 3), "host": self._tasks.me["host"], **facts,
+        })  # fmt: skip
 
     def __enter__(self) -> "Claim":
         self._renewer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._ended.set()
         self._renewer.join()
         if self._finished or isinstance(error, LeaseLost):
             return
-        if error is None or not isinstance(error, Exception) or disk_is_full(error):
-            self._lease.unlink(missing_ok=True)
-        else:
+        if isinstance(error, Exception) and not disk_is_full(error):
             self.finish("failed", error=first_line(error))
-
-
-def disk_is_full(error: BaseException | None) -> bool:
-    """Whether that is behind an error, at whatever remove."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+        else:
+            self.lease.unlink(missing_ok=True)

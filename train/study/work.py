@@ -4,12 +4,14 @@ Under torchrun the ranks are one worker: rank 0 takes the tasks and the others f
 a module with `begin(study, settings) -> Work`.
 """
 
+import errno
 import json
 import os
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -91,8 +93,12 @@ def work_through(order: Order) -> None:
                 if world.world_size > 1:
                     raise  # the other ranks are in the middle of it
             except Exception as error:
-                if world.world_size > 1 or disk_is_full(error):
+                if disk_is_full(error):
+                    raise write_error(OSError(errno.ENOSPC, ""), f"working on {study}") from error
+                if world.world_size > 1:
                     raise
+                if not isinstance(error, FeedlineError):  # its record has one line of it, the log the rest
+                    traceback.print_exc()
 
 
 def main(words: str) -> None:
@@ -106,15 +112,10 @@ def main(words: str) -> None:
     threading.Thread(target=_end_with, args=order.starter, daemon=True).start()
     try:
         work_through(order)
-    except OSError as error:
-        sys.exit(_said(write_error(error, f"working on {order.study}")))
-    except FeedlineError as error:
-        sys.exit(_said(error))
-
-
-def _said(error: FeedlineError) -> int:
-    sys.stderr.write(f"{error}\n")
-    return STUDY_FAILED
+    except (FeedlineError, OSError) as error:
+        said = write_error(error, f"working on {order.study}") if isinstance(error, OSError) else error
+        sys.stderr.write(f"{said}\n")
+        sys.exit(STUDY_FAILED)
 
 
 def _end_with(pid: int, started: float) -> None:

@@ -15,9 +15,11 @@ from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.render.html import document
 from feedline.profiling.render.profile_page import comparison, lprof_report, report
 from feedline.profiling.render.sections import (
+    Axis,
     Bar,
     Bars,
     Columns,
+    Coordinates,
     Curve,
     Curves,
     Page,
@@ -57,6 +59,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.quit()
 
 
+AXES = [Axis(name="lr", ticks=[(0.0, "0.001"), (1.0, "1")]), Axis(name="top-1", ticks=[(0.5, "50 %")])]
+
+
 def every_chart() -> str:
     """Every kind of chart once, in one page."""
     remedy = Remedy(
@@ -70,6 +75,7 @@ def every_chart() -> str:
         Stacks(rows=[Stack(label="w", parts={"x": 1.0, "y": 2.0})], title="stacks"),
         Curves(curves=[Curve(name="flat", points=[(0, 0), (1, 0)])], title="curves", y_unit="s"),
         Columns(parts={"x": [0.0, 1.0]}, starts=[0, 1], title="columns", y_unit="s"),
+        Coordinates(axes=AXES, lines=[("a", 0.5, [0.2, 0.9]), ("b", 1.0, [0.5, 0.5])], title="coordinates"),
     ]
     return document(Page(title="charts", sections=[Section(heading="All", parts=parts)]))
 

@@ -14,9 +14,11 @@ from feedline.profiling.record.recording import Line
 from feedline.profiling.render.charts import Scale, round_ticks
 from feedline.profiling.render.html import part
 from feedline.profiling.render.sections import (
+    Axis,
     Bar,
     Bars,
     Columns,
+    Coordinates,
     Curve,
     Curves,
     Listing,
@@ -72,6 +74,24 @@ def test_lines_draw_anything(points: list[tuple[float, float | None]], name: str
 def test_columns_draw_anything(heights: list[float]) -> None:
     starts = [float(index) for index in range(len(heights))]
     assert_finite(part(Columns(parts={"wait": heights, "compute": heights}, starts=starts, title="t", y_unit="s")))
+
+
+def test_of_many_curves_the_faint_ones_lie_behind_and_are_not_in_the_legend() -> None:
+    curves = [Curve(name="best", points=[(0, 1), (1, 2)])]
+    curves += [Curve(name=f"other{n}", points=[(0, n), (1, 0)], faint=True) for n in range(3)]
+    curves += [Curve(name="second", points=[(0, 0), (1, 2)])]
+    chart = part(Curves(curves=curves, title="t", y_unit="%"))
+    groups = [group for group in parsed(chart).iter("g") if "curve" in group.get("class", "")]
+    assert ["faint" in group.get("class", "") for group in groups] == [True] * 3 + [False] * 2
+    assert [item.text or item[0].tail for item in parsed(chart).iter("li")] == ["best", "second"]
+    assert "var(--c1)" in next(groups[3].iter("polyline")).get("style", "")
+
+
+@given(st.lists(st.tuples(texts, st.floats(0, 1), st.lists(st.none() | st.floats(0, 1), max_size=4)), max_size=5))
+def test_parallel_coordinates_draw_anything(lines: list[tuple[str, float, list[float | None]]]) -> None:
+    axes = [Axis(name="lr", ticks=[(0.0, "low"), (1.0, "high")]), Axis(name="top-1", ticks=[])]
+    assert_finite(part(Coordinates(axes=axes, lines=lines, title="t")))
+    assert_finite(part(Coordinates(axes=axes[:1], lines=lines, title="t")))
 
 
 def test_nothing_gets_out_of_its_quotes() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from feedline.cli.main import app
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.train.config import TrainConfig
 from feedline.train.metrics import read_events
@@ -35,18 +36,20 @@ def plan(tmp_path: Path) -> Callable[..., SweepConfig]:
     return make
 
 
-def here(config: TrainConfig, options: SweepConfig) -> dict[str, Any]:
-    """All of the study's trials, in this process; the record."""
+def here(config: TrainConfig, options: SweepConfig, at_most: int | None = None) -> dict[str, Any]:
+    """The study's trials, in this process; the record."""
     told = json.loads(json.dumps(sweep.settings(config, options)))
     starter = (os.getpid(), 0.0)
-    work_through(Order(kind=sweep.__name__, study=str(options.study), settings=told, starter=starter))
+    order = Order(kind=sweep.__name__, study=str(options.study), settings=told, starter=starter, at_most=at_most)
+    work_through(order)
     return sweep.begin(options.study, told).record()
 
 
 def test_each_trial_is_a_run_like_any_other_and_the_best_is_named(
     configure: Configure, plan: Callable[..., SweepConfig]
 ) -> None:
-    options = plan(LR + "[batch_size]\nchoices = [8, 16]\n", pruner="none")
+    options = plan(LR + "[batch_size]\nchoices = [8, 16]\n", reduction=1)
+    assert here(configure(batch_size=64), options, at_most=1)["counts"] == {"complete": 1, "open": 2}
     record = here(configure(batch_size=64), options)
     assert [trial["number"] for trial in record["trials"]] == [0, 1, 2]
     assert record["best"] == max(record["trials"], key=lambda trial: trial["value"])
@@ -82,7 +85,7 @@ def test_a_study_in_which_everything_fails_is_given_up(
 ) -> None:
     options = plan("[model]\nchoices = ['no_such_model']\n", trials=30)
     with pytest.raises(FeedlineError, match=r"the first 5 trials of .* failed: .*no_such_model"):
-        here(configure(), options)
+        here(configure(model="mobilenet_v2"), options)
     row = Tasks(options.study).told(1)[0]
     assert (row["name"], row["state"], row["attempts"]) == ("trial-0000", "failed", 2)
     assert row["params"] == {"model": "no_such_model"}
@@ -113,39 +116,37 @@ def test_settings_with_which_no_trial_could_begin_leave_nothing(
         assert not options.study.exists()
 
 
-def feedline(*words: object) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", "from feedline.cli.main import run; run()", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_killed_continued_and_joined(dataset: Path, plan: Callable[..., SweepConfig], tmp_path: Path) -> None:
-    """Killed with -9 in the middle of a trial, worker and all; two commands at once go on to the end."""
+def test_killed_with_two_trials_under_way_and_continued(
+    dataset: Path, plan: Callable[..., SweepConfig], tmp_path: Path
+) -> None:
+    """With -9, the command and both of its workers, which have joined one journal."""
     options = plan()
-    words = ("sweep", dataset, "--space", options.space, "--study", options.study, "--trials", 4, "--epochs", 3,
-             "--model", "small_cnn", "--image-size", 20, "--batch-size", 8, "--num-workers", 0, "--no-tensorboard",
-             "--threads", 1)  # fmt: skip
-    first = feedline(*words)
-    tasks = Tasks(options.study)
+    line = ("sweep", dataset, "--space", options.space, "--study", options.study, "--trials", 5, "--epochs", 3,
+            "--model", "small_cnn", "--image-size", 20, "--batch-size", 8, "--num-workers", 0, "--no-tensorboard",
+            "--threads", 1)  # fmt: skip
+    words, tasks = list(map(str, line)), Tasks(options.study)
+    program = "from feedline.cli.main import run; run()"
+    first = subprocess.Popen([sys.executable, "-c", program, *words, "--jobs", "2"], stderr=subprocess.PIPE)
     while not tasks.running():
-        assert first.poll() is None
+        assert first.poll() is None, first.communicate()
         time.sleep(0.01)
-    for lease in tasks.running().values():
-        os.kill(lease["pid"], signal.SIGKILL)
+    while first.poll() is None and len(tasks.attempts()) < 2:
+        time.sleep(0.01)
+    for deed in (signal.SIGSTOP, signal.SIGKILL):  # what stands still cannot end in between
+        under_way = tasks.running()
+        for lease in under_way.values():
+            os.kill(lease["pid"], deed)
     first.kill()
-    first.communicate()
-    joined = [feedline(*words, "--json", tmp_path / f"{number}.json") for number in range(2)]
-    for process in joined:
-        _, complaints = process.communicate()
-        assert process.returncode == 0, complaints
-    record = max(
-        (json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)),
-        key=lambda one: one["counts"].get("complete", 0),
-    )
-    assert set(record["counts"]) <= {"complete", "pruned"} and sum(record["counts"].values()) == 4
-    assert sum(trial["attempts"] for trial in record["trials"]) == 5
+    first.wait()
+    app([*words, "--json", str(tmp_path / "sweep.json")], standalone_mode=False)
+    record = json.loads((tmp_path / "sweep.json").read_text())
+    assert set(record["counts"]) <= {"complete", "pruned"} and sum(record["counts"].values()) == 5
+    begun = [trial["attempts"] for trial in record["trials"]]
+    assert under_way and sum(begun) == 5 + len(under_way)
+    assert all(begun[number] == 2 for number in under_way)
     assert record["best"]["value"] == max(t["value"] for t in record["trials"] if t["state"] == "complete")
-    for line in (options.study / JOURNAL).read_text().splitlines():
-        json.loads(line)
+    for row in (options.study / JOURNAL).read_text().splitlines():
+        json.loads(row)
     assert "Sweep:" in (options.study / "study.html").read_text()
 
 
@@ -158,7 +159,7 @@ def test_the_batches_of_a_trial_are_those_it_would_have_alone(
     from feedline.train import checkpoint
     from feedline.train.loop import train
 
-    options = plan(trials=2, pruner="none")
+    options = plan(trials=2, reduction=1)
     record = here(configure(), options)
     trial = record["trials"][1]
     alone = configure(run=options.study.parent / "alone", **trial["params"])
