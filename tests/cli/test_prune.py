@@ -74,7 +74,7 @@ def test_inspect_shows_the_weights_of_a_run(run: Path, tmp_path: Path) -> None:
 
 def test_the_page_has_means_and_spread_over_seeds_and_what_is_not_known_yet() -> None:
     def task(seed: int, control: str | None, top1: float | None, keep: float = 0.1) -> dict[str, object]:
-        return {"keep": keep, "rewind": 4, "seed": seed, "control": control, "top1": top1, "zeros": 90, "attempts": 1,
+        return {"keep": keep, "rewind": 4, "seed": seed, "control": control, "top1": top1, "zeros": 90, "attempts": 1, "seconds": 1.0,
                 "name": f"{control}-{seed}", "state": "complete", "empty_layers": ["head"]}  # fmt: skip
 
     tasks = [

@@ -130,4 +130,4 @@ def test_momentum_and_weight_decay_revive_nothing(
         for weights in trained:
             for layer, mask in made.items():
                 assert weights[layer][~mask].view(torch.int32).eq(0).all(), (name, layer)
-                assert name == "epoch-0000.pt" or weights[layer][mask].ne(0).any()
+            assert any(weights[layer].ne(0).any() for layer in made)
