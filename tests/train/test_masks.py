@@ -14,6 +14,7 @@ from feedline.train import checkpoint, masks
 from feedline.train.checkpoint import CheckpointError
 from feedline.train.config import TrainConfig
 from feedline.train.loop import train
+from feedline.train.metrics import Event
 from feedline.train.models import build_model
 from feedline.train.weights import parameters_of
 
@@ -103,6 +104,14 @@ def test_whatever_stands_there_becomes_a_plain_zero(value: float) -> None:
     model.weight.grad = torch.full((4, 4), value)
     held.gradients()
     assert model.weight.grad.view(torch.int32).eq(0).all()
+
+
+def test_what_is_left_out_has_no_share_in_the_gradients_norm(configure: Configure, tmp_path: Path) -> None:
+    made = masks.by_magnitude(dict(build_model("small_cnn", 3).named_parameters()), 0.0)
+    (tmp_path / "mask.pt").write_bytes(masks.to_bytes(made))
+    heard: list[Event] = []
+    train(configure(mask=tmp_path / "mask.pt", clip_norm=1.0, epochs=1), [heard.append])
+    assert {event["grad_norm"] for event in heard if event["event"] == "step"} == {0.0}
 
 
 @pytest.mark.parametrize("extra", [
