@@ -33,7 +33,7 @@ def prune(options: Annotated[Settings, OPTIONS], crew: Annotated[Settings, CREW]
     told = kind.settings(kind.PruneConfig(**options))
     study = Path(told["study"])
     work = kind.begin(study, told)
-    carry_out("train.study.prune", study, told, work.config.device, CrewConfig(**crew), len(work.tickets))
+    carry_out(kind.__name__, study, told, work.config.device, CrewConfig(**crew), len(work.tickets))
     result = work.record()
     record.write(result)
     page = prune_page(result)
@@ -53,10 +53,11 @@ def prune_page(record: Mapping[str, Any]) -> "Page":
         (task["keep"], layer): None for task in tasks for layer in task.get("empty_layers", ()) if not task["control"]
     }
     said = [f"Of {layer} nothing stays at {units.percent(keep)} of the weights." for keep, layer in empty]
+    spent_s = sum(task["seconds"] for task in tasks)
     counted = ", ".join(f"{number} {state}" for state, number in record["counts"].items())
     return Page(
         title=f"Pruning: {record['run']}",
-        subtitle=f"{units.count(len(tasks), 'task')}: {counted}",
+        subtitle=f"{units.count(len(tasks), 'task')}: {counted}; {units.seconds(spent_s)} in all",
         sections=[
             section("Accuracy over sparsity", sparsity_chart(tasks), accuracy_table(tasks)),
             section("Empty layers", Points(said) if said else None),

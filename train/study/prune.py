@@ -195,7 +195,7 @@ class Pruning:
     def do(self, task: Task, world: World, claim: Claim | None) -> dict[str, Any]:
         """Trains, and counts the zeros. What was begun before goes on where it was left. Raises FeedlineError as
         `train` does."""
-        ticket, folder = Ticket(**task.params), self._tasks.run_folder(task)
+        ticket, folder = Ticket(**task.params), world.from_main(claim and claim.run)
 
         def show(event: Event) -> None:
             if claim is not None and event["event"] == "epoch":
