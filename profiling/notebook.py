@@ -1,5 +1,6 @@
 """`%load_ext feedline.profiling.notebook`: from then on a cell that begins with `%%feedline` is profiled."""
 
+import ast
 from importlib import import_module
 from typing import Any
 
@@ -23,12 +24,12 @@ def profile_cell(shell: Any, name: str, cell: str) -> None:
     name = name or "profile"
     if not name.isidentifier():
         raise UsageError(f"%%feedline {name}: a name for the profile or nothing; options: Profile(…).run(function)")
+    ast.parse(shell.transform_cell(cell))  # what is no Python is not begun, and told once
     profile = shell.user_ns[name] = Profile()
     try:
         with profile:
             result = shell.run_cell(cell)
-            error = result.error_before_exec or result.error_in_exec
-            if error is not None:
+            if (error := result.error_before_exec or result.error_in_exec) is not None:
                 error._render_traceback_ = list  # empty: it has been shown, and now only fails this cell too
                 raise error
     finally:

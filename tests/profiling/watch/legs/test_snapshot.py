@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from feedline.pipeline.base.errors import UsageError  # noqa: E402
 from feedline.profiling.profile import Profile  # noqa: E402
 from feedline.profiling.watch.legs.snapshot import Snapshot  # noqa: E402
-from tests.profiling.trainings import Slow  # noqa: E402
+from tests.profiling.trainings import data  # noqa: E402
 
 
 def trial(**options: Any) -> Profile:
@@ -37,7 +37,7 @@ class Training:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.1, total_steps=100_000)
         self.generator = torch.Generator()
-        self.loader = DataLoader(Slow(), batch_size=8, shuffle=True, generator=self.generator)
+        self.loader = DataLoader(data(96), batch_size=8, shuffle=True, generator=self.generator)
         self.steps = 0
         self.epoch()
         self.model.eval()
@@ -80,10 +80,10 @@ def test_a_trial_measures_the_ceiling_and_leaves_everything_as_it_was(tmp_path: 
         assert training.state() == before
         assert surroundings() == around and set(threading.enumerate()) <= threads
         assert {leg.name for leg in profile.recording.legs} == {"normal", "cached", "loader_only"}
-        assert profile.verdict.ceiling_samples_per_s
+        assert profile.recording.leg("cached").samples_per_s
         assert (profile.recording.script.name, profile.recording.script.ended_by) == ("Training.epoch", "steps")
         assert not profile.recording.notes
-    assert training.steps > 20 + 2 * 8
+    assert training.steps > 12 + 2 * 8
     torch.save(training.model.state_dict(), tmp_path / "model.pt")  # models are saved again
     (tmp_path / "own.ckpt").write_bytes(b"")
     training.epoch()
@@ -91,7 +91,7 @@ def test_a_trial_measures_the_ceiling_and_leaves_everything_as_it_was(tmp_path: 
 
 
 def failing(training: Training, error: BaseException) -> Callable[[], None]:
-    """Behind its twentieth step."""
+    """Behind its twelfth step."""
 
     def train() -> None:
         training.steps = 0
@@ -99,7 +99,7 @@ def failing(training: Training, error: BaseException) -> Callable[[], None]:
             training.model.train()(x)
             training.optimizer.step()
             training.steps += 1
-            if training.steps == 20:
+            if training.steps == 12:
                 raise error
 
     return train
