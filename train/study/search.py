@@ -151,7 +151,7 @@ class Search:
 def suggested(trial: Trial, name: str, where: Range | Choices) -> Any:
     """Drawn from one distribution. Optuna knows choices by their text, since they may be lists."""
     if isinstance(where, Choices):
-        texts = {str(value): value for value in where.values}
+        texts: dict[Any, Any] = {str(value): value for value in where.values}
         return texts[str(trial.suggest_categorical(name, list(texts)))]
     suggest: Callable[..., Any] = trial.suggest_int if where.whole else trial.suggest_float
     return suggest(name, where.low, where.high, log=where.log)
