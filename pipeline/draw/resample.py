@@ -48,7 +48,8 @@ def resize_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels, factor: int
     if kernel := compiled.KERNEL:
         job = job_of(pixels_HWC, region, columns, rows)
         if factor > 1:
-            job = (pixels_HWC, *shown(region, factor, *pixels_HWC.shape[1::-1]), True, region.flip)
+            left, top, width, height, box = shown(region, factor, pixels_HWC.shape[1], pixels_HWC.shape[0])
+            job = (pixels_HWC, left, top, width, height, box, True, region.flip)
         kernel.fill([job], True, out_HWC[None])
     elif factor == 1 and not is_antialiased(region, columns, rows):
         bilinear_into(pixels_HWC, region, out_HWC)
