@@ -38,7 +38,7 @@ _SAMPLE, _BYTES = FIELD["sample"], FIELD["bytes_read"]
 _READ, _TRANSFORM, _COLLATE = FIELD["read"], FIELD["transform"], FIELD["collate"]
 _REPLACEMENTS = 16
 """`on_bad="replace"` tries this many neighbours before it gives up on the shard."""
-_RUN_BYTES = 1 << 18
+_RUN_BYTES = 1 << 20
 """So much is read before the call that makes pixels of it: it is still in the processor's cache then."""
 _MOST_IN_RUN = 64
 Ready = tuple[int, bytes | DatasetError | None, Job | None]
