@@ -5,10 +5,10 @@
         slow.tell(fault="error", times=1)
         slow.counts()  # {"reads": …, "bytes": …, "most_at_once": …}
 
-`latency_s` passes for any number of requests at once, as on a network; `seek_s` for one at a time, and not where a
-read goes on behind the last one, as on a spinning disk; `bytes_per_s` is shared. Faults, for `times` reads behind
-the next `after`: `error` (EIO), `short` (half the bytes), `stall` (answered `stall_s` later), `gone` (the server
-ends: the mount is there and nobody behind it).
+`latency_s` passes for any number of requests at once, as on a network, where a name is looked up or bytes are read;
+`seek_s` for one at a time, and not where a read goes on behind the last one, as on a spinning disk; `bytes_per_s` is
+shared. Faults, for `times` reads behind the next `after`: `error` (EIO), `short` (half the bytes), `stall` (answered
+`stall_s` later), `gone` (the server ends: the mount is there and nobody behind it).
 
 The server is a process of its own that speaks the kernel's protocol (linux/fuse.h, 7.31) without threads: a request
 is answered when it is due. Needs root (`why_not`).
@@ -122,7 +122,7 @@ class Server:
         if opcode in (FORGET, BATCH_FORGET, INTERRUPT):
             return
         fault = self._next_fault() if opcode == READ_FILE else ""
-        due_s = time.monotonic() + (settings.latency_s if opcode in (LOOKUP, OPEN, READ_FILE) else 0.0)
+        due_s = time.monotonic() + (settings.latency_s if opcode in (LOOKUP, READ_FILE) else 0.0)
         if opcode == READ_FILE:
             due_s = self._read_due(node, body) + (settings.stall_s if fault == "stall" else 0.0)
         waiting = due_s, next(self._number), unique, lambda: self._done(opcode, node, body, fault)
