@@ -46,7 +46,7 @@ def main() -> None:
     given.work.mkdir(parents=True)
     base: dict[str, Any] = {
         "dataset": given.dataset, "model": given.model, "image_size": given.image_size, "epochs": given.epochs,
-        "num_workers": 1, "tensorboard": False, "keep_last": 1,
+        "num_workers": 1, "threads": 1, "tensorboard": False, "keep_last": 1,
     }  # fmt: skip
     cells = [{"lr": lr, "weight_decay": decay} for lr in exponents(*LR, STEPS) for decay in exponents(*DECAY, STEPS)]
     grid = [(top1(base, cell, given.work / f"cell-{number}"), cell) for number, cell in enumerate(cells)]
@@ -94,7 +94,7 @@ def killed_and_joined(given: Any) -> dict[str, Any]:
     study, record = given.work / "study", given.work / "sweep.json"
     words = ["sweep", given.dataset, "--space", given.work / "space.toml", "--study", study, "--trials", given.trials,
              "--epochs", given.epochs, "--model", given.model, "--image-size", given.image_size, "--num-workers", 1,
-             "--no-tensorboard"]  # fmt: skip
+             "--threads", 1, "--no-tensorboard"]  # fmt: skip
     command = [sys.executable, "-c", "from feedline.cli.main import run; run()", *map(str, words)]
     tasks, killed = Tasks(study), 0
     for share in KILLS:
