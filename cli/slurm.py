@@ -43,16 +43,17 @@ def slurm(
 
       feedline slurm /data/256-jpeg --array sweep --tasks 30 --at-once 8 --space space.toml --study /shared/sweep
 
-      feedline slurm runs/parent --array prune --tasks 60 --after 4711 --study /shared/tickets --keep 0.4,0.1,0.02
+      feedline slurm runs/parent --array prune --tasks 60 --after 4711 --keep 0.4,0.1,0.02 --rewind 0,4
     """
     from feedline.train.slurm import SlurmConfig, script, write
 
     verb, words = options["array"], list(context.args)
     if unknown := unknown_options(words, verb or "train"):
         raise UsageError(f"{unknown[0]} is an option of neither `feedline slurm` nor `feedline {verb or 'train'}`")
-    if verb and not any(word.partition("=")[0] == "--study" for word in words):
-        raise UsageError(f"--array {verb} needs --study DIR, a folder that all nodes share")
-    words += ["--trials", str(options["tasks"])] if verb == "sweep" else []
+    if verb == "sweep":
+        if not {"--space", "--study"} <= {word.partition("=")[0] for word in words}:
+            raise UsageError("--array sweep needs --space FILE and --study DIR, a folder that all nodes share")
+        words += ["--trials", str(options["tasks"])]
     for name, question in ASKED.items():
         if options[name] is None:
             default = getattr(SlurmConfig, name)

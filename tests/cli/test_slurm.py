@@ -38,6 +38,6 @@ def test_an_array_of_a_sweep_takes_the_options_of_the_sweep(tmp_path: Path) -> N
     done = CliRunner().invoke(app, [*words, *study])
     assert done.exit_code == 0, done.output
     assert "#SBATCH --array=0-6\n" in script.read_text() and "--trials 7\n" in script.read_text()
-    for more, said in ((study[:2], "needs --study"), ([*study, "--rewind-to", "3"], "nor `feedline sweep`")):
+    for more, said in ((study[:2], "and --study"), ([*study, "--rewind-to", "3"], "nor `feedline sweep`")):
         refused = CliRunner().invoke(app, [*words, *more])
         assert isinstance(refused.exception, UsageError) and said in str(refused.exception)
