@@ -201,8 +201,8 @@ def tune(
     """
     split, cores = find_train(Path(dataset)), usable_cores()
     given: dict[str, Any] = {"cores": cores, "most_workers": min(16, 2 * cores), **settings}
-    device = check_devices([1], given.get("device", "auto"), [given.get("model", TuneConfig.model)])
-    config = TuneConfig(split=split, **{**given, "device": device})
+    given["device"] = check_devices([1], given.get("device", "auto"), [given.get("model", TuneConfig.model)])
+    config = TuneConfig(split=split, **given)
     advance, done = on_progress or status_line("tune", "windows"), count(1)
     with Bench() as bench:
 

@@ -40,7 +40,8 @@ from feedline.profiling.render.profile_page import report
 from feedline.profiling.watch.capture import Capture, Finished
 from feedline.profiling.watch.facts import Facts
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 HEAR_S = 3.0  # the longest wait for the last words of workers that live on; they speak within a tenth of a second
 
 
