@@ -11,7 +11,7 @@ import gc
 import random
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from feedline.profiling.watch.facts import quietly
 
@@ -52,8 +52,8 @@ class Snapshot:
             elif issubclass(kind, stateful) and (state := quietly(one.state_dict)) is not None:
                 self._keep(copy.deepcopy(state), one.load_state_dict)
             elif issubclass(kind, torch.utils.data.DataLoader):
-                own, sampler = vars(one).get("generator"), vars(one).get("sampler")
-                for generator in cast("list[Any]", [own, getattr(sampler, "generator", None)]):
+                for home in (one, vars(one).get("sampler")):
+                    generator = getattr(home, "generator", torch)
                     if isinstance(generator, torch.Generator) and self._is_new(generator):
                         self._keep(generator.get_state(), generator.set_state)
 
@@ -74,7 +74,7 @@ class Snapshot:
         gradient = tensor.grad.detach().clone() if tensor.is_leaf and tensor.grad is not None else None
 
         def put_back() -> None:
-            now = cast("Any", getattr(module, name, None))
+            now = getattr(module, name, torch)
             if not isinstance(now, torch.Tensor) or now.shape != before.shape:  # the function has made another of it
                 return
             with torch.no_grad():
