@@ -137,7 +137,7 @@ def explain(error: Exception, verb: str) -> int:
             return 2
         status, what = 2, f"{text} (see {prefix} --help)"
     elif missing not in ("", "feedline") and VERBS.get(verb):
-        extra = "train" if missing == "torch" else VERBS[verb]  # inspect, of a run
+        extra = "train" if missing == "torch" and VERBS[verb] == "shards" else VERBS[verb]  # inspect, of a run
         status, what = 2, f"{verb} needs {missing}: pip install 'feedline[{extra}]'"
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in UNWRITABLE):
         status, what = 1, f"{error.filename or 'the output'}: {error.strerror}"

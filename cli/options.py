@@ -122,7 +122,7 @@ class Option:
         settings: Settings = {"show_default": bool(str(default)), **self.more}
         if self.words:
             hint, default = str | None, None if default is None else str(default)
-            settings |= {"min": None, "max": None, "metavar": "|".join(("N", *self.words))}
+            settings |= {"min": None, "max": None, "parser": self._word, "metavar": "|".join(("N", *self.words))}
         elif get_origin(hint) in (tuple, Mapping):
             hint, default = (str, _word(default)) if self._is_list else (list[str] | None, None)
             settings |= {"min": None, "max": None}
@@ -130,8 +130,6 @@ class Option:
 
     def read(self, value: Any) -> Any:
         """The field's value for what stands on the command line. Raises UsageError."""
-        if self.words and isinstance(value, str):
-            return value if value in self.words else self._number(value)
         if get_origin(self.hint) is Mapping:
             return pairs(value, self.flags[0], as_json=get_args(self.hint)[1] is not str)
         if self._is_list:
@@ -143,11 +141,12 @@ class Option:
         """Written as one word with commas; a tuple of texts is an option that may be repeated."""
         return get_origin(self.hint) is tuple and get_args(self.hint)[0] is not str
 
-    def _number(self, text: str) -> int:
+    def _word(self, value: Any) -> Any:
+        """What Typer makes of the word on the command line, or of a file's value."""
         try:
-            return int(text)
-        except ValueError as error:
-            raise UsageError(f"{self.flags[0]} {text!r}: a whole number, or {' or '.join(self.words)}") from error
+            return value if value in self.words else int(value)
+        except (TypeError, ValueError) as error:
+            raise typer.BadParameter(f"{value!r} is no whole number, nor {' or '.join(self.words)}") from error
 
     def _numbers(self, text: str) -> tuple[Any, ...]:
         """Of a comma-separated word; items that are tuples themselves have colons between their numbers."""

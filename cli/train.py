@@ -38,6 +38,8 @@ def _settings(context: typer.Context, path: Path | None) -> Path | None:
         try:
             option.process_value(context, options[option.name])
         except typer.BadParameter as error:
+            bad: Any = error  # a parser's does not know its option
+            bad.param = bad.param or option
             raise UsageError(f"--config {path}: {error.format_message()}") from error
     context.default_map = options
     return path
