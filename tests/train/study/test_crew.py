@@ -35,8 +35,11 @@ class Work:
         return [Task(number=number, name=f"task-{number}") for number in range(5)]
 
     def do(self, task, world, claim):
-        first = not (self.study / "killed").exists()
-        if task.number == 1 and first:
+        if self.settings.get("whole"):
+            import torch
+
+            return {"state": "complete", "sum": int(world.sum(torch.ones(1)))}
+        if task.number == 1 and not (self.study / "killed").exists():
             (self.study / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         if task.number == 2:
@@ -75,6 +78,11 @@ def test_a_killed_worker_loses_its_task_only_and_a_task_that_fails_does_not_end_
         assert len({tuple(row["cores"]) for row in rows if "cores" in row}) <= 2
         assert all(len(row["cores"]) < len(os.sched_getaffinity(0)) for row in rows if "cores" in row)
     assert "in do\n" in "".join(path.read_text() for path in (tasks.study / "logs").iterdir())  # where it failed
+
+
+def test_a_task_may_have_several_ranks(carry_out: Callable[..., Tasks]) -> None:
+    rows = carry_out(CrewConfig(ranks=2), whole=True).told(5)
+    assert [(row["state"], row["sum"], row["attempts"]) for row in rows] == [("complete", 2, 1)] * 5
 
 
 def test_when_it_is_interrupted_no_worker_is_left_and_what_it_did_is_given_back(
