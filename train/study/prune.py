@@ -95,7 +95,9 @@ def plan(config: PruneConfig, own_seed: int) -> list[Ticket]:
     """Every ticket and control; whole seeds one after the other, so that half a study has all of half the seeds."""
     masked: list[tuple[float, Control | None]] = [(1.0, "full")] if config.controls else []
     for keep in config.keep:
-        masked += [(keep, None), (keep, "random")] if config.controls else [(keep, None)]
+        masked.append((keep, None))
+        if config.controls:
+            masked.append((keep, "random"))
     seeds = range(own_seed, own_seed + config.seeds)
     return list(dict.fromkeys(
         Ticket(keep, rewind, seed, control) for seed in seeds for rewind in config.rewind for keep, control in masked
