@@ -81,17 +81,12 @@ class Held:
     def __init__(self, masks: Masks, model: nn.Module, average: nn.Module | None = None) -> None:
         """`average`: the model's moving average, if it has one. Raises CheckpointError for masks of another model."""
         parameters = dict(model.named_parameters())
-        wrong = [
-            name for name, mask in masks.items() if name not in parameters or parameters[name].shape != mask.shape
-        ]
-        if wrong:
-            raise CheckpointError(f"the masks are of another model ({wrong[0]}): give the same --model and --widths")
-        self._out = [
-            (held[name], torch.empty_like(held[name], dtype=torch.bool).copy_(~mask))
-            for held in (parameters, {} if average is None else dict(average.named_parameters()))
-            for name, mask in masks.items()
-            if held
-        ]
+        for name, mask in masks.items():
+            if name not in parameters or parameters[name].shape != mask.shape:
+                raise CheckpointError(f"the masks are of another model ({name}): give the same --model and --widths")
+        models = [parameters] + ([dict(average.named_parameters())] if average else [])
+        self._out = [(of[name], torch.empty_like(of[name], dtype=torch.bool).copy_(~mask))
+                     for of in models for name, mask in masks.items()]  # fmt: skip
         """Each parameter and, in the same layout, what of it is left out."""
 
     @torch.no_grad()

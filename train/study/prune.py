@@ -93,16 +93,15 @@ class Ticket(NamedTuple):
 
 def plan(config: PruneConfig, own_seed: int) -> list[Ticket]:
     """Every ticket and control; whole seeds one after the other, so that half a study has all of half the seeds."""
-    tickets: dict[Ticket, None] = {}
-    for seed in range(own_seed, own_seed + config.seeds):
-        for rewind in config.rewind:
-            if config.controls:
-                tickets[Ticket(1.0, rewind, seed, "full")] = None
-            for keep in config.keep:
-                tickets[Ticket(keep, rewind, seed, None)] = None
-                if config.controls:
-                    tickets[Ticket(keep, rewind, seed, "random")] = None
-    return list(tickets)
+    masked: list[tuple[float, Control | None]] = [(1.0, "full")] if config.controls else []
+    for keep in config.keep:
+        masked.append((keep, None))
+        if config.controls:
+            masked.append((keep, "random"))
+    seeds = range(own_seed, own_seed + config.seeds)
+    return list(dict.fromkeys(
+        Ticket(keep, rewind, seed, control) for seed in seeds for rewind in config.rewind for keep, control in masked
+    ))  # fmt: skip
 
 
 # --- the run to prune ---------------------------------------------------------------------------------
@@ -128,10 +127,8 @@ def parent_of(config: PruneConfig) -> Parent:
     with checkpoint.as_whole(found.where):
         trained, progress = from_plain(TrainConfig, found.state["config"]), Progress(**found.state["progress"])
         dataset, ranks = found.state["dataset"]["identity"], found.state["world_size"]
-    if ranks > 1:  # the steps stay as large, whatever the tasks' ranks
-        trained = replace(
-            trained, global_batch=trained.global_batch or trained.batch_size * trained.accumulate * ranks
-        )
+    # the steps stay as large, whatever the tasks' ranks
+    trained = replace(trained, global_batch=trained.global_batch or trained.batch_size * trained.accumulate * ranks)
     stopped = progress.time_to_target_s is not None or progress.step >= (trained.steps or MOST)
     if progress.epoch < trained.epochs and not stopped:
         done = f"{progress.epoch} of {trained.epochs} epochs"

@@ -74,6 +74,7 @@ def test_the_settings_travel_as_json(run: Path, tmp_path: Path) -> None:
     again = begin(tmp_path / "study", json.loads(json.dumps(told)))
     assert again.pruning == replace(config, study=tmp_path / "study")
     assert again.config == Pruning(tmp_path, config).config
+    assert again.config.global_batch == 16, "whatever the ranks of a task"
     settings(replace(config, study=tmp_path / "study", num_workers=0))  # joins it
     with pytest.raises(UsageError, match=r"has another --keep \(\[0\.3\], here \[0\.2\]\)"):
         settings(replace(config, study=tmp_path / "study", keep=(0.2,)))
