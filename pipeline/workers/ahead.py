@@ -29,6 +29,8 @@ ENOUGH = 16
 """Reads looked at before anything is decided."""
 WORTH = 0.02
 """Of the workers' time: what waiting for storage must take before more is announced."""
+FROM_STORAGE = 0.1
+"""Of the bytes read: from so much on, reads that do not wait owe it to the announcements."""
 FIRST_PATIENCE, MOST_PATIENCE = 32, 4096
 """Batches without such waiting after which half as much is announced; doubled each time that this was a mistake."""
 BETTER = 0.8
@@ -42,6 +44,8 @@ class Seen(NamedTuple):
     looked_at: int = 0
     blocked: int = 0
     blocked_ns: int = 0
+    bytes_read: int = 0
+    storage_bytes: int = 0
     busy_ns: int = 0
     """Their time without what they waited for tasks."""
 
@@ -118,6 +122,9 @@ class Reach:
         return True
 
     def _calmed(self, seen: Seen) -> bool:
+        if self.batches and seen.storage_bytes > FROM_STORAGE * seen.bytes_read:  # FUSE keeps no account of them
+            self._calm, self.why = 0, "what is announced has come when it is read"
+            return False
         self._calm += seen.batches
         if not self.batches or self._calm < self._patience:
             return False

@@ -1,4 +1,4 @@
-"""`num_workers="auto"`: how many workers there should be, from what was seen of half a second. Decisions, no effects.
+"""`num_workers="auto"`: how many workers there should be, from what was seen of a second. Decisions, no effects.
 
 Every change is a trial: one more (or as many as the waiting calls for) while the trainer waits, one fewer where they
 idle; what follows is measured, and the change is taken back if it gained nothing, or lost. After one in vain comes a
@@ -8,8 +8,8 @@ pause, longer each time. So the number settles, and follows when the work change
 from math import ceil
 from typing import Any, NamedTuple
 
-WINDOW_S, WINDOW_BATCHES = 0.5, 16
-"""What is measured at a time, at least; the window right after a change does not count."""
+WINDOW_S, WINDOW_BATCHES = 1.0, 8
+"""What is measured at a time, at least; half as much right after a change does not count."""
 WAITING = 0.05
 """Of the trainer's time: what it must wait for batches before another worker is tried."""
 SPARE = 0.75
@@ -66,16 +66,17 @@ class Headcount:
             self.begin_anew()
         elif self._start is None:
             self._start = now
-        elif self._is_window(now, self._start):
+        elif self._is_over(now, self._start):
             counts, start = self._counts, self._start
             self._start, self._counts = now, True
             if counts:
                 self._decide(_window(start, now), now.batches)
         return self.workers
 
-    @staticmethod
-    def _is_window(now: Totals, start: Totals) -> bool:
-        return now.active_s - start.active_s >= WINDOW_S and now.batches - start.batches >= WINDOW_BATCHES
+    def _is_over(self, now: Totals, start: Totals) -> bool:
+        part = 1.0 if self._counts else 0.5
+        enough = now.batches - start.batches >= part * WINDOW_BATCHES
+        return enough and now.active_s - start.active_s >= part * WINDOW_S
 
     def begin_anew(self) -> None:
         """With other workers, or totals that count from another moment: what is under way does not count."""

@@ -130,10 +130,10 @@ class Workers:
     def __init__(self, reach: Reach) -> None:
         self.reach, self.seen = reach, Seen()
 
-    def work(self, batches: int, blocked: int = 0, wait_ms: float = 1.0) -> None:
-        """Of each batch's four, `blocked` wait so long."""
+    def work(self, batches: int, blocked: int = 0, wait_ms: float = 1.0, stored: float = 0.0) -> None:
+        """Of each batch's four, `blocked` wait so long; such a share of the bytes comes from storage."""
         for _ in range(batches):
-            more = Seen(1, 4, blocked, int(blocked * wait_ms * 1e6), BATCH_NS)
+            more = Seen(1, 4, blocked, int(blocked * wait_ms * 1e6), 10_000, int(10_000 * stored), BATCH_NS)
             self.seen = Seen(*(one + other for one, other in zip(self.seen, more, strict=True)))
             self.reach.told(self.seen)
 
@@ -157,6 +157,16 @@ def test_it_reaches_farther_while_reads_wait_and_no_farther_than_it_may() -> Non
     assert all(4 * (two - one) >= seen[one + 1] for one, two in pairwise(steps)), (
         "a change has had its time before the next"
     )
+
+
+@pytest.mark.parametrize(("stored", "batches"), [(0.5, 8), (0.05, 0)])
+def test_what_comes_in_time_from_storage_goes_on_to_be_announced(stored: float, batches: int) -> None:
+    reach = Reach(2, 32)
+    workers = Workers(reach)
+    while reach.batches < 8:
+        workers.work(1, blocked=2, stored=1.0)
+    workers.work(1000, stored=stored)
+    assert reach.batches == batches and ("cached" in reach.why) == (not batches)
 
 
 def test_data_that_has_left_the_cache_is_announced_again() -> None:
