@@ -107,11 +107,12 @@ def measure_reads(pieces: Sequence[Piece], seconds: float = SECONDS) -> Reads | 
 def in_memory(pieces: Sequence[Piece]) -> float | None:
     """The share of their pages that is in the page cache; None where the kernel does not tell, as mincore(2) does not
     of files that one may not write."""
-    known = [share for one in pieces if (share := _resident(one)) is not None]
-    return statistics.fmean(known) if known else None
+    known = [flags for one in pieces if (flags := _resident(one)) is not None]
+    return sum(map(sum, known)) / sum(map(len, known)) if known else None
 
 
-def _resident(piece: Piece) -> float | None:
+def _resident(piece: Piece) -> list[int] | None:
+    """For each of its pages, whether it is there."""
     length = piece.offset + piece.length - piece.first
     try:
         if os.geteuid() not in (0, piece.path.stat().st_uid) and not os.access(piece.path, os.W_OK):
@@ -124,7 +125,7 @@ def _resident(piece: Piece) -> float | None:
             address = ctypes.c_void_p(ctypes.addressof(start))
             del start  # else the map cannot be closed
             failed = ctypes.CDLL(None).mincore(address, ctypes.c_size_t(length), flags)
-            return None if failed else sum(flag & 1 for flag in flags) / len(flags)
+            return None if failed else [flag & 1 for flag in flags]
     except (OSError, ValueError, AttributeError):  # ValueError: beyond its end; AttributeError: there is no such call
         return None
 
