@@ -45,7 +45,7 @@ def test_random_and_sequential_reads_of_a_long_file(
     if not direct:
         monkeypatch.setattr(reads, "DIRECT", 0)
     found = measure_reads(pieces_of_files([str(long)], 30_000), seconds=0.1)
-    assert found is not None and found.piece_bytes == 30_000 and found.at_once == [1, 4, 16, 64]
+    assert found is not None and found.piece_bytes == 30_000 and found.at_once[:2] == [1, 4]
     assert min(found.random_bytes_per_s) > 0 and found.latency_s > 0
     assert found.sequential_bytes_per_s is not None
     assert found.cold == (1.0 if direct and takes_direct(long) else None)
