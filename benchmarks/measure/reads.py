@@ -1,5 +1,5 @@
 """What the storage under a dataset gives, by reading the dataset: pieces of a sample's size from random places, with
-1, 4, 16 and 64 reads under way at once, and long files from their beginning on. About a second.
+1, 4, 16 … reads under way at once while more of them bring more, and long files from their beginning on. A second.
 
 Reads go past the page cache (O_DIRECT), so that they come from the storage whatever is in memory, and nothing that
 others have there is dropped for them. A file system that refuses that is read as usual: then nobody knows whence.
@@ -25,7 +25,9 @@ from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.format.manifest import Index
 from feedline.profiling.record.measurements import Reads
 
-AT_ONCE = (1, 4, 16, 64)
+AT_ONCE = (1, 4, 16, 64, 256)
+MORE = 1.2
+"""Times as much as with fewer at once that a number must bring for the next one to be tried."""
 SEQUENTIAL_AT_ONCE = 4
 """Blocks of a long file, as a kernel that reads ahead has it."""
 SECONDS = 1.0
@@ -91,14 +93,17 @@ def measure_reads(pieces: Sequence[Piece], seconds: float = SECONDS) -> Reads | 
         return None
     with closing(_Files(chosen)) as files:
         turns, turn_s = itertools.cycle(chosen), seconds / (len(AT_ONCE) + 1)
-        random_ = {count: _read(turns, count, turn_s, files) for count in AT_ONCE}
+        tried: list[_Read] = []
+        for count in AT_ONCE:
+            if len(tried) < 2 or tried[-1].bytes_per_s >= MORE * tried[-2].bytes_per_s:
+                tried.append(_read(turns, count, turn_s, files))
         blocks = files.blocks()
         sequential = _read(itertools.cycle(blocks), SEQUENTIAL_AT_ONCE, turn_s, files) if blocks else None
         return Reads(
             piece_bytes=statistics.fmean(one.length for one in chosen),
-            at_once=[*AT_ONCE],
-            random_bytes_per_s=[random_[count].bytes_per_s for count in AT_ONCE],
-            latency_s=statistics.median(random_[1].each_s),
+            at_once=[*AT_ONCE[: len(tried)]],
+            random_bytes_per_s=[one.bytes_per_s for one in tried],
+            latency_s=statistics.median(tried[0].each_s),
             sequential_bytes_per_s=sequential and sequential.bytes_per_s,
             cold=files.cold,
         )
@@ -107,11 +112,12 @@ def measure_reads(pieces: Sequence[Piece], seconds: float = SECONDS) -> Reads | 
 def in_memory(pieces: Sequence[Piece]) -> float | None:
     """The share of their pages that is in the page cache; None where the kernel does not tell, as mincore(2) does not
     of files that one may not write."""
-    known = [share for one in pieces if (share := _resident(one)) is not None]
-    return statistics.fmean(known) if known else None
+    known = [flags for one in pieces if (flags := _resident(one)) is not None]
+    return sum(map(sum, known)) / sum(map(len, known)) if known else None
 
 
-def _resident(piece: Piece) -> float | None:
+def _resident(piece: Piece) -> list[int] | None:
+    """For each of its pages, whether it is there."""
     length = piece.offset + piece.length - piece.first
     try:
         if os.geteuid() not in (0, piece.path.stat().st_uid) and not os.access(piece.path, os.W_OK):
@@ -124,7 +130,7 @@ def _resident(piece: Piece) -> float | None:
             address = ctypes.c_void_p(ctypes.addressof(start))
             del start  # else the map cannot be closed
             failed = ctypes.CDLL(None).mincore(address, ctypes.c_size_t(length), flags)
-            return None if failed else sum(flag & 1 for flag in flags) / len(flags)
+            return None if failed else [flag & 1 for flag in flags]
     except (OSError, ValueError, AttributeError):  # ValueError: beyond its end; AttributeError: there is no such call
         return None
 

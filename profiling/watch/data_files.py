@@ -102,6 +102,7 @@ def is_cached(path: str) -> bool | None:
     except OSError:
         return None
     try:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)  # else asking for a page has its neighbours read
         return os.preadv(handle, [bytearray(1)], 0, os.RWF_NOWAIT) > 0 or None
     except (AttributeError, OSError) as error:  # AttributeError: no Linux
         return False if getattr(error, "errno", None) == errno.EAGAIN else None

@@ -34,7 +34,7 @@ class LoaderStats:
         try:
             stats = self._loader.stats()
             workers = stats["workers"]
-            if not self._before and isinstance(split := stats.get("split"), str):
+            if not self._before and isinstance(split := stats.get("split"), str) and split:
                 shards = Path(split).glob("*.tar")  # which its workers read, unwatched
                 self._about["paths"] = [str(path) for path in islice(shards, MOST_PATHS)]
         except Exception:  # it is another's code in the script's process

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -312,8 +313,8 @@ class Telling:
 
     num_workers, worker_pids = 2, ()
 
-    def __init__(self, pid: int = 999_999_990) -> None:
-        self.pid = pid
+    def __init__(self, pid: int = 999_999_990, split: str = "") -> None:
+        self.pid, self.split = pid, split
         self.asked = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -322,7 +323,8 @@ class Telling:
     def stats(self) -> dict[str, Any]:
         self.asked += 1
         seconds = {"read": 1.0 * self.asked, "decode": 3.0 * self.asked, "idle": 0.5 * self.asked}
-        return {"workers": [{"pid": self.pid, "samples": 80 * self.asked, "batches": self.asked, "seconds": seconds}]}
+        worker = {"pid": self.pid, "samples": 80 * self.asked, "batches": self.asked, "seconds": seconds}
+        return {"workers": [worker], "split": self.split}
 
 
 @pytest.fixture
@@ -343,10 +345,12 @@ def test_the_cpu_time_of_preparing_that_nobody_counts_is_unknown() -> None:
 
 
 @pytest.mark.usefixtures("telling")
-def test_a_loader_that_tells_itself_is_believed() -> None:
+def test_a_loader_that_tells_itself_is_believed(tmp_path: Path) -> None:
+    (tmp_path / "train-000000.tar").touch()
     with Profile(resources=False) as seen:
-        for _ in Telling():
+        for _ in Telling(split=str(tmp_path)):
             pass
+    assert seen.recording.sample_paths == [str(tmp_path / "train-000000.tar")]
     (worker,) = seen.recording.workers
     assert worker.stages["decode"] == pytest.approx(3 * worker.stages["read"])
     assert seen.recording.loaders[0].kind == "feedline"

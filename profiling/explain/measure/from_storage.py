@@ -19,7 +19,7 @@ FROM_DISK, FROM_MEMORY = 0.5, 0.1
 NOTABLE = 0.1  # share of the workers' busy time from which being blocked in reads counts
 MOSTLY = 0.5  # share of the time in reads that must be blocked for storage to be what they wait for
 ALIKE = 2.5  # times that reads tried afterwards may differ from those of the run, and still be of the same storage
-READ_AHEAD = ("feedline",)  # kinds of loaders whose workers do not wait for each read by itself
+READ_AHEAD = ("feedline",)  # kinds of loaders whose workers need not wait for each read by itself
 IN_SEQUENCE = ("webdataset",)  # and that read tars from their beginning to their end
 
 
@@ -54,12 +54,15 @@ class Storage:
     @property
     def reads(self) -> Reads | None:
         """`gives`, where it fits to what this run's reads took."""
-        if self.gives is None or self.source != "storage" or self.kind in READ_AHEAD:
-            return self.gives
+        fits = self.source != "storage" or self.kind in READ_AHEAD or self.one_by_one
+        return self.gives if fits else None
+
+    @property
+    def one_by_one(self) -> bool:
+        """The reads took about what they take by themselves with as many readers."""
         alone_s, device = self._waits_s(self.readers * self.share), self.device or 0.0
         waited_s = self.blocked_s / (device if device >= FROM_DISK else 1.0)  # for those that were not in memory
-        alike = alone_s is not None and alone_s / ALIKE <= waited_s <= alone_s * ALIKE
-        return self.gives if alike else None
+        return alone_s is not None and alone_s / ALIKE <= waited_s <= alone_s * ALIKE
 
     @property
     def at_most(self) -> float | None:
@@ -84,7 +87,7 @@ class Storage:
         """`blocked_s` with more readers, none of whom waits less for it; as it is where nothing tells."""
         if self.source != "storage" or self.reads is None:
             return self.blocked_s
-        if self.kind in READ_AHEAD:  # the storage is busy, whoever waits for it
+        if not self.one_by_one:  # they are read ahead: the storage is busy, whoever waits for it
             return self.blocked_s * readers / self.readers
         then_s, now_s = (self._waits_s(count * self.share) for count in (readers, self.readers))
         return self.blocked_s * max(1.0, then_s / now_s) if then_s and now_s else self.blocked_s

@@ -1,5 +1,6 @@
 """Reads of a dataset's own files, on whatever file system the tests have; slow ones are in tests/lab."""
 
+import mmap
 import os
 from pathlib import Path
 
@@ -23,6 +24,20 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def takes_direct(path: Path) -> bool:
+    """Whether the tests' file system can be read past the page cache."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return False
+    try:
+        return os.preadv(file, [mmap.mmap(-1, mmap.PAGESIZE)], 0) > 0
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+
+
 @pytest.mark.parametrize("direct", [True, False])
 def test_random_and_sequential_reads_of_a_long_file(
     long: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
@@ -30,10 +45,10 @@ def test_random_and_sequential_reads_of_a_long_file(
     if not direct:
         monkeypatch.setattr(reads, "DIRECT", 0)
     found = measure_reads(pieces_of_files([str(long)], 30_000), seconds=0.1)
-    assert found is not None and found.piece_bytes == 30_000 and found.at_once == [1, 4, 16, 64]
+    assert found is not None and found.piece_bytes == 30_000 and found.at_once[:2] == [1, 4]
     assert min(found.random_bytes_per_s) > 0 and found.latency_s > 0
     assert found.sequential_bytes_per_s is not None
-    assert found.cold in ((1.0, None) if direct else (None,))
+    assert found.cold == (1.0 if direct and takes_direct(long) else None)
 
 
 def test_single_files_are_read_whole_and_say_nothing_of_sequence(tmp_path: Path) -> None:

@@ -44,6 +44,14 @@ def test_reading_that_computes_is_no_storage() -> None:
     assert record_keys(diagnose(seen))["storage"]["limits"] is False
 
 
+def test_reading_that_mostly_computes_is_not_limited_by_storage() -> None:
+    """Decompression behind every read that has to wait a little."""
+    seen = reading(from_disk=0.0)
+    seconds = seen.workers[0].stages["read"]
+    found = storage_of(with_workers(seen, stages_cpu_s={"read": 0.6 * seconds, "decode": 1.0}))
+    assert found.leads and found.source == "storage" and not found.limits
+
+
 def test_the_record_holds_what_shows_it() -> None:
     seen = reading()
     found, now = record_keys(diagnose(seen))["storage"], measure(seen).rates.now

@@ -25,6 +25,15 @@ def test_more_workers_gain_while_the_storage_gives_more() -> None:
     assert rate_with(4, cores=8, reads=flat) < 1.2 * now.value
 
 
+def test_more_workers_of_a_loader_that_reads_ahead_wait_for_the_same_storage() -> None:
+    """Unless its reads take what they take one by one: then it does not."""
+    now = measure(reading("feedline")).rates.now
+    assert now is not None
+    assert rate_with(4, kind="feedline", cores=8) == pytest.approx(2 * now.value, rel=0.1)
+    busy = replace(READS, random_bytes_per_s=[rate * 10 for rate in READS.random_bytes_per_s])
+    assert rate_with(4, kind="feedline", cores=8, reads=busy) < 1.2 * now.value
+
+
 def test_a_batchs_reads_at_once_take_the_waiting_away_up_to_what_storage_gives() -> None:
     (one,) = of_family(reading(), "ahead")
     assert one.helps and "__getitems__" in one.command and "threads" in one.needs
