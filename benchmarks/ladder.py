@@ -236,10 +236,10 @@ def climb(
     by_key = {rung.key: rung for rung in rungs}
     windows: dict[str, list[Window]] = {key: [] for key in by_key}
     with Bench() as bench:
-        for done, (_, key) in enumerate(rounds(list(by_key), count)):
-            advance(done, count * len(rungs))
+        for done, (_, key) in enumerate(rounds(list(by_key), count), 1):
             settings = {"argv": list(script), "loader": loader, **by_key[key].settings}
             windows[key].append(bench.measure_quiet(Subject(kind="script", settings=settings, window_s=window_s)))
+            advance(done, count * len(rungs))
     return windows
 
 

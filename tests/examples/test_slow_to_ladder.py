@@ -14,6 +14,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples/slow_to_ladder.ipynb"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")  # the kernel's client is others' code
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # it works in a folder of its own there
@@ -23,5 +24,5 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     pages = [page for one in outputs if (page := one.get("data", {}).get("text/html", "")).startswith("<iframe ")]
     assert len(pages) == 3
     texts = "".join(one.get("text", "") for one in outputs)
-    assert "360 samples True" in texts or "400 samples True" in texts
+    assert "400 samples True" in texts
     assert texts.count("predicted") >= 3 and texts.rstrip().endswith("data is free")
