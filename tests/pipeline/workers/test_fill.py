@@ -1,7 +1,7 @@
 """Filling a slot in runs: what one sample after the other gives, whatever comes in the middle of a batch."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from feedline.pipeline.workers.memory import shared_columns
 pytestmark = pytest.mark.usefixtures("kernel")
 MakeSplit = Callable[..., Path]
 PX = 24
+OPEN: list[PixelFiller] = []
 Outcome = tuple[npt.NDArray[np.uint8], list[int], Any]
 """Images, labels, and what was bad; or what was raised in its place."""
 
@@ -33,6 +34,14 @@ Outcome = tuple[npt.NDArray[np.uint8], list[int], Any]
 @pytest.fixture(autouse=True, params=[4_000, 1 << 18], ids=["short runs", "long runs"])
 def run_bytes(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fill, "_RUN_BYTES", request.param)
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Generator[None]:
+    """A filler keeps its shards open for as long as its process lives."""
+    yield
+    while OPEN:
+        OPEN.pop()._files.close()
 
 
 def make_filler(folder: Path, augment: Augment | None = None, **spec: Any) -> PixelFiller:
@@ -43,7 +52,8 @@ def make_filler(folder: Path, augment: Augment | None = None, **spec: Any) -> Pi
         augment=asdict(augment or Augment()), **settings,
     )  # fmt: skip
     columns = {name: column.copy() for name, column in shared_columns(split.memory.view, split.layout).items()}
-    return PixelFiller(said, columns, Clock(np.zeros(ROW_BYTES // 8, np.int64)))
+    OPEN.append(PixelFiller(said, columns, Clock(np.zeros(ROW_BYTES // 8, np.int64))))
+    return OPEN[-1]
 
 
 def filled(filler: PixelFiller, samples: list[int], epoch: int = 0) -> Outcome:
