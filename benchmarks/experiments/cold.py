@@ -141,12 +141,14 @@ def storage_at(
 def make_cold(data: Path, files: Sequence[Path]) -> None:
     """Raises FeedlineError where the kernel keeps more than a little of it."""
     pieces = [Piece(path, 0, path.stat().st_size) for path in files[:: max(1, len(files) // LOOKED_AT)]]
+    note, left = "", None
     for _ in range(TRIES):
-        told = drop([str(path) for path in files])
-        if (left := in_memory(pieces)) is not None and left <= WARM:
+        note = drop([str(path) for path in files]).note
+        left = in_memory(pieces)
+        if left is not None and left <= WARM:
             return
         time.sleep(0.5)  # pages that are on their way somewhere cannot be dropped
-    raise FeedlineError(f"{data} is not cold: {told.note}; {units.percent(left)} of it is in memory")
+    raise FeedlineError(f"{data} is not cold: {note}; {units.percent(left)} of it is in memory")
 
 
 def data_of(row: Row) -> Path:
