@@ -8,7 +8,7 @@ order, in silence. Amid an epoch such a state is refused; at an epoch's start th
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.loader_config import MANY, MOST_EPOCH, LoaderConfig, whole
@@ -56,11 +56,21 @@ class Order:
             raise UsageError(f"the state is of another dataset than {self.folder}: it was prepared anew since")
         for name, mine in self.settings.items():
             if name in names and said[name] != mine:
-                remedy = f"give it {name}={said[name]!r}, or begin an epoch with set_epoch instead"
-                raise UsageError(f"the state was made with {name}={said[name]!r}, this loader has {mine!r}: {remedy}")
+                theirs = _option(name, said[name])
+                remedy = f"give it {theirs}, or begin an epoch with set_epoch instead"
+                raise UsageError(f"the state was made with {theirs}, this loader has {_option(name, mine)}: {remedy}")
         if samples and said["version"] == 1:
             raise UsageError(
                 f"this state of version 1 is from amid epoch {epoch} and does not say its order: begin that epoch "
                 f"with set_epoch({epoch}), or, if you know them, add {', '.join(ORDER)} to it as version {VERSION}"
             )
         return epoch, samples
+
+
+def _option(name: str, value: Any) -> str:
+    """As a loader takes it; a part of the samples is up to three options."""
+    if name != "subset" or not isinstance(value, Mapping):
+        return f"{name}={value!r}"
+    part = cast("Mapping[str, Any]", value)
+    options = {"classes": part.get("classes"), "subset": part.get("samples"), "subset_seed": part.get("seed")}
+    return ", ".join(f"{option}={setting!r}" for option, setting in options.items() if setting is not None)

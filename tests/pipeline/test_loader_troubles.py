@@ -48,7 +48,7 @@ def test_a_worker_that_is_killed_between_two_epochs_costs_one_attempt_and_no_bat
 
 def _let_go(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Closes the worker's socket, and stays."""
-    os.closerange(3, 4096)
+    os.closerange(3, 1 << 16)
     time.sleep(60)
     return image_HWC
 

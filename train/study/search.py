@@ -74,6 +74,10 @@ def quietly() -> Generator[None]:
         yield
 
 
+ENOUGH = 20
+"""Trials, to say what mattered."""
+
+
 class Search:
     """The journal of one study folder, which is there. Any number of processes may have it open."""
 
@@ -132,13 +136,16 @@ class Search:
 
     def importance(self) -> dict[str, float]:
         """Of each hyper-parameter, summing to 1: PED-ANOVA (Watanabe, Bansal, Hutter, IJCAI 2023), over the last
-        accuracy of all trials, those that were ended early too. Empty where too few are known."""
+        accuracy of all trials, those that were ended early too. Empty of fewer than ENOUGH: its quantile of the best is
+        then one or two."""
         with quietly():
             ended = [
                 create_trial(value=trial.intermediate_values.get(trial.last_step, 0.0) if trial.last_step else 0.0,
                              params=trial.params, distributions=trial.distributions)
                 for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
             ]  # fmt: skip
+            if len(ended) < ENOUGH:
+                return {}
             flat = optuna.create_study(direction="maximize")
             flat.add_trials(ended)
             try:
