@@ -136,8 +136,8 @@ class Search:
 
     def importance(self) -> dict[str, float]:
         """Of each hyper-parameter, summing to 1: PED-ANOVA (Watanabe, Bansal, Hutter, IJCAI 2023), over the last
-        accuracy of all trials, those that were ended early too. Empty of fewer than ENOUGH: its quantile of the best is
-        then one or two."""
+        accuracy of all trials, those that were ended early too. Empty of fewer than ENOUGH: its quantile of
+        the best is then one or two."""
         with quietly():
             ended = [
                 create_trial(value=trial.intermediate_values.get(trial.last_step, 0.0) if trial.last_step else 0.0,
