@@ -68,7 +68,7 @@ def main() -> None:
         "again_mean": {name: statistics.mean(values) for name, values in again.items()},
         "epochs": epochs,
         "epochs_ratio": epochs["sweep"] / epochs["grid"],
-        "settings": base,
+        "settings": {**base, "dataset": given.dataset.name},
     }
     write(given.out, figures)
     print(json.dumps({**figures, "grid_cells": len(cells)}, indent=1, default=str))
