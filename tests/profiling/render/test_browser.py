@@ -1,5 +1,6 @@
 """The pages in a real browser: no console error, nothing fetched, every chart drawn, no sideways scroll."""
 
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -8,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from feedline.profiling.explain.difference import versus
 from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.render.html import document
+from feedline.profiling.render.html import document, framed
 from feedline.profiling.render.profile_page import comparison, lprof_report, report
 from feedline.profiling.render.sections import (
     Axis,
@@ -136,6 +138,24 @@ def test_in_a_real_browser(browser: Any, tmp_path: Path, name: str, width: int, 
     assert browser.execute_script(BROKEN) == []
     background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(18, 20, 24)") is dark
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_report_in_a_notebook_keeps_its_own_style(browser: Any, tmp_path: Path, dark: bool) -> None:
+    """Whatever the page around it asks for; seen from outside, since nothing runs in the frame."""
+    notebook, path = "<style>* { background: red !important; color: red !important }</style>", tmp_path / "cell.html"
+    path.write_text(f"<!doctype html>{notebook}<body>{framed(document(report(diagnose(rich()))))}")
+    metrics = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    browser.get(path.as_uri())
+    assert browser.get_log("browser") == []
+    frame = browser.find_element("tag name", "iframe").rect
+    shown = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
+    assert shown.getpixel((round(frame["x"]) + 8, round(frame["y"]) + 8)) == (
+        (18, 20, 24) if dark else (251, 250, 247)
+    )
 
 
 def test_a_script_in_a_recording_does_not_run(browser: Any, tmp_path: Path) -> None:
