@@ -61,7 +61,7 @@ class Loader:
     `load_state_dict` the first `iter()` continues where the state was taken.
 
     At an epoch's end workers go on into the one that is expected next, as far as slots are free. Another epoch, state
-    or image size costs what they had made of it, and the time of a sample.
+    or image size costs what they had made of it, and the time of a run of samples.
     """
 
     def __init__(self, split: str | Path, config: LoaderConfig | None = None, **options: Any) -> None:
