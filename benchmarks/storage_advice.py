@@ -67,21 +67,16 @@ class SplitStorage:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """(name, words)."""
-        reads, cached = (
-            self.reads,
-            f", {units.percent(self.in_memory)} in memory" if self.in_memory is not None else "",
-        )
+        reads, cached = self.reads, ""
+        if self.in_memory is not None:
+            cached = f", {units.percent(self.in_memory)} in memory"
         what = f"{units.count(self.samples, 'sample')} of {units.size(self.sample_bytes)}"
         yield "dataset", f"{self.split}: {what} in {units.count(self.shards, 'shard')}{cached}"
         best, alone = reads.best_random_bytes_per_s, reads.random_bytes_per_s[0]
         doubt = "" if reads.of_storage else " (perhaps from memory: the storage may be slower)"
-        yield (
-            "random reads",
-            (
-                f"{_rate(alone)} one by one, {units.seconds(reads.latency_s)} each; {_rate(best)} with "
-                f"{reads.enough_at_once} at once: {units.rate(self.samples_per_s(best))}{doubt}"
-            ),
-        )
+        one_by_one = f"{_rate(alone)} one by one, {units.seconds(reads.latency_s)} each"
+        rate = units.rate(self.samples_per_s(best))
+        yield "random reads", f"{one_by_one}; {_rate(best)} with {reads.enough_at_once} at once: {rate}{doubt}"
         if (sequential := reads.sequential_bytes_per_s) is not None:
             rate = units.rate(self.samples_per_s(sequential))
             yield "sequential reads", f"{_rate(sequential)}: {rate}{doubt}"

@@ -216,9 +216,11 @@ def _read(pieces: Iterator[Piece], at_once: int, seconds: float, files: _Files) 
 
     def work() -> None:
         room = mmap.mmap(-1, files.room_bytes)  # whose pages are aligned, as O_DIRECT wants it
-        while not failed and (asked_s := time.perf_counter()) < until_s:
+        asked_s = 0.0
+        while not failed and asked_s < until_s:  # once at least, however late it is
             with turn:
                 piece = next(pieces)
+            asked_s = time.perf_counter()
             try:
                 files.read(piece, room)
             except DatasetError as error:

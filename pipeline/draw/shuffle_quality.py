@@ -41,7 +41,7 @@ def shuffle_quality(
     batch that is larger than a window is taken for the window."""
     samples, shards = len(labels_N), int(shards_N.max(initial=-1)) + 1
     whole = np.bincount(labels_N)[None]
-    if not window_shards or window_shards >= shards:
+    if not window_shards or window_shards >= shards or window_shards * samples <= shards:  # windows of one sample
         classes = _classes(whole, batch_size)
         return ShuffleQuality(classes, classes, 1.0)
     place_of_shard = np.empty(shards, np.int64)

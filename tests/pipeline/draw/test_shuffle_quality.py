@@ -54,6 +54,11 @@ def test_a_window_of_all_shards_is_full_random_order() -> None:
     assert almost.meets_again == pytest.approx(1.0, abs=0.1)
 
 
+def test_windows_of_one_sample_are_full_random_order() -> None:
+    numbers = np.arange(9, dtype=np.int32)
+    assert shuffle_quality(numbers, numbers, window_shards=1, batch_size=4).meets_again == 1.0
+
+
 def test_shards_of_one_class_in_small_windows_show() -> None:
     labels_N = SHARDS_N.copy()
     found = shuffle_quality(labels_N, SHARDS_N, window_shards=2, batch_size=BATCH)
