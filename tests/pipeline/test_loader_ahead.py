@@ -47,6 +47,7 @@ class FakeKernel:
     def posix_fadvise(self, descriptor: int, offset: int, length: int, advice: int) -> None:
         self.advice.add(advice)
         if advice == os.POSIX_FADV_WILLNEED:
+            assert length <= WINDOW
             self.asked.append((os.fstat(descriptor).st_ino, offset))
             self.pages |= self._pages(descriptor, offset, min(length, WINDOW))
 
@@ -129,6 +130,7 @@ def test_whatever_is_announced_batches_and_state_are_the_same(
             assert torch.equal(images_NHWC, expected_NHWC) and torch.equal(labels_N, expected_N)
         assert loader.state_dict() == twin.state_dict()
         runs = loader._workshops[0]._runs.values()
+        assert all(batch >= run._shown for run in runs for batch in run.announced_bytes), "what has come is no longer"
         assert loader._ahead.under_way_bytes == sum(sum(run.announced_bytes.values()) for run in runs) >= 0
     assert twin.stats()["ahead"]["announced_bytes"] == 0
     loader.close()
