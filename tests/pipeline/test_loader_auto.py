@@ -123,7 +123,7 @@ def test_a_worker_that_is_killed_while_another_leaves_is_told(split: Path) -> No
     loader._workshops[0].crew._leaving = 1  # type: ignore[union-attr]
     os.kill(loader.worker_pids[0], signal.SIGKILL)
     os.waitid(os.P_PID, loader.worker_pids[0], os.WEXITED | os.WNOWAIT)
-    with pytest.raises(WorkerError, match="worker 0 .*SIGKILL"):
+    with pytest.raises(WorkerError, match=r"worker 0 .*SIGKILL"):
         iter(loader)
 
 
