@@ -108,12 +108,13 @@ class Filler:
             else:
                 self._files.announce(shard, offset, length)
             announced_bytes += length
-        row, looks = self.clock.row, len(samples_N) // LOOK_EVERY
+        row, count = self.clock.row, len(samples_N)
         row[FIELD["announced_bytes"]] += announced_bytes
-        if _switches() - switches > len(samples_N) // 2:  # storage that is slow to take them in: as if they were read
+        if _switches() - switches > count // 2:  # slow to be taken in: as if they had been read, so many looked at
+            looks = -(-count // LOOK_EVERY)
             row[FIELD["looked_at"]] += looks
             row[FIELD["blocked"]] += looks
-            row[FIELD["blocked_ns"]] += (time.perf_counter_ns() - started_ns) // LOOK_EVERY
+            row[FIELD["blocked_ns"]] += (time.perf_counter_ns() - started_ns) * looks // count
         self.clock.mark(_READ)
 
     def _looked_at(self, read: Callable[..., T], *where: Any) -> T:

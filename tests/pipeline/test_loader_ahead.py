@@ -98,6 +98,20 @@ def test_where_the_data_is_cached_nothing_is_announced_any_more(split: Path) -> 
     assert loader.stats()["ahead"]["announced_bytes"] == stats["announced_bytes"]
 
 
+def test_announcing_that_itself_has_to_wait_counts_as_waiting(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that threads are tried where the kernel answers an announcement only when it has read it all."""
+
+    def slow(descriptor: int, offset: int, length: int, advice: int) -> None:
+        time.sleep(0.001)
+
+    monkeypatch.setattr(os, "posix_fadvise", slow)
+    loader = Loader(split, **INLINE)
+    for _ in range(12):
+        labels(loader)
+    stats = loader.stats()["ahead"]
+    assert stats["blocked_fraction"] > 0.1 and "ms behind" in stats["why"] and stats["way"] == "reads"
+
+
 STEPS = st.fixed_dictionaries(
     {
         "named": st.none() | st.integers(0, 2),
