@@ -90,9 +90,8 @@ class Loader:
             self.split.lengths_N, batch_size=config.batch_size, workers=self.num_workers,
             tasks=max(1, self._workers * config.prefetch_factor), memory_bytes=memory_bytes(),
         )  # fmt: skip
-        shards = self.manifest.shards
-        size_bytes = sum(shard.bytes for shard in shards)
-        self._rereading = Rereading(size_bytes, len(shards), memory_bytes(), self._window_shards)
+        sizes_bytes = [shard.bytes for shard in self.manifest.shards]
+        self._rereading = Rereading(sizes_bytes, memory_bytes(), self._window_shards)
         self._epoch = self._delivered = 0
         self._begins: Begins = "at the start"
         self._finished: int | None = None
@@ -240,8 +239,8 @@ class Loader:
         `ahead` {way: "off", "advice" (posix_fadvise) or "reads" (of threads), why, batches: how many beyond those
         under way are announced, most_bytes: announced and not read yet, announced_bytes, blocked_fraction: of the
         reads looked at, those that waited for storage, blocked_s: of all workers' time, so}, `storage_bytes`: what
-        did not come from the page cache, by the kernel's account (0 where the file system keeps none), `headcount`
-        (None but with num_workers="auto") {most, settled, why, changes [{batch, workers, why}]}, `notes`: for people.
+        workers had from there, by the kernel's account (0 where a file system keeps none), `headcount` (None but with
+        num_workers="auto") {most, settled, why, changes [{batch, workers, why}]}, `notes`: for people.
         """
         rows = counters.NONE if self._rows is None else self._rows[:-1]
         workers = [counters.describe(row) for row in rows if row[counters.FIELD["started_ns"]]]

@@ -32,7 +32,7 @@ class Order:
     @classmethod
     def of(cls, config: LoaderConfig, folder: Path, manifest: str, window_shards: int) -> "Order":
         """`window_shards`: what None of the setting stands for here is known to the loader alone."""
-        shuffle = config.train if config.shuffle is None else bool(config.shuffle)
+        shuffle = bool(config.train if config.shuffle is None else config.shuffle)
         settings = {"seed": config.seed, "shuffle": shuffle, "window_shards": window_shards if shuffle else 0,
                     "subset": config.part, "class_balanced": bool(config.class_balanced)}  # fmt: skip
         return cls(folder=folder, manifest=manifest, settings=settings)

@@ -4,14 +4,15 @@ In random order a cache smaller than the data is of little use: what is needed n
 before. Nothing is lost against the first epoch, but nothing is gained, and each sample is a request of its own again.
 """
 
+from collections.abc import Sequence
+
 AGAIN = 0.5
 """Of the bytes read in an epoch: from so much on, it came from storage."""
 
 
 class Rereading:
-    def __init__(self, split_bytes: int, shards: int, memory_bytes: int, window_shards: int) -> None:
-        self._split_bytes, self._shards, self._memory_bytes = split_bytes, shards, memory_bytes
-        self._window_shards = window_shards
+    def __init__(self, shards_bytes: Sequence[int], memory_bytes: int, window_shards: int) -> None:
+        self._shards_bytes, self._memory_bytes, self._window_shards = shards_bytes, memory_bytes, window_shards
         self._read = self._stored = self._epochs = 0
         self.note = ""
         """For people, in one line; "" where there is nothing to say."""
@@ -25,10 +26,11 @@ class Rereading:
         self.note = self._said(epoch, stored / read) if again else ""
 
     def _said(self, epoch: int, share: float) -> str:
-        of, room = (f"{size_bytes / 2**30:,.1f} GiB" for size_bytes in (self._split_bytes, self._memory_bytes))
+        split_bytes = sum(self._shards_bytes)
+        of, room = (f"{size_bytes / 2**30:,.1f} GiB" for size_bytes in (split_bytes, self._memory_bytes))
         again = f"epoch {epoch} had {min(share, 1):.0%} of its bytes from storage again"
         said = f"{again} ({of} of shards, {room} of memory)"
         if self._window_shards:
             return said
-        fits = int(self._memory_bytes / 4 / max(1.0, self._split_bytes / max(1, self._shards)))
+        fits = self._memory_bytes * len(self._shards_bytes) // (4 * max(1, split_bytes))
         return f"{said}: where random requests are slow, window_shards={max(1, fits)} reads whole shards, and fits"

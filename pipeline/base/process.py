@@ -7,6 +7,7 @@ a quarter of the small CNN's step, and more than half of MobileNetV2's at 224 px
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
@@ -72,6 +73,20 @@ def cgroup_folders(controller: str, root: str = "/sys/fs/cgroup") -> list[Path]:
             own = top / path.lstrip("/")
             folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(top)]
     return folders
+
+
+def open_files_limit(most: int = 65_536) -> int:
+    """Descriptors that this process may have."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit if 0 <= limit < most else most
+
+
+def allow_open_files(most: int = 65_536) -> None:
+    """As many as its user may, up to `most`: the usual limit, 1,024, is there for programs that call select(2)."""
+    limit, top = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if top == resource.RLIM_INFINITY else min(most, top)
+    if 0 <= limit < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, top))
 
 
 def read_text(path: str) -> str:

@@ -14,24 +14,25 @@ import numpy.typing as npt
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import open_regular
+from feedline.pipeline.base.process import open_files_limit
 
 if TYPE_CHECKING:
     from feedline.pipeline.format.manifest import ShardInfo  # with Arrow, which a worker does without
 
 PIECE_BYTES = 128 << 10
 """The kernel cuts an announcement at the device's read-ahead window, which is as small as this in many places."""
-OPEN_FILES = 512
-"""Shards held open at once; the oldest gives way. Below every usual limit (1,024)."""
+OPEN_FILES = 4096
+"""Shards held open at once, at most, and of the descriptors allowed a half; the oldest gives way."""
 
 
 class LocalFiles:
     def __init__(
-        self, folder: Path, names: list[str], most_open: int = OPEN_FILES, *, scattered: bool = False
+        self, folder: Path, names: list[str], most_open: int | None = None, *, scattered: bool = False
     ) -> None:
         """`names` of the shards, by their number. `scattered`: reads are; the kernel shall take none for a part of a
         stream, of which it would read more."""
         self._paths = [folder / name for name in names]
-        self._most_open, self._scattered = most_open, scattered
+        self._most_open, self._scattered = most_open or min(OPEN_FILES, open_files_limit() // 2), scattered
         self._descriptors: dict[int, int] = {}
 
     def read(self, shard: int, offset: int, length: int) -> bytes:

@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, SampleError, TransformError
-from feedline.pipeline.base.process import die_with, keep_freed_memory
+from feedline.pipeline.base.process import allow_open_files, die_with, keep_freed_memory
 from feedline.pipeline.workers.counters import FIELD, NOTHING, Clock, rows_of
 from feedline.pipeline.workers.fill import FillSpec, GivenUp, PixelFiller, where_raised
 from feedline.pipeline.workers.fill_regions import RegionFiller
@@ -78,6 +78,7 @@ def main(arguments: list[str]) -> None:
     if in_main:
         die_with(parent)
     keep_freed_memory()  # a sample's buffers are the next one's: no page faults for them
+    allow_open_files()
     connection = socket.socket(fileno=link)
     connection.settimeout(_ORPHAN_CHECK_S)
     try:

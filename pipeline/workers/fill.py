@@ -104,7 +104,7 @@ class Filler:
     def announce(self, samples_N: Numbers, way: int) -> None:
         """Tells the storage what will be read soon, until the batch is given up."""
         shards, offsets, lengths, _ = self._where
-        announced_bytes = 0
+        announced_bytes, switches, started_ns = 0, _switches(), time.perf_counter_ns()
         for sample in samples_N.tolist():
             if not self.wanted():
                 break
@@ -115,16 +115,22 @@ class Filler:
             else:
                 self._files.announce(shard, offset, length)
             announced_bytes += length
-        self.clock.row[FIELD["announced_bytes"]] += announced_bytes
+        row, count = self.clock.row, len(samples_N)
+        row[FIELD["announced_bytes"]] += announced_bytes
+        if _switches() - switches > count // 2:  # slow to be taken in: as if they had been read, so many looked at
+            looks = -(-count // LOOK_EVERY)
+            row[FIELD["looked_at"]] += looks
+            row[FIELD["blocked"]] += looks
+            row[FIELD["blocked_ns"]] += (time.perf_counter_ns() - started_ns) * looks // count
         self.clock.mark(_READ)
 
     def _looked_at(self, read: Callable[..., T], *where: Any) -> T:
         """Notes of a read whether it waited, by the kernel's account of when the thread gave up its core."""
-        switches, started_ns = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, time.perf_counter_ns()
+        switches, started_ns = _switches(), time.perf_counter_ns()
         data = read(*where)
         took_ns, row = time.perf_counter_ns() - started_ns, self.clock.row
         row[FIELD["looked_at"]] += 1
-        if resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw != switches:
+        if _switches() != switches:
             row[FIELD["blocked"]] += 1
             row[FIELD["blocked_ns"]] += took_ns
         return data
@@ -317,6 +323,11 @@ class PixelFiller(Filler):
             _put(result[0], images_NHWC, "the batch transform")
             _put(result[1], labels_N, "the batch transform")
         self.clock.mark(_TRANSFORM)
+
+
+def _switches() -> int:
+    """Times that this thread gave up its core, to wait for something."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def _put(result: Any, out: npt.NDArray[Any], who: str, sample: int = -1) -> None:

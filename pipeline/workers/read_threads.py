@@ -5,12 +5,13 @@ import queue
 import threading
 from contextlib import suppress
 
+from feedline.pipeline.base.process import open_files_limit
 from feedline.pipeline.format.local import PIECE_BYTES
 
 MOST = 32
 """Threads, and so requests under way, of one worker."""
-MOST_DUE = 256
-"""Each holds a descriptor; a limit of 1,024 is usual, and half of that are open shards."""
+MOST_DUE = 4096
+"""Each holds a descriptor; of those that are allowed at most a quarter, as half of them may be open shards."""
 IDLE_S = 2.0
 """A thread without work ends after so long."""
 
@@ -20,14 +21,14 @@ class ReadThreads:
     gone away does not keep the process."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._most = most
+        self._most, self._most_due = most, min(MOST_DUE, open_files_limit() // 4)
         self._due: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
         self._turn = threading.Lock()
         self._running = 0
 
     def read(self, descriptor: int, offset: int, length: int) -> None:
         """Returns at once. Nothing is read where too much is due. Raises OSError for no descriptor."""
-        if self._due.qsize() >= MOST_DUE:
+        if self._due.qsize() >= self._most_due:
             return
         self._due.put((os.dup(descriptor), offset, length))  # whose owner may close it meanwhile
         with self._turn:

@@ -47,6 +47,7 @@ class FakeKernel:
     def posix_fadvise(self, descriptor: int, offset: int, length: int, advice: int) -> None:
         self.advice.add(advice)
         if advice == os.POSIX_FADV_WILLNEED:
+            assert length <= WINDOW
             self.asked.append((os.fstat(descriptor).st_ino, offset))
             self.pages |= self._pages(descriptor, offset, min(length, WINDOW))
 
@@ -97,6 +98,22 @@ def test_where_the_data_is_cached_nothing_is_announced_any_more(split: Path) -> 
     assert loader.stats()["ahead"]["announced_bytes"] == stats["announced_bytes"]
 
 
+def test_announcing_that_itself_has_to_wait_counts_as_waiting(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that threads are tried where the kernel answers an announcement only when it has read it all."""
+
+    def slow(descriptor: int, offset: int, length: int, advice: int) -> None:
+        time.sleep(0.001)
+
+    monkeypatch.setattr(os, "posix_fadvise", slow)
+    loader = Loader(split, **INLINE)
+    reach = loader._ahead.reach
+    for _ in range(100):
+        if reach._tried:
+            break
+        labels(loader)
+    assert reach._tried and reach.way == READS and loader.stats()["ahead"]["blocked_fraction"] > 0.1
+
+
 STEPS = st.fixed_dictionaries(
     {
         "named": st.none() | st.integers(0, 2),
@@ -129,6 +146,7 @@ def test_whatever_is_announced_batches_and_state_are_the_same(
             assert torch.equal(images_NHWC, expected_NHWC) and torch.equal(labels_N, expected_N)
         assert loader.state_dict() == twin.state_dict()
         runs = loader._workshops[0]._runs.values()
+        assert all(batch >= run._shown for run in runs for batch in run.announced_bytes), "what has come is no longer"
         assert loader._ahead.under_way_bytes == sum(sum(run.announced_bytes.values()) for run in runs) >= 0
     assert twin.stats()["ahead"]["announced_bytes"] == 0
     loader.close()

@@ -28,8 +28,11 @@ class Scripted(Headcount):
 
     def __init__(self, first: int, *then: int) -> None:
         super().__init__(4)
-        self.workers, self.then = first, then
+        self.workers, self.begun = first, 0
         self._script: Iterator[int] = chain(then, repeat(then[-1] if then else first))
+
+    def begin_anew(self) -> None:
+        self.begun += 1
 
     def told(self, now: Any, ready: int) -> int:
         self.workers = next(self._script)
@@ -115,16 +118,13 @@ def test_a_worker_that_is_killed_is_told_though_others_left_or_came(split: Path,
 
 
 def test_a_worker_that_is_killed_while_another_leaves_is_told(split: Path) -> None:
-    loader = scripted(split, 3, 3, 2, 2)
-    batches = iter(loader)
-    for _ in range(2):
-        next(batches)
-    for pid in loader.worker_pids:
-        os.kill(pid, signal.SIGKILL)
-    with pytest.raises(WorkerError, match="SIGKILL"):
-        for _ in range(3):
-            list(batches)
-            batches = iter(loader)
+    loader = scripted(split, 2)
+    labels(loader)
+    loader._workshops[0].crew._leaving = 1  # type: ignore[union-attr]
+    os.kill(loader.worker_pids[0], signal.SIGKILL)
+    os.waitid(os.P_PID, loader.worker_pids[0], os.WEXITED | os.WNOWAIT)
+    with pytest.raises(WorkerError, match=r"worker 0 .*SIGKILL"):
+        iter(loader)
 
 
 def test_where_no_process_can_be_started_those_that_are_there_go_on(
@@ -159,6 +159,7 @@ def test_what_was_found_is_kept_for_workers_that_do_not_persist(split: Path) -> 
     labels(loader)
     batches = iter(loader)
     assert len(loader.worker_pids) == 3
+    assert isinstance(loader._headcount, Scripted) and loader._headcount.begun == 2, "the totals count from there"
     assert len(list(batches)) == 7
 
 

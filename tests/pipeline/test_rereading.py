@@ -7,7 +7,7 @@ GB = 1 << 30
 
 def after(*epochs: tuple[int, int], window_shards: int = 0) -> str:
     """(read, of it from storage) of each epoch, in GiB."""
-    rereading, read, stored = Rereading(35 * GB, 560, 12 * GB, window_shards), 0, 0
+    rereading, read, stored = Rereading([GB // 16] * 560, 12 * GB, window_shards), 0, 0
     for number, (more, of_it) in enumerate(epochs):
         read, stored = read + more * GB, stored + of_it * GB
         rereading.epoch_ended(number, read, stored)

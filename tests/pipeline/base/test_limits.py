@@ -1,5 +1,6 @@
 """Limits of the process's own control group and of all above it, in both versions of the kernel's interface."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,17 @@ def test_the_first_version_is_read_too(groups: Path) -> None:
     assert process.cgroup_cores() == 2.5
     (groups / "memory" / "a" / "memory.limit_in_bytes").write_text("2147483648\n")
     assert process.cgroup_memory_bytes() == 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("before", "allowed"), [((1024, 4096), 4096), ((1024, 1 << 20), 65_536), ((1024, -1), 65_536), ((-1, -1), None)]
+)
+def test_as_many_open_files_as_may_be(
+    before: tuple[int, int], allowed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: before)
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: asked.append(limits))
+    process.allow_open_files()
+    assert asked == ([(allowed, before[1])] if allowed else [])
+    assert process.open_files_limit() == (65_536 if before[0] < 0 else 1024)

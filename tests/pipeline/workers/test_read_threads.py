@@ -10,7 +10,7 @@ import pytest
 
 from feedline.pipeline.format.local import PIECE_BYTES
 from feedline.pipeline.workers import read_threads
-from feedline.pipeline.workers.read_threads import MOST_DUE, ReadThreads
+from feedline.pipeline.workers.read_threads import ReadThreads
 
 
 @pytest.fixture
@@ -66,14 +66,15 @@ def test_no_more_than_so_many_wait_and_work(file: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "preadv", stalled)
     monkeypatch.setattr(read_threads, "IDLE_S", 0.05)
+    monkeypatch.setattr(read_threads, "open_files_limit", lambda: 1024)
     threads = ReadThreads(3)
     descriptor, before = os.open(file, os.O_RDONLY), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    for _ in range(2 * MOST_DUE):
+    for _ in range(600):
         threads.read(descriptor, 0, 10)
     for _ in range(3):
         waiting.acquire()
     assert len(ours()) == 3
-    assert len(os.listdir("/proc/self/fd")) < before + MOST_DUE + 10  # noqa: PTH208
+    assert len(os.listdir("/proc/self/fd")) < before + 256 + 100  # noqa: PTH208
     answers.set()
     until(lambda: not ours())
     os.close(descriptor)
