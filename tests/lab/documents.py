@@ -96,9 +96,10 @@ def commands(shell: str) -> list[list[str]]:
 
 def feedline_words(words: Sequence[str]) -> list[str] | None:
     """Of one command, what stands behind `feedline`; None where it starts something else. The module that torchrun
-    and kernprof start is `feedline train`."""
-    if Path(words[0]).name == "feedline":
-        return [*words[1:]]
+    and kernprof start is `feedline train`; spark-submit's file is the command line."""
+    for number, word in enumerate(words):
+        if (Path(word).name == "feedline" and not number) or word.endswith("cli/submit.py"):
+            return [*words[number + 1 :]]
     for option, module in pairwise(words):
         if option == "-m" and module in ("feedline.train.main", "feedline.cli.main"):
             behind = [*words[words.index(module) + 1 :]]

@@ -73,6 +73,7 @@ feedline doctor
         ("feedline prepare A B --conf spark.archives=env.tar.gz#env",
          [["prepare", "A", "B", "--conf", "spark.archives=env.tar.gz#env"]]),
         ("torchrun --nproc-per-node 4 -m feedline.train.main OUT --sync-bn", [["train", "OUT", "--sync-bn"]]),
+        ("spark-submit --master yarn cli/submit.py prepare A B", [["prepare", "A", "B"]]),
         ("for n in 1 2; do\n  feedline doctor\ndone", [["doctor"]]),
         ("pip install feedline\necho feedline doctor", []),
     ],
