@@ -1,14 +1,16 @@
 # make demo   set-up, then the whole story on a synthetic ImageNet
 # make test   set-up, then every test
 # GPU_KIT     more arguments of make gpu-kit, e.g. GPU_KIT="--python 3.11" for a machine that has another Python than 3.12
+# PAGES       which pages make docs-test tries, e.g. PAGES=sweeps; else all
 # COLLECTION  more arguments of make test-frameworks, e.g. COLLECTION="--only torch_own_generator --runs 1"
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench wheel gpu-kit test-matrix test-frameworks pins licences audit clean
+.PHONY: help setup demo test lint docs docs-test bench wheel gpu-kit test-matrix test-frameworks pins licences audit clean
 
 help:
 	@echo "make demo   set-up, then profile, prepare, train and the ladder on a synthetic ImageNet"
 	@echo "make test   set-up, then every test      make lint   ruff and pyright"
+	@echo "make docs   the site, in docs/_build      make docs-test   also run its blocks of code and follow its links"
 	@echo "make test-matrix   the tests under every Python from 3.11 on that is here, without Pillow-SIMD and Java"
 	@echo "make test-frameworks   profile the collection of training scripts (hours; goes on where it was ended)"
 	@echo "make bench  a short fixed set of benchmarks against the committed baseline"
@@ -42,6 +44,17 @@ lint: .venv/.ready
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
 
+.docs-env/.ready: .venv/.ready docs/requirements.txt
+	.venv/bin/uv venv -q --clear --python .venv/bin/python .docs-env
+	.venv/bin/uv pip install -q --no-deps --require-hashes --python .docs-env/bin/python -r docs/requirements.txt
+	touch $@
+
+docs: .docs-env/.ready
+	.docs-env/bin/sphinx-build -n -W -E --keep-going -q -d docs/_build/.doctrees docs docs/_build
+
+docs-test: docs .venv/.ready-kernel
+	.venv/bin/python -m tests.lab.documents $(PAGES)
+
 bench: .venv/.ready-kernel
 	.venv/bin/python -m feedline.benchmarks.experiments.gate
 
@@ -49,8 +62,8 @@ gpu-kit: .venv/.ready-kernel
 	.venv/bin/python -m tests.lab.gpu_kit $(GPU_KIT)
 
 pins: .venv/.ready
-	sed -i -e 's/ *\\$$//' -e '/--hash=/d' requirements.txt
-	.venv/bin/uv pip compile -q --no-deps --generate-hashes --no-header --no-annotate -o requirements.txt requirements.txt
+	for pins in requirements.txt docs/requirements.txt; do sed -i -e 's/ *\\$$//' -e '/--hash=/d' $$pins && \
+		.venv/bin/uv pip compile -q --no-deps --generate-hashes --no-header --no-annotate -o $$pins $$pins || exit; done
 
 licences: .venv/.ready
 	{ echo "# Licences of what set-up installs"; echo; echo "Written by \`make licences\`."; echo; \
@@ -71,4 +84,4 @@ test-frameworks: .frameworks/.ready
 	.venv/bin/python -m tests.lab.collection --work runs/collection $(COLLECTION)
 
 clean:
-	rm -rf .frameworks .matrix .venv .typing build *.egg-info
+	rm -rf .docs-env docs/_build .frameworks .matrix .venv .typing build *.egg-info

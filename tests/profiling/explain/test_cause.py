@@ -1,11 +1,12 @@
 """What limits the data: named with its place, its share and its error, and only where the numbers bear it."""
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
-from feedline.profiling.explain.cause import Cause
+from feedline.profiling.explain.cause import Cause, Kind
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import LoaderPass, Recording, Series
 from feedline.profiling.record.stages import STAGES
@@ -155,3 +156,11 @@ def test_work_that_no_rule_knows_is_said_to_lead_where_it_does() -> None:
     found = cause_of(seen, stages=stages, seconds=sum(stages.values()), functions={"other data.py:mystery": 3.0})
     assert (found.kind, found.where) == (None, "data.py:mystery")
     assert found.words == "80 % of the workers' busy time is in what no rule knows (data.py:mystery)"
+
+
+def test_the_documents_say_what_to_do_for_every_cause() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "verdicts.md").read_text()
+    headings = [line for line in page.splitlines() if line.startswith("### ")]
+    for kind in get_args(Kind):
+        assert f"\n| `{kind}` |" in page, "in the table"
+        assert any(f"`{kind}`" in heading for heading in headings), kind
