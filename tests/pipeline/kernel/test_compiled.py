@@ -141,3 +141,13 @@ def test_without_a_module_that_loads_the_fallback_runs(tmp_path: Path) -> None:
     assert outcome("", code) == "None it was not built"
     (tmp_path / "native.py").write_text("raise ImportError('no such symbol')")
     assert outcome("", code) == "None it does not load: no such symbol"
+
+
+@pytest.mark.parametrize("theirs", ["", f"INTERFACE = {compiled.INTERFACE - 1}"])
+def test_a_module_that_other_code_was_compiled_for_is_refused_by_name(theirs: str, tmp_path: Path) -> None:
+    code = f"import sys, feedline.pipeline.kernel as k; k.__path__ = [{str(tmp_path)!r}]; " + LEVEL
+    (tmp_path / "compiled.py").write_text(Path(compiled.__file__).read_text())
+    (tmp_path / "native.py").write_text(f"LEVELS = ['plain']\n{theirs}")
+    said = outcome("", code).splitlines()[-1]
+    assert f"{tmp_path / 'native.py'} was compiled for other Python code" in said and "bootstrap.py --kernel" in said
+    assert outcome("python", code) == "None FEEDLINE_KERNEL=python"
