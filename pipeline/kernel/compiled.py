@@ -30,7 +30,7 @@ class Kernel(Protocol):
     interpreter's lock while it works."""
 
     LEVELS: tuple[str, ...]
-    """What this processor can run: `plain` C, `avx2`, `avx512`, `neon`; all give the same bytes."""
+    """What this processor can run: `plain` C, `avx2`, `neon`; all give the same bytes."""
 
     def level(self) -> str:
         """The one in use: the best, until `use`."""

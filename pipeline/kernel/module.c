@@ -19,7 +19,7 @@ enum { INTERFACE = 1 }; /* as compiled.py has it: one more with every change of 
 enum { MOST_PX = 1 << 20, MOST_DECODED_PX = 1 << 28 }; /* of a side; of a JPEG's region, more than any that is read */
 
 static const char *const LEVEL_NAMES[] = {
-    [LEVEL_PLAIN] = "plain", [LEVEL_AVX2] = "avx2", [LEVEL_AVX512] = "avx512", [LEVEL_NEON] = "neon", NULL};
+    [LEVEL_PLAIN] = "plain", [LEVEL_AVX2] = "avx2", [LEVEL_NEON] = "neon", NULL};
 
 /* What one place is filled with. */
 struct job {

@@ -113,7 +113,7 @@ def test_places_are_filled_up_to_a_jpeg_that_is_refused() -> None:
 
 def test_a_level_that_is_not_there_is_refused_and_nothing_changes() -> None:
     before = KERNEL.level()
-    for wrong in {"avx2", "neon", "mmx"} - set(KERNEL.LEVELS):
+    for wrong in {"avx2", "avx512", "neon", "mmx"} - set(KERNEL.LEVELS):
         with pytest.raises(ValueError):
             KERNEL.use(wrong)
     assert KERNEL.level() == before and "plain" in KERNEL.LEVELS
