@@ -8,10 +8,7 @@ enum level { LEVEL_PLAIN, LEVEL_AVX2, LEVEL_NEON };
 /* The level in use; the module chooses the best when it is loaded. */
 extern enum level kernel_level;
 
-/* Whether this build and this processor can run the level. */
-int kernel_has(enum level level);
-
-/* Run at this level from now on, in every thread. 0 where `kernel_has` says no: nothing changes then. */
+/* Run at this level from now on, in every thread. 0 where this build or this processor cannot: nothing changes then. */
 int kernel_use(enum level level);
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
