@@ -17,6 +17,7 @@ from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.process import cgroup_memory_bytes
 from feedline.pipeline.draw.shuffle_quality import ShuffleQuality, shuffle_quality
 from feedline.pipeline.format.manifest import read_index, read_manifest
+from feedline.pipeline.rereading import window_fits
 from feedline.profiling.record import units
 from feedline.profiling.record.measurements import Reads
 
@@ -148,12 +149,6 @@ def advised_window(reads: Reads, shards: int, shard_bytes: float, room_bytes: fl
     sequential = reads.sequential_bytes_per_s
     slow = sequential is not None and sequential >= FASTER * reads.best_random_bytes_per_s
     return min(window_fits(shards, shard_bytes, room_bytes), MOST_WINDOW) if slow else 0
-
-
-def window_fits(shards: int, shard_bytes: float, room_bytes: float) -> int:
-    """Shards of the largest window that surely stays in memory while it is mixed and the next one is read: both have
-    half of it."""
-    return int(min(shards, room_bytes / 4 // max(1.0, shard_bytes)))
 
 
 def found_again(share: float) -> float:

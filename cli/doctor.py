@@ -15,7 +15,7 @@ import typer
 
 from feedline.cli.common import Record, console
 from feedline.cli.options import command
-from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.preprocess.java import java as java_for_spark
 from feedline.profiling.record import units
 
@@ -106,8 +106,10 @@ def formats() -> Fact:
 
 def kernel() -> Fact:
     """What makes the loader's pixels."""
-    from feedline.pipeline.kernel import compiled
-
+    try:
+        from feedline.pipeline.kernel import compiled
+    except FeedlineError as error:
+        return Fact("kernel", "kernel", {"compiled": False, "why": str(error)}, str(error))
     if compiled.KERNEL is None:
         remedy = "slower: install a C compiler and Python's headers, then make -B setup"
         text, value = f"OpenCV and Pillow ({compiled.TROUBLE})", {"compiled": False, "why": compiled.TROUBLE}

@@ -2,12 +2,19 @@
 
 In random order a cache smaller than the data is of little use: what is needed next was used at any time of the epoch
 before. Nothing is lost against the first epoch, but nothing is gained, and each sample is a request of its own again.
+What helps where requests are slow is a window of whole shards that stays in memory.
 """
 
 from collections.abc import Sequence
 
 AGAIN = 0.5
 """Of the bytes read in an epoch: from so much on, it came from storage."""
+
+
+def window_fits(shards: int, shard_bytes: float, room_bytes: float) -> int:
+    """Shards of the largest window that surely stays in memory while it is mixed and the next one is read: both have
+    half of it."""
+    return int(min(shards, room_bytes / 4 // max(1.0, shard_bytes)))
 
 
 class Rereading:
@@ -32,5 +39,7 @@ class Rereading:
         said = f"{again} ({of} of shards, {room} of memory)"
         if self._window_shards:
             return said
-        fits = self._memory_bytes * len(self._shards_bytes) // (4 * max(1, split_bytes))
-        return f"{said}: where random requests are slow, window_shards={max(1, fits)} reads whole shards, and fits"
+        shards = len(self._shards_bytes)
+        if not (fits := window_fits(shards, split_bytes / max(1, shards), self._memory_bytes)):
+            return f"{said}: not even a window of one shard fits into memory, prepare smaller ones (--shard-size)"
+        return f"{said}: where random requests are slow, window_shards={fits} reads whole shards, and fits"

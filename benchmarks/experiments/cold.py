@@ -12,11 +12,15 @@ most one epoch, so that nothing is read twice; rounds visit all cells in random 
               so many MB/s to all of them together; needs root
     memory    the same as `disk` and not dropped
 
+At each latency feedline also reads the same shards over HTTP, from a server on the loopback interface that is as slow
+(tests/lab/slow_http.py): as it does by default, shard by shard into an empty cache, and by a request for each sample.
+
 What each storage gives to reads alone is measured in the same rounds. Writes results/cold.json, and cold.html, the
 chart of the rate over latency.
 """
 
 import json
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -41,6 +45,7 @@ from feedline.profiling.render.html import document
 from feedline.profiling.render.sections import Curve, Curves, Page, Table, Verdict, section
 from feedline.profiling.watch.data_files import drop
 from tests.lab.slow_files import mounted, why_not
+from tests.lab.slow_http import served
 
 NAMED = ("torchvision_v2", "webdataset_simd", "ffcv", "litdata", "mosaicml")
 MEMORY, DISK, GIVES = "memory", "disk", "reads alone"
@@ -49,6 +54,10 @@ WARM = 0.02
 LOOKED_AT, TRIES = 200, 3
 WINDOW = 4
 """Shards of 16, for the row of shard windows."""
+HTTP: dict[str, dict[str, int]] = {
+    "feedline over HTTP": {},
+    "feedline over HTTP, a request for each sample": {"cache_bytes": 0, "window_shards": 0},
+}
 Figures = dict[str, Any]
 
 
@@ -62,9 +71,17 @@ def main() -> None:
     rows = {row.name: row for row in rows_of(given.originals, work, given.peers)}
     problems = prepared(rows, common)
     storages: dict[str, float | None] = {MEMORY: None, DISK: None}
-    storages |= {} if why_not() else {f"{latency:g} ms": latency / 1e3 for latency in given.latencies_ms}
+    storages |= {f"{latency:g} ms": latency / 1e3 for latency in given.latencies_ms}
+    ours = {**rows["feedline"].spec, "cache_dir": str(cache_of(work))}
+    over_http = {name: replace(rows["feedline"], spec={**ours, **more}) for name, more in HTTP.items()}
     cells: dict[str, Callable[[], Figures]] = {}
     for storage, latency_s in storages.items():
+        if latency_s is not None:
+            place = partial(served_at, work, latency_s, 1e6 * given.bandwidth_mb)
+            cells |= {f"{storage}: {name}": partial(measured, place, row, work, common)
+                      for name, row in over_http.items()}  # fmt: skip
+            if why_not():
+                continue
         place = partial(storage_at, work, storage, latency_s, 1e6 * given.bandwidth_mb)
         if storage != MEMORY:
             cells[f"{storage}: {GIVES}"] = partial(gives, place, work)
@@ -75,7 +92,7 @@ def main() -> None:
     settings = {**common, "bandwidth_bytes_per_s": 1e6 * given.bandwidth_mb, "latency_s": storages,
                 "not_measured_here": why_not() or None}  # fmt: skip
     write(given.out, {"settings": settings, "problems": problems, "cells": figures})
-    names = [GIVES, *sorted(rows.keys() - problems.keys())]
+    names = [GIVES, *sorted(rows.keys() - problems.keys()), *HTTP]
     table = [(name, *(shown(figures.get(f"{storage}: {name}", {})) for storage in storages)) for name in names]
     show(("samples/s", *storages), table)
     page = cold_page(json.loads(given.out.read_text()), table)
@@ -136,6 +153,24 @@ def storage_at(
             of.read_bytes for name, of in (psutil.disk_io_counters(perdisk=True) or {}).items() if name in disks
         ),
     )
+
+
+@contextmanager
+def served_at(
+    work: Path, latency_s: float, bytes_per_s: float, data: Path
+) -> Generator[tuple[str, Callable[[], int]]]:
+    """As `storage_at`: the address of the work folder, `data` being in memory here and not in the loader's cache."""
+    shutil.rmtree(cache_of(work), ignore_errors=True)
+    for path in data.glob("*"):
+        path.read_bytes()
+    with served(work, latency_s=latency_s, bytes_per_s=bytes_per_s) as slow:
+        yield slow.address, lambda: slow.sent_bytes
+    shutil.rmtree(cache_of(work), ignore_errors=True)
+
+
+def cache_of(work: Path) -> Path:
+    """Of remote shards."""
+    return work.parent / f"cache-of-{work.name}"
 
 
 def make_cold(data: Path, files: Sequence[Path]) -> None:

@@ -18,9 +18,10 @@ from typing import Any
 
 from feedline.benchmarks.experiments.footprint import enlarge
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, spread, write
-from feedline.benchmarks.storage_advice import found_again, window_fits
+from feedline.benchmarks.storage_advice import found_again
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.format.manifest import read_manifest
+from feedline.pipeline.rereading import window_fits
 from feedline.profiling.watch.data_files import drop
 from tests.lab.small_memory import small_memory, why_not
 

@@ -177,7 +177,7 @@ __attribute__((target("avx2"))) static void colour_avx2(const struct sample_rows
 colour_row *colour_for(enum level level)
 {
 #ifdef KERNEL_X86
-    if (level == LEVEL_AVX2 || level == LEVEL_AVX512)
+    if (level == LEVEL_AVX2)
         return colour_avx2;
 #endif
     (void)level;

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
@@ -21,6 +21,8 @@ Job = tuple[bytes | Pixels, int, int, int, int, Box, bool, bool]
 (left, top, width and height); the box of it that is shown (left, top, right and bottom within it); whether it is
 antialiased; whether it is mirrored."""
 VARIABLE = "FEEDLINE_KERNEL"
+INTERFACE = 1
+"""As module.c has it: one more with every change of what Python calls or is given."""
 
 
 class Kernel(Protocol):
@@ -28,7 +30,7 @@ class Kernel(Protocol):
     interpreter's lock while it works."""
 
     LEVELS: tuple[str, ...]
-    """What this processor can run: `plain` C, `avx2`, `avx512`, `neon`; all give the same bytes."""
+    """What this processor can run: `plain` C, `avx2`, `neon`; all give the same bytes."""
 
     def level(self) -> str:
         """The one in use: the best, until `use`."""
@@ -53,7 +55,7 @@ def asked_for_python() -> bool:
 
 
 def _load() -> tuple[Kernel | None, str]:
-    """The module, or why there is none."""
+    """The module, or why there is none. Raises FeedlineError for one that other code was compiled for."""
     wanted = os.environ.get(VARIABLE, "")
     if asked_for_python():
         return None, f"{VARIABLE}={wanted}"
@@ -63,6 +65,11 @@ def _load() -> tuple[Kernel | None, str]:
         return None, "it was not built"
     except ImportError as error:
         return None, f"it does not load: {error}"
+    if (theirs := getattr(kernel, "INTERFACE", 0)) != INTERFACE:
+        raise FeedlineError(
+            f"{kernel.__file__} was compiled for other Python code than lies beside it (interface {theirs}, here "
+            f"{INTERFACE}): python bootstrap.py --kernel or pip install . again; {VARIABLE}=python does without"
+        )
     if wanted and wanted not in kernel.LEVELS:
         raise UsageError(f"{VARIABLE}={wanted} is none of python, {', '.join(kernel.LEVELS)}")
     if wanted:

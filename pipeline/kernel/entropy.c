@@ -198,7 +198,7 @@ HASWELL static int two_haswell(struct bit_stream *streams[2], const struct mcu_l
 struct entropy_decoder entropy_decoder_for(enum level level)
 {
 #ifdef KERNEL_X86
-    if ((level == LEVEL_AVX2 || level == LEVEL_AVX512) && __builtin_cpu_supports("bmi2"))
+    if (level == LEVEL_AVX2 && __builtin_cpu_supports("bmi2"))
         return (struct entropy_decoder){one_haswell, two_haswell};
 #endif
     (void)level;

@@ -201,7 +201,7 @@ __attribute__((target("avx2"))) static int idct_avx2(const int16_t *coefficients
 idct_block *idct_for(enum level level)
 {
 #ifdef KERNEL_X86
-    if (level == LEVEL_AVX2 || level == LEVEL_AVX512)
+    if (level == LEVEL_AVX2)
         return idct_avx2;
 #endif
     (void)level;

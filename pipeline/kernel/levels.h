@@ -2,21 +2,17 @@
 #ifndef FEEDLINE_LEVELS_H
 #define FEEDLINE_LEVELS_H
 
-/* Of those that a processor has the last is the best. LEVEL_AVX512 means the subsets F, BW, DQ and VL, and all of
-   LEVEL_AVX2. Code that has nothing of its own for a level runs as for the one before (NEON's is PLAIN). */
-enum level { LEVEL_PLAIN, LEVEL_AVX2, LEVEL_AVX512, LEVEL_NEON };
+/* Of those that a processor has the last is the best. Code that has nothing of its own for a level runs as plain C. */
+enum level { LEVEL_PLAIN, LEVEL_AVX2, LEVEL_NEON };
 
 /* The level in use; the module chooses the best when it is loaded. */
 extern enum level kernel_level;
 
-/* Whether this build and this processor can run the level. */
-int kernel_has(enum level level);
-
-/* Run at this level from now on, in every thread. 0 where `kernel_has` says no: nothing changes then. */
+/* Run at this level from now on, in every thread. 0 where this build or this processor cannot: nothing changes then. */
 int kernel_use(enum level level);
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define KERNEL_X86 1 /* AVX2 and AVX-512, by __attribute__((target)) on each function that uses them */
+#define KERNEL_X86 1 /* AVX2, by __attribute__((target)) on each function that uses them */
 #endif
 #if defined(__aarch64__)
 #define KERNEL_NEON 1 /* every 64-bit ARM has it */

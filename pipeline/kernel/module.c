@@ -15,10 +15,11 @@
 #include "levels.h"
 #include "resize.h"
 
+enum { INTERFACE = 1 }; /* as compiled.py has it: one more with every change of what Python calls or is given */
 enum { MOST_PX = 1 << 20, MOST_DECODED_PX = 1 << 28 }; /* of a side; of a JPEG's region, more than any that is read */
 
 static const char *const LEVEL_NAMES[] = {
-    [LEVEL_PLAIN] = "plain", [LEVEL_AVX2] = "avx2", [LEVEL_AVX512] = "avx512", [LEVEL_NEON] = "neon", NULL};
+    [LEVEL_PLAIN] = "plain", [LEVEL_AVX2] = "avx2", [LEVEL_NEON] = "neon", NULL};
 
 /* What one place is filled with. */
 struct job {
@@ -232,7 +233,8 @@ static int fill_module(PyObject *module)
         fine = name && (!kernel_use((enum level)n) || PyList_Append(levels, name) == 0);
         Py_XDECREF(name);
     }
-    fine = fine && PyModule_AddObjectRef(module, "LEVELS", levels) == 0;
+    fine = fine && PyModule_AddObjectRef(module, "LEVELS", levels) == 0 &&
+           PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) == 0;
     Py_XDECREF(levels);
     return fine ? 0 : -1;
 }

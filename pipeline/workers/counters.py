@@ -1,6 +1,6 @@
 """Where a worker's time goes: one row of 64-bit integers per worker, in memory shared with the trainer.
 
-Always on: a stage costs one clock reading and one addition (about 100 ns), 5–7 of them a sample. Only the
+Always on: a stage costs one clock reading and one addition (about 100 ns), two to seven of them a sample. Only the
 worker writes its row and a reader may be one update behind; nothing is locked. No torch here.
 """
 

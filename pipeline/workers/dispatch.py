@@ -4,7 +4,8 @@ Tasks go out in order, one per free slot, at most `depth` at a time; replies com
 their turn. So the order of batches never depends on how many workers there are or how fast each is.
 
 Behind an epoch's last task go those of the epoch that is expected next, into slots that are free anyway: no worker
-stops at an epoch's end. Its run is the next one if it was the right guess; if not, workers leave it within a sample.
+stops at an epoch's end. Its run is the next one if it was the right guess; if not, workers leave it before they read
+another sample, at the latest when a call that fills several places (`fill`) is over.
 
 With each task goes what is to be announced to the storage (`ahead`). With `num_workers="auto"` workers come and go
 between two batches (`headcount`).
@@ -213,12 +214,14 @@ class Workshop:
         self.ahead.reach.least = self.crew.count
 
     def _doing(self, worker: int) -> str:
-        """For the error about a dead worker."""
+        """For the error about a dead worker. Samples that are filled together were all read before."""
         row = self.rows[worker]
         if not row[FIELD["pid"]]:
             return "before it could start"
         sample = int(row[FIELD["sample"]])
-        return "while it waited for work" if sample < 0 else f"while it worked on {self._where(sample)}"
+        if sample < 0:
+            return "while it waited for work"
+        return f"while it worked on {self._where(sample)}, or on one that it read just before"
 
     def close(self) -> None:
         """In a forked child of the trainer's, only what is the child's own: workers and CUDA are not."""

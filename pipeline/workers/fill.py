@@ -88,7 +88,7 @@ class Filler:
         self.spec = spec
         self.clock = clock
         self.wanted: Callable[[], bool] = lambda: True
-        """Whether the batch under way still is; asked before each sample."""
+        """Whether the batch under way still is; asked before each sample that is announced, read or transformed."""
         self.augment = Augment(**spec.augment)
         self._labels_N = columns["label"]
         self._where = tuple(columns[name].data for name in ("shard", "offset", "length", "crc32"))

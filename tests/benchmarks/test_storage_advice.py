@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feedline.benchmarks import storage_advice
-from feedline.benchmarks.storage_advice import SplitStorage, advised_window, found_again, storage_of, window_fits
+from feedline.benchmarks.storage_advice import SplitStorage, advised_window, found_again, storage_of
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.draw.shuffle_quality import ShuffleQuality
 from feedline.profiling.record.measurements import Reads
@@ -53,7 +53,6 @@ def test_windows_are_for_storage_that_hates_random_reads(sequential: float | Non
     reads = replace(DISK, sequential_bytes_per_s=sequential)
     assert advised_window(reads, 1000, 64e6, room) == window
     assert advised_window(reads, 3, 64e6, room) == min(window, 3)
-    assert window_fits(3, 64e6, 64 * GIB) == 3
 
 
 @pytest.mark.parametrize("share", [0.1, 1 / 3, 0.8])

@@ -191,6 +191,16 @@ def test_doctor_says_which_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.kernel().remedy == ""
 
 
+def test_doctor_says_that_a_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = sys.modules["feedline.pipeline.kernel"]
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    monkeypatch.delattr(folder, "compiled")
+    monkeypatch.delitem(sys.modules, compiled.__name__)
+    monkeypatch.setitem(sys.modules, "feedline.pipeline.kernel.native", SimpleNamespace(__file__="native.abi3.so"))
+    fact = doctor.kernel()
+    assert fact.text.startswith("native.abi3.so was compiled for other Python code") and not fact.value["compiled"]
+
+
 @pytest.mark.parametrize(
     ("words", "extra"),
     [

@@ -9,7 +9,7 @@
 
 #include "levels.h"
 
-static const char *const LEVEL_NAMES[] = {"plain", "avx2", "avx512", "neon"};
+static const char *const LEVEL_NAMES[] = {"plain", "avx2", "neon"};
 
 static uint64_t state;
 

@@ -210,7 +210,7 @@ int main(int count, char **words)
         one_block(&hash);
     }
     for (int level = LEVEL_PLAIN; level <= LEVEL_NEON; level++)
-        if (kernel_has((enum level)level))
+        if (kernel_use((enum level)level))
             printf("%s ", LEVEL_NAMES[level]);
     printf("decoded %llu of %llu %016llx\n", decoded, cases, (unsigned long long)hash);
     return 0;

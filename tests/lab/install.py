@@ -26,12 +26,13 @@ from torch.utils.data import DataLoader, TensorDataset
 for _ in DataLoader(TensorDataset(torch.zeros(4000, 8)), batch_size=8):
     pass
 """
+SPACE = "[lr]\nlow = 0.01\nhigh = 0.1\n"
 
 
 @dataclass(frozen=True)
 class Step:
     line: str
-    """The command's words; DATA, SHARDS, OUT and SCRIPT are places."""
+    """The command's words; DATA, SHARDS, OUT, SCRIPT and SPACE are places."""
     status: int = 0
     says: str = ""
     """Stands in what it prints."""
@@ -59,7 +60,9 @@ SYNTH = Step("synth DATA --images 200 --classes 4 --oddities", says="images")
 PREPARE = Step("prepare DATA SHARDS --output 64:jpeg --output 32:raw:square --max-bad 0.2", says="samples/s")
 WITHOUT_JAVA = Step(PREPARE.line, says="processes of this machine")
 COMPARE = "compare SHARDS/32-raw --num-workers 0,1 --image-size 32 --rounds 3 --window 0.3 --work OUT/compare"
-TRAIN = "train SHARDS/32-raw --model small_cnn --image-size 32 --epochs 1 --run OUT/run"
+SMALL = "SHARDS/32-raw --model small_cnn --image-size 32 --epochs 1"
+TRAIN = f"train {SMALL} --keep-epochs 0 --run OUT/run"
+SWEEP = f"sweep {SMALL} --space SPACE --study OUT/study --trials 2"
 CASES = {
     "base": Case("", (), ("torch", "pillow", "pyarrow", *NO_SPARK), (
         Step("--help"), Step("doctor", says="profile"), Step("train SHARDS", 2, ASKS),
@@ -71,8 +74,11 @@ CASES = {
         Step("prepare DATA OUT/again --engine spark", 1, f"{ASKS}prepare]"), Step("doctor", says="prepare"))),
     "prepare": Case("prepare", (), ("torch", "pandas", "scipy"), (SYNTH, PREPARE, Step("verify SHARDS"))),
     "train": Case("train", (), NO_SPARK, (
-        SYNTH, WITHOUT_JAVA, Step(TRAIN), Step(COMPARE), Step("plan SHARDS/32-raw --gpu-rate 1000 --image-size 32"),
+        SYNTH, WITHOUT_JAVA, Step(TRAIN), Step("prune OUT/run --keep 0.5", says="study.html"), Step(SWEEP, 2, ASKS),
+        Step(COMPARE), Step("plan SHARDS/32-raw --gpu-rate 1000 --image-size 32"),
         Step("demo --quick --out OUT/demo"))),
+    "sweep": Case("sweep", (), NO_SPARK, (SYNTH, WITHOUT_JAVA, Step(SWEEP, says="study.html"))),
+    "test": Case("train,test", ("pytest", "hypothesis"), NO_SPARK, (), tests=("profiling/test_notebook.py",)),
     "no compiler": Case("train", ("pytest", "hypothesis"), NO_SPARK, (
         Step("doctor", says="it was not built"), SYNTH, WITHOUT_JAVA, Step("verify SHARDS"), Step(TRAIN)),
         compiler=False, tests=("pipeline/test_loader*.py", "pipeline/workers")),
@@ -116,8 +122,9 @@ def try_case(name: str, case: Case, python: str, packed: Path, work: Path) -> bo
     shutil.rmtree(work, ignore_errors=True)
     places = {word: str(work / word.lower()) for word in ("DATA", "SHARDS", "OUT")}
     (work / "out").mkdir(parents=True)
-    (work / "script.py").write_text(SCRIPT)
-    places["SCRIPT"] = str(work / "script.py")
+    for word, name, text in (("SCRIPT", "script.py", SCRIPT), ("SPACE", "space.toml", SPACE)):
+        (work / name).write_text(text)
+        places[word] = str(work / name)
     started = time.monotonic()
     subprocess.run([UV, "venv", "-q", "--python", python, work / "venv"], check=True)
     target = f"{packed}[{case.extra}]" if case.extra else str(packed)

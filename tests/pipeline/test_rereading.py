@@ -1,13 +1,13 @@
 """A cache that is too small is said once an epoch that is not the first came from storage again."""
 
-from feedline.pipeline.rereading import Rereading
+from feedline.pipeline.rereading import Rereading, window_fits
 
 GB = 1 << 30
 
 
-def after(*epochs: tuple[int, int], window_shards: int = 0) -> str:
+def after(*epochs: tuple[int, int], window_shards: int = 0, shards: int = 560) -> str:
     """(read, of it from storage) of each epoch, in GiB."""
-    rereading, read, stored = Rereading([GB // 16] * 560, 12 * GB, window_shards), 0, 0
+    rereading, read, stored = Rereading([35 * GB // shards] * shards, 12 * GB, window_shards), 0, 0
     for number, (more, of_it) in enumerate(epochs):
         read, stored = read + more * GB, stored + of_it * GB
         rereading.epoch_ended(number, read, stored)
@@ -21,6 +21,8 @@ def test_it_is_said_with_the_window_that_fits() -> None:
         "where random requests are slow, window_shards=48 reads whole shards, and fits"
     )
     assert 48 * 35 / 560 <= 12 / 4
+    assert window_fits(3, 64e6, 64 * GB) == 3
+    assert "not even a window of one shard fits" in after((35, 35), (35, 33), shards=11)
 
 
 def test_what_is_cached_or_new_is_nothing_to_say() -> None:

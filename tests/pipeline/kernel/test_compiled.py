@@ -113,7 +113,7 @@ def test_places_are_filled_up_to_a_jpeg_that_is_refused() -> None:
 
 def test_a_level_that_is_not_there_is_refused_and_nothing_changes() -> None:
     before = KERNEL.level()
-    for wrong in {"avx2", "neon", "mmx"} - set(KERNEL.LEVELS):
+    for wrong in {"avx2", "avx512", "neon", "mmx"} - set(KERNEL.LEVELS):
         with pytest.raises(ValueError):
             KERNEL.use(wrong)
     assert KERNEL.level() == before and "plain" in KERNEL.LEVELS
@@ -141,3 +141,13 @@ def test_without_a_module_that_loads_the_fallback_runs(tmp_path: Path) -> None:
     assert outcome("", code) == "None it was not built"
     (tmp_path / "native.py").write_text("raise ImportError('no such symbol')")
     assert outcome("", code) == "None it does not load: no such symbol"
+
+
+@pytest.mark.parametrize("theirs", ["", f"INTERFACE = {compiled.INTERFACE - 1}"])
+def test_a_module_that_other_code_was_compiled_for_is_refused_by_name(theirs: str, tmp_path: Path) -> None:
+    code = f"import sys, feedline.pipeline.kernel as k; k.__path__ = [{str(tmp_path)!r}]; " + LEVEL
+    (tmp_path / "compiled.py").write_text(Path(compiled.__file__).read_text())
+    (tmp_path / "native.py").write_text(f"LEVELS = ['plain']\n{theirs}")
+    said = outcome("", code).splitlines()[-1]
+    assert f"{tmp_path / 'native.py'} was compiled for other Python code" in said and "bootstrap.py --kernel" in said
+    assert outcome("python", code) == "None FEEDLINE_KERNEL=python"
