@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Literal, cast
 
 from feedline.pipeline.base.errors import RecordingError
 from feedline.pipeline.base.files import RECORDING_BYTES, read_bounded, write_as_asked
-from feedline.profiling.record.measurements import Gpu, Leg, LegName, Line, Reads, Series, Trial
+from feedline.profiling.record.journal import LegName
+from feedline.profiling.record.measurements import Gpu, Leg, Line, Reads, Series, Trial
 from feedline.profiling.record.plain import build, to_plain
 
 FORMAT_VERSION = 1

@@ -17,7 +17,8 @@ from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
 from feedline.profiling.explain.measure.workers import Workers, share_error
 from feedline.profiling.explain.verdict import Diagnosis, known_shares
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import Gpu, Leg, LegName, Line
+from feedline.profiling.record.journal import LegName
+from feedline.profiling.record.recording import Gpu, Leg, Line
 from feedline.profiling.render import report_time
 from feedline.profiling.render.report_remedies import in_vain, remedies, what_helps, what_may_help
 from feedline.profiling.render.sections import (

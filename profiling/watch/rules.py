@@ -10,11 +10,11 @@ to whoever called them.
 Cost: one dictionary look-up per frame once a place has been seen.
 """
 
+import os
 import re
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import CodeType, FrameType
 
 from feedline.profiling.watch.calls import UNKNOWN, called, source_line, trains_nothing, variable
@@ -22,7 +22,7 @@ from feedline.profiling.watch.evidence import LOCK, READ, SLEEP, WAIT
 
 DEPTH = 80  # frames looked at; deeper stacks are cut at the outside
 HERE = __file__.replace("\\", "/").rpartition("/watch/")[0] + "/"
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_STANDARD = os.path.dirname(os.__file__)  # noqa: PTH120  cheap: this is imported in every interpreter of a run
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Rules:
         self.library = library
         self.stage_of = lru_cache(maxsize=16384)(self._stage_of)
         """(code, line number) -> the stage of a library's frame by itself; None when no rule knows it."""
-        self._calls = [(stage, re.compile(pattern)) for stage, pattern in calls]
+        self._patterns = calls
         self.stage_of_call = lru_cache(maxsize=4096)(self._stage_of_call)
         """What `calls.called` says -> its stage; None when no rule knows it."""
 
@@ -75,6 +75,10 @@ class Rules:
 
     def _stage_of_call(self, call: str) -> str | None:
         return next((stage for stage, pattern in self._calls if pattern.fullmatch(call)), None)
+
+    @cached_property
+    def _calls(self) -> list[tuple[str, re.Pattern[str]]]:
+        return [(stage, re.compile(pattern)) for stage, pattern in self._patterns]
 
 
 LOCKS = r"_thread\.\S*(acquire\S*|lock|RLock)|_multiprocessing\.SemLock\S*|fcntl\.(flock|lockf)"
@@ -154,9 +158,17 @@ TRAINER = Rules(
         ("logging", r"builtins\.print|_?io\.\S*(write|flush)|_?json\b.*"),
     ),
 )  # fmt: skip
+
+
+def compile_rules() -> None:
+    """As a process begins to train: others of a run never need them, and workers that it forks have them then."""
+    for rules in (WORKER, TRAINER):
+        rules.stage_of_call("")
+
+
 ONLY_ON_DEVICE = ("synchronise", "copy")
 """Where there is no device, what a model computes is all there is behind these calls."""
-COMPOSERS = re.compile(
+COMPOSERS = (
     r"/torchvision/transforms/(transforms|v2/_container)\.py:Compose\.(__call__|forward)"
     r"|/albumentations/core/composition\.py:\w+\.__call__"
 )
@@ -165,12 +177,10 @@ ELSE = ("logging", "checkpoint", "backward", "optimizer")
 """Parts that are no making of batches, whatever is read for them."""
 GENERATOR = 0x20 | 0x200
 """Flags of code: a generator's, an asynchronous one's."""
-NO_SOURCE = re.compile(
-    r"/torch/nn/modules/module\.py:.*|/torch/_(dynamo|inductor)/.*|/contextlib\.py:.*|/PIL/\w+\.py:_?save\w*"
-)
+NO_SOURCE = r"/torch/nn/modules/module\.py:.*|/torch/_(dynamo|inductor)/.*|/contextlib\.py:.*|/PIL/\w+\.py:_?save\w*"
 """Frames (file:function) under which nobody makes batches, whatever is read or generated there: a model that computes
 or is compiled, a block that is entered or left, a picture that is written."""
-NO_READING = re.compile(r"\S*(open|stat|seek|scandir|listdir)")
+NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
 """Calls that belong to reading, and to writing as well."""
 BLOCKED = {SLEEP: "blocked", WAIT: "blocked", READ: "read", LOCK: "lock"}
 """What a worker's thread is blocked in -> the stage, where no rule knows better."""
@@ -229,7 +239,7 @@ def part(
             elif found is None and not library:
                 found = _of_own(call, blocked, held) if inner else "python"
         own = own or (None if library else one)
-        evident = call if call and not NO_READING.fullmatch(call) else None
+        evident = call if call and not re.fullmatch(NO_READING, call) else None
         stage = WORKER.stage_of(code, one.f_lineno) or (WORKER.stage_of_call(evident) if evident else None)
         source = not _is_no_source(code)
         reads = source and (reads or stage in ("read", "decode"))
@@ -265,7 +275,7 @@ def _makes(called: CodeType | None, reads: bool, yields: bool, loop: LoopCode) -
 
 @lru_cache(maxsize=4096)
 def _is_no_source(code: CodeType) -> bool:
-    return NO_SOURCE.search(f"{slashed(code.co_filename)}:{code.co_name}") is not None
+    return re.search(NO_SOURCE, f"{slashed(code.co_filename)}:{code.co_name}") is not None
 
 
 def _yields(code: CodeType) -> bool:
@@ -336,7 +346,7 @@ def transform_name(frame: FrameType, called: FrameType | None) -> str:
 
 @lru_cache(maxsize=4096)
 def _composes(code: CodeType) -> bool:
-    return COMPOSERS.search(f"{slashed(code.co_filename)}:{code.co_qualname}") is not None
+    return re.search(COMPOSERS, f"{slashed(code.co_filename)}:{code.co_qualname}") is not None
 
 
 @lru_cache(maxsize=4096)
@@ -366,7 +376,7 @@ def frames(frame: FrameType | None) -> Iterator[FrameType]:
 @lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
     """Installed packages and the standard library: everything else is the user's own code."""
-    return file.startswith((*_LIBRARIES, "<frozen")) or "/site-packages/" in file or "/dist-packages/" in file
+    return file.startswith((_STANDARD, "<frozen")) or "/site-packages/" in file or "/dist-packages/" in file
 
 
 def is_ours(file: str) -> bool:

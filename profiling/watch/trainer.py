@@ -23,6 +23,7 @@ from feedline.profiling.watch.rules import (
     LoopCode,
     Place,
     classify,
+    compile_rules,
     frames,
     is_library,
     is_ours,
@@ -64,6 +65,7 @@ class TrainerWatch:
         self._watched = loop
         self._journal = journal
         self._on_device = on_device
+        compile_rules()
         self._pid = os.getpid()
         self.follow()
         self._loop = LoopCode()
