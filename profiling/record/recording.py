@@ -122,7 +122,7 @@ class Step:
     phase: Phase = "train"
     loader: int = 0
     epoch: int = 0
-    """The how-manieth pass over this loader."""
+    """Which pass over this loader it belongs to, from 0."""
     rank: int = 0
     warm_up: bool = False
     """Left out of the verdict by the warm-up rule."""

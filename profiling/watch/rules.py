@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from types import CodeType, FrameType
 
 from feedline.profiling.watch.calls import UNKNOWN, called, source_line, trains_nothing, variable
@@ -62,7 +62,7 @@ class Rules:
         self.library = library
         self.stage_of = lru_cache(maxsize=16384)(self._stage_of)
         """(code, line number) -> the stage of a library's frame by itself; None when no rule knows it."""
-        self._patterns = calls
+        self._calls = calls
         self.stage_of_call = lru_cache(maxsize=4096)(self._stage_of_call)
         """What `calls.called` says -> its stage; None when no rule knows it."""
 
@@ -74,11 +74,7 @@ class Rules:
         return next((rule.stage for rule in self.library if rule.fits(file, code.co_name, text)), None)
 
     def _stage_of_call(self, call: str) -> str | None:
-        return next((stage for stage, pattern in self._calls if pattern.fullmatch(call)), None)
-
-    @cached_property
-    def _calls(self) -> list[tuple[str, re.Pattern[str]]]:
-        return [(stage, re.compile(pattern)) for stage, pattern in self._patterns]
+        return next((stage for stage, pattern in self._calls if re.fullmatch(pattern, call)), None)
 
 
 LOCKS = r"_thread\.\S*(acquire\S*|lock|RLock)|_multiprocessing\.SemLock\S*|fcntl\.(flock|lockf)"
@@ -158,14 +154,6 @@ TRAINER = Rules(
         ("logging", r"builtins\.print|_?io\.\S*(write|flush)|_?json\b.*"),
     ),
 )  # fmt: skip
-
-
-def compile_rules() -> None:
-    """As a process begins to train: others of a run never need them, and workers that it forks have them then."""
-    for rules in (WORKER, TRAINER):
-        rules.stage_of_call("")
-
-
 ONLY_ON_DEVICE = ("synchronise", "copy")
 """Where there is no device, what a model computes is all there is behind these calls."""
 COMPOSERS = (
@@ -232,12 +220,10 @@ def part(
         library = is_library(file) or generated(one)
         innermost = innermost or one
         call = called(one) if inner else None
-        if found is None and (inner or not slashed(file).endswith(PLUMBING)):
-            found = TRAINER.stage_of(code, one.f_lineno) or (TRAINER.stage_of_call(call) if call else None)
-            if found is None and generated(one):
-                found = "forward"
-            elif found is None and not library:
-                found = _of_own(call, blocked, held) if inner else "python"
+        if found is None and inner:
+            found = _of_frame(one, call) or (None if library else _of_own(call, blocked, held))
+        elif found is None and not slashed(file).endswith(PLUMBING):
+            found = _of_frame(one, None) or (None if library else "python")
         own = own or (None if library else one)
         evident = call if call and not re.fullmatch(NO_READING, call) else None
         stage = WORKER.stage_of(code, one.f_lineno) or (WORKER.stage_of_call(evident) if evident else None)
@@ -254,6 +240,12 @@ def part(
     if trains and found == "forward" and not in_module and own is innermost and own and trains_nothing(own):
         found = "python"
     return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "nowhere")
+
+
+def _of_frame(frame: FrameType, call: str | None) -> str | None:
+    """What a frame and the C function that it calls say by themselves; None where no rule knows them."""
+    found = TRAINER.stage_of(frame.f_code, frame.f_lineno) or (TRAINER.stage_of_call(call) if call else None)
+    return found or ("forward" if generated(frame) else None)
 
 
 def _of_own(call: str | None, blocked: str | None, held: bool | None) -> str:

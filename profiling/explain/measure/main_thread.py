@@ -2,7 +2,7 @@
 
 Seconds are per sample of one rank. Shares are of the time of the measured steps and sum to 1:
 
-    data      blocked on the next batch, unpickling included (CUDA: the device had run dry for want of it)
+    data      blocked on the next batch, unpickling included (CUDA: the device had nothing to do meanwhile)
     copy      host-to-device copies the step waited for
     trainer   the main thread's own Python, logging, checkpoints
     other     what nothing decides

@@ -42,7 +42,7 @@ class Machine:
 
     @property
     def others_error(self) -> float:
-        """Relative error of a rate for want of these cores: half of their share, so that the 95 % interval reaches
+        """Relative error of a rate that lacks these cores: half of their share, so that the 95 % interval reaches
         from none of it to all."""
         return 0.5 * self.others_cores / self.cores
 
