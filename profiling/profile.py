@@ -31,7 +31,7 @@ from feedline.profiling.machine.resources import ResourceSampler
 from feedline.profiling.profile_run import LEGS, explained, noted
 from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import Journal, StudyConfig
-from feedline.profiling.record.merge import merge, roles
+from feedline.profiling.record.merge import merge, scopes
 from feedline.profiling.record.recording import EndedBy, Recording, Script
 from feedline.profiling.watch.capture import Capture, Finished
 from feedline.profiling.watch.facts import Facts
@@ -198,7 +198,7 @@ class Profile:
         said: str | None = None
         with scratch_folder("watch") as folder:
             journal = Journal(folder)
-            sampler = ResourceSampler(os.getpid(), origin=origin, roles=lambda: roles(journal))
+            sampler = ResourceSampler(os.getpid(), origin=origin, scopes=lambda pids: scopes(journal, pids))
             try:
                 if self._resources:
                     sampler.start()
