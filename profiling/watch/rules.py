@@ -165,9 +165,9 @@ ELSE = ("logging", "checkpoint", "backward", "optimizer")
 """Parts that are no making of batches, whatever is read for them."""
 GENERATOR = 0x20 | 0x200
 """Flags of code: a generator's, an asynchronous one's."""
-NO_SOURCE = r"/torch/nn/modules/module\.py:.*|/torch/_(dynamo|inductor)/.*|/contextlib\.py:.*|/PIL/\w+\.py:_?save\w*"
-"""Frames (file:function) under which nobody makes batches, whatever is read or generated there: a model that computes
-or is compiled, a block that is entered or left, a picture that is written."""
+NO_SOURCE = r"/torch/nn/modules/module\.py:|/torch/_(dynamo|inductor)/|/contextlib\.py:|/PIL/\w+\.py:(\w+\.)?_?save"
+"""Frames (file:qualified name) under which nobody makes batches, whatever is read or generated there: a model that
+computes or is compiled, a block that is entered or left, a picture that is written."""
 NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
 """Calls that belong to reading, and to writing as well."""
 BLOCKED = {SLEEP: "blocked", WAIT: "blocked", READ: "read", LOCK: "lock"}
@@ -205,8 +205,8 @@ def part(
     """What the training thread does (`recording.TrainerPart`), given its innermost frame, and where: at
     `file:function:line` of the user's own. What that called in a library decides, where a rule knows it; else what C
     function it calls, and whose. `blocked` is what the thread is mostly blocked in, `held` whether it held the
-    interpreter lock. Where an optimiser steps (`trains`), what the script itself asks of torch, in no module and for
-    no gradient, is no part of the model."""
+    interpreter lock. Where an optimiser steps (`trains`), what the script, or a library for it, asks of torch, in no
+    module and for no gradient, is no part of the model."""
     inner, found, in_module = True, None, False
     own: FrameType | None = None
     innermost: FrameType | None = None
@@ -227,7 +227,7 @@ def part(
         own = own or (None if library else one)
         evident = call if call and not re.fullmatch(NO_READING, call) else None
         stage = WORKER.stage_of(code, one.f_lineno) or (WORKER.stage_of_call(evident) if evident else None)
-        source = not _is_no_source(code)
+        source = not is_in(code, NO_SOURCE)
         reads = source and (reads or stage in ("read", "decode"))
         if loop is not None and code in loop.steps:
             waits = found == "wait" and blocked in (LOCK, WAIT)  # for whoever else makes them
@@ -237,7 +237,7 @@ def part(
         yields = source and (yields or _yields(code))
         inner, beneath = False, code
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
-    if trains and found == "forward" and not in_module and own is innermost and own and trains_nothing(own):
+    if trains and found == "forward" and not in_module and own and innermost and _is_no_model(innermost):
         found = "python"
     return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "nowhere")
 
@@ -246,6 +246,12 @@ def _of_frame(frame: FrameType, call: str | None) -> str | None:
     """What a frame and the C function that it calls say by themselves; None where no rule knows them."""
     found = TRAINER.stage_of(frame.f_code, frame.f_lineno) or (TRAINER.stage_of_call(call) if call else None)
     return found or ("forward" if generated(frame) else None)
+
+
+def _is_no_model(frame: FrameType) -> bool:
+    """Whether something else than torch itself asks for tensors there of which none takes part in a gradient."""
+    file = slashed(frame.f_code.co_filename)
+    return not (is_library(file) and "/torch/" in file) and not generated(frame) and trains_nothing(frame)
 
 
 def _of_own(call: str | None, blocked: str | None, held: bool | None) -> str:
@@ -263,11 +269,6 @@ def _makes(called: CodeType | None, reads: bool, yields: bool, loop: LoopCode) -
     if reads and called is not None and not is_library(called.co_filename):
         loop.makers.add(called)
     return reads or yields or called in loop.makers
-
-
-@lru_cache(maxsize=4096)
-def _is_no_source(code: CodeType) -> bool:
-    return re.search(NO_SOURCE, f"{slashed(code.co_filename)}:{code.co_name}") is not None
 
 
 def _yields(code: CodeType) -> bool:
@@ -320,10 +321,10 @@ def transform_name(frame: FrameType, called: FrameType | None) -> str:
     """Which transform a frame of stage transform works for: what a Compose called; else, in the user's own code, what
     the frame called; else the outermost transform frame around it."""
     inner, named = called, frame
-    if not is_library(frame.f_code.co_filename) and not _composes(frame.f_code):
+    if not is_library(frame.f_code.co_filename) and not is_in(frame.f_code, COMPOSERS):
         return display_name(called or frame)
     for one in frames(frame):
-        if _composes(one.f_code):
+        if is_in(one.f_code, COMPOSERS):
             return display_name(inner or one)
         file = slashed(one.f_code.co_filename)
         if file.endswith(PLUMBING):
@@ -336,9 +337,10 @@ def transform_name(frame: FrameType, called: FrameType | None) -> str:
     return display_name(named)
 
 
-@lru_cache(maxsize=4096)
-def _composes(code: CodeType) -> bool:
-    return re.search(COMPOSERS, f"{slashed(code.co_filename)}:{code.co_qualname}") is not None
+@lru_cache(maxsize=8192)
+def is_in(code: CodeType, places: str) -> bool:
+    """Whether file:qualified name of a function contains one of these."""
+    return re.search(places, f"{slashed(code.co_filename)}:{code.co_qualname}") is not None
 
 
 @lru_cache(maxsize=4096)

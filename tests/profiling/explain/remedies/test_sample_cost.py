@@ -49,8 +49,8 @@ def test_what_is_decoded_elsewhere_than_in_pillow_may_be_no_picture() -> None:
 
 
 def test_an_assumed_saving_is_as_unsure_as_what_it_saves() -> None:
-    """Decoding is nearly all that workers do, and half of it is assumed: where the loop waits for a third of its time,
-    a quarter would do as well."""
+    """Decoding is nearly all that workers do, and half of it is assumed to go: where the loop waits a third of its
+    time, a quarter would do as well."""
     some, most = (
         next(one for one in found_in(made(**seconds, stages={"decode": 0.0055})) if one.remedy == "cheaper decode")
         for seconds in ({"wait_s": 0.03, "compute_s": 0.06}, {"wait_s": 0.088, "compute_s": 0.002})
