@@ -57,7 +57,7 @@ class LoaderSeen:
 
     id: int
     kind: str
-    """That of its adapter (`watch/loaders.py`), or other."""
+    """That of its adapter (`watch/loaders.py`); "unwatched" is whatever feeds a loop that asks none of these."""
     phase: Phase = "other"
     """train when backward passes or optimiser steps ran between its batches."""
     num_workers: int | None = None
@@ -78,6 +78,10 @@ class LoaderSeen:
     refused: str | None = None
     """Why `Loader.like` cannot take its settings over, in words; "" where it can (own transforms were not tried),
     None where nobody asked."""
+
+    @property
+    def unwatched(self) -> bool:
+        return self.kind == "unwatched"
 
 
 @dataclass(frozen=True, kw_only=True)

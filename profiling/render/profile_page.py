@@ -106,7 +106,7 @@ def _ceiling(measured: Measured) -> str:
         return "not claimed (see the notes)"
     if recording.legs or any(note.startswith("no legs") for note in recording.notes):
         return "not measured (see the notes)"
-    unwatched = measured.loader is not None and measured.loader.kind == "unwatched"
+    unwatched = measured.loader is not None and measured.loader.unwatched
     return units.UNKNOWN if unwatched else "not measured (legs measure it)"
 
 

@@ -85,7 +85,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     seconds, samples = seconds_of(steps), max(1, sum(step.samples for step in steps))
     ranks_s = seconds * max(1, len({step.rank for step in steps}))
     loader, looks = recording.train_loader, sum(trainer.ticks for trainer in recording.trainers)
-    sampled = loader is not None and (loader.background or loader.kind == "unwatched")
+    sampled = loader is not None and (loader.background or loader.unwatched)
     shares, errors = _shares(recording, steps, ranks_s, sampled=sampled)
     all_waited_s = shares.data * ranks_s if sampled else sum(map(waited_s, steps))
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s and (looks >= FEW_LOOKS or not sampled) else None

@@ -101,7 +101,7 @@ class Measured:
     @property
     def unit(self) -> str:
         """Of its rates."""
-        return "steps/s" if self.loader is not None and self.loader.kind == "unwatched" else "samples/s"
+        return "steps/s" if self.loader is not None and self.loader.unwatched else "samples/s"
 
     @property
     def draw(self) -> tuple[float, float]:

@@ -30,7 +30,7 @@ NO_WAIT = Vain("the loop hardly waits for data")
 
 def unwatched(at: Situation) -> bool:
     """Its batches come from no loader that is known: a generator, a queue."""
-    return at.measured.loader is None or at.measured.loader.kind == "unwatched"
+    return at.measured.loader is None or at.measured.loader.unwatched
 
 
 def share_of(at: Situation, *stages: str) -> float:
