@@ -27,7 +27,7 @@ from feedline.profiling.interrupts import PASSED_ON, hearing
 from feedline.profiling.machine.resources import ResourceSampler
 from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, StudyConfig
-from feedline.profiling.record.merge import is_trainer, merge, roles
+from feedline.profiling.record.merge import is_trainer, merge, scopes
 from feedline.profiling.record.recording import EndedBy, Recording, Script
 
 SITECUSTOMIZE = '''\
@@ -76,7 +76,7 @@ def launched(config: StudyConfig, report: Report = lambda _: None) -> Generator[
         journal.write("config", asdict(replace(config, parent=os.getpid() if in_main else 0)))
         origin = time.perf_counter()
         child = subprocess.Popen(command, env=environment(folder))
-        sampler = ResourceSampler(child.pid, origin=origin, roles=lambda: roles(journal))
+        sampler = ResourceSampler(child.pid, origin=origin, scopes=lambda pids: scopes(journal, pids))
         sampler.start()
         try:
             with interrupts.passed_on_to(child, journal):

@@ -21,24 +21,25 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.profiling import probe
-from feedline.profiling.explain.predict import Prediction
-from feedline.profiling.explain.verdict import Diagnosis, diagnose
 from feedline.profiling.launch import Run
 from feedline.profiling.machine.resources import ResourceSampler
 from feedline.profiling.profile_run import LEGS, explained, noted
 from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import Journal, StudyConfig
-from feedline.profiling.record.merge import merge, roles
+from feedline.profiling.record.merge import merge, scopes
 from feedline.profiling.record.recording import EndedBy, Recording, Script
-from feedline.profiling.render.plain_text import text
-from feedline.profiling.render.profile_page import report
 from feedline.profiling.watch.capture import Capture, Finished
 from feedline.profiling.watch.facts import Facts
+
+if TYPE_CHECKING:
+    from feedline.profiling.explain.predict import Prediction
+    from feedline.profiling.explain.verdict import Diagnosis
+    from feedline.profiling.render.sections import Page
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -136,14 +137,16 @@ class Profile:
         return self._ended()
 
     @property
-    def verdict(self) -> Diagnosis:
+    def verdict(self) -> "Diagnosis":
         """`bound`, `headline`, `evidence`, `samples_per_s`, `ceiling_samples_per_s` and more. Raises UsageError."""
+        from feedline.profiling.explain.verdict import diagnose  # here: only reading a profile needs it
+
         if self._diagnosis is None:
             self._diagnosis = diagnose(self.recording)
         return self._diagnosis
 
     @property
-    def predictions(self) -> list[Prediction]:
+    def predictions(self) -> "list[Prediction]":
         """The remedies, what gains most first. Raises UsageError."""
         return self.verdict.predictions
 
@@ -156,7 +159,9 @@ class Profile:
         """The report, or that there is none yet."""
         if self._ended is None:
             return "Profile: " + ("it goes on" if self._capture is not None else "nothing has been profiled yet")
-        return text(report(self.verdict))
+        from feedline.profiling.render.plain_text import text
+
+        return text(self._page())
 
     __repr__ = __str__
 
@@ -166,7 +171,12 @@ class Profile:
             return None
         from feedline.profiling.render.html import document, framed
 
-        return framed(document(report(self.verdict)))
+        return framed(document(self._page()))
+
+    def _page(self) -> "Page":
+        from feedline.profiling.render.profile_page import report
+
+        return report(self.verdict)
 
     # --- how --------------------------------------------------------------------------------------------------
 
@@ -188,7 +198,7 @@ class Profile:
         said: str | None = None
         with scratch_folder("watch") as folder:
             journal = Journal(folder)
-            sampler = ResourceSampler(os.getpid(), origin=origin, roles=lambda: roles(journal))
+            sampler = ResourceSampler(os.getpid(), origin=origin, scopes=lambda pids: scopes(journal, pids))
             try:
                 if self._resources:
                     sampler.start()

@@ -10,8 +10,8 @@ from dataclasses import replace
 from feedline.profiling.interrupts import hearing
 from feedline.profiling.launch import Report, Run, launched
 from feedline.profiling.record.diagnostic import progress
-from feedline.profiling.record.journal import NOTABLE, StudyConfig
-from feedline.profiling.record.recording import LegName, Recording
+from feedline.profiling.record.journal import NOTABLE, LegName, StudyConfig
+from feedline.profiling.record.recording import Recording
 from feedline.profiling.watch.rules import is_library
 
 LEGS: tuple[LegName, ...] = ("normal", "cached", "loader_only")

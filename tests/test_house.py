@@ -175,24 +175,40 @@ def test_no_package_files() -> None:
     assert not [module for module in modules() if module.endswith("__init__")]
 
 
-HEAVY = ("torch", "torchvision", "numpy", "pyarrow", "pandas", "cv2", "PIL", "pyspark", "scipy", "matplotlib", "rich")
+HEAVY = {"torch", "torchvision", "numpy", "pyarrow", "pandas", "cv2", "PIL", "pyspark", "scipy", "matplotlib", "rich"}
+SLOW = {"ctypes", "multiprocessing", "platform", "psutil", "statistics", "subprocess", "sysconfig"}
+"""What every interpreter of a profiled run would pay for, the standard library's too."""
 
 
 def loaded_by(code: str) -> set[str]:
-    """The heavy modules that a fresh interpreter has loaded after `code`."""
+    """The modules that a fresh interpreter has loaded after `code`."""
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split()) & set(HEAVY)
+    return set(done.stdout.split())
 
 
-def test_what_runs_inside_a_users_script_imports_nothing_heavy() -> None:
-    assert loaded_by("import feedline.profiling.probe") == set()
+def rooms_of(loaded: set[str]) -> set[str]:
+    """Folders of the product's modules among them."""
+    return {folder(module) for module in modules() if f"feedline.{module}" in loaded}
+
+
+def test_what_runs_inside_a_users_script_imports_little() -> None:
+    loaded = loaded_by("import feedline.profiling.probe")
+    assert not loaded & (HEAVY | SLOW)
+    assert rooms_of(loaded) == {"profiling", "profiling.watch", "profiling.record", "pipeline.base"}
+    assert "feedline.profiling.record.recording" not in loaded
+
+
+def test_a_profile_inside_a_process_imports_what_explains_it_only_to_be_read() -> None:
+    loaded = loaded_by("import feedline.profiling.profile")
+    assert not loaded & HEAVY
+    assert not rooms_of(loaded) & {"profiling.explain", "profiling.explain.measure", "profiling.render"}
 
 
 def test_the_command_line_imports_nothing_heavy() -> None:
-    assert loaded_by("import feedline.cli.main") <= {"rich"}
+    assert loaded_by("import feedline.cli.main") & HEAVY <= {"rich"}
 
 
 def test_the_rules_see_a_stranger(tmp_path: Path) -> None:

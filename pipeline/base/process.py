@@ -5,7 +5,6 @@ the heap's free end back to the kernel at once, so each step takes thousands of 
 a quarter of the small CNN's step, and more than half of MobileNetV2's at 224 px (benchmarks/NOTES.md).
 """
 
-import ctypes
 import os
 import resource
 import signal
@@ -157,6 +156,8 @@ def die_with(parent: int, number: int = signal.SIGKILL) -> None:
 
     Where the parent had died before the kernel was asked, we send it ourselves.
     """
+    import ctypes  # here and below: what only asks for its cores starts sooner
+
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
@@ -212,6 +213,8 @@ def keep_freed_memory(most_bytes: int = KEPT_BYTES) -> bool:
     """
     if not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ENVIRONMENT):
         return False
+    import ctypes
+
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # musl has none

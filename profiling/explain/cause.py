@@ -1,8 +1,8 @@
 """What limits the data of a loop that waits for it: one cause, or that it cannot be told. Pure.
 
-The first of these that the numbers bear: passes that begin slowly, one slow worker, cores that are short (the workers
-wait for them, or the model does), batches unpickled or made in the training thread, batches that are ready and only
-handed over; else the stage that takes the workers longest. Where the workers lack cores meanwhile, whoever
+The first of these that the numbers support: passes that begin slowly, one slow worker, cores that are short (the
+workers wait for them, or the model does), batches unpickled or made in the training thread, batches that are ready
+and only handed over; else the stage that takes the workers longest. Where the workers lack cores meanwhile, whoever
 takes them, that is said beside it: cheaper samples help then.
 """
 
@@ -79,7 +79,7 @@ def _cores(measured: Measured) -> Cause | None:
 
 
 def _drawing(measured: Measured) -> Cause | None:
-    """A sampler, or a batch sampler, which the training thread asks amid its waiting."""
+    """A sampler, or a batch sampler, which the training thread asks while it waits."""
     if not measured.drawing_limits:
         return None
     (share, error), where = measured.draw, busiest_function(measured.recording, "draw")

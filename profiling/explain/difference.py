@@ -42,7 +42,7 @@ def versus(before: Diagnosis, after: Diagnosis, names: tuple[str, str] = ("A", "
 
 
 def _changes(before: Diagnosis, after: Diagnosis) -> list[str]:
-    """Those that the errors bear."""
+    """Those that are larger than their errors."""
     changes: list[str] = []
     if before.bound != after.bound and not {before.bound, after.bound} <= {*before.close, *after.close}:
         changes.append(f"the bound went from {before.bound or 'unknown'} to {after.bound or 'unknown'}")

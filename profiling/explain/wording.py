@@ -74,7 +74,7 @@ def _without_steps(measured: Measured) -> list[str]:
 
 
 def _of_the_ceiling(measured: Measured) -> list[str]:
-    """As much as its interval bears."""
+    """As much as its interval allows to be said."""
     ceiling, free = measured.rates.ceiling, measured.free
     if ceiling is None or free is None:
         return []

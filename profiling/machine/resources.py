@@ -9,7 +9,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,9 +42,9 @@ class ResourceSampler(threading.Thread):
         *,
         origin: float | None = None,
         period_s: float = PERIOD_S,
-        roles: Callable[[], dict[int, str]] = dict,
+        scopes: Callable[[Iterable[int]], dict[int, str]] = lambda _: {},
     ) -> None:
-        """`roles` names processes (trainer, worker:0 …) by id; the root is the trainer where it says nothing."""
+        """`scopes` names processes (trainer, worker:0 …) by id; the root is the trainer where it says nothing."""
         super().__init__(name="feedline-resources", daemon=True)
         self.cpu_s = 0.0
         self.looks = 0
@@ -52,7 +52,7 @@ class ResourceSampler(threading.Thread):
         self._origin = time.perf_counter() if origin is None else origin
         self._pid = pid
         self._period_s = period_s
-        self._roles = roles
+        self._scopes = scopes
         self._gpus = GpuSampler(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._last: dict[tuple[str, str], tuple[float, float]] = {}
         self._processes: dict[int, psutil.Process] = {}
@@ -93,11 +93,12 @@ class ResourceSampler(threading.Thread):
     def _look(self, now: float) -> None:
         """One reading of everything: each process' numbers are added up by scope."""
         if now - self._tree_read > TREE_S:
-            self._tree_read, self._named = now, self._roles()
+            self._tree_read = now
             with suppress(psutil.Error):
                 root = psutil.Process(self._pid)
                 for process in (root, *root.children(recursive=True)):
                     self._processes.setdefault(process.pid, process)
+            self._named = self._scopes(self._processes)
         sums: dict[tuple[str, str, str, str], float] = {}
         for pid, process in list(self._processes.items()):
             scope = self._named.get(pid) or ("trainer" if pid == self._pid else "other")

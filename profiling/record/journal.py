@@ -1,8 +1,9 @@
 """How processes of a profiled run tell what they saw: small JSON files in the run's folder, and their rows' types.
 
 Every process writes only its own files, whole and by rename, so a process that is killed leaves its last complete
-word. Rows are appended, one JSON list a line: a torn last line is dropped. Three more files go the other way: `stop`,
-the step at which every rank leaves, `windows`, the steps of a leg's window, and `interrupted`.
+word. Rows are appended, each time as one line with a JSON list of them: a torn last line is dropped. Three more files
+go the other way: `stop`, the step at which every rank leaves, `windows`, the steps of a leg's window, and
+`interrupted`.
 """
 
 import json
@@ -11,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from feedline.pipeline.base.settings import check_limits, limited
-from feedline.profiling.record.measurements import LegName
 
 T = TypeVar("T")
+LegName = Literal["normal", "cached", "crowded", "kept", "laid_out", "loader_only", "cold"]
 
 ENVIRONMENT = "FEEDLINE_PROFILE"
 """Set in the profiled script's environment: the run's folder."""
@@ -163,7 +164,7 @@ class Journal:
     def append(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Rows of one of the types above."""
         with suppress(OSError), (self.folder / f"{name}.jsonl").open("a") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
+            file.write(json.dumps(list(rows)) + "\n")
 
     def complain(self, line: str) -> None:
         """What could not be watched: a note of the recording."""
@@ -194,7 +195,7 @@ class Journal:
         rows: list[T] = []
         with suppress(OSError, ValueError):  # there is none, or its last line is torn
             for line in (self.folder / f"{name}.jsonl").read_text().splitlines():
-                rows += [kind(*json.loads(line))]
+                rows += [kind(*row) for row in json.loads(line)]
         return rows
 
     def complaints(self) -> list[str]:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, Protocol
+from typing import Protocol
 
-LegName = Literal["normal", "cached", "crowded", "kept", "laid_out", "loader_only", "cold"]
+from feedline.profiling.record.journal import LegName
 
 
 @dataclass(frozen=True, kw_only=True)

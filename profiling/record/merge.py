@@ -6,7 +6,7 @@ inside measured steps of the training loader: start-up, evaluation and checkpoin
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain, zip_longest
@@ -234,10 +234,13 @@ def killed(journal: Journal, worker: About) -> bool:
     return journal.has(f"killed-{worker['pid']}")
 
 
-def roles(journal: Journal) -> dict[int, str]:
-    """Names of processes by id, as they introduced themselves."""
-    trainers = {trainer["pid"]: scope_of(trainer.get("rank", 0)) for trainer in journal.all("trainer-")}
-    return trainers | {w["pid"]: scope_of(w.get("rank", 0), w["worker"]) for w in journal.all("worker-")}
+def scopes(journal: Journal, pids: Iterable[int]) -> dict[int, str]:
+    """Of those of the processes that have introduced themselves. Only theirs is read: dead workers may be many."""
+    found: dict[int, str] = {}
+    for pid in pids:
+        if (about := journal.read(f"worker-{pid}") or journal.read(f"trainer-{pid}")) is not None:
+            found[pid] = scope_of(about["rank"], about.get("worker"))
+    return found
 
 
 def _notes(

@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Literal, cast
 
 from feedline.pipeline.base.errors import RecordingError
 from feedline.pipeline.base.files import RECORDING_BYTES, read_bounded, write_as_asked
-from feedline.profiling.record.measurements import Gpu, Leg, LegName, Line, Reads, Series, Trial
+from feedline.profiling.record.journal import LegName
+from feedline.profiling.record.measurements import Gpu, Leg, Line, Reads, Series, Trial
 from feedline.profiling.record.plain import build, to_plain
 
 FORMAT_VERSION = 1
@@ -56,7 +57,7 @@ class LoaderSeen:
 
     id: int
     kind: str
-    """That of its adapter (`watch/loaders.py`), or other."""
+    """That of its adapter (`watch/loaders.py`); "unwatched" is whatever feeds a loop that asks none of these."""
     phase: Phase = "other"
     """train when backward passes or optimiser steps ran between its batches."""
     num_workers: int | None = None
@@ -77,6 +78,10 @@ class LoaderSeen:
     refused: str | None = None
     """Why `Loader.like` cannot take its settings over, in words; "" where it can (own transforms were not tried),
     None where nobody asked."""
+
+    @property
+    def unwatched(self) -> bool:
+        return self.kind == "unwatched"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +126,7 @@ class Step:
     phase: Phase = "train"
     loader: int = 0
     epoch: int = 0
-    """The how-manieth pass over this loader."""
+    """Which pass over this loader it belongs to, from 0."""
     rank: int = 0
     warm_up: bool = False
     """Left out of the verdict by the warm-up rule."""

@@ -14,10 +14,11 @@ from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.measure.main_thread import parts_of
 from feedline.profiling.explain.measure.rates import Rate, median_rate
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
-from feedline.profiling.explain.measure.workers import Workers, share_error
+from feedline.profiling.explain.measure.workers import Workers, stage_error
 from feedline.profiling.explain.verdict import Diagnosis, known_shares
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import Gpu, Leg, LegName, Line
+from feedline.profiling.record.journal import LegName
+from feedline.profiling.record.recording import Gpu, Leg, Line
 from feedline.profiling.render import report_time
 from feedline.profiling.render.report_remedies import in_vain, remedies, what_helps, what_may_help
 from feedline.profiling.render.sections import (
@@ -105,7 +106,7 @@ def _ceiling(measured: Measured) -> str:
         return "not claimed (see the notes)"
     if recording.legs or any(note.startswith("no legs") for note in recording.notes):
         return "not measured (see the notes)"
-    unwatched = measured.loader is not None and measured.loader.kind == "unwatched"
+    unwatched = measured.loader is not None and measured.loader.unwatched
     return units.UNKNOWN if unwatched else "not measured (legs measure it)"
 
 
@@ -178,7 +179,7 @@ def _stages(diagnosis: Diagnosis) -> Stacks | None:
         if not worker.in_trainer:
             rank = f"rank {worker.rank}, " if worker.rank else ""
             label = f"{rank}worker {worker.worker}" + (", killed" if worker.ended == "killed" else "")
-            errors = {name: share_error(worker, name, share) for name, share in stages.items()}
+            errors = {name: stage_error(worker, name, share) for name, share in stages.items()}
             rows.append(Stack(label=label, parts=stages, errors=errors, note=f"{worker.samples:,} samples"))
     shown = rows[:MOST_WORKERS] if len(rows) > 1 else []
     more = f"{len(rows) - MOST_WORKERS} more workers are in the record." if len(rows) > MOST_WORKERS else ""

@@ -4,7 +4,7 @@ Whatever a batch's own attributes raise is kept from the script, whose `next` th
 shape to tell, sparse ones no size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feedline.profiling.watch.facts import quietly
@@ -33,7 +33,10 @@ def tensors(batch: Any) -> list[Any]:
 
 
 def _is_array(one: Any) -> bool:
-    return bool(quietly(lambda: hasattr(one, "shape") and hasattr(one, "dtype")))
+    try:
+        return hasattr(one, "shape") and hasattr(one, "dtype")
+    except Exception:
+        return False
 
 
 def _members(one: Any) -> list[Any]:
@@ -50,6 +53,13 @@ def sizes(batch: Any) -> tuple[int | None, int]:
     """(samples, bytes) of a batch. Samples are the first tensor's first dimension, else the length of its first list;
     None if neither: exceptions and the loader's own messages are no batches."""
     found = tensors(batch)
+    try:  # the usual batch, quickly
+        return int(found[0].shape[0]), sum(int(one.nbytes) for one in found)
+    except Exception:
+        return _sizes_of_others(batch, found)
+
+
+def _sizes_of_others(batch: Any, found: Sequence[Any]) -> tuple[int | None, int]:
     shapes = (_shape(one) for one in found)
     samples = next((shape[0] for shape in shapes if shape), None)
     nbytes = (quietly(lambda one=one: one.nbytes) for one in found)

@@ -6,6 +6,7 @@ trains (`trainer`), and writes all of it to the journal every second.
 
 import os
 import random
+import resource
 import threading
 import time
 from collections import Counter
@@ -98,7 +99,7 @@ class Capture:
         self._sync_places: Counter[tuple[int, str]] = Counter()
         self._stepped = 0
         """Optimiser steps before the last batch came."""
-        self._counted: tuple[StepRow | None, Any] = None, None
+        self._counted: tuple[StepRow, resource.struct_rusage] | None = None
         """The row whose page faults are counted, and what they were as it began."""
 
     @contextmanager
@@ -203,10 +204,10 @@ class Capture:
         if row is None:
             return
         self.stop.steadiness.add(row.start_s + row.duration_s, row.samples, row.pause_s)
-        counted, usage = self._counted
-        known = row is counted and usage is not None and self.loop.train_steps > WARM_STEPS
-        if known and row.trained and not row.pause_s:
-            self.facts.see_usage(usage)
+        if self._counted is None or row is not self._counted[0]:
+            return
+        if self.loop.train_steps > WARM_STEPS and row.trained and not row.pause_s:
+            self.facts.see_usage(self._counted[1])
 
     def backward(self, seconds: float) -> None:
         if (row := self._row()) is not None:

@@ -7,7 +7,6 @@ Where a system has neither, as containers with a kernel of their own, nothing is
 """
 
 import os
-import platform
 import sys
 import threading
 import time
@@ -33,7 +32,7 @@ _CALLS: dict[str, dict[str, tuple[int, ...]]] = {
     },
 }
 """A thread that is blocked in any other call waits: for a socket, a pipe, an event, a process, a driver."""
-BLOCKED_IN = {number: kind for kind, numbers in _CALLS.get(platform.machine(), {}).items() for number in numbers}
+BLOCKED_IN = {number: kind for kind, numbers in _CALLS.get(os.uname().machine, {}).items() for number in numbers}
 PAGE_FAULT = -1
 """In place of a system call: a page of a mapped file is read."""
 WITH_DESCRIPTOR = (0, 1, 17, 18, 19, 20, 295, 63, 64, 65, 66, 67, 68, 69)

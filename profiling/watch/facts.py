@@ -5,6 +5,7 @@ and what these raise goes no further (`quietly`).
 """
 
 import os
+import resource
 import sys
 import weakref
 from collections.abc import Callable
@@ -174,7 +175,7 @@ class Facts:
     page_faults: int = 0
     faulty_steps: int = 0
 
-    def see_usage(self, before: Any) -> None:
+    def see_usage(self, before: resource.struct_rusage) -> None:
         """A training step has ended; `before` is what `usage` said as it began."""
         after = usage()
         self.user_cpu_s += after.ru_utime - before.ru_utime
@@ -228,10 +229,6 @@ def _number(variable: str) -> int | None:
     return int(text) if text and text.isdigit() else None
 
 
-def usage() -> Any:
-    """CPU time and page faults of this process so far; None where the system does not count them."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
+def usage() -> resource.struct_rusage:
+    """CPU time and page faults of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF)

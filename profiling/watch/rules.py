@@ -10,8 +10,8 @@ to whoever called them.
 Cost: one dictionary look-up per frame once a place has been seen.
 """
 
+import os
 import re
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,7 +22,7 @@ from feedline.profiling.watch.evidence import LOCK, READ, SLEEP, WAIT
 
 DEPTH = 80  # frames looked at; deeper stacks are cut at the outside
 HERE = __file__.replace("\\", "/").rpartition("/watch/")[0] + "/"
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_STANDARD = os.path.dirname(os.__file__)  # noqa: PTH120  cheap: this is imported in every interpreter of a run
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Rules:
         self.library = library
         self.stage_of = lru_cache(maxsize=16384)(self._stage_of)
         """(code, line number) -> the stage of a library's frame by itself; None when no rule knows it."""
-        self._calls = [(stage, re.compile(pattern)) for stage, pattern in calls]
+        self._calls = calls
         self.stage_of_call = lru_cache(maxsize=4096)(self._stage_of_call)
         """What `calls.called` says -> its stage; None when no rule knows it."""
 
@@ -74,7 +74,7 @@ class Rules:
         return next((rule.stage for rule in self.library if rule.fits(file, code.co_name, text)), None)
 
     def _stage_of_call(self, call: str) -> str | None:
-        return next((stage for stage, pattern in self._calls if pattern.fullmatch(call)), None)
+        return next((stage for stage, pattern in self._calls if re.fullmatch(pattern, call)), None)
 
 
 LOCKS = r"_thread\.\S*(acquire\S*|lock|RLock)|_multiprocessing\.SemLock\S*|fcntl\.(flock|lockf)"
@@ -156,7 +156,7 @@ TRAINER = Rules(
 )  # fmt: skip
 ONLY_ON_DEVICE = ("synchronise", "copy")
 """Where there is no device, what a model computes is all there is behind these calls."""
-COMPOSERS = re.compile(
+COMPOSERS = (
     r"/torchvision/transforms/(transforms|v2/_container)\.py:Compose\.(__call__|forward)"
     r"|/albumentations/core/composition\.py:\w+\.__call__"
 )
@@ -165,12 +165,10 @@ ELSE = ("logging", "checkpoint", "backward", "optimizer")
 """Parts that are no making of batches, whatever is read for them."""
 GENERATOR = 0x20 | 0x200
 """Flags of code: a generator's, an asynchronous one's."""
-NO_SOURCE = re.compile(
-    r"/torch/nn/modules/module\.py:.*|/torch/_(dynamo|inductor)/.*|/contextlib\.py:.*|/PIL/\w+\.py:_?save\w*"
-)
-"""Frames (file:function) under which nobody makes batches, whatever is read or generated there: a model that computes
-or is compiled, a block that is entered or left, a picture that is written."""
-NO_READING = re.compile(r"\S*(open|stat|seek|scandir|listdir)")
+NO_SOURCE = r"/torch/nn/modules/module\.py:|/torch/_(dynamo|inductor)/|/contextlib\.py:|/PIL/\w+\.py:(\w+\.)?_?save"
+"""Frames (file:qualified name) under which nobody makes batches, whatever is read or generated there: a model that
+computes or is compiled, a block that is entered or left, a picture that is written."""
+NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
 """Calls that belong to reading, and to writing as well."""
 BLOCKED = {SLEEP: "blocked", WAIT: "blocked", READ: "read", LOCK: "lock"}
 """What a worker's thread is blocked in -> the stage, where no rule knows better."""
@@ -207,8 +205,8 @@ def part(
     """What the training thread does (`recording.TrainerPart`), given its innermost frame, and where: at
     `file:function:line` of the user's own. What that called in a library decides, where a rule knows it; else what C
     function it calls, and whose. `blocked` is what the thread is mostly blocked in, `held` whether it held the
-    interpreter lock. Where an optimiser steps (`trains`), what the script itself asks of torch, in no module and for
-    no gradient, is no part of the model."""
+    interpreter lock. Where an optimiser steps (`trains`), what the script, or a library for it, asks of torch, in no
+    module and for no gradient, is no part of the model."""
     inner, found, in_module = True, None, False
     own: FrameType | None = None
     innermost: FrameType | None = None
@@ -222,16 +220,14 @@ def part(
         library = is_library(file) or generated(one)
         innermost = innermost or one
         call = called(one) if inner else None
-        if found is None and (inner or not slashed(file).endswith(PLUMBING)):
-            found = TRAINER.stage_of(code, one.f_lineno) or (TRAINER.stage_of_call(call) if call else None)
-            if found is None and generated(one):
-                found = "forward"
-            elif found is None and not library:
-                found = _of_own(call, blocked, held) if inner else "python"
+        if found is None and inner:
+            found = _of_frame(one, call) or (None if library else _of_own(call, blocked, held))
+        elif found is None and not slashed(file).endswith(PLUMBING):
+            found = _of_frame(one, None) or (None if library else "python")
         own = own or (None if library else one)
-        evident = call if call and not NO_READING.fullmatch(call) else None
+        evident = call if call and not re.fullmatch(NO_READING, call) else None
         stage = WORKER.stage_of(code, one.f_lineno) or (WORKER.stage_of_call(evident) if evident else None)
-        source = not _is_no_source(code)
+        source = not is_in(code, NO_SOURCE)
         reads = source and (reads or stage in ("read", "decode"))
         if loop is not None and code in loop.steps:
             waits = found == "wait" and blocked in (LOCK, WAIT)  # for whoever else makes them
@@ -241,9 +237,21 @@ def part(
         yields = source and (yields or _yields(code))
         inner, beneath = False, code
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
-    if trains and found == "forward" and not in_module and own is innermost and own and trains_nothing(own):
+    if trains and found == "forward" and not in_module and own and innermost and _is_no_model(innermost):
         found = "python"
     return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "nowhere")
+
+
+def _of_frame(frame: FrameType, call: str | None) -> str | None:
+    """What a frame and the C function that it calls say by themselves; None where no rule knows them."""
+    found = TRAINER.stage_of(frame.f_code, frame.f_lineno) or (TRAINER.stage_of_call(call) if call else None)
+    return found or ("forward" if generated(frame) else None)
+
+
+def _is_no_model(frame: FrameType) -> bool:
+    """Whether something else than torch itself asks for tensors there of which none takes part in a gradient."""
+    file = slashed(frame.f_code.co_filename)
+    return not (is_library(file) and "/torch/" in file) and not generated(frame) and trains_nothing(frame)
 
 
 def _of_own(call: str | None, blocked: str | None, held: bool | None) -> str:
@@ -261,11 +269,6 @@ def _makes(called: CodeType | None, reads: bool, yields: bool, loop: LoopCode) -
     if reads and called is not None and not is_library(called.co_filename):
         loop.makers.add(called)
     return reads or yields or called in loop.makers
-
-
-@lru_cache(maxsize=4096)
-def _is_no_source(code: CodeType) -> bool:
-    return NO_SOURCE.search(f"{slashed(code.co_filename)}:{code.co_name}") is not None
 
 
 def _yields(code: CodeType) -> bool:
@@ -318,10 +321,10 @@ def transform_name(frame: FrameType, called: FrameType | None) -> str:
     """Which transform a frame of stage transform works for: what a Compose called; else, in the user's own code, what
     the frame called; else the outermost transform frame around it."""
     inner, named = called, frame
-    if not is_library(frame.f_code.co_filename) and not _composes(frame.f_code):
+    if not is_library(frame.f_code.co_filename) and not is_in(frame.f_code, COMPOSERS):
         return display_name(called or frame)
     for one in frames(frame):
-        if _composes(one.f_code):
+        if is_in(one.f_code, COMPOSERS):
             return display_name(inner or one)
         file = slashed(one.f_code.co_filename)
         if file.endswith(PLUMBING):
@@ -334,9 +337,10 @@ def transform_name(frame: FrameType, called: FrameType | None) -> str:
     return display_name(named)
 
 
-@lru_cache(maxsize=4096)
-def _composes(code: CodeType) -> bool:
-    return COMPOSERS.search(f"{slashed(code.co_filename)}:{code.co_qualname}") is not None
+@lru_cache(maxsize=8192)
+def is_in(code: CodeType, places: str) -> bool:
+    """Whether file:qualified name of a function contains one of these."""
+    return re.search(places, f"{slashed(code.co_filename)}:{code.co_qualname}") is not None
 
 
 @lru_cache(maxsize=4096)
@@ -366,7 +370,7 @@ def frames(frame: FrameType | None) -> Iterator[FrameType]:
 @lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
     """Installed packages and the standard library: everything else is the user's own code."""
-    return file.startswith((*_LIBRARIES, "<frozen")) or "/site-packages/" in file or "/dist-packages/" in file
+    return file.startswith((_STANDARD, "<frozen")) or "/site-packages/" in file or "/dist-packages/" in file
 
 
 def is_ours(file: str) -> bool:

@@ -7,7 +7,7 @@ longer. Seconds are counted from the end of the first step: it may compile the m
 """
 
 import math
-import statistics
+from collections.abc import Sequence
 from typing import Literal
 
 from feedline.profiling.record.journal import Journal, StudyConfig
@@ -25,6 +25,7 @@ Reason = Literal["steps", "seconds", "running"]
 class Steadiness:
     def __init__(self) -> None:
         self._started: float | None = None
+        self._steady = False
         self._stretch_began = 0.0
         self._samples = 0
         self._paused_s = 0.0
@@ -40,18 +41,22 @@ class Steadiness:
         seconds = now - self._stretch_began - self._paused_s
         if seconds >= STRETCH_S:
             self._rates.append(self._samples / seconds)
+            self._steady = is_steady(self._rates[1:])  # the first still has what was prepared during warm-up
             self._stretch_began, self._samples, self._paused_s = now, 0, 0.0
 
     def reached(self, now: float) -> bool:
-        if self._started is None:
-            return False
-        if now - self._started > LONGEST_S:
-            return True
-        rates = self._rates[1:]  # the first stretch still has what was prepared during warm-up
-        if len(rates) < LEAST:
-            return False
-        mean = statistics.fmean(rates)
-        return mean > 0 and statistics.stdev(rates) / math.sqrt(len(rates)) < ERROR * mean
+        """Asked at every step: cheap."""
+        return self._steady or (self._started is not None and now - self._started > LONGEST_S)
+
+
+def is_steady(rates: Sequence[float]) -> bool:
+    """Whether their mean is known well enough."""
+    count = len(rates)
+    if count < LEAST:
+        return False
+    mean = sum(rates) / count
+    deviation = math.dist(rates, [mean] * count) / math.sqrt(count - 1)
+    return mean > 0 and deviation / math.sqrt(count) < ERROR * mean
 
 
 class StopRule:

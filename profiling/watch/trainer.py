@@ -20,6 +20,7 @@ from feedline.profiling.watch.loader_stats import LoaderStats
 from feedline.profiling.watch.passes import Pass
 from feedline.profiling.watch.rules import (
     TRAINER,
+    WORKER,
     LoopCode,
     Place,
     classify,
@@ -64,6 +65,8 @@ class TrainerWatch:
         self._watched = loop
         self._journal = journal
         self._on_device = on_device
+        for rules in (WORKER, TRAINER):
+            rules.stage_of_call("")  # so that its patterns are compiled here: forked workers have them then
         self._pid = os.getpid()
         self.follow()
         self._loop = LoopCode()

@@ -2,7 +2,7 @@
 
 Seconds are per sample of one rank. Shares are of the time of the measured steps and sum to 1:
 
-    data      blocked on the next batch, unpickling included (CUDA: the device had run dry for want of it)
+    data      blocked on the next batch, unpickling included (CUDA: the device had nothing to do meanwhile)
     copy      host-to-device copies the step waited for
     trainer   the main thread's own Python, logging, checkpoints
     other     what nothing decides
@@ -85,7 +85,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     seconds, samples = seconds_of(steps), max(1, sum(step.samples for step in steps))
     ranks_s = seconds * max(1, len({step.rank for step in steps}))
     loader, looks = recording.train_loader, sum(trainer.ticks for trainer in recording.trainers)
-    sampled = loader is not None and (loader.background or loader.kind == "unwatched")
+    sampled = loader is not None and (loader.background or loader.unwatched)
     shares, errors = _shares(recording, steps, ranks_s, sampled=sampled)
     all_waited_s = shares.data * ranks_s if sampled else sum(map(waited_s, steps))
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s and (looks >= FEW_LOOKS or not sampled) else None

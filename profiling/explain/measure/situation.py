@@ -42,7 +42,7 @@ class Machine:
 
     @property
     def others_error(self) -> float:
-        """Relative error of a rate for want of these cores: half of their share, so that the 95 % interval reaches
+        """Relative error of a rate that lacks these cores: half of their share, so that the 95 % interval reaches
         from none of it to all."""
         return 0.5 * self.others_cores / self.cores
 
@@ -101,7 +101,7 @@ class Measured:
     @property
     def unit(self) -> str:
         """Of its rates."""
-        return "steps/s" if self.loader is not None and self.loader.kind == "unwatched" else "samples/s"
+        return "steps/s" if self.loader is not None and self.loader.unwatched else "samples/s"
 
     @property
     def draw(self) -> tuple[float, float]:

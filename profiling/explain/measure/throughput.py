@@ -31,7 +31,7 @@ class Throughput:
     workers: int  # of each rank; 0: the trainer prepares the batches itself
     step_s: float  # main-thread seconds per sample when data is free: copies, compute, the script's Python
     worker_s: float  # seconds one worker with a core to itself takes per sample, blocked time included
-    worker_cpu_s: float = 0.0  # CPU seconds thereof
+    worker_cpu_s: float = 0.0  # CPU seconds of that
     trainer_cpu_s: float = 0.0  # CPU seconds of the trainer per sample, all its threads
     handover_s: float = 0.0  # main-thread seconds per sample to unpickle or pin what a worker sent
     draw_s: float = 0.0  # … and for which it waits where it is slow to choose it

@@ -100,7 +100,7 @@ def measure_workers(recording: Recording) -> Workers:
     return Workers(
         count=loader.num_workers if loader and loader.num_workers is not None else count,
         stages=stages,
-        stage_errors={name: share_error(whole, name, share) for name, share in stages.items()},
+        stage_errors={name: stage_error(whole, name, share) for name, share in stages.items()},
         looks=whole.ticks,
         transforms=whole.transforms,
         functions=whole.functions,
@@ -180,7 +180,7 @@ def _fractions(worker: WorkerTime) -> dict[str, float]:
     return {name: value / total for name, value in seconds.items()} if total > 0 else {}
 
 
-def share_error(worker: WorkerTime, stage: str, share: float) -> float:
+def stage_error(worker: WorkerTime, stage: str, share: float) -> float:
     """Over blocks, and no less than so many looks can tell."""
     of_blocks = worker.stages_error_s.get(stage, 0.0) / worker.seconds if worker.seconds else 0.0
     return max(of_blocks, look_error(share, worker.ticks))

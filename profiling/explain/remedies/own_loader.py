@@ -10,7 +10,15 @@ from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
-from feedline.profiling.explain.remedies.remedy import AT_MOST, Change, Effort, Remedy, Vain, lines_of
+from feedline.profiling.explain.remedies.remedy import (
+    AT_MOST,
+    Change,
+    Effort,
+    Remedy,
+    Vain,
+    error_between,
+    lines_of,
+)
 from feedline.profiling.record import units
 
 MOST_WORKERS = 32
@@ -22,7 +30,7 @@ NO_WAIT = Vain("the loop hardly waits for data")
 
 def unwatched(at: Situation) -> bool:
     """Its batches come from no loader that is known: a generator, a queue."""
-    return at.measured.loader is None or at.measured.loader.kind == "unwatched"
+    return at.measured.loader is None or at.measured.loader.unwatched
 
 
 def share_of(at: Situation, *stages: str) -> float:
@@ -223,8 +231,8 @@ def _without(at: Situation, share: float, error: float, workers: int = 0) -> tup
         return replace(at.now, workers=workers, step_s=sample_s - share * sample_s, worker_s=loading_s,
                        worker_cpu_s=loading_s)  # fmt: skip
 
-    rates = [then(min(max(share + off, 0.0), 0.99)).rate() for off in (-error, error)]
-    return then(share), math.hypot(0.1, math.log(max(rates) / min(rates)) / 2)
+    least, most = (then(min(max(share + off, 0.0), 0.99)) for off in (-error, error))
+    return then(share), math.hypot(0.1, error_between(least, most))
 
 
 REMEDIES: tuple[Remedy, ...] = (

@@ -7,6 +7,7 @@ not help. Its name is listed in the `REMEDIES` of its file; what a change gives,
 `profiling.explain.predict` to say.
 """
 
+import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -84,6 +85,11 @@ def image_size(loader: LoaderSeen | None) -> int | None:
         return None
     _, first, middle, last = shape
     return min(middle, last) if first in (1, 3) else min(first, middle) if last in (1, 3) else None
+
+
+def error_between(least: Throughput, most: Throughput) -> float:
+    """Relative standard error of a rate that lies between the two's as a mean does between its standard errors."""
+    return abs(math.log(most.rate() / least.rate())) / 2
 
 
 def without_handover(at: Situation) -> float:

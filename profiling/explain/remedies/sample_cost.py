@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from feedline.profiling.explain.measure.situation import Situation
+from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import busiest
 from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, share_of, surely
 from feedline.profiling.explain.remedies.remedy import (
@@ -19,6 +20,7 @@ from feedline.profiling.explain.remedies.remedy import (
     Family,
     Remedy,
     Vain,
+    error_between,
     image_size,
     lines_of,
     without_handover,
@@ -28,7 +30,8 @@ from feedline.profiling.record.stages import STAGES
 
 NOTABLE = 0.15  # share of a worker's busy time below which a stage is not worth a word
 CAUSE = 0.3  # share from which the user's own code is what holds the workers up
-HALF = 0.5
+HALF, HALF_ERROR = 0.5, 0.15
+"""What is left of a library's cost, and the standard error of that: a quarter to three quarters."""
 MOVING_S_PER_BYTE = 3e-9
 """The most that collating and sending a byte costs: three passes over it at about 1 GB/s, fresh pages included."""
 FLOAT_S_PER_BYTE = 1e-9
@@ -142,9 +145,9 @@ def _cheaper(at: Situation, stage: str) -> Change:
     target, part, own = _whose(at, stage)
     elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""  # pictures or not
     share, left = part * share_of(at, stage), 0.0 if own else cure.left
-    left_s = at.now.worker_s * (1 - share * (1 - left))
-    cpu_s = at.now.worker_cpu_s - (at.now.worker_s - left_s) * (stage not in ("blocked", "lock"))
-    then = replace(at.now, worker_s=left_s, worker_cpu_s=max(0.0, min(cpu_s, left_s)), contention={})
+    then = _with_left(at, stage, share, left)
+    error = HALF_ERROR if left else 0.0
+    least, most = (_with_left(at, stage, share, left + off) for off in (error, -error))
     where = f" in {place}" if place and (own or elsewhere) else ""
     hint = f" ({cure.hint})" if not (elsewhere or (own and stage == "transform")) else ""
     given = "half of it is typical, not measured here" if left else AT_MOST
@@ -159,9 +162,16 @@ def _cheaper(at: Situation, stage: str) -> Change:
         if elsewhere or (own and cure is not CURES["lock"])
         else cure.command.replace("PX", str(asked_px)),
         changes="" if own or elsewhere else cure.changes, needs="" if own or elsewhere else cure.needs,
-        extra_error=0.2 if left else 0.08,
+        extra_error=math.hypot(0.08, error_between(least, most)),
         cause=(own or not left) and part * surely(at, stage) >= CAUSE, at_most=not left,
     )  # fmt: skip
+
+
+def _with_left(at: Situation, stage: str, share: float, left: float) -> Throughput:
+    """Where so much is left of this share of a sample's time."""
+    left_s = at.now.worker_s * (1 - share * (1 - left))
+    cpu_s = at.now.worker_cpu_s - (at.now.worker_s - left_s) * (stage not in ("blocked", "lock"))
+    return replace(at.now, worker_s=left_s, worker_cpu_s=max(0.0, min(cpu_s, left_s)), contention={})
 
 
 def _whose(at: Situation, stage: str) -> tuple[str, float, bool]:

@@ -13,7 +13,7 @@ from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import all_predictions
 from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.record.measurements import scope_of
-from feedline.profiling.record.merge import merge
+from feedline.profiling.record.merge import merge, scopes
 from feedline.profiling.record.recording import Compute, Gpu, Recording, Series, Step
 from feedline.profiling.record.watch_costs import costs
 from feedline.profiling.record.windows import over_steps
@@ -241,3 +241,12 @@ def test_bytes_read_while_the_loop_evaluates_are_no_training_samples() -> None:
 )
 def test_names_of_processes(rank: int, worker: int | None, scope: Any) -> None:
     assert scope_of(rank, worker) == scope
+
+
+def test_processes_are_named_as_they_have_introduced_themselves(tmp_path: Path) -> None:
+    """Dead workers' files are not even read: here they are none."""
+    journal = Journal(tmp_path)
+    journal.write("trainer-7", {"pid": 7, "rank": 1})
+    journal.write("worker-8", {"pid": 8, "rank": 1, "worker": 3})
+    journal.write("worker-9", {})
+    assert scopes(journal, [7, 8, 10]) == {7: "trainer:1", 8: "worker:1:3"}

@@ -44,6 +44,11 @@ def test_what_a_script_asks_of_torch_for_no_gradient_is_its_own(user: ModuleType
     assert caught(user.trains, trains=True)[1] == "forward"
 
 
+def test_what_another_library_asks_of_torch_for_the_script_is_the_scripts_own(user: ModuleType) -> None:
+    pytest.importorskip("torchvision")
+    assert [caught(user.draws_pictures, trains=trains)[1] for trains in (True, False)] == ["python", "forward"]
+
+
 def test_a_comprehension_is_its_functions() -> None:
     inner = [one for one in (lambda rows: [len(row) for row in rows]).__code__.co_consts if isinstance(one, CodeType)]
     for code in inner:  # none from Python 3.12 on
