@@ -12,10 +12,19 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.commands import Commands
+
 settings.register_profile("busy", deadline=None)  # a busy machine is no bug: no test asserts how long it took
 settings.load_profile("busy")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background: what tests start would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def feedline() -> Generator[Commands]:
+    """`feedline("verify", "OUT")`: the command in a process of its own that has imported it already."""
+    with Commands() as commands:
+        yield commands
 
 
 @pytest.fixture(scope="module", params=["compiled", "python"])

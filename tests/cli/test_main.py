@@ -4,6 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +17,7 @@ from typer.testing import CliRunner
 from feedline.cli import doctor
 from feedline.cli.main import app
 from feedline.pipeline.kernel import compiled
+from tests.commands import Commands
 from tests.lab import tiny_split
 from tests.train.conftest import write_dataset
 
@@ -25,21 +29,36 @@ TRAIN = ("cloudpickle", "torch", "torchvision", "tensorboard")
 FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()"]
 
 
-def feedline(*words: str, debug: bool = False) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*FEEDLINE, *(["--debug"] if debug else []), *words], capture_output=True, text=True)
+Without = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def without(folder: Path, modules: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Generator[Without]:
     """As `feedline`, in `folder`, where these modules are not installed; nor in the processes it starts."""
-    hide = f"import sys; sys.modules.update(dict.fromkeys({modules!r}))"
-    (folder / "sitecustomize.py").write_text(hide)
-    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    command = [*FEEDLINE, *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=os.environ | {"PYTHONPATH": paths})
+    with ExitStack() as stack:
+
+        @cache
+        def commands(modules: tuple[str, ...]) -> tuple[Commands, dict[str, str]]:
+            folder = tmp_path_factory.mktemp("hidden")
+            (folder / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({modules!r}))")
+            paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+            hidden = {**os.environ, "PYTHONPATH": paths}
+            return stack.enter_context(Commands(hidden)), hidden
+
+        def run(folder: Path, modules: tuple[str, ...], *words: str) -> "subprocess.CompletedProcess[str]":
+            feedline, hidden = commands(modules)
+            return feedline(*words, cwd=folder, environment=hidden)
+
+        yield run
+
+
+def alone(*words: str) -> "subprocess.CompletedProcess[str]":
+    """As its user starts it."""
+    return subprocess.run([*FEEDLINE, *words], capture_output=True, text=True)
 
 
 def test_no_verb_shows_help() -> None:
-    assert "Usage" in feedline().stdout
+    assert "Usage" in alone().stdout
 
 
 def test_every_verb_has_help_with_an_example() -> None:
@@ -53,7 +72,7 @@ def test_every_verb_has_help_with_an_example() -> None:
 
 
 @pytest.mark.parametrize("words", [("prepair",), ("verify", "--no-such-option", "x"), ("prepare",)])
-def test_wrong_use_is_one_line_with_the_way_to_the_help(words: tuple[str, ...]) -> None:
+def test_wrong_use_is_one_line_with_the_way_to_the_help(feedline: Commands, words: tuple[str, ...]) -> None:
     done = feedline(*words)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
@@ -62,14 +81,16 @@ def test_wrong_use_is_one_line_with_the_way_to_the_help(words: tuple[str, ...]) 
 
 @pytest.mark.parametrize("words", [("verify", "no/such/folder"), ("inspect", "no/such/folder")])
 def test_errors_are_one_line_without_a_traceback(words: tuple[str, ...]) -> None:
-    done = feedline(*words)
+    done = alone(*words)
     assert done.returncode in (1, 2)
     assert len(done.stderr.strip().splitlines()) == 1
     assert "no/such/folder" in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["inspect", "train", "tune", "index", "ladder", "compare", "gpu-check", "sweep"])
-def test_a_verb_that_reads_folders_says_so_of_an_address_and_keeps_its_slashes(verb: str, tmp_path: Path) -> None:
+def test_a_verb_that_reads_folders_says_so_of_an_address_and_keeps_its_slashes(
+    feedline: Commands, verb: str, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.touch()
     more = {"ladder": (str(script),), "compare": ("--num-workers", "0,1")}.get(verb, ())
@@ -79,7 +100,7 @@ def test_a_verb_that_reads_folders_says_so_of_an_address_and_keeps_its_slashes(v
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_size_beside_the_outputs_is_not_ignored() -> None:
+def test_a_size_beside_the_outputs_is_not_ignored(feedline: Commands) -> None:
     done = feedline("prepare", "no/such/folder", "out", "--output", "256:jpeg", "--size", "128")
     assert done.returncode == 2
     assert "beside --output say SIZE:CODEC" in done.stderr
@@ -92,7 +113,9 @@ def test_a_size_beside_the_outputs_is_not_ignored() -> None:
         (("/dev/full",), "feedline: /dev/full is not a folder: choose another place for OUT\n"),
     ],
 )
-def test_prepare_says_what_is_wrong_with_its_output(tmp_path: Path, words: tuple[str, ...], line: str) -> None:
+def test_prepare_says_what_is_wrong_with_its_output(
+    feedline: Commands, tmp_path: Path, words: tuple[str, ...], line: str
+) -> None:
     (tmp_path / "source" / "class").mkdir(parents=True)
     Image.new("RGB", (40, 40)).save(tmp_path / "source" / "class" / "picture.jpg")
     words = (*words, "--engine", "processes")  # else it is said that there is no Java where there is none
@@ -100,25 +123,25 @@ def test_prepare_says_what_is_wrong_with_its_output(tmp_path: Path, words: tuple
     assert (done.returncode, done.stderr) == (2, line)
 
 
-def test_an_address_that_does_not_answer_is_one_line() -> None:
+def test_an_address_that_does_not_answer_is_one_line(feedline: Commands) -> None:
     done = feedline("verify", "http://127.0.0.1:9/x")
     assert done.returncode == 1
     assert done.stderr.startswith("feedline: http://127.0.0.1:9/x") and done.stderr.count("\n") == 1
 
 
-def test_what_the_file_system_refuses_is_one_line() -> None:
+def test_what_the_file_system_refuses_is_one_line(feedline: Commands) -> None:
     done = feedline("verify", "x" * 300)
     assert done.returncode == 1
     assert done.stderr.strip().endswith("File name too long") and len(done.stderr.strip().splitlines()) == 1
 
 
-def test_an_empty_argument_is_a_variable_that_is_not_set() -> None:
+def test_an_empty_argument_is_a_variable_that_is_not_set(feedline: Commands) -> None:
     done = feedline("verify", "")
     assert done.returncode == 2
     assert "is a variable not set?" in done.stderr
 
 
-def test_names_do_not_steer_the_terminal() -> None:
+def test_names_do_not_steer_the_terminal(feedline: Commands) -> None:
     done = feedline("verify", "no\x1b]0;title\x07\nsuch folder")
     assert done.returncode in (1, 2)
     assert r"no\x1b]0;title\x07\nsuch folder" in done.stderr
@@ -149,10 +172,10 @@ def test_an_interrupt_while_it_imports_is_one_too(tmp_path: Path) -> None:
 
 
 def test_debug_shows_the_traceback() -> None:
-    assert "Traceback" in feedline("verify", "no/such/folder", debug=True).stderr
+    assert "Traceback" in alone("--debug", "verify", "no/such/folder").stderr
 
 
-def test_doctor_writes_what_it_prints(tmp_path: Path) -> None:
+def test_doctor_writes_what_it_prints(feedline: Commands, tmp_path: Path) -> None:
     done = feedline("doctor", "--json", str(tmp_path / "doctor.json"))
     assert done.returncode == 0
     record = json.loads((tmp_path / "doctor.json").read_text())
@@ -161,7 +184,7 @@ def test_doctor_writes_what_it_prints(tmp_path: Path) -> None:
     assert {"kernel", "torch", "cuda", "nvml", "java", "spark", "cores", "shared_memory_bytes"} <= set(record)
 
 
-def test_doctor_measures_the_storage_under_a_dataset(tmp_path: Path) -> None:
+def test_doctor_measures_the_storage_under_a_dataset(feedline: Commands, tmp_path: Path) -> None:
     tiny_split.write(tmp_path / "OUT" / "train", 48, 3)
     done = feedline("doctor", str(tmp_path / "OUT"), "--json", str(tmp_path / "doctor.json"))
     assert done.returncode == 0, done.stderr
@@ -220,7 +243,9 @@ def test_doctor_says_that_a_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )
-def test_in_a_base_install_a_verb_names_what_to_install(tmp_path: Path, words: tuple[str, ...], extra: str) -> None:
+def test_in_a_base_install_a_verb_names_what_to_install(
+    without: Without, tmp_path: Path, words: tuple[str, ...], extra: str
+) -> None:
     done = without(tmp_path, SHARDS + PREPARE + TRAIN, *words)
     assert done.returncode == 2
     assert done.stderr.startswith(f"feedline: {words[0]} needs ")
@@ -231,28 +256,34 @@ def test_in_a_base_install_a_verb_names_what_to_install(tmp_path: Path, words: t
     "words", [("train",), ("tune",), ("plan", "--gpu-rate", "5"), ("compare", "--num-workers", "0,1"), ("ladder",),
               ("gpu-check",), ("demo", "--out")], ids=lambda words: words[0]
 )  # fmt: skip
-def test_without_torch_too(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_without_torch_too(without: Without, tmp_path: Path, words: tuple[str, ...]) -> None:
     dataset = write_dataset(tmp_path / "OUT")
     done = without(tmp_path, TRAIN, *words, str(dataset))
     assert done.returncode == 2
     assert done.stderr.startswith(f"feedline: {words[0]} needs torch: pip install ") and done.stderr.count("\n") == 1
 
 
-def test_what_needs_nothing_runs_in_a_base_install(tmp_path: Path) -> None:
+def test_what_needs_nothing_runs_in_a_base_install(without: Without, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('ran')")
     for words in (("doctor",), ("slurm", "OUT"), ("profile", "script.py"), ("train", "--help")):
         assert without(tmp_path, SHARDS + PREPARE + TRAIN, *words).returncode == 0, words
 
 
-def test_a_folder_that_was_removed_is_one_line_for_every_verb(tmp_path: Path) -> None:
+GONE = (2, "feedline: the current folder was removed: cd to another one\n")
+
+
+def test_a_folder_that_was_removed_is_one_line_for_every_verb(feedline: Commands, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     for verb in [command.name or command.callback.__name__ for command in app.registered_commands]:  # type: ignore[union-attr]
         gone.mkdir()
-        command = 'rmdir "$PWD"; exec "$0" -c "from feedline.cli.main import run; run()" "$@"'
-        done = subprocess.run(
-            ["bash", "-c", command, sys.executable, verb, "x", "y"], cwd=gone, capture_output=True, text=True
-        )
-        assert (done.returncode, done.stderr) == (2, "feedline: the current folder was removed: cd to another one\n")
+        done = feedline(verb, "x", "y", cwd=gone, first="os.rmdir(os.getcwd())")
+        assert (done.returncode, done.stderr) == GONE
+
+
+def test_it_starts_in_a_folder_that_was_removed(tmp_path: Path) -> None:
+    command = ["bash", "-c", 'rmdir "$PWD"; exec "$0" "$@"', *FEEDLINE, "verify", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == GONE
 
 
 @pytest.mark.parametrize(
@@ -270,10 +301,10 @@ def test_a_folder_that_was_removed_is_one_line_for_every_verb(tmp_path: Path) ->
         ("slurm", "OUT", "--memory-gib", "-3"),
     ],
 )
-def test_odd_values_are_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_odd_values_are_one_line(feedline: Commands, tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "half.json").write_text('{"options": 3}')
     write_dataset(tmp_path / "OUT")
-    done = subprocess.run([*FEEDLINE, *words], capture_output=True, text=True, cwd=tmp_path)
+    done = feedline(*words, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
@@ -286,11 +317,11 @@ def test_odd_values_are_one_line(tmp_path: Path, words: tuple[str, ...]) -> None
     ],
 )
 def test_a_bad_value_in_a_file_of_settings_names_the_file_and_the_option(
-    tmp_path: Path, options: dict[str, object], line: str
+    feedline: Commands, tmp_path: Path, options: dict[str, object], line: str
 ) -> None:
     (tmp_path / "tuned.json").write_text(json.dumps({"options": {"model": "small_cnn", **options}}))
     words = ("train", "OUT", "--config", "tuned.json")
-    done = subprocess.run([*FEEDLINE, *words], capture_output=True, text=True, cwd=tmp_path)
+    done = feedline(*words, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("feedline: --config tuned.json: ")
     assert line in done.stderr and done.stderr.count("\n") == 1
 
@@ -304,7 +335,7 @@ def test_a_plan_names_the_option_that_cannot_be(option: str, value: str) -> None
 
 
 @pytest.mark.parametrize("verb", ["train", "tune", "compare", "plan", "index", "ladder", "report"])
-def test_an_address_is_not_taken_for_a_folder(verb: str) -> None:
+def test_an_address_is_not_taken_for_a_folder(feedline: Commands, verb: str) -> None:
     done = feedline(verb, "http://127.0.0.1:9/data")
     assert done.returncode == 2
     assert "http://127.0.0.1:9/data" in done.stderr and len(done.stderr.splitlines()) == 1

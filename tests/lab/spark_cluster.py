@@ -14,12 +14,15 @@ from pathlib import Path
 
 import psutil
 
+from feedline.preprocess.spark import LIGHT_JVM
+
 WORKERS = ("127.0.0.1", "127.0.0.2")
 START_S = 120
 SPECULATION = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": LIGHT_JVM,
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
     "spark.speculation.quantile": "0.3",
@@ -69,10 +72,12 @@ class Cluster:
     def _launch(self, name: str, what: str, host: str, *options: str) -> None:
         command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{what}"]
         command += ["--host", host, "--webui-port", "0", *options]
+        java = f"-Dspark.ui.enabled=false -XX:-UsePerfData -Djava.io.tmpdir={self.folder} {LIGHT_JVM}"
         environment = os.environ | {
             "SPARK_LOCAL_IP": host,
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
-            "SPARK_DAEMON_JAVA_OPTS": f"-Dspark.ui.enabled=false -XX:-UsePerfData -Djava.io.tmpdir={self.folder}",
+            "SPARK_DAEMON_JAVA_OPTS": java,
+            "SPARK_LAUNCHER_OPTS": LIGHT_JVM,
         }
         with (self.folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from feedline.preprocess.spark import LIGHT_JVM
 from tests.lab.spark_cluster import SPECULATION, WORKERS, Cluster
 from tests.preprocess.jobs import run
 from tests.preprocess.making import digests
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Generator[Cluster]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Cluster]:
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", LIGHT_JVM)  # the driver's; the others' are the cluster's own affair
     try:
         with socket.socket() as probe:
             probe.bind((WORKERS[1], 0))

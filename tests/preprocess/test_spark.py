@@ -66,7 +66,7 @@ def test_killing_the_driver_leaves_no_process_and_a_rerun_finishes(
     assert not list(scratch.iterdir())
 
 
-def test_killing_the_jvm_is_one_line_and_a_rerun_finishes(
+def test_killing_the_jvm_is_one_line_and_processes_finish_the_job(
     source: Path, calm: dict[str, str], tmp_path: Path, scratch: Path
 ) -> None:
     started = Started(source, tmp_path / "out", "--master", "local[2]")
@@ -78,7 +78,7 @@ def test_killing_the_jvm_is_one_line_and_a_rerun_finishes(
     assert "JVM died" in errors.splitlines()[-1]
     assert "Traceback" not in errors
     wait_for(lambda: all_gone(family), 30)
-    assert run(source, tmp_path / "out", "--master", "local[2]").returncode == 0
+    assert run(source, tmp_path / "out", "--engine", "processes").returncode == 0
     assert digests(tmp_path / "out") == calm
     assert not list(scratch.iterdir())
 

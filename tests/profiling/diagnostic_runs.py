@@ -41,7 +41,7 @@ def script(work: Path, text: str) -> str:
 
 def seen(argv: str | list[str], **options: Any) -> Recording:
     """By a run with short windows, which succeeds."""
-    given: dict[str, Any] = {"steps": 15, "legs": ("normal", "cached"), "window_s": 0.15, "rounds": 2} | options
+    given: dict[str, Any] = {"steps": 15, "legs": ("normal", "cached"), "window_s": 0.05, "rounds": 2} | options
     done = study(StudyConfig(argv=[argv] if isinstance(argv, str) else argv, **given))
     assert done.status == 0
     assert done.recording.script.exit_status == 0

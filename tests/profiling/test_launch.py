@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -15,7 +17,9 @@ import pytest
 from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.launch import Run, command_line, launched
 from feedline.profiling.record.journal import StudyConfig
+from tests.commands import Commands
 
+Profiled = Callable[..., "subprocess.CompletedProcess[str]"]
 FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()", "profile", "--no-trials"]
 
 
@@ -25,8 +29,9 @@ def script(folder: Path, text: str, name: str = "script.py") -> Path:
     return path
 
 
-def feedline(*words: str | Path, cwd: Path, data: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
-    return subprocess.run([*FEEDLINE, *map(str, words)], cwd=cwd, input=data, capture_output=True)
+@pytest.fixture
+def profiled(feedline: Commands) -> Profiled:
+    return partial(feedline, "profile", "--no-trials")
 
 
 def profile(argv: list[str]) -> Run:
@@ -44,57 +49,60 @@ ABOUT = """
 
 
 @pytest.mark.parametrize("words", [["script.py", "--x", "1", "-m", "--json"], ["./sub/script.py", "--", "-h"]])
-def test_it_looks_the_same_from_inside(tmp_path: Path, words: list[str]) -> None:
+def test_it_looks_the_same_from_inside(profiled: Profiled, tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "sub").mkdir()
     script(tmp_path, ABOUT)
     script(tmp_path / "sub", ABOUT)
-    alone = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True)
-    watched = feedline(*words, cwd=tmp_path)
+    alone = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+    watched = profiled(*words, cwd=tmp_path)
     assert alone.returncode == watched.returncode == 0
     assert watched.stdout.splitlines()[0] == alone.stdout.splitlines()[0]
 
 
-def test_a_module(tmp_path: Path) -> None:
+def test_a_module(profiled: Profiled, tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").touch()
     script(package, "import sys; print(__name__, __package__, sys.argv[1:])", "train.py")
-    done = feedline("-m", "package.train", "-v", cwd=tmp_path)
-    assert done.stdout.splitlines()[0] == b"__main__ package ['-v']"
+    done = profiled("-m", "package.train", "-v", cwd=tmp_path)
+    assert done.stdout.splitlines()[0] == "__main__ package ['-v']"
 
 
-def test_help_after_the_script_is_the_scripts_own(tmp_path: Path) -> None:
+def test_help_after_the_script_is_the_scripts_own(profiled: Profiled, tmp_path: Path) -> None:
     script(tmp_path, "import argparse; argparse.ArgumentParser(description='My own').parse_args()")
-    done = feedline("script.py", "--help", cwd=tmp_path)
-    assert b"My own" in done.stdout
+    done = profiled("script.py", "--help", cwd=tmp_path)
+    assert "My own" in done.stdout
     assert done.returncode == 0
-    assert b"Run an unmodified training script" in feedline("--help", cwd=tmp_path).stdout
+    assert "Run an unmodified training script" in profiled("--help", cwd=tmp_path).stdout
 
 
-def test_stdin_and_binary_output_pass_through(tmp_path: Path) -> None:
+def test_stdin_and_binary_output_pass_through(profiled: Profiled, tmp_path: Path) -> None:
     script(tmp_path, "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])")
     data = bytes(range(256)) * 100
-    assert feedline("script.py", cwd=tmp_path, data=data).stdout.startswith(data[::-1])
+    said = profiled("script.py", cwd=tmp_path, given=data).stdout
+    assert said.encode(errors="surrogateescape").startswith(data[::-1])
 
 
 @pytest.mark.parametrize(
     ("text", "status", "said"),
     [
-        ("raise ValueError('no such class')", 1, b"ended with status 1 (ValueError: no such class)"),
-        ("import sys; sys.exit(3)", 3, b"ended with status 3"),
-        ("import sys; sys.exit('wrong data')", 1, b"wrong data"),
-        ("import os; os._exit(7)", 7, b"ended with status 7"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, b"ended with status 137"),
-        ("import sys; sys.exit()", 0, b""),
-        ("def f(:", 1, b"SyntaxError"),
+        ("raise ValueError('no such class')", 1, "ended with status 1 (ValueError: no such class)"),
+        ("import sys; sys.exit(3)", 3, "ended with status 3"),
+        ("import sys; sys.exit('wrong data')", 1, "wrong data"),
+        ("import os; os._exit(7)", 7, "ended with status 7"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "ended with status 137"),
+        ("import sys; sys.exit()", 0, ""),
+        ("def f(:", 1, "SyntaxError"),
     ],
 )
-def test_the_exit_status_is_the_scripts_own(tmp_path: Path, text: str, status: int, said: bytes) -> None:
+def test_the_exit_status_is_the_scripts_own(
+    profiled: Profiled, tmp_path: Path, text: str, status: int, said: str
+) -> None:
     script(tmp_path, text)
-    done = feedline("script.py", cwd=tmp_path)
+    done = profiled("script.py", cwd=tmp_path)
     assert done.returncode == status
     assert said in done.stderr
-    ours = [line for line in done.stderr.splitlines() if line.startswith(b"feedline: ")]
+    ours = [line for line in done.stderr.splitlines() if line.startswith("feedline: ")]
     assert len(ours) == (1 if status else 0)
 
 
@@ -106,9 +114,9 @@ def test_how_a_script_ended(tmp_path: Path, text: str, by: str) -> None:
     assert profile([str(script(tmp_path, text))]).recording.script.ended_by == by
 
 
-def test_what_is_left_out_after_a_failure_is_said(tmp_path: Path) -> None:
+def test_what_is_left_out_after_a_failure_is_said(profiled: Profiled, tmp_path: Path) -> None:
     script(tmp_path, "raise ValueError")
-    done = feedline("--legs", "--lines", "--json", "out.json", "script.py", cwd=tmp_path)
+    done = profiled("--legs", "--lines", "--json", "out.json", "script.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "no legs and no lines: the script failed" in json.loads((tmp_path / "out.json").read_text())["notes"]
 
@@ -119,28 +127,28 @@ def test_files_are_written_in_utf_8_whatever_the_locale(tmp_path: Path, monkeypa
     monkeypatch.setenv("PYTHONCOERCECLOCALE", "0")
     monkeypatch.setenv("PYTHONIOENCODING", "utf-8")
     script(tmp_path, "pass")
-    done = feedline("--html", "r.html", "script.py", cwd=tmp_path)
+    done = subprocess.run([*FEEDLINE, "--html", "r.html", "script.py"], cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert "–" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
-def test_a_script_without_any_loader_gets_one_line_that_says_so(tmp_path: Path) -> None:
+def test_a_script_without_any_loader_gets_one_line_that_says_so(profiled: Profiled, tmp_path: Path) -> None:
     script(tmp_path, "print('done')")
-    done = feedline("script.py", cwd=tmp_path)
+    done = profiled("script.py", cwd=tmp_path)
     assert done.returncode == 0
-    assert b"no DataLoader was iterated" in done.stdout + done.stderr
+    assert "no DataLoader was iterated" in done.stdout + done.stderr
     script(tmp_path, "raise ValueError('before the data')")
-    done = feedline("script.py", cwd=tmp_path)
+    done = profiled("script.py", cwd=tmp_path)
     assert done.returncode == 1
     last = done.stderr.splitlines()
-    assert last[-2] == b"ValueError: before the data"
+    assert last[-2] == "ValueError: before the data"
     ended = (
-        b"feedline: script.py ended with status 1 (ValueError: before the data) before a training step was measured"
+        "feedline: script.py ended with status 1 (ValueError: before the data) before a training step was measured"
     )
     assert last[-1] == ended and not done.stdout
 
 
-def test_forks_and_changes_of_folder_are_the_scripts_business(tmp_path: Path) -> None:
+def test_forks_and_changes_of_folder_are_the_scripts_business(profiled: Profiled, tmp_path: Path) -> None:
     script(
         tmp_path,
         """
@@ -154,30 +162,30 @@ def test_forks_and_changes_of_folder_are_the_scripts_business(tmp_path: Path) ->
         print(os.waitstatus_to_exitcode(status), done.stdout.decode().strip())
         """,
     )
-    done = feedline("--json", "out.json", "script.py", cwd=tmp_path)
-    assert done.stdout.splitlines()[0] == b"5 inner ['-c']"
+    done = profiled("--json", "out.json", "script.py", cwd=tmp_path)
+    assert done.stdout.splitlines()[0] == "5 inner ['-c']"
     assert (tmp_path / "out.json").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["none.py"], b"no script at none.py"),
-        (["no; module"], b"feedline profile -m 'no; module'"),
-        (["folder"], b"folder without __main__.py"),
-        (["ls"], b"ls is not a Python program"),
-        (["--json", "no/where.json", "script.py"], b"no folder"),
-        (["--fail-if", "speed>1", "script.py"], b"speed"),
-        (["--steps", "0", "script.py"], b"--steps"),
+        (["none.py"], "no script at none.py"),
+        (["no; module"], "feedline profile -m 'no; module'"),
+        (["folder"], "folder without __main__.py"),
+        (["ls"], "ls is not a Python program"),
+        (["--json", "no/where.json", "script.py"], "no folder"),
+        (["--fail-if", "speed>1", "script.py"], "speed"),
+        (["--steps", "0", "script.py"], "--steps"),
     ],
 )
-def test_wrong_use_is_one_line_and_status_2(tmp_path: Path, words: list[str], said: bytes) -> None:
+def test_wrong_use_is_one_line_and_status_2(profiled: Profiled, tmp_path: Path, words: list[str], said: str) -> None:
     (tmp_path / "folder").mkdir()
     script(tmp_path, "open('ran', 'w')")
-    done = feedline(*words, cwd=tmp_path)
+    done = profiled(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
-    assert b"Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "ran").exists()
 
 

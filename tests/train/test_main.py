@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import Commands
+
 from .conftest import PX
 
 DOORS = {"verb": ["-c", "from feedline.cli.main import run; run()", "train"], "module": ["-m", "feedline.train.main"]}
+MODULE = "import runpy; runpy.run_module('feedline.train.main', run_name='__main__')"
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -28,9 +31,9 @@ def test_both_doors_write_the_record_and_the_curves(dataset: Path, tmp_path: Pat
     "words", [("OUT", "--modle", "x"), ("OUT", "--epochs", "0"), ("OUT", "--model", "no_such_net"), ("no/where",)]
 )
 def test_wrong_use_is_one_line_and_leaves_nothing(
-    dataset: Path, tmp_path: Path, door: str, words: tuple[str, ...]
+    feedline: Commands, dataset: Path, tmp_path: Path, door: str, words: tuple[str, ...]
 ) -> None:
-    command = [sys.executable, *DOORS[door], *(str(dataset) if word == "OUT" else word for word in words)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    words = tuple(str(dataset) if word == "OUT" else word for word in words)
+    done = feedline("train", *words, cwd=tmp_path) if door == "verb" else feedline(*words, cwd=tmp_path, first=MODULE)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith("feedline")
     assert list(tmp_path.iterdir()) == []

@@ -87,7 +87,7 @@ def ranks_of(agent: subprocess.Popen[str]) -> list[psutil.Process]:
 
 @pytest.mark.slow
 def test_four_ranks_train_as_one_does(many: Path, tmp_path: Path) -> None:
-    options = [str(many), *BASE, "--global-batch", "16", "--epochs", "2", "--ema-decay", "0.9"]
+    options = [str(many), *BASE, "--global-batch", "16", "--epochs", "2", "--ema-decay", "0.9", "--num-workers", "0"]
     alone([*options, "--run-dir", str(tmp_path / "one")])
     run(
         [
@@ -209,7 +209,7 @@ def ip(*words: str) -> None:
 
 @pytest.mark.slow
 def test_three_hosts_train_as_one_does(many: Path, tmp_path: Path, three_hosts: list[list[str]]) -> None:
-    options = [*MAIN, str(many), *BASE, "--global-batch", "24", "--epochs", "1"]
+    options = [*MAIN, str(many), *BASE, "--global-batch", "24", "--epochs", "1", "--num-workers", "0"]
     real = bool(three_hosts[0])
     address = "10.83.0.1" if real else "127.0.0.1"
     port = 29500 if real else free_port()

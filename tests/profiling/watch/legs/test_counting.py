@@ -147,13 +147,19 @@ train()
 
 
 @pytest.mark.parametrize(
-    ("package", "text"),
-    [("transformers", TRANSFORMERS), ("webdataset", WEBDATASET), ("torch", SLICED), ("torch", ONE_EACH)],
+    ("package", "text", "window_s"),
+    [
+        ("transformers", TRANSFORMERS, 0.3),
+        ("webdataset", WEBDATASET, 0.1),
+        ("torch", SLICED, 0.1),
+        ("torch", ONE_EACH, 0.1),
+    ],
     ids=["transformers", "webdataset", "islice", "next(iter)"],
 )
-def test_windows_go_on_in_the_next_pass(work: Path, package: str, text: str) -> None:
+def test_windows_go_on_in_the_next_pass(work: Path, package: str, text: str, window_s: float) -> None:
+    """Of which each is shorter than a window."""
     pytest.importorskip(package)
-    found = seen(script(work, text), lines=True, window_s=0.3)
+    found = seen(script(work, text), lines=True, window_s=window_s)
     assert rates(found) == {"normal": 2, "cached": 2, "kept": 2}
     assert found.lines
     assert not (work / "left").exists()
