@@ -7,7 +7,8 @@ IMAGE_FOLDER: some 12,000 images (`feedline synth DIR --layout folder --images 1
 Batches of 64, RandomResizedCrop 224 and flip, uint8, two workers or threads; every figure is a fresh process and at
 most one epoch, so that nothing is read twice; rounds visit all cells in random order.
 
-    disk      the work folder's own, the row's files dropped from the page cache (checked by mincore)
+    disk      the work folder's own, the row's files read once and then dropped from the page cache (checked by
+              mincore): a virtual disk's host may still have them, without which its rate changes by the minute
     N ms      a file system of the kernel's (tests/lab/slow_files.py) that answers each request N ms later, and gives
               so many MB/s to all of them together; needs root
     memory    the same as `disk` and not dropped
@@ -136,16 +137,15 @@ def storage_at(
 ) -> Generator[tuple[Path, Callable[[], int]]]:
     """Where the work folder is seen, nothing of `data` (a folder in it) being in memory, and what counts the bytes
     that were read from there."""
+    files = [path for path in data.rglob("*") if path.is_file()]
+    for path in files:  # under a slow file system nothing else shall be slow; and a virtual disk has a cache of its own
+        path.read_bytes()
     if latency_s is not None:
         with mounted(work, work.with_name(f"{work.name}-slow"), latency_s=latency_s, bytes_per_s=bytes_per_s) as slow:
             yield slow.path, lambda: slow.counts()["bytes"]
         return
-    files = [path for path in data.rglob("*") if path.is_file()]
     if storage == DISK:
         make_cold(data, files)
-    else:
-        for path in files:
-            path.read_bytes()
     disks = whole_disks(BLOCK)
     yield (
         work,

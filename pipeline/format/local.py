@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 128 << 10
 """The kernel cuts an announcement at the device's read-ahead window, which is as small as this in many places."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 OPEN_FILES = 4096
 """Shards held open at once, at most, and of the descriptors allowed a half; the oldest gives way."""
 
@@ -58,7 +59,8 @@ class LocalFiles:
         """Has the kernel begin to read; returns at once. What is wrong there is said when it is read."""
         with suppress(OSError):
             descriptor = self.descriptor(shard)
-            for start in range(offset, offset + length, PIECE_BYTES):
+            # whole pages: the window counts those that are touched, and a piece that begins within one loses its last
+            for start in range(offset - offset % PAGE_BYTES, offset + length, PIECE_BYTES):
                 piece_bytes = min(PIECE_BYTES, offset + length - start)
                 os.posix_fadvise(descriptor, start, piece_bytes, os.POSIX_FADV_WILLNEED)
 

@@ -32,7 +32,8 @@ def reaching(loader: Loader, batches: int, way: int = ADVICE, most_bytes: int = 
 
 
 class FakeKernel:
-    """Its read-ahead window is 128 KiB: of an announcement it takes in no more. It keeps what it has read."""
+    """Its read-ahead window is 128 KiB of whole pages: of an announcement it takes in no more. It keeps what it has
+    read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pages: set[tuple[int, int]] = set()
@@ -49,10 +50,10 @@ class FakeKernel:
         if advice == os.POSIX_FADV_WILLNEED:
             assert length <= WINDOW
             self.asked.append((os.fstat(descriptor).st_ino, offset))
-            self.pages |= self._pages(descriptor, offset, min(length, WINDOW))
+            self.pages |= set(sorted(self._pages(descriptor, offset, length))[: WINDOW // PAGE])
 
     def pread(self, descriptor: int, length: int, offset: int) -> bytes:
-        self.read.append((os.fstat(descriptor).st_ino, offset))
+        self.read.append((os.fstat(descriptor).st_ino, offset - offset % PAGE))
         self.missed += not self._pages(descriptor, offset, length) <= self.pages
         return self._pread(descriptor, length, offset)
 
