@@ -138,7 +138,7 @@ def storage_at(
     """Where the work folder is seen, nothing of `data` (a folder in it) being in memory, and what counts the bytes
     that were read from there."""
     files = [path for path in data.rglob("*") if path.is_file()]
-    for path in files:  # under a slow file system nothing else shall be slow; and a virtual disk has a cache of its own
+    for path in files:  # nothing under a slow file system shall be slow too; a virtual disk has a cache of its own
         path.read_bytes()
     if latency_s is not None:
         with mounted(work, work.with_name(f"{work.name}-slow"), latency_s=latency_s, bytes_per_s=bytes_per_s) as slow:
