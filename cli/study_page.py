@@ -179,15 +179,22 @@ def cost(record: Row) -> dict[str, str]:
 
 # --- pruning ------------------------------------------------------------------------------------------
 
+CURVES = {None: "winning tickets", "random": "random masks", "full": "full network"}
+"""By control, as in the table."""
+
 
 def sparsity_chart(tasks: Sequence[Row]) -> Curves | None:
     """Accuracy over the share of weights that are cut: a curve for each rewind epoch and control, with the spread
-    over seeds. `tasks`: `keep`, `rewind`, `control` (None: a winning ticket), `top1` (None: it has none yet)."""
+    over seeds; the full network, of which nothing is cut, is a level beside them. `tasks`: `keep`, `rewind`,
+    `control` (None: a winning ticket), `top1` (None: it has none yet)."""
     groups: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for task in tasks:
-        if task["top1"] is not None:
-            name = task["control"] or "winning tickets"
-            groups[f"{name}, rewound to epoch {task['rewind']}"][100 * (1 - task["keep"])].append(100 * task["top1"])
+    known = [task for task in tasks if task["top1"] is not None]
+    cuts = [100 * (1 - task["keep"]) for task in known if task["control"] != "full"]
+    for task in known:
+        curve = groups[f"{CURVES[task['control']]}, rewound to epoch {task['rewind']}"]
+        level = {min(cuts), max(cuts)} if cuts and task["control"] == "full" else {100 * (1 - task["keep"])}
+        for cut in level:
+            curve[cut].append(100 * task["top1"])
     curves = [
         Curve(name=name, points=[(x, sum(ys) / len(ys)) for x, ys in sorted(points.items())],
               intervals=[(min(ys), max(ys)) for _, ys in sorted(points.items())])

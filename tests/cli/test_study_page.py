@@ -81,6 +81,13 @@ def test_accuracy_over_sparsity_has_a_curve_for_each_rewind_and_control_with_the
     assert [x for x, _ in first.points] == pytest.approx([50, 90])
     assert [y for _, y in first.points] == pytest.approx([55, 55])
     assert first.intervals[0] == pytest.approx((50, 60))
+    full = {**tasks[0], "control": "full", "keep": 1.0, "top1": 0.8}
+    level = sparsity_chart([full, *tasks])
+    assert level is not None and level.curves[0].name == "full network, rewound to epoch 0"
+    assert [x for x, _ in level.curves[0].points] == pytest.approx([50, 90])
+    assert {y for _, y in level.curves[0].points} == {80}
+    alone = sparsity_chart([full])
+    assert alone is not None and alone.curves[0].points == [(0, 80)]
     assert sparsity_chart([]) is None
 
 

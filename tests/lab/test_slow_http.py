@@ -38,8 +38,9 @@ def test_ranges_and_whole_files_come_late_and_share_the_line(tmp_path: Path) -> 
         with ThreadPoolExecutor(4) as threads:
             assert {*threads.map(get, [f"{slow.address}/file"] * 4)} == {data}
         assert time.monotonic() - began_s >= 4 * len(data) / 8e6
-        with pytest.raises(HTTPError, match="404"):
+        with pytest.raises(HTTPError, match="404") as refused:
             get(f"{slow.address}/none")
+        refused.value.close()
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 30])
