@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.commands import Commands
-
 settings.register_profile("busy", deadline=None)  # a busy machine is no bug: no test asserts how long it took
 settings.load_profile("busy")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background: what tests start would inherit it
@@ -21,8 +19,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background: what
 
 
 @pytest.fixture(scope="session")
-def feedline() -> Generator[Commands]:
+def feedline() -> Generator[Any]:
     """`feedline("verify", "OUT")`: the command in a process of its own that has imported it already."""
+    from tests.commands import Commands
+
     with Commands() as commands:
         yield commands
 
