@@ -114,7 +114,10 @@ def _of_the_workers(measured: Measured, verdict: Judged) -> list[str]:
         idle = f"; they idle {units.percent(workers.stages['idle'])}" if workers.count else ""
         sentences.append(f"{who}: {shares}{idle}.")
     if workers.lack_cores and verdict.bound in ("data", "compute", None):
-        lacked = f"The workers were without a core {units.percent(workers.delay or 0.0)} of their busy time"
+        who, theirs = "The workers were", "their busy time"
+        if not workers.count:
+            who, theirs = "The training thread was", "the time in which it prepares batches"
+        lacked = f"{who} without a core {units.percent(workers.delay or 0.0)} of {theirs}"
         why = "other programs took the cores, and alone on the machine the loop may wait less"
         cores = f"Cores are short: {machine.cores:g} are there for more that want to run"
         sentences.append(f"{lacked}: {why}." if machine.others_cores else f"{cores}. {lacked}.")

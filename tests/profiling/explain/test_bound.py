@@ -227,6 +227,12 @@ def test_waiting_that_other_programs_only_add_to_is_still_data() -> None:
     assert not any("Cores are short" in one for one in found.evidence)
 
 
+def test_without_workers_it_is_the_training_thread_that_lacks_a_core() -> None:
+    said = [one for one in beside(0.3, 1.0, wait_s=0.03, compute_s=0.002, workers=0).evidence if "a core" in one]
+    assert len(said) == 1
+    assert said[0].startswith("The training thread was without a core 30 % of the time in which it prepares")
+
+
 def test_waiting_for_workers_that_do_nothing_is_still_waiting() -> None:
     """Epochs that begin by starting workers: nearly all of the time, which more cores would shorten, not end."""
     found = beside(0.0, 1.7, wait_s=0.95, compute_s=0.05)
