@@ -55,6 +55,8 @@ if __name__ == "__main__":
 """
 Seconds = tuple[float, float]
 """Wall and CPU."""
+CACHING = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Interpreters keep what they have compiled, as users' do: else importing a module would be compiling it."""
 
 
 class Version:
@@ -71,7 +73,7 @@ class Version:
         """What it took, and what it printed."""
         began, cpu_began = time.perf_counter(), ended_cpu_s()
         done = subprocess.run(
-            [str(word) for word in command], check=False, capture_output=True, text=True, cwd=self.work
+            [str(word) for word in command], check=False, capture_output=True, text=True, cwd=self.work, env=CACHING
         )
         if done.returncode:
             raise FeedlineError(f"{' '.join(map(str, command))} ended with {done.returncode}: {done.stderr[-500:]}")

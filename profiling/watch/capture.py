@@ -26,10 +26,10 @@ from feedline.profiling.watch.trainer import TrainerWatch
 
 T = TypeVar("T")
 
-TIMED = 5
+TIMED = 10
 """One call in so many, drawn by lot, is timed and stands for all: asking the clock costs more than most of them."""
-COUNTED, COUNTED_FIRST = 4, 8
-"""Every so manyth batch has its page faults counted, and the first so many behind the warm-up: steps may be long."""
+COUNTED, COUNTED_FIRST = 16, 32
+"""One batch in so many has its page faults counted, and the first so many behind the warm-up: steps may be long."""
 WARM_STEPS = 5
 """Training steps whose page faults do not count: the allocator is still growing."""
 MOST_PLACES = 32

@@ -65,6 +65,9 @@ class StopRule:
         self._config = config
         self._journal = journal
         self._stop_at = config.steps
+        ends = config.diagnostic or not config.inside  # else the process runs on
+        timed: Reason = "seconds" if config.seconds or config.diagnostic else "running"
+        self._reason: Reason = "running" if not ends else "steps" if config.steps else timed
         self.began: float | None = None
         """When the first step had ended."""
         self._polled = 0.0
@@ -72,12 +75,9 @@ class StopRule:
     def reached(self, now: float, *, steps: int, ranks: int, rank: int, held: bool) -> Reason | None:
         """Why the watch ends now, None while it goes on. `steps` have ended; `held`: a first pass of a diagnostic run
         is behind the loop."""
-        config = self._config
+        config, reason = self._config, self._reason
         if self.began is None and steps:
             self.began = now
-        reason: Reason = "steps" if config.steps else "seconds" if config.seconds or config.diagnostic else "running"
-        if config.inside and not config.diagnostic:
-            reason = "running"
         if self._stop_at is not None:
             return reason if steps >= self._stop_at else None
         if self.began is None:
