@@ -231,7 +231,7 @@ def run_page(page: Path, folder: Path) -> bool:
 
 
 def run_block(block: Block, folder: Path, where: str) -> bool:
-    command = ["bash", "-euo", "pipefail", "-c", block.text]
+    command = ["bash", "-eu", "-c", block.text]  # no pipefail: `… | head` ends what is before it
     if block.language == "python":
         script = folder / f"block_{block.line}.py"
         script.write_text(block.text)

@@ -91,7 +91,7 @@ def test_commands_of_a_shell(shell: str, found: list[list[str]]) -> None:
         ("bash", "feedline doctor --help", ""),
         ("bash", "feedline train", "Missing argument"),
         ("bash", "feedline train OUT --epoch-count 3", "No such option"),
-        ("bash", "feedline train OUT --epochs many", "not a valid int"),
+        ("bash", "feedline train OUT --epochs many", "many"),
         ("bash", "feedline trian OUT", "no verb"),
         ("bash", "feedline slurm OUT --lr 0.1", ""),
         ("bash", "feedline slurm OUT --learning-rate 0.1", "no such option"),
