@@ -364,4 +364,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that no block is left behind
     sys.exit(main(sys.argv[1:]))
