@@ -8,6 +8,7 @@ from feedline.cli.board import line, table
 from feedline.cli.study_page import place, sparsity_chart, sweep_page, ticks
 from feedline.profiling.render.html import document
 from feedline.profiling.render.plain_text import text
+from feedline.profiling.render.sections import Page, section
 
 LR = {"low": 1e-3, "high": 1.0, "log": True, "whole": False}
 MODELS = {"values": ["small_cnn", "resnet18"]}
@@ -88,6 +89,8 @@ def test_accuracy_over_sparsity_has_a_curve_for_each_rewind_and_control_with_the
     assert {y for _, y in level.curves[0].points} == {80}
     alone = sparsity_chart([full])
     assert alone is not None and alone.curves[0].points == [(0, 80)]
+    page = document(Page(title="", sections=[section("", level)]))
+    assert ">90</text>" in page and ">% of the weights cut</text>" in page, "the unit stands apart from the numbers"
     assert sparsity_chart([]) is None
 
 
