@@ -5,7 +5,8 @@
 
 For each prepared folder, in rounds of random order: one training on all cores (`one`), one on the share that each of
 several gets (`alone`), and `--jobs` of them at once, each on its share of the cores, or on its GPU (`many`), as
-`feedline sweep --jobs` places them. All read the same shards, none knows of the others.
+`feedline sweep --jobs` places them. All read the same shards, none knows of the others. The same with
+`--share-loader` (`shared`): one loader's workers feed all.
 
 - *samples/s*: of all trainings together, between two log lines that lie inside the time in which all of them train;
 - *memory*: of all their processes at its largest; pages that several hold counted once (PSS), and each time (RSS).
@@ -27,6 +28,7 @@ import psutil
 
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, spread, write
 from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.workers.shared import HOST
 from feedline.train.metrics import read_events
 from feedline.train.study.crew import CrewConfig, Place, places, visible_gpus
 
@@ -49,7 +51,9 @@ def main() -> None:
     for dataset in given.datasets:
         words = [str(word) for word in (dataset, *settings)]
         ways = {"one": [Place(gpus=many[0].gpus)], "alone": many[:1], "many": many}
-        by_round = in_rounds({name: partial(at_once, words, way) for name, way in ways.items()}, given.rounds)
+        cells = {name: partial(at_once, words, way) for name, way in ways.items()}
+        cells["shared"] = partial(at_once, [*words, "--share-loader", str(given.jobs)], many)
+        by_round = in_rounds(cells, given.rounds)
         rows.append({"dataset": dataset.name, "n": given.rounds, **summary(by_round)})
         print(told(rows[-1], given.jobs))
     about = {"jobs": given.jobs, "places": [vars(place) for place in many], "warm_up": "the first log line",
@@ -59,20 +63,27 @@ def main() -> None:
 
 def summary(by_round: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in ("one", "alone", "many"):
+    for name in ("one", "alone", "many", "shared"):
         runs = column(by_round, name)
         found[name] = {key: spread([run[key] for run in runs], 1) for key in runs[0]}
-    ratios = [one["many"]["samples_per_s"] / one["one"]["samples_per_s"] for one in by_round]
-    memory = [one["many"]["pss_bytes"] / one["one"]["pss_bytes"] for one in by_round]
-    return {**found, "rate_ratio": spread(ratios, 3), "memory_ratio": spread(memory, 3)}
+
+    def ratio(this: str, that: str, key: str) -> dict[str, float]:
+        return spread([one[this][key] / one[that][key] for one in by_round], 3)
+
+    for this, that, name in (("many", "one", ""), ("shared", "many", "shared_")):
+        found[f"{name}rate_ratio"] = ratio(this, that, "samples_per_s")
+        found[f"{name}memory_ratio"] = ratio(this, that, "pss_bytes")
+    return found
 
 
 def told(row: dict[str, Any], jobs: int) -> str:
     rate, memory = row["rate_ratio"], row["memory_ratio"]
+    gain, less = row["shared_rate_ratio"], row["shared_memory_ratio"]
     return (
         f"{row['dataset']}: {jobs} trainings {row['many']['samples_per_s']['median']:,.0f} samples/s in sum, × "
         f"{rate['median']} ({rate['low']} to {rate['high']}) of one; memory × {memory['median']} "
-        f"({memory['low']} to {memory['high']}), {row['many']['pss_bytes']['median'] / 2**20:,.0f} MiB"
+        f"({memory['low']} to {memory['high']}), {row['many']['pss_bytes']['median'] / 2**20:,.0f} MiB; "
+        f"with one loader × {gain['median']} ({gain['low']} to {gain['high']}), memory × {less['median']}"
     )
 
 
@@ -84,7 +95,7 @@ def at_once(words: list[str], where: Sequence[Place]) -> dict[str, float]:
         most = {"pss_bytes": 0.0, "rss_bytes": 0.0}
         try:
             while all(training.poll() is None for training in trainings):
-                now = memory([training.pid for training in trainings])
+                now = memory([*(training.pid for training in trainings), *hosts()])
                 most = {name: max(most[name], now[name]) for name in most}
                 time.sleep(LOOK_S)
         finally:
@@ -100,6 +111,12 @@ def start(words: list[str], run: Path, place: Place) -> "subprocess.Popen[bytes]
     program += "from feedline.cli.main import run; run()"
     command = [sys.executable, "-c", program, "train", *words, "--run", str(run)]
     return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+
+
+def hosts() -> list[int]:
+    """Processes that share a loader among trainings: nobody's children."""
+    named = psutil.process_iter(["cmdline"])
+    return [process.pid for process in named if HOST in (process.info["cmdline"] or [])]
 
 
 def memory(pids: Sequence[int]) -> dict[str, float]:

@@ -275,6 +275,7 @@ class Host:
             self._free.append(reply.slot)
 
     def close(self) -> None:
+        self._listener.close()  # whoever comes now starts another host
         self._crew.close()
 
 

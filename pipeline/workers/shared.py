@@ -38,7 +38,7 @@ RELEASED = -1
 SHOWN = struct.Struct("<iB3x")
 """Before each reply: the host's slot that shows the batch (-1: none), and whether it was made for another guest."""
 _PEER = struct.Struct("3i")
-_TRIES, _PAUSE_S = 50, 0.02
+_TRIES, _PAUSE_S = 10, 0.02
 
 
 class Share(NamedTuple):
@@ -188,6 +188,8 @@ class SharedCrew:
         if self._host is not None:
             self._host.close()
         memory = SharedMemory("slots", self._slots * self._layout.slot_bytes)
+        if self._host is None:
+            self.memory = memory
         crew = self._own(memory)
         for number, task in self._asked.items():
             asked, mine = self._asking.slot(self._requests.view, number), self._layout.slot(memory.view, number)
