@@ -8,7 +8,7 @@ several gets (`alone`), and `--jobs` of them at once, each on its share of the c
 `feedline sweep --jobs` places them. All read the same shards, none knows of the others. The same with
 `--share-loader` (`shared`): one loader's workers feed all.
 
-- *samples/s*: of all trainings together, between two log lines that lie inside the time in which all of them train;
+- *samples/s*, and by core second of their own (for a machine that others use): of all trainings together, between two log lines that lie inside the time in which all of them train;
 - *memory*: of all their processes at its largest; pages that several hold counted once (PSS), and each time (RSS).
 
 Writes benchmarks/results/many.json and prints its table.
@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, spread, write
@@ -72,6 +73,7 @@ def summary(by_round: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:
 
     for this, that, name in (("many", "one", ""), ("shared", "many", "shared_")):
         found[f"{name}rate_ratio"] = ratio(this, that, "samples_per_s")
+        found[f"{name}core_ratio"] = ratio(this, that, "samples_per_core_s")
         found[f"{name}memory_ratio"] = ratio(this, that, "pss_bytes")
     return found
 
@@ -93,16 +95,20 @@ def at_once(words: list[str], where: Sequence[Place]) -> dict[str, float]:
         runs = [Path(scratch, str(number)) for number in range(len(where))]
         trainings = [start(words, run, place) for run, place in zip(runs, where, strict=True)]
         most = {"pss_bytes": 0.0, "rss_bytes": 0.0}
+        spent: list[tuple[float, float]] = []
         try:
             while all(training.poll() is None for training in trainings):
-                now = memory([*(training.pid for training in trainings), *hosts()])
+                now = look([*(training.pid for training in trainings), *hosts()])
                 most = {name: max(most[name], now[name]) for name in most}
+                spent.append((time.time(), now["core_s"]))
                 time.sleep(LOOK_S)
         finally:
             for training in trainings:
                 training.terminate()
                 training.wait()
-        return {"samples_per_s": rate(runs), **most}
+        rates, began_s, ended_s = rate(runs)
+        core_s = np.diff(np.interp((began_s, ended_s), *zip(*spent, strict=True)))[0]
+        return {"samples_per_s": rates, "samples_per_core_s": rates * (ended_s - began_s) / float(core_s), **most}
 
 
 def start(words: list[str], run: Path, place: Place) -> "subprocess.Popen[bytes]":
@@ -119,23 +125,24 @@ def hosts() -> list[int]:
     return [process.pid for process in named if HOST in (process.info["cmdline"] or [])]
 
 
-def memory(pids: Sequence[int]) -> dict[str, float]:
-    """Of these processes and all of theirs."""
-    found = {"pss_bytes": 0.0, "rss_bytes": 0.0}
+def look(pids: Sequence[int]) -> dict[str, float]:
+    """Memory and CPU time of these processes and all of theirs."""
+    found = {"pss_bytes": 0.0, "rss_bytes": 0.0, "core_s": 0.0}
     for pid in pids:
         try:
             for process in (root := psutil.Process(pid), *root.children(recursive=True)):
                 seen = process.memory_full_info()
                 found["pss_bytes"] += seen.pss
                 found["rss_bytes"] += seen.rss
+                found["core_s"] += sum(process.cpu_times()[:2])
         except psutil.Error:
             pass  # it has just ended
     return found
 
 
-def rate(runs: Sequence[Path]) -> float:
-    """samples/s of all, between the last one's first log line and the first one's last. Raises FeedlineError where
-    they had too little time in common."""
+def rate(runs: Sequence[Path]) -> tuple[float, float, float]:
+    """samples/s of all, between the last one's first log line and the first one's last, and these two times. Raises
+    FeedlineError where they had too little time in common."""
     lines = [read_events(run, "step") for run in runs]
     began_s = max((line[0]["time"] if line else float("inf")) for line in lines)
     ended_s = min((line[-1]["time"] if line else 0.0) for line in lines)
@@ -147,7 +154,7 @@ def rate(runs: Sequence[Path]) -> float:
         batch = read_events(run, "start")[0]["global_batch"]
         steps, span_s = inside[-1]["step"] - inside[0]["step"], inside[-1]["time"] - inside[0]["time"]
         total += steps * batch / max(span_s, 1e-9)
-    return total
+    return total, began_s, ended_s
 
 
 if __name__ == "__main__":
