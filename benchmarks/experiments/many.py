@@ -8,7 +8,8 @@ several gets (`alone`), and `--jobs` of them at once, each on its share of the c
 `feedline sweep --jobs` places them. All read the same shards, none knows of the others. The same with
 `--share-loader` (`shared`): one loader's workers feed all.
 
-- *samples/s*, and by core second of their own (for a machine that others use): of all trainings together, between two log lines that lie inside the time in which all of them train;
+- *samples/s*: of all trainings together, between two log lines that lie inside the time in which all of them train;
+  and by core second of their own, for a machine that others use;
 - *memory*: of all their processes at its largest; pages that several hold counted once (PSS), and each time (RSS).
 
 Writes benchmarks/results/many.json and prints its table.
