@@ -45,7 +45,6 @@ from feedline.pipeline.workers.dispatch import EpochRun, Waits, Workshop
 from feedline.pipeline.workers.fill import FillSpec
 from feedline.pipeline.workers.fill_regions import SLOT_PX
 from feedline.pipeline.workers.headcount import Headcount
-from feedline.pipeline.workers.shared import sharing
 from feedline.pipeline.workers.slots import SlotLayout
 
 REMOTE_WINDOW_SHARDS = 8
@@ -241,7 +240,7 @@ class Loader:
         under way are announced, most_bytes: announced and not read yet, announced_bytes, blocked_fraction: of the
         reads looked at, those that waited for storage, blocked_s: of all workers' time, so}, `storage_bytes`: what
         workers had from there, by the kernel's account (0 where a file system keeps none), `headcount` (None but with
-        num_workers="auto") {most, settled, why, changes [{batch, workers, why}]}, `shared` (`SharedCrew`), `notes`.
+        num_workers="auto") {most, settled, why, changes [{batch, workers, why}]}, `notes`: for people.
         """
         rows = counters.NONE if self._rows is None else self._rows[:-1]
         workers = [counters.describe(row) for row in rows if row[counters.FIELD["started_ns"]]]
@@ -262,7 +261,6 @@ class Loader:
             "ahead": self._ahead.describe(rows),
             "storage_bytes": sum(worker["storage_bytes"] for worker in workers),
             "headcount": None if self._headcount is None else self._headcount.describe(),
-            "shared": self._workshops[0].shared if self._workshops else None,
             "notes": [self._rereading.note] if self._rereading.note else [],
         }
 
@@ -312,7 +310,6 @@ class Loader:
             headcount=self._headcount,
             trim=config.short_last_batch,
             before=self._rows,
-            share=sharing(config.share_loader, self.split.identity, self._order.settings, self.rank, self.world_size),
         )
         self._rows = workshop.rows
         on_gpu = isinstance(delivery, device.OnCuda) or torch.cuda.is_initialized()

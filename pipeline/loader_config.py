@@ -64,9 +64,6 @@ class LoaderConfig:
     """Only this many of the samples (of these classes), the same in every epoch; chosen by the seed."""
     subset_seed: int | None = limited(None, 0, 2**64 - 1)
     """Of what `classes` and `subset` choose. None: `seed`."""
-    share_loader: int = limited(1, 1, 64)
-    """So many loaders of this host, with equal settings and each in a process of its own, share workers, which make
-    each batch once; every loader's batches are those that it would have alone. Needs `device` and workers."""
     class_balanced: bool = False
     """Every class as often as the largest: small ones repeat."""
     window_shards: int | None = limited(None, 0, MANY)
@@ -115,8 +112,6 @@ class LoaderConfig:
             json.dumps(self.storage_options)
         except (TypeError, ValueError) as error:
             raise UsageError(f"storage_options must be plain JSON, for the workers: {error}") from error
-        if self.share_loader > 1 and self.device is None:
-            raise UsageError("share_loader needs a device: what a user writes into a shared batch, others would see")
         if self.subset is not None and self.class_balanced:
             raise UsageError("subset and class_balanced both say which samples to take: give one of them")
 

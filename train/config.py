@@ -103,9 +103,6 @@ class TrainConfig:
     rank, half of that without a GPU, at most 8."""
     prefetch_factor: int = limited(PREFETCH, 1)
     """Batches each worker prepares ahead."""
-    share_loader: int = limited(1, 1, 64)
-    """So many trainings on this host with the same data settings share their loader's workers: each batch is decoded
-    once, and every training sees the batches that it would alone."""
     policy: Policy = "drop"
     """What becomes of an incomplete last batch: drop it, pad it (padding is not learned from) or wrap around."""
     on_bad: OnBad = "raise"
@@ -178,8 +175,8 @@ CHECKPOINTS = "checkpoints"
 """The folder of a run that holds them."""
 
 FREE_TO_CHANGE = frozenset(
-    ("dataset", "run", "resume", "rewind", "rewind_optimizer", "num_workers", "prefetch_factor", "share_loader",
-     "log_every", "tensorboard", "threads", "timeout_s", "device", "eval_every", "eval_batch_size",
-     "checkpoint_every", "keep_last", "keep_epochs", "target_top1", "steps", "compile")
+    ("dataset", "run", "resume", "rewind", "rewind_optimizer", "num_workers", "prefetch_factor", "log_every",
+     "tensorboard", "threads", "timeout_s", "device", "eval_every", "eval_batch_size", "checkpoint_every",
+     "keep_last", "keep_epochs", "target_top1", "steps", "compile")
 )  # fmt: skip
 """Settings that do not change what is learned; a resumed run says so when it differs in any other."""

@@ -149,7 +149,7 @@ def val_loader(config: TrainConfig, world: World, batch_size: int, dtype: torch.
     return _loader(
         config, world, "val", dtype, batch_size=config.eval_batch_size or batch_size, train=False,
         augment=Augment(train=False, crop_fraction=config.eval_ratio), policy="pad", on_bad="raise",
-        persistent_workers=False, share_loader=1,
+        persistent_workers=False,
     )  # fmt: skip
 
 

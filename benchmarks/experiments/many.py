@@ -5,11 +5,9 @@
 
 For each prepared folder, in rounds of random order: one training on all cores (`one`), one on the share that each of
 several gets (`alone`), and `--jobs` of them at once, each on its share of the cores, or on its GPU (`many`), as
-`feedline sweep --jobs` places them. All read the same shards, none knows of the others. The same with
-`--share-loader` (`shared`): one loader's workers feed all.
+`feedline sweep --jobs` places them. All read the same shards, none knows of the others.
 
 - *samples/s*: of all trainings together, between two log lines that lie inside the time in which all of them train;
-  and by core second of their own, for a machine that others use;
 - *memory*: of all their processes at its largest; pages that several hold counted once (PSS), and each time (RSS).
 
 Writes benchmarks/results/many.json and prints its table.
@@ -25,12 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, spread, write
 from feedline.pipeline.base.errors import FeedlineError
-from feedline.pipeline.workers.shared import HOST
 from feedline.train.metrics import read_events
 from feedline.train.study.crew import CrewConfig, Place, places, visible_gpus
 
@@ -53,9 +49,7 @@ def main() -> None:
     for dataset in given.datasets:
         words = [str(word) for word in (dataset, *settings)]
         ways = {"one": [Place(gpus=many[0].gpus)], "alone": many[:1], "many": many}
-        cells = {name: partial(at_once, words, way) for name, way in ways.items()}
-        cells["shared"] = partial(at_once, [*words, "--share-loader", str(given.jobs)], many)
-        by_round = in_rounds(cells, given.rounds)
+        by_round = in_rounds({name: partial(at_once, words, way) for name, way in ways.items()}, given.rounds)
         rows.append({"dataset": dataset.name, "n": given.rounds, **summary(by_round)})
         print(told(rows[-1], given.jobs))
     about = {"jobs": given.jobs, "places": [vars(place) for place in many], "warm_up": "the first log line",
@@ -65,28 +59,20 @@ def main() -> None:
 
 def summary(by_round: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in ("one", "alone", "many", "shared"):
+    for name in ("one", "alone", "many"):
         runs = column(by_round, name)
         found[name] = {key: spread([run[key] for run in runs], 1) for key in runs[0]}
-
-    def ratio(this: str, that: str, key: str) -> dict[str, float]:
-        return spread([one[this][key] / one[that][key] for one in by_round], 3)
-
-    for this, that, name in (("many", "one", ""), ("shared", "many", "shared_")):
-        found[f"{name}rate_ratio"] = ratio(this, that, "samples_per_s")
-        found[f"{name}core_ratio"] = ratio(this, that, "samples_per_core_s")
-        found[f"{name}memory_ratio"] = ratio(this, that, "pss_bytes")
-    return found
+    ratios = [one["many"]["samples_per_s"] / one["one"]["samples_per_s"] for one in by_round]
+    memory = [one["many"]["pss_bytes"] / one["one"]["pss_bytes"] for one in by_round]
+    return {**found, "rate_ratio": spread(ratios, 3), "memory_ratio": spread(memory, 3)}
 
 
 def told(row: dict[str, Any], jobs: int) -> str:
     rate, memory = row["rate_ratio"], row["memory_ratio"]
-    gain, less = row["shared_rate_ratio"], row["shared_memory_ratio"]
     return (
         f"{row['dataset']}: {jobs} trainings {row['many']['samples_per_s']['median']:,.0f} samples/s in sum, × "
         f"{rate['median']} ({rate['low']} to {rate['high']}) of one; memory × {memory['median']} "
-        f"({memory['low']} to {memory['high']}), {row['many']['pss_bytes']['median'] / 2**20:,.0f} MiB; "
-        f"with one loader × {gain['median']} ({gain['low']} to {gain['high']}), memory × {less['median']}"
+        f"({memory['low']} to {memory['high']}), {row['many']['pss_bytes']['median'] / 2**20:,.0f} MiB"
     )
 
 
@@ -96,20 +82,16 @@ def at_once(words: list[str], where: Sequence[Place]) -> dict[str, float]:
         runs = [Path(scratch, str(number)) for number in range(len(where))]
         trainings = [start(words, run, place) for run, place in zip(runs, where, strict=True)]
         most = {"pss_bytes": 0.0, "rss_bytes": 0.0}
-        spent: list[tuple[float, float]] = []
         try:
             while all(training.poll() is None for training in trainings):
-                now = look([*(training.pid for training in trainings), *hosts()])
+                now = memory([training.pid for training in trainings])
                 most = {name: max(most[name], now[name]) for name in most}
-                spent.append((time.time(), now["core_s"]))
                 time.sleep(LOOK_S)
         finally:
             for training in trainings:
                 training.terminate()
                 training.wait()
-        rates, began_s, ended_s = rate(runs)
-        core_s = np.diff(np.interp((began_s, ended_s), *zip(*spent, strict=True)))[0]
-        return {"samples_per_s": rates, "samples_per_core_s": rates * (ended_s - began_s) / float(core_s), **most}
+        return {"samples_per_s": rate(runs), **most}
 
 
 def start(words: list[str], run: Path, place: Place) -> "subprocess.Popen[bytes]":
@@ -120,30 +102,23 @@ def start(words: list[str], run: Path, place: Place) -> "subprocess.Popen[bytes]
     return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
 
 
-def hosts() -> list[int]:
-    """Processes that share a loader among trainings: nobody's children."""
-    named = psutil.process_iter(["cmdline"])
-    return [process.pid for process in named if HOST in (process.info["cmdline"] or [])]
-
-
-def look(pids: Sequence[int]) -> dict[str, float]:
-    """Memory and CPU time of these processes and all of theirs."""
-    found = {"pss_bytes": 0.0, "rss_bytes": 0.0, "core_s": 0.0}
+def memory(pids: Sequence[int]) -> dict[str, float]:
+    """Of these processes and all of theirs."""
+    found = {"pss_bytes": 0.0, "rss_bytes": 0.0}
     for pid in pids:
         try:
             for process in (root := psutil.Process(pid), *root.children(recursive=True)):
                 seen = process.memory_full_info()
                 found["pss_bytes"] += seen.pss
                 found["rss_bytes"] += seen.rss
-                found["core_s"] += sum(process.cpu_times()[:2])
         except psutil.Error:
             pass  # it has just ended
     return found
 
 
-def rate(runs: Sequence[Path]) -> tuple[float, float, float]:
-    """samples/s of all, between the last one's first log line and the first one's last, and these two times. Raises
-    FeedlineError where they had too little time in common."""
+def rate(runs: Sequence[Path]) -> float:
+    """samples/s of all, between the last one's first log line and the first one's last. Raises FeedlineError where
+    they had too little time in common."""
     lines = [read_events(run, "step") for run in runs]
     began_s = max((line[0]["time"] if line else float("inf")) for line in lines)
     ended_s = min((line[-1]["time"] if line else 0.0) for line in lines)
@@ -155,7 +130,7 @@ def rate(runs: Sequence[Path]) -> tuple[float, float, float]:
         batch = read_events(run, "start")[0]["global_batch"]
         steps, span_s = inside[-1]["step"] - inside[0]["step"], inside[-1]["time"] - inside[0]["time"]
         total += steps * batch / max(span_s, 1e-9)
-    return total, began_s, ended_s
+    return total
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from feedline.pipeline.base.errors import SampleError, TransformError, WorkerError
 from feedline.pipeline.draw.order import PADDING, EpochPlan
@@ -28,7 +28,6 @@ from feedline.pipeline.workers.headcount import Headcount, Totals
 from feedline.pipeline.workers.memory import Layout, SharedMemory
 from feedline.pipeline.workers.messages import BAD_SAMPLE, BROKEN, DONE, Reply, Task
 from feedline.pipeline.workers.pool import InlineCrew, WorkerCrew
-from feedline.pipeline.workers.shared import Share, SharedCrew
 from feedline.pipeline.workers.slots import CHANNELS, Fence, Images, Ledger, Numbers, Slot, SlotLayout
 
 SPARE_SLOTS = 3
@@ -83,10 +82,10 @@ class Workshop:
     def __init__(self, spec: FillSpec, index: SharedMemory, index_layout: Layout, layout: SlotLayout,
                  *, workers: int, prefetch: int, fence: Callable[[], Fence], where: Callable[[int], str],
                  waits: Waits, ahead: Ahead, headcount: Headcount | None = None, trim: bool = False,
-                 before: counters.Rows | None = None, share: Share | None = None) -> None:  # fmt: skip
+                 before: counters.Rows | None = None) -> None:  # fmt: skip
         """`workers`, or as many as `headcount` says. `prefetch`: batches under way for each. `where(sample)` names a
         sample in messages. `trim`: padding is left out, so that an epoch's last batch is shorter. `before`: the rows
-        of a workshop to go on for. `share`: with whom the workers are shared (`shared`); needs some."""
+        of a workshop to go on for."""
         self._where = where
         self.waits, self.ahead, self.trim = waits, ahead, trim
         self._headcount, self._prefetch = headcount, prefetch
@@ -99,6 +98,9 @@ class Workshop:
         """Tasks under way at most."""
         self.layout = layout
         slots = self.depth + SPARE_SLOTS
+        self.memory = SharedMemory("slots", slots * layout.slot_bytes)
+        self.view = self.memory.view
+        self.ledger = Ledger(slots, fence)
         # the last one is ours: which run is the current one
         rows = len(before) if before is not None else max(most, 1) + 1 + (_MOST_CHANGES if headcount else 0)
         self._counters = SharedMemory("counters", rows * counters.ROW_BYTES)
@@ -113,31 +115,12 @@ class Workshop:
         """By number: the one that is iterated, and behind it the one that is begun ahead."""
         self.on_close: list[Callable[[], None]] = []
         setup = {"slot_layout": asdict(layout), "index_layout": index_layout, "fill": asdict(spec), "rows": rows}
-
-        def hire(slots: SharedMemory) -> WorkerCrew:
-            count = headcount.workers if headcount else workers
-            return WorkerCrew(count, setup, [slots, index, self._counters], self._doing)
-
-        self.crew: InlineCrew | WorkerCrew | SharedCrew
-        if share is not None and most:
-            numbers = {"slots": slots, "workers": most, "prefetch": prefetch}
-            self.crew = SharedCrew(share, setup | numbers, index, layout, hire)
-            self.memory, freed = self.crew.memory, self.crew.released
+        memories = [self.memory, index, self._counters]
+        self.crew: InlineCrew | WorkerCrew
+        if most:
+            self.crew = WorkerCrew(headcount.workers if headcount else workers, setup, memories, self._doing)
         else:
-            self.memory, freed = SharedMemory("slots", slots * layout.slot_bytes), None
-            views = (self.memory.view, index.view, self._counters.view)
-            self.crew = hire(self.memory) if most else InlineCrew(Worker(0, setup, *views))
-        self.view = self.memory.view
-        self.ledger = Ledger(slots, fence, freed)
-
-    def slot(self, number: int) -> Slot:
-        """What a task is written into, and what then shows its batch."""
-        crew = self.crew
-        return crew.slot(number) if isinstance(crew, SharedCrew) else self.layout.slot(self.view, number)
-
-    @property
-    def shared(self) -> dict[str, Any] | None:
-        return self.crew.describe() if isinstance(self.crew, SharedCrew) else None
+            self.crew = InlineCrew(Worker(0, setup, *(memory.view for memory in memories)))
 
     def begin(self, plan: EpochPlan, px: int, then: EpochPlan | None = None) -> "EpochRun":
         """A run through the plan: the one that was begun ahead, if that is what it goes through. What else is under
@@ -174,7 +157,7 @@ class Workshop:
                 number = self.ledger.take()
                 if number is None:
                     return
-                slot = self.slot(number)
+                slot = self.layout.slot(self.view, number)
                 hints = self._hints(slot)
                 self.crew.submit(run.task(number, slot)._replace(hints=hints, way=self.ahead.reach.way))
                 self.outstanding += 1
@@ -208,7 +191,7 @@ class Workshop:
     def batch_shown(self) -> None:
         """Lets workers come and go, as the headcount says."""
         count = self._headcount
-        if count is None or not isinstance(self.crew, WorkerCrew):
+        if count is None or isinstance(self.crew, InlineCrew):
             return
         now_s = time.perf_counter()
         self._active_s, self._last_s = self._active_s + now_s - self._last_s, now_s
@@ -244,9 +227,9 @@ class Workshop:
         self._runs.clear()  # they lead back to us: the memory must not wait for the cycle collector
         if os.getpid() == self.process:
             self.rows[-1][0] = _NO_RUN
-            while self.on_close:  # copies under way read slots, which others may fill once we have left a shared crew
-                self.on_close.pop()()
             self.crew.close()
+            while self.on_close:
+                self.on_close.pop()()
         self.memory.close_descriptor()
         self._counters.close_descriptor()
 
@@ -276,8 +259,7 @@ class EpochRun(Iterator[HostBatch]):
         """The next one to send, its samples' numbers written into the slot."""
         samples_N = self.samples(self.sent)
         slot.samples_N[: len(samples_N)] = samples_N
-        turn = self.plan.start // self.plan.global_batch + self.sent
-        return Task(self.number, self.sent, number, len(samples_N), self.plan.epoch, self._px, turn=turn)
+        return Task(self.number, self.sent, number, len(samples_N), self.plan.epoch, self._px)
 
     def keep(self, reply: Reply) -> None:
         self.received += 1
@@ -322,7 +304,7 @@ class EpochRun(Iterator[HostBatch]):
 
     def _show(self, slot_number: int) -> HostBatch:
         workshop, waits = self._workshop, self.waits
-        slot = workshop.slot(slot_number)
+        slot = workshop.layout.slot(workshop.view, slot_number)
         filled, size_bytes = slot.filled.tolist()
         images, labels_N = slot.images, slot.labels_N[:filled]
         if workshop.ledger.lent < SPARE_SLOTS:

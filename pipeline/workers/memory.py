@@ -28,14 +28,6 @@ class SharedMemory:
             size, why = f"{self.size_bytes / 2**20:,.0f} MiB", getattr(error, "strerror", "no machine has as much")
             raise FeedlineError(f"cannot share {size} of memory with the workers: {why}") from error
 
-    @classmethod
-    def received(cls, descriptor: int) -> "SharedMemory":
-        """What another process made; the descriptor is ours from now on."""
-        memory = cls.__new__(cls)
-        memory.descriptor, memory.size_bytes = descriptor, os.fstat(descriptor).st_size
-        memory.map = mmap.mmap(descriptor, memory.size_bytes)
-        return memory
-
     @property
     def view(self) -> memoryview:
         return memoryview(self.map)

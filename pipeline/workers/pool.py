@@ -124,10 +124,6 @@ class WorkerCrew:
     def ready(self) -> bool:
         return bool(self._news(0))
 
-    def fileno(self) -> int:
-        """Can be read from when there is a reply; that a worker has ended, `ready` alone knows."""
-        return self._ours.fileno()
-
     def receive(self) -> Reply:
         """The next reply. Raises WorkerError as soon as a worker has died, even if others could go on: whoever
         kills one (a memory limit, usually) will do it again."""

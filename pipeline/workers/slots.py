@@ -71,14 +71,12 @@ Fence = Sequence[Any]
 class Ledger:
     """Who has which slot. `take`, `give_back` and `lend` are the trainer's; a lent array may die in any thread."""
 
-    def __init__(self, slots: int, fence: Callable[[], Fence] = lambda: (),
-                 freed: Callable[[int], None] | None = None) -> None:  # fmt: skip
-        """`fence()` is called when a lent array dies: whatever on a device may still read it; `freed(slot)` when one
-        that was taken is free again."""
+    def __init__(self, slots: int, fence: Callable[[], Fence] = lambda: ()) -> None:
+        """`fence()` is called when a lent array dies: whatever on a device may still read it."""
         self._free = deque(range(slots))
         self._returned: deque[tuple[int, Fence]] = deque()
         self._lent: dict[int, weakref.ref[Images]] = {}
-        self._fence, self._freed = fence, freed
+        self._fence = fence
         self._process = os.getpid()
 
     @property
@@ -90,7 +88,7 @@ class Ledger:
         for _ in range(len(self._returned)):
             slot, fence = self._returned.popleft()
             if all(event.query() for event in fence):
-                self.give_back(slot)
+                self._free.append(slot)
             else:
                 self._returned.append((slot, fence))
         return self._free.pop() if self._free else None
@@ -101,12 +99,10 @@ class Ledger:
             slot, fence = self._returned.popleft()
             for event in fence:
                 event.synchronize()
-            self.give_back(slot)
+            self._free.append(slot)
 
     def give_back(self, slot: int) -> None:
         self._free.append(slot)
-        if self._freed is not None:
-            self._freed(slot)
 
     def lend(self, slot: int, shown: Images) -> None:
         """`slot` is free again when `shown`, and with it every tensor and view made from it, is gone."""
