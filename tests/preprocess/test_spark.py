@@ -158,7 +158,8 @@ def test_a_signal_while_spark_starts_leaves_nothing(
     status, errors = started.end()
     assert status == 128 + number, errors
     word = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number]
-    assert errors.splitlines()[1:] == [f"{word}: the same command resumes"]  # after the line on the shards
+    *before, last = errors.splitlines()
+    assert last == f"{word}: the same command resumes" and len(before) <= 1  # the line on the shards, if it came so far
     assert not [line for line in lines_of(psutil.process_iter()) if str(scratch) in line]
     assert not list(scratch.iterdir())
 
