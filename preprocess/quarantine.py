@@ -72,7 +72,8 @@ def write_report(store: Store, bad: Sequence[Quarantined], before: Sequence[Quar
 
 def write_rows(store: Store, report: str, rows: Sequence[Quarantined]) -> None:
     lines = (json.dumps(vars(row), sort_keys=True, ensure_ascii=False) for row in rows)
-    store.write(report, "".join(f"{line}\n" for line in lines).encode())
+    # a file's name that is no UTF-8 has lone surrogates, for which JSON has escapes
+    store.write(report, "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
 
 
 def commit_quarantine(

@@ -1,6 +1,7 @@
 """Samples that cannot be used: kept, counted, mended and tried again."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -56,6 +57,19 @@ def test_a_crafted_quarantine_report_is_one_line(images: Path, tmp_path: Path, c
     assert not verify(str(tmp_path / "out"))["ok"]
     with pytest.raises(FeedlineError, match=r"report\.jsonl is damaged"):
         prepare(images, tmp_path / "out", retry_quarantine=True)
+
+
+def test_a_bad_file_whose_name_is_no_utf_8_is_quarantined_under_its_own_name(
+    clean_images: Path, tmp_path: Path
+) -> None:
+    source, out = shutil.copytree(clean_images, tmp_path / "in"), tmp_path / "out"
+    odd = source / "apple" / os.fsdecode(b"caf\xe9.jpg")
+    odd.write_bytes(b"no picture")
+    (source / "apple" / os.fsdecode(b"\xff.jpg")).symlink_to("nowhere")
+    assert prepare(source, out, shards=1, max_bad=0.1)["quarantined"] == 2
+    assert str(odd) in {row.source for row in quarantine.read_report(open_store(str(out)))}
+    next((out / "quarantine").glob("*caf*.bin")).write_bytes(saved(photo(3)))
+    assert prepare(source, out, shards=1, max_bad=0.1, retry_quarantine=True)["quarantined"] == 1
 
 
 def test_too_many_bad_samples_are_an_error_that_resumes(images: Path, tmp_path: Path) -> None:
