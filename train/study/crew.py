@@ -46,8 +46,8 @@ class Place:
 
 def places(config: CrewConfig, cores: Sequence[int], gpus: Sequence[str]) -> list[Place]:
     """One for each training at a time: the cores in equal shares, whole GPUs by turns. More trainings than cores have
-    one core each, by turns, unless they train on GPUs: threads that wait for each other on shared cores would spin
-    (four on two cores: a third of the rate of one in sum). Raises UsageError where there are too few GPUs."""
+    one core each, by turns: threads that wait for each other on shared cores would spin. Raises UsageError where
+    there are too few GPUs."""
     room = len(gpus) // config.ranks * config.jobs_per_gpu
     if gpus and (config.jobs or 1) > room:
         raise UsageError(
@@ -57,10 +57,10 @@ def places(config: CrewConfig, cores: Sequence[int], gpus: Sequence[str]) -> lis
     jobs = config.jobs or max(1, room)
     jobs = min(jobs, config.at_most or jobs)
     made: list[Place] = []
+    shares = max(1, min(jobs, len(cores)))
     for job in range(jobs):
-        own = cores[job * len(cores) // jobs : (job + 1) * len(cores) // jobs] if jobs > 1 else ()
-        if jobs > len(cores) > 0:
-            own = () if gpus else (cores[job % len(cores)],)
+        share = job % shares
+        own = cores[share * len(cores) // shares : (share + 1) * len(cores) // shares] if jobs > 1 else ()
         first = job % (room // config.jobs_per_gpu) * config.ranks if gpus else 0
         made.append(Place(cores=tuple(own), gpus=",".join(gpus[first : first + config.ranks]) if gpus else None))
     return made
