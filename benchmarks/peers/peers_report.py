@@ -102,7 +102,7 @@ def headline(loading: Mapping[str, Any], preparing: Mapping[str, Any]) -> str:
 
 
 def is_peer(row: Mapping[str, Any]) -> bool:
-    return not row["name"].startswith(("feedline", "limit", "bare", "plain"))
+    return not row["name"].startswith(("feedline", "limit", "bare", "NumPy"))
 
 
 def tone(name: str) -> Tone:
