@@ -49,7 +49,13 @@ from tests.lab.slow_files import mounted, why_not
 from tests.lab.slow_http import served
 
 NAMED = ("torchvision_v2", "webdataset_simd", "ffcv", "litdata", "mosaicml")
-MEMORY, DISK, GIVES = "memory", "disk", "reads alone"
+MEMORY, DISK = "memory", "disk"
+GIVES = {
+    "feedline": ("reads alone", "256-jpeg"),
+    "feedline planes": ("reads alone, planes", "256-planes"),
+    "feedline raw 64, 2 workers": ("reads alone, raw 64", "64-raw"),
+}
+"""By row: what reads alone give there, and whose samples they read."""
 WARM = 0.02
 """Share of the looked at pages that may be left in memory."""
 LOOKED_AT, TRIES = 200, 3
@@ -85,7 +91,7 @@ def main() -> None:
                 continue
         place = partial(storage_at, work, storage, latency_s, 1e6 * given.bandwidth_mb)
         if storage != MEMORY:
-            cells[f"{storage}: {GIVES}"] = partial(gives, place, work)
+            cells |= {f"{storage}: {name}": partial(gives, place, work, folder) for name, folder in GIVES.values()}
         for name in rows.keys() - problems.keys():
             cells[f"{storage}: {name}"] = partial(measured, place, rows[name], work, common)
     by_round = in_rounds(cells, given.rounds, lambda one: one.get("problem") or f"{one['samples_per_s']:,.0f}")
@@ -93,7 +99,7 @@ def main() -> None:
     settings = {**common, "bandwidth_bytes_per_s": 1e6 * given.bandwidth_mb, "latency_s": storages,
                 "not_measured_here": why_not() or None}  # fmt: skip
     write(given.out, {"settings": settings, "problems": problems, "cells": figures})
-    names = [GIVES, *sorted(rows.keys() - problems.keys()), *HTTP]
+    names = [*(name for name, _ in GIVES.values()), *sorted(rows.keys() - problems.keys()), *HTTP]
     table = [(name, *(shown(figures.get(f"{storage}: {name}", {})) for storage in storages)) for name in names]
     show(("samples/s", *storages), table)
     page = cold_page(json.loads(given.out.read_text()), table)
@@ -208,9 +214,9 @@ def measured(place: Callable[..., Any], row: Row, work: Path, common: Figures) -
         return {"problem": str(error)}
 
 
-def gives(place: Callable[..., Any], work: Path) -> Figures:
-    """To reads of the jpeg split's samples, and to nothing else."""
-    split = work / "256-jpeg" / "train"
+def gives(place: Callable[..., Any], work: Path, folder: str) -> Figures:
+    """To reads of the split's samples, and to nothing else."""
+    split = work / folder / "train"
     try:
         with place(split) as (seen, _):
             there = seen / split.relative_to(work)
@@ -269,13 +275,17 @@ def cold_page(record: Figures, table: list[tuple[str, ...]]) -> Page:
 def headline(cells: Mapping[str, Figures], storages: Mapping[str, Any]) -> str:
     """What feedline reaches of what can be reached, the slower of its warm rate and the reads alone, by storage."""
     shares: list[str] = []
-    warm = cells.get(f"{MEMORY}: feedline", {}).get("median")
-    for storage in storages:
-        rate, most = (cells.get(f"{storage}: {name}", {}).get("median") for name in ("feedline", GIVES))
-        if rate and most and warm and storage != MEMORY:
-            shares.append(f"{units.percent(rate / min(warm, most))} from {storage}")
+    for row, (reads, _) in GIVES.items():
+        there: list[str] = []
+        warm = cells.get(f"{MEMORY}: {row}", {}).get("median")
+        for storage in storages:
+            rate, most = (cells.get(f"{storage}: {name}", {}).get("median") for name in (row, reads))
+            if rate and most and warm and storage != MEMORY:
+                there.append(f"{units.percent(rate / min(warm, most))} from {storage}")
+        if there:
+            shares.append(f"{row} {', '.join(there)}")
     return (
-        f"Of what can be reached, in full random order: {', '.join(shares)}." if shares else "Nothing was measured."
+        f"Of what can be reached, in full random order: {'; '.join(shares)}." if shares else "Nothing was measured."
     )
 
 

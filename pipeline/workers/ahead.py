@@ -5,8 +5,10 @@ as fast as the storage can be. With each task go the numbers of samples that com
 slot); the worker announces them, then fills its batch. So nothing here can change a batch, and a run that is resumed,
 given up or begun ahead announces its own plan's samples.
 
-How far (`Reach`) follows what workers waited for in reads: farther while they wait, back while they do not, and off
-where the data is cached. What is announced and not yet used is bounded in bytes over all workers (`Ahead`).
+How far (`Reach`) follows what workers waited for in reads: farther while they wait and that brings more, back while
+they do not, and off where the data is cached. Storage that gives all it can is asked for no more: requests would only
+queue, and reads that were not announced behind all of them. What is announced and not yet used is bounded in bytes
+over all workers (`Ahead`).
 """
 
 from collections.abc import Iterable
@@ -33,6 +35,8 @@ FROM_STORAGE = 0.1
 """Of the bytes read: from so much on, reads that do not wait owe it to the announcements."""
 FIRST_PATIENCE, MOST_PATIENCE = 32, 4096
 """Batches without such waiting after which half as much is announced; doubled each time that this was a mistake."""
+GAIN = 1.1
+"""By so much the workers must read faster for a longer reach to be kept."""
 BETTER = 0.8
 """Of the wait for announced ranges, what that of ranges read by threads may be at most to be preferred."""
 
@@ -64,6 +68,11 @@ class Seen(NamedTuple):
         return self.blocked_ns / max(1, self.looked_at) / 1e6
 
     @property
+    def rate(self) -> float:
+        """Bytes that a worker reads in a ns of its time."""
+        return self.bytes_read / max(1, self.busy_ns)
+
+    @property
     def waiting(self) -> float:
         """Share of the workers' time that reads took for want of their bytes; one alone may be chance."""
         return self.blocked_ns * LOOK_EVERY / max(1, self.busy_ns) if self.blocked > 1 else 0.0
@@ -80,6 +89,10 @@ class Reach:
         self._before = Seen()
         self._steady_from = self._calm = 0
         self._patience, self._shrunk = FIRST_PATIENCE, False
+        self._shorter_rate = 0.0
+        """Of reading, before the last step farther; 0: that step is not on trial."""
+        self._enough_from, self._enough_patience = 0, FIRST_PATIENCE
+        """No step farther before so many batches are done; for how many more, when the next one brings nothing."""
         self._advice: Seen | None = None
         """While threads read, on trial: what was seen before."""
         self._tried = False
@@ -90,11 +103,11 @@ class Reach:
         if seen.looked_at < ENOUGH * (1 + 3 * (self._advice is not None)):
             return
         self._before = now
-        if now.batches >= self._steady_from and self._decide(seen):  # else this is of before the last change
+        if now.batches >= self._steady_from and self._decide(seen, now.batches):  # else: of before the last change
             self._steady_from = now.batches + self.batches + self.least
 
-    def _decide(self, seen: Seen) -> bool:
-        """Whether anything was changed."""
+    def _decide(self, seen: Seen, done: int) -> bool:
+        """Whether anything was changed. `done`: batches so far."""
         if self._advice is not None:
             return self._judge(seen, self._advice)
         if seen.waiting <= WORTH:
@@ -105,10 +118,17 @@ class Reach:
         spent = f"{seen.waiting:.0%} of the workers' time went into waiting for storage"
         if self.batches >= 2 * self.least and 2 * seen.blocked >= seen.looked_at and not self._tried:
             self._advice, self.way, self.why = seen, READS, f"{spent} despite advice: threads are tried"
-        elif self.batches >= self.most:
-            self.why = f"{spent}: no farther, for memory"
+        elif self._shorter_rate and seen.rate < GAIN * self._shorter_rate:
+            self.batches, self._shorter_rate = max(self.least, self.batches // 2), 0.0
+            self._enough_from = done + self._enough_patience
+            self._enough_patience = min(2 * self._enough_patience, MOST_PATIENCE)
+            self.why = f"{spent}: farther ahead brought no more"
+        elif self.batches >= self.most or done < self._enough_from:
+            if self.batches >= self.most:
+                self.why = f"{spent}: no farther, for memory"
             return False
         else:
+            self._shorter_rate = seen.rate if self.batches else 0.0
             self.batches = min(self.most, max(self.least, 2 * self.batches))
             self.why = spent
         return True
@@ -116,6 +136,7 @@ class Reach:
     def _judge(self, reads: Seen, advice: Seen) -> bool:
         better = reads.wait_ms < BETTER * advice.wait_ms
         self._advice, self._tried, self.way = None, True, READS if better else ADVICE
+        self._shorter_rate *= not better
         self.why = (
             f"a read waited {reads.wait_ms:.2g} ms behind threads' reads, {advice.wait_ms:.2g} ms behind advice"
         )
@@ -125,6 +146,7 @@ class Reach:
         if self.batches and seen.storage_bytes > FROM_STORAGE * seen.bytes_read:  # FUSE keeps no account of them
             self._calm, self.why = 0, "what is announced has come when it is read"
             return False
+        self._shorter_rate = 0.0
         self._calm += seen.batches
         if not self.batches or self._calm < self._patience:
             return False

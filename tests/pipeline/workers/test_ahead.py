@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.pipeline.draw.order import EpochPlan
-from feedline.pipeline.workers.ahead import ADVICE, ENOUGH, FIRST_PATIENCE, MOST_BYTES, READS, Ahead, Reach, Seen
+from feedline.pipeline.workers.ahead import (
+    ADVICE,
+    ENOUGH,
+    FIRST_PATIENCE,
+    MOST_BYTES,
+    MOST_PATIENCE,
+    READS,
+    Ahead,
+    Reach,
+    Seen,
+)
 from feedline.pipeline.workers.slots import HINT_BATCHES, Numbers
 
 
@@ -130,10 +140,12 @@ class Workers:
     def __init__(self, reach: Reach) -> None:
         self.reach, self.seen = reach, Seen()
 
-    def work(self, batches: int, blocked: int = 0, wait_ms: float = 1.0, stored: float = 0.0) -> None:
-        """Of each batch's four, `blocked` wait so long; such a share of the bytes comes from storage."""
+    def work(self, batches: int, blocked: int = 0, wait_ms: float = 1.0, stored: float = 0.0, most: int = 32) -> None:
+        """Of each batch's four, `blocked` wait so long; such a share of the bytes comes from storage, which is the
+        faster the farther ahead it is asked, until that are `most` batches."""
         for _ in range(batches):
-            more = Seen(1, 4, blocked, int(blocked * wait_ms * 1e6), 10_000, int(10_000 * stored), BATCH_NS)
+            spent_ns = BATCH_NS * 32 // max(1, min(self.reach.batches, most))
+            more = Seen(1, 4, blocked, int(blocked * wait_ms * 1e6), 10_000, int(10_000 * stored), spent_ns)
             self.seen = Seen(*(one + other for one, other in zip(self.seen, more, strict=True)))
             self.reach.told(self.seen)
 
@@ -149,7 +161,7 @@ def test_it_reaches_farther_while_reads_wait_and_no_farther_than_it_may() -> Non
     reach = Reach(2, 32)
     workers, seen = Workers(reach), [2]
     for _ in range(100):
-        workers.work(4, blocked=1)
+        workers.work(4, blocked=1, wait_ms=100)
         assert reach.batches in (seen[-1], min(32, 2 * seen[-1])), "one step at a time"
         seen.append(reach.batches)
     assert reach.batches == 32 and reach.way == ADVICE and "memory" in reach.why
@@ -157,6 +169,20 @@ def test_it_reaches_farther_while_reads_wait_and_no_farther_than_it_may() -> Non
     assert all(4 * (two - one) >= seen[one + 1] for one, two in pairwise(steps)), (
         "a change has had its time before the next"
     )
+
+
+def test_storage_that_gives_all_it_can_is_asked_for_more_less_and_less_often() -> None:
+    reach = Reach(2, 64)
+    workers, seen = Workers(reach), list[int]()
+    for _ in range(2000):
+        workers.work(1, blocked=1, wait_ms=100, most=8)
+        seen.append(reach.batches)
+    assert max(seen) == 16 and "brought no more" in reach.why
+    tries = [at for at, (one, other) in enumerate(pairwise(seen)) if other > one == 8]
+    pauses = [later - earlier for earlier, later in pairwise(tries)]
+    assert len(pauses) >= 3 and all(later > 1.5 * earlier for earlier, later in pairwise(pauses))
+    workers.work(MOST_PATIENCE, blocked=1, wait_ms=100, most=64)
+    assert reach.batches == 64, "what has become faster is found to be"
 
 
 @pytest.mark.parametrize(("stored", "batches"), [(0.5, 8), (0.05, 0)])
