@@ -75,7 +75,7 @@ class Seen(NamedTuple):
     @property
     def waiting(self) -> float:
         """Share of the workers' time that reads took for want of their bytes; one alone may be chance."""
-        return self.blocked_ns * LOOK_EVERY / max(1, self.busy_ns) if self.blocked > 1 else 0.0
+        return min(1.0, self.blocked_ns * LOOK_EVERY / max(1, self.busy_ns)) if self.blocked > 1 else 0.0
 
 
 class Reach:
