@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 from feedline.pipeline.base.errors import UsageError, first_line, redacted
 from feedline.pipeline.base.files import open_regular, sync_folder, write_atomically, write_error
 from feedline.pipeline.base.scratch import scratch_folder
+from feedline.pipeline.format.shard_tar import hashed_name
 
 WORK = ".feedline"
 """The folder beside the splits that a running job keeps its plan, receipts and attempts in; gone when it is done."""
@@ -161,8 +162,7 @@ class ObjectStore:
 
     def publish(self, attempt: BinaryIO, folder: str, name: str, sha256: str) -> str:
         """Streams the file; the object appears when all of it has arrived."""
-        stem, dot, extension = name.rpartition(".")
-        name = f"{stem}-{sha256[:16]}{dot}{extension}"
+        name = hashed_name(name, sha256)
         attempt.flush()
         attempt.seek(0)
         with self._asking(f"{folder}/{name}") as path:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from feedline.profiling.record.recording import Recording, Series, Step
-from feedline.profiling.render.charts import finite
+from feedline.profiling.render.charts import OF_STEP, finite
 from feedline.profiling.render.sections import Columns, Curve, Curves, Section, Shade, section
 
 MOST_CURVES = 6
@@ -37,10 +37,10 @@ def timeline(recording: Recording) -> Section | None:
     training = [step for step in steps if step.phase == "train"] or steps
     if len(training) < 2:
         return None
-    parts = {"waiting for data": [1e3 * step.wait_s for step in training]}
+    parts = {OF_STEP["data"]: [1e3 * step.wait_s for step in training]}
     if any(step.copy_s for step in training):
-        parts["copying"] = [1e3 * (step.copy_s or 0.0) for step in training]
-    parts["the rest"] = [1e3 * step.compute_s for step in training]
+        parts[OF_STEP["copy"]] = [1e3 * (step.copy_s or 0.0) for step in training]
+    parts[OF_STEP["rest"]] = [1e3 * step.compute_s for step in training]
     starts = [step.start_s for step in training]
     chart = Columns(parts=parts, starts=starts, title="Every training step", y_unit="ms", shades=_spans(steps))
     of = f" Rank 0 of {len(ranks)}." if len(ranks) > 1 else ""
