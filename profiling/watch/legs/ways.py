@@ -13,7 +13,7 @@ from itertools import islice, repeat
 from typing import Any
 
 from feedline.pipeline.base.process import children_cpu_seconds, keep_freed_memory, usable_cores
-from feedline.pipeline.base.settings import PREFETCH
+from feedline.pipeline.base.settings import TORCH_PREFETCH
 from feedline.profiling.record.journal import Journal, LegRow
 from feedline.profiling.watch import cuda
 from feedline.profiling.watch.batches import sizes
@@ -109,7 +109,7 @@ class Batches:
     def queued(self, workers: int | None = None) -> int:
         """Batches that so many workers, or the loader's own, may have made ahead."""
         workers = self.feed.adapter.workers(self.feed.loader) if workers is None else workers
-        return workers * (settings(self.feed.loader)["prefetch_factor"] or PREFETCH)
+        return workers * (settings(self.feed.loader)["prefetch_factor"] or TORCH_PREFETCH)
 
 
 class Way:
