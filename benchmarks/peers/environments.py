@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedline.pipeline.base.errors import FeedlineError
+from feedline.preprocess.picture import Output
 
 SCRIPTS = Path(__file__).parent
 
@@ -61,6 +62,12 @@ PEERS = {
         Peer(name="tfdata", packages=("tensorflow-cpu==2.21.0",), with_torch=False),
     )
 }  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    """Of a peer's process: ours, and how feedline prepares by default, for those that resize and encode."""
+    prepared = {"SHORT_SIDE_PX": str(Output.size_px), "JPEG_QUALITY": str(Output.quality)}
+    return {**os.environ, "PYTHONWARNINGS": "ignore", **prepared}
 
 
 def interpreter(peer: Peer) -> Path:

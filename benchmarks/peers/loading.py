@@ -10,7 +10,6 @@ Writes benchmarks/results/loading.json and prints its tables.
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 from feedline.benchmarks.commands import FEEDLINE
 from feedline.benchmarks.experiments.harness import end_with, options, say, show, write
 from feedline.benchmarks.measure.rounds import quietest, rounds
-from feedline.benchmarks.peers.environments import PEERS, SCRIPTS, Peer, PeerError, interpreter
+from feedline.benchmarks.peers.environments import PEERS, SCRIPTS, Peer, PeerError, environment, interpreter
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.process import busy_core_seconds, children_cpu_seconds
 from feedline.pipeline.format.local import LocalFiles
@@ -177,7 +176,7 @@ def call(row: Row, verb: str, common: dict[str, Any]) -> str:
     command = [str(python), str(SCRIPTS / row.script), verb, json.dumps(common | row.spec)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-                              env=os.environ | {"PYTHONWARNINGS": "ignore"})  # fmt: skip
+                              env=environment())  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise PeerError(f"no answer within {TIMEOUT_S:.0f} s") from error
     if done.returncode:

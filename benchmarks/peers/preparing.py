@@ -22,10 +22,11 @@ from feedline.benchmarks.experiments.prepare_speed import bare_pool, spark_job, 
 from feedline.benchmarks.measure.fork_server import end_group
 from feedline.benchmarks.measure.rounds import rounds
 from feedline.benchmarks.peers.environments import PEERS as LOADERS
-from feedline.benchmarks.peers.environments import SCRIPTS, STOCK_PILLOW, Peer, PeerError, interpreter
+from feedline.benchmarks.peers.environments import SCRIPTS, STOCK_PILLOW, Peer, PeerError, environment, interpreter
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.process import usable_cores
 from feedline.preprocess.config import PrepareConfig
+from feedline.preprocess.picture import Output
 from feedline.preprocess.sources.reading import Where, read_all
 
 PEERS = {
@@ -85,7 +86,8 @@ def one_run(name: str, source: str, places: Sequence[Where], cores: int, folder:
     script = SCRIPTS / f"peer_{name.removesuffix('_simd')}.py"
     command = [str(python), str(script), "write", source, str(folder / "out"), str(processes)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True,
+        env=environment(),
     ) as process:
         try:
             printed, complaints = process.communicate(timeout=STUCK_S)
@@ -105,7 +107,8 @@ def summary(source: str, by_round: Sequence[dict[str, float]], failed: dict[str,
     ratios = {name: [one[OURS] / one[name] for one in by_round if {name, OURS} <= one.keys()] for name in names}
     ahead = {name: {**spread(found, 2), "wanted": WANTED.get(name)} for name, found in ratios.items() if found}
     return {
-        "what": f"{Path(source).name}: short side 256, bicubic (img2dataset: area), q90; {usable_cores()} cores",
+        "what": f"{Path(source).name}: short side {Output.size_px}, bicubic (img2dataset: area), q{Output.quality}; "
+        f"{usable_cores()} cores",
         "n": sum(1 for path in Path(source).rglob("*") if path.is_file()),
         "rounds": len(by_round),
         "warm_up_rounds": 0,
