@@ -45,11 +45,6 @@ LEG_NAMES: dict[LegName, str] = {
     "laid_out": "cached, as from feedline",
     "loader_only": "the loader alone", "cold": "cold page cache",
 }  # fmt: skip
-GPU_SHARES = {
-    "sm_active": "SM active", "sm_occupancy": "SM occupancy", "tensor_active": "tensor active",
-    "dram_active": "DRAM active", "utilization": "utilisation (a kernel ran)",
-}  # fmt: skip
-"""Fields of `Gpu` between 0 and 1, and what they are called."""
 OF_LOOP = "share of the loop's time"
 MOST_TRANSFORMS = 10
 MOST_ROWS = 16
@@ -240,7 +235,8 @@ def _gpus(gpus: Sequence[Gpu], note: str) -> Section | None:
     tables: list[Table] = []
     for gpu in gpus:
         memory = units.part_of(gpu.memory_used_bytes, gpu.memory_total_bytes)
-        rows = [[what, units.percent(getattr(gpu, name)), _source(gpu, name)] for name, what in GPU_SHARES.items()]
+        shares = report_time.GPU_SHARES.items()
+        rows = [[what, units.percent(getattr(gpu, name)), _source(gpu, name)] for name, what in shares]
         rows.append(["memory", memory, _source(gpu, "memory_used_bytes")])
         for name, what in (("pcie_rx_bytes_per_s", "PCIe, to the GPU"), ("pcie_tx_bytes_per_s", "from the GPU")):
             rate = getattr(gpu, name)

@@ -17,9 +17,13 @@ TITLES = {
     "switches_forced_per_s": "Context switches, pushed off a core", "major_faults_per_s": "Major page faults",
 }  # fmt: skip
 """In the order of the page; others follow."""
-GPU_TITLES = {
+GPU_SHARES = {
     "sm_active": "SM active", "sm_occupancy": "SM occupancy", "tensor_active": "Tensor cores active",
-    "dram_active": "Memory active", "utilization": "Utilisation (a kernel ran)", "memory_used_bytes": "Memory used",
+    "dram_active": "Memory active", "utilization": "Utilisation (a kernel ran)",
+}  # fmt: skip
+"""Fields of `Gpu` between 0 and 1, and what every table and chart calls them."""
+GPU_TITLES = {
+    **GPU_SHARES, "memory_used_bytes": "Memory used",
     "pcie_rx_bytes_per_s": "PCIe, to the GPU", "pcie_tx_bytes_per_s": "PCIe, from the GPU", "power_w": "Power",
     "sm_clock_mhz": "SM clock",
 }  # fmt: skip
