@@ -21,6 +21,7 @@ from feedline.pipeline.base.errors import UsageError, first_line, redacted
 from feedline.pipeline.base.files import open_regular, sync_folder, write_atomically, write_error
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.format.shard_tar import hashed_name
+from feedline.preprocess.sources.reading import reached
 
 WORK = ".feedline"
 """The folder beside the splits that a running job keeps its plan, receipts and attempts in; gone when it is done."""
@@ -130,10 +131,8 @@ class ObjectStore:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        import fsspec
-
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(self.address, **self.options)
+            self._fs, self._root = reached(self.address, self.options)
         except (ImportError, ValueError) as error:
             raise UsageError(f"{self.address} cannot be opened: {error}") from error
 
