@@ -66,9 +66,7 @@ class SlurmConfig:
         if not re.fullmatch(r"(\d+-)?\d{1,3}(:\d{2}){0,2}", self.time):
             raise UsageError(f"--time {self.time!r}: write minutes, HH:MM:SS or D-HH:MM:SS")
         if self.array and (self.array not in get_args(Study) or self.sizes or self.nodes > 1):
-            raise UsageError(
-                f"--array {self.array}: {' or '.join(get_args(Study))}, on one node and without --sizes"
-            )
+            raise UsageError(f"--array {self.array}: {' or '.join(get_args(Study))}, on one node and without --sizes")
         for name in ("partition", "account", "job_name", "after"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[\w.,@:+-]+", value):

@@ -86,7 +86,12 @@ def one_run(name: str, source: str, places: Sequence[Where], cores: int, folder:
     script = SCRIPTS / f"peer_{name.removesuffix('_simd')}.py"
     command = [str(python), str(script), "write", source, str(folder / "out"), str(processes)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True,
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        start_new_session=True,
         env=environment(),
     ) as process:
         try:
