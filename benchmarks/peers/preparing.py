@@ -14,13 +14,13 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.experiments.harness import end_with, options, say, show, spread, write
+from feedline.benchmarks.experiments.harness import end_with, in_rounds, options, show, spread, write
 from feedline.benchmarks.experiments.prepare_speed import bare_pool, spark_job, where_samples_are
 from feedline.benchmarks.measure.fork_server import end_group
-from feedline.benchmarks.measure.rounds import rounds
 from feedline.benchmarks.peers.environments import PEERS as LOADERS
 from feedline.benchmarks.peers.environments import SCRIPTS, STOCK_PILLOW, Peer, PeerError, environment, interpreter
 from feedline.pipeline.base.errors import UsageError
@@ -52,19 +52,16 @@ def main() -> None:
     if (given.source / "train").is_dir():
         raise UsageError(f"{given.source} holds splits: give one of them, as {given.source}/train")
     source, cores = str(given.source), usable_cores()
-    by_round: list[dict[str, float]] = [{} for _ in range(given.rounds)]
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as scratch:
         places = where_samples_are(PrepareConfig(source=source, out=scratch))
-        for number, name in rounds([*given.only, LIMIT, OURS], given.rounds):
-            if name in failed:
-                continue
+
+        def run(name: str) -> float:
             with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
-                try:
-                    by_round[number][name] = one_run(name, source, places, cores, Path(folder))
-                except PeerError as error:
-                    failed[name] = str(error)
-            say(f"{number} {name} {by_round[number].get(name, 0.0):,.1f} {failed.get(name, '')}")
+                return one_run(name, source, places, cores, Path(folder))
+
+        cells = {name: partial(run, name) for name in (*given.only, LIMIT, OURS)}
+        by_round = in_rounds(cells, given.rounds, "{:,.1f} samples/s".format, failed=failed, but=PeerError)
     figures = summary(source, by_round, failed)
     write(given.out, figures)
     ahead = figures["feedline_is_times_faster"]
