@@ -45,7 +45,7 @@ def test_a_mean_has_the_interval_of_students_t() -> None:
 
 def test_a_program_that_fails_is_one_line() -> None:
     assert output_of([sys.executable, "-c", "print(2)"], "it") == "2\n"
-    with pytest.raises(FeedlineError, match="^the loader failed: SystemExit: no$|^the loader failed: no$"):
+    with pytest.raises(FeedlineError, match=r"^the loader failed: SystemExit: no$|^the loader failed: no$"):
         output_of([sys.executable, "-c", "import sys; print(1, file=sys.stderr); sys.exit('no')"], "the loader")
 
 
