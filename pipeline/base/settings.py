@@ -21,8 +21,10 @@ Policy = Literal["drop", "pad", "wrap"]
 """What becomes of an incomplete last batch."""
 OnBad = Literal["raise", "skip", "replace"]
 """What becomes of a sample that cannot be used."""
-BATCH_SIZE, IMAGE_SIZE = 64, 224
-"""Samples per rank, and the side of their images, px."""
+BATCH_SIZE = 64
+"""Samples per rank."""
+IMAGE_SIZE = 224
+"""Side of the images that a model is given, px."""
 PREFETCH = 2
 """Batches under way per worker of feedline's loader."""
 TORCH_PREFETCH = 2
