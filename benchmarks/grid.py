@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.settings import BATCH_SIZE, IMAGE_SIZE
 from feedline.profiling.record import units
 
 
@@ -34,8 +35,9 @@ class Axis:
 AXES = {
     "num_workers": Axis(word="workers", noun="worker", help="Loader processes, as 0,1,2,4.", default="2", least=0),
     "prefetch_factor": Axis(word="prefetch", help="Batches under way per worker."),
-    "batch_size": Axis(word="batch", help="Samples per batch.", default="64"),
-    "image_size": Axis(word="px", form="{} px", help="Side of the images handed over, px.", default="224"),
+    "batch_size": Axis(word="batch", help="Samples per batch.", default=str(BATCH_SIZE)),
+    "image_size": Axis(word="px", form="{} px", help="Side of the images handed over, px.",
+                       default=str(IMAGE_SIZE)),
     "pin_memory": Axis(word="pinned", kind=bool, help="true,false"),
     "codec": Axis(word="codec", form="{}", help="Shards: {codecs}.", kind=str, of_shards=True),
     "size": Axis(word="shard px", help="Shards: short side in px.", of_shards=True),

@@ -5,6 +5,7 @@ from typing import Any
 
 from feedline.benchmarks.grid import AXES, phrase, phrases
 from feedline.profiling.record import units
+from feedline.profiling.render.report_time import GPU_SHARES
 from feedline.profiling.render.sections import (
     CEILING,
     Bar,
@@ -193,7 +194,7 @@ def ladder_rows(record: Row) -> list[tuple[str, ...]]:
 # --- gpu-check ----------------------------------------------------------------------------------------
 
 SOURCES = {"slots": "feedline's slots, page-locked", "pinned": "pinned by torch", "pageable": "pageable memory"}
-GPU_COLUMNS = {"sm_active": "SM active", "sm_occupancy": "SM occupancy", "tensor_active": "tensor active"}
+GPU_COLUMNS = {name: GPU_SHARES[name] for name in ("sm_active", "sm_occupancy", "tensor_active")}
 
 
 def gpu_check_page(record: Row) -> Page:

@@ -19,7 +19,7 @@ from typing import Any
 from feedline.benchmarks.measure.rounds import Bench
 from feedline.benchmarks.measure.window import Subject
 from feedline.benchmarks.variants import find_train
-from feedline.pipeline.base.settings import check_limits, limited
+from feedline.pipeline.base.settings import BATCH_SIZE, check_limits, limited
 from feedline.pipeline.format.manifest import read_manifest
 
 SHARD_BYTES = 64e6
@@ -164,7 +164,8 @@ def measure_costs(dataset: Path, image_size_px: int, *, windows: int = 3) -> tup
     with one worker, and read from what the prepare job wrote down. Raises DatasetError."""
     split = find_train(dataset)
     manifest = read_manifest(split)
-    settings = {"split": str(split), "num_workers": 1, "image_size": image_size_px, "batch_size": 64, "device": "cpu"}
+    settings = {"split": str(split), "num_workers": 1, "image_size": image_size_px, "batch_size": BATCH_SIZE,
+                "device": "cpu"}  # fmt: skip
     subject = Subject(kind="loader", settings=settings, window_s=1.0, warm_up_s=0.5)
     with Bench() as bench:
         measured = [bench.measure(subject) for _ in range(windows)]

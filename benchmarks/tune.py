@@ -36,7 +36,7 @@ from feedline.benchmarks.variants import find_train
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_as_asked
 from feedline.pipeline.base.process import usable_cores
-from feedline.pipeline.base.settings import PREFETCH, check_limits, limited
+from feedline.pipeline.base.settings import BATCH_SIZE, IMAGE_SIZE, PREFETCH, check_limits, limited
 from feedline.pipeline.base.status_line import status_line
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import all_predictions
@@ -60,7 +60,7 @@ class Setting(NamedTuple):
 
     num_workers: int
     prefetch_factor: int = PREFETCH
-    batch_size: int = 64
+    batch_size: int = BATCH_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +68,9 @@ class TuneConfig:
     split: Path
     model: str = "mobilenet_v2"
     """The model that will be trained."""
-    image_size: int = limited(224, 8)
+    image_size: int = limited(IMAGE_SIZE, 8)
     """Side of the training images, px."""
-    batch_sizes: tuple[int, ...] = limited((32, 64, 128), 1)
+    batch_sizes: tuple[int, ...] = limited((BATCH_SIZE // 2, BATCH_SIZE, 2 * BATCH_SIZE), 1)
     """Batch sizes allowed, the one in the middle tried first; one alone is kept."""
     most_workers: int = 8
     cores: float = 2.0

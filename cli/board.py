@@ -1,4 +1,5 @@
-"""The tasks of a study while they run: a line for each that ends and, on a terminal, a table of those at work."""
+"""The tasks of a study while they run, a line for each that ends and, on a terminal, a table of those at work; and
+the page of what came of them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,10 +8,14 @@ from typing import Any
 from rich.live import Live
 from rich.table import Table
 
-from feedline.cli.common import stderr
+from feedline.cli.common import Record, console, show, stderr, write
 from feedline.cli.study_page import STATES, settings
+from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.text import printable
 from feedline.profiling.record import units
+from feedline.profiling.render.sections import Page
+
+PAGE = "study.html"
 
 
 def carry_out(kind: str, study: Path, told: Mapping[str, Any], device: str, crew: Any, total: int) -> None:
@@ -35,6 +40,19 @@ def carry_out(kind: str, study: Path, told: Mapping[str, Any], device: str, crew
                 live.update(table(tasks.running(), len(records), total), refresh=True)
 
         work_on(orders, crew.ranks, tasks, look)
+
+
+def tell(study: Path, result: Mapping[str, Any], page: Page, record: Record) -> None:
+    """What a study's verb ends with. `result` has `counts` of tasks by their state. Raises FeedlineError where none
+    came to its end, nor will."""
+    from feedline.profiling.render.html import document
+
+    record.write(dict(result))
+    write(study / PAGE, document(page))
+    show(page)
+    console.print(f"\nstudy                 {study / PAGE}")
+    if not {"complete", "running", "open"} & result["counts"].keys():
+        raise FeedlineError(f"no task of {study} came to its end: see the errors above")
 
 
 def line(record: Mapping[str, Any]) -> str:

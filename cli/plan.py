@@ -10,6 +10,7 @@ import typer
 from feedline.cli.common import Record, console, stderr
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.settings import IMAGE_SIZE
 from feedline.profiling.record import units
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def plan(
         str | None, typer.Option(help="The same at random places, many reads at once; none: as in sequence.")
     ] = None,
     latency_ms: Annotated[float | None, positive("Of one read of that storage.")] = None,
-    image_size: Annotated[int, typer.Option(min=8, help="Side of the training images, px.")] = 224,
+    image_size: Annotated[int, typer.Option(min=8, help="Side of the training images, px.")] = IMAGE_SIZE,
     load_us: Annotated[float | None, positive("Not measured: core µs to load a sample.")] = None,
     sample_kb: Annotated[float | None, positive("Not measured: kB of a prepared sample.")] = None,
     prepare_ms: Annotated[float | None, positive("Core ms to prepare an original.")] = None,

@@ -5,17 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from feedline.cli.board import carry_out
-from feedline.cli.common import Record, console, show, write
+from feedline.cli.board import carry_out, tell
+from feedline.cli.common import Record
 from feedline.cli.options import Settings, command, fields
 from feedline.cli.study_page import sparsity_chart, troubles
-from feedline.pipeline.base.errors import FeedlineError
 from feedline.profiling.record import units
 
 if TYPE_CHECKING:
     from feedline.profiling.render.sections import Page, Table
 
-PAGE = "study.html"
 OPTIONS = fields("train.study.prune.PruneConfig", negatable=True, run={"metavar": "RUN", "show_default": False})
 CREW = fields("train.study.crew.CrewConfig")
 
@@ -26,7 +24,6 @@ def prune(options: Annotated[Settings, OPTIONS], crew: Annotated[Settings, CREW]
 
     Example: feedline prune RUN --keep 0.4,0.2,0.1 --rewind 0,1,4 --seeds 3 --jobs 2
     """
-    from feedline.profiling.render.html import document
     from feedline.train.study import prune as kind
     from feedline.train.study.crew import CrewConfig
 
@@ -35,13 +32,7 @@ def prune(options: Annotated[Settings, OPTIONS], crew: Annotated[Settings, CREW]
     work = kind.begin(study, told)
     carry_out(kind.__name__, study, told, work.config.device, CrewConfig(**crew), len(work.tickets))
     result = work.record()
-    record.write(result)
-    page = prune_page(result)
-    write(study / PAGE, document(page))
-    show(page)
-    console.print(f"\nstudy                 {study / PAGE}")
-    if not {"complete", "running", "open"} & result["counts"].keys():
-        raise FeedlineError(f"no task of {study} came to its end: see the errors above")
+    tell(study, result, prune_page(result), record)
 
 
 def prune_page(record: Mapping[str, Any]) -> "Page":

@@ -70,8 +70,6 @@ def slurm(
 
 def unknown_options(words: list[str], verb: str = "train") -> list[str]:
     """Of a command line for `verb`, the options that it does not have."""
-    if verb not in ("train", "sweep", "prune"):
-        return []  # SlurmConfig says so
     there = vars(import_module(f"feedline.cli.{verb}")).values()
     flags = {flag for options in there if isinstance(options, Options) for flag in options.flags}
     return [word for word in words if word.startswith("--") and word.partition("=")[0] not in flags]

@@ -4,14 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from feedline.cli.board import carry_out
-from feedline.cli.common import Record, console, show, write
+from feedline.cli.board import carry_out, tell
+from feedline.cli.common import Record
 from feedline.cli.options import Options, Settings, command, fields
 from feedline.cli.study_page import sweep_page
 from feedline.cli.train import OPTIONS as TRAIN_OPTIONS
-from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.errors import UsageError
 
-PAGE = "study.html"
 TRAINING = Options(
     replace(option, default=1) if option.field == "keep_last" else option
     for option in TRAIN_OPTIONS
@@ -38,7 +37,6 @@ def sweep(
             raise UsageError(
                 f"sweep needs --{name} {'FILE' if name == 'space' else 'DIR'} (see feedline sweep --help)"
             )
-    from feedline.profiling.render.html import document
     from feedline.train.config import TrainConfig
     from feedline.train.study import sweep as kind
     from feedline.train.study.crew import CrewConfig
@@ -47,10 +45,4 @@ def sweep(
     told = kind.settings(training, kind.SweepConfig(**options))
     carry_out(kind.__name__, study, told, training.device, CrewConfig(**crew), options["trials"])
     result = kind.begin(study, told).record()
-    record.write(result)
-    page = sweep_page(result)
-    write(study / PAGE, document(page))
-    show(page)
-    console.print(f"\nstudy                 {study / PAGE}")
-    if result["best"] is None and not {"running", "open"} & result["counts"].keys():
-        raise FeedlineError(f"no trial of {study} came to its end: see the errors above")
+    tell(study, result, sweep_page(result), record)

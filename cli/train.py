@@ -159,24 +159,27 @@ CHARTS = (
     ("Speed", "Share of the time blocked on the next batch", "%", {"wait": ("step", "wait_fraction")}),
     ("Resources", "CPU", "cores in use", {"CPU": ("resources", "cpu_cores")}),
     ("Resources", "Memory", "MiB", {"memory": ("resources", "memory_bytes")}),
-    ("Resources", "GPU: SM active", "%", {"SM active": ("resources", "gpu_sm_active")}),
-    ("Resources", "GPU: time with a kernel running", "%", {"running": ("resources", "gpu_utilization")}),
 )
-"""Section, title, unit, and the curves: each the value of a key in the events of a kind."""
+"""Section, title, unit, and the curves: each the value of a key in the events of a kind. GPUs' are added to these."""
 FACTORS = {"%": 100.0, "MiB": 2**-20}
 
 
 def curves_page(run: Path) -> "Page":
     """The curves of one run, from the events in its metrics.jsonl; resources are of rank 0 and its workers."""
+    from feedline.profiling.render.report_time import GPU_SHARES
     from feedline.profiling.render.sections import Curve, Curves, Page, section
     from feedline.train.metrics import read_events
 
+    of_gpus = [
+        ("Resources", f"GPU: {words}", "%", {words: ("resources", f"gpu_{name}")})
+        for name, words in GPU_SHARES.items()
+    ]
     # a step that was done again after a restart counts once, as it was done last
     events = {kind: {event["step"]: event for event in read_events(run, kind)} for kind in ("step", "epoch")}
     points = {kind: [event for _, event in sorted(by_step.items())] for kind, by_step in events.items()}
     points["resources"] = read_events(run, "resources")
     parts: dict[str, list[Curves]] = {}
-    for heading, title, unit, keys in CHARTS:
+    for heading, title, unit, keys in (*CHARTS, *of_gpus):
         curves: list[Curve] = []
         for name, (kind, key) in keys.items():
             values = [(event["at_s" if kind == "resources" else "step"], event.get(key)) for event in points[kind]]
@@ -196,6 +199,7 @@ def curves_page(run: Path) -> "Page":
 
 def ending(event: Event) -> "list[Section | None]":
     """The classes, those that fare worst first, and what cluster users know from `seff`."""
+    from feedline.profiling.render.report_time import GPU_SHARES
     from feedline.profiling.render.sections import Facts, Table, section
 
     rated = sorted((row for row in event.get("classes", []) if row["samples"]), key=lambda row: row["top1"])
@@ -213,10 +217,8 @@ def ending(event: Event) -> "list[Section | None]":
     if event.get("gpu_memory_bytes"):
         facts["GPU memory, peak"] = units.size(event["gpu_memory_bytes"])
     for gpu in event.get("gpus", []):
-        # each number with its meaning: `utilization` is not how busy the GPU is
-        known = {"SM active": gpu.get("sm_active"), "SM occupancy": gpu.get("sm_occupancy"),
-                 "time with a kernel running": gpu.get("utilization")}  # fmt: skip
-        shares = ", ".join(f"{name} {share:.1%}" for name, share in known.items() if share is not None)
+        known = [(words, gpu.get(name)) for name, words in GPU_SHARES.items()]
+        shares = ", ".join(f"{words} {share:.1%}" for words, share in known if share is not None)
         facts[f"GPU {gpu.get('index') or 0}"] = f"{gpu.get('name') or gpu['uuid']}: {shares or 'no figures'}"
     if event["best_top1"] is not None:
         facts["best top-1"] = f"{event['best_top1']:.2%}"

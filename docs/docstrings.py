@@ -12,6 +12,7 @@ import ast
 import inspect
 import json
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -81,10 +82,19 @@ def fields(node: ast.ClassDef) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def shown(default: ast.expr) -> str:
-    """`limited(64, 1, 4096)` and `field(default_factory=dict)` are the default they begin with."""
+    """`limited(64, 1, 4096)` and `field(default_factory=dict)` are the default they begin with, which may be one of
+    several rooms'."""
     if isinstance(default, ast.Call) and getattr(default.func, "id", "") in ("limited", "field"):
-        return ast.unparse(default.args[0]) if default.args else "…"
-    return ast.unparse(default)
+        return shown(default.args[0]) if default.args else "…"
+    return ast.unparse(shared().get(getattr(default, "id", ""), default))
+
+
+@cache
+def shared() -> dict[str, ast.expr]:
+    """Defaults of more than one room, by name."""
+    body = ast.parse((ROOT / "pipeline" / "base" / "settings.py").read_text()).body
+    return {one.targets[0].id: one.value for one in body
+            if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)}  # fmt: skip
 
 
 def signature(function: ast.FunctionDef) -> str:

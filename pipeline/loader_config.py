@@ -14,7 +14,17 @@ import numpy as np
 import torch
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD, PREFETCH, OnBad, Policy, is_word, limited
+from feedline.pipeline.base.settings import (
+    BATCH_SIZE,
+    IMAGE_SIZE,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    PREFETCH,
+    OnBad,
+    Policy,
+    is_word,
+    limited,
+)
 from feedline.pipeline.draw.regions import Augment
 
 MANY = 2**62
@@ -28,9 +38,9 @@ MOST_PX = 32_766
 class LoaderConfig:
     """What `Loader(split, ...)` takes; names mean what they mean in torch's DataLoader."""
 
-    batch_size: int = limited(64, 1, 2**31 - 1)
+    batch_size: int = limited(BATCH_SIZE, 1, 2**31 - 1)
     """Per rank."""
-    image_size: int = limited(224, 1, MOST_PX)
+    image_size: int = limited(IMAGE_SIZE, 1, MOST_PX)
     """Side of the square output, px; `set_image_size` changes it from the next epoch on."""
     train: bool = True
     """Random resized crop and flip, shuffled; else resize, centre crop, in index order."""

@@ -6,6 +6,7 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.process import from_environment, usable_cores, usable_memory_bytes
 
 MOST_WORKERS = 16
+"""Of a loader that is told no number."""
 
 
 def which_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from feedline.pipeline.base.files import TEMPORARY, exchange, sole_use, write_er
 from feedline.pipeline.base.process import signals_held
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, NOT_IN_PLACE, Manifest
+from feedline.pipeline.format.shard_tar import SHARD_NAME
 from feedline.preprocess import quarantine
 from feedline.preprocess.quarantine import QUARANTINE
 from feedline.preprocess.receipts import receipts_folder
@@ -35,7 +36,6 @@ NEW = f"{WORK}/new"
 """Where what will replace a finished dataset is prepared: a store of its own."""
 STAGING = "staging"
 REPORT = "report.json"
-SHARD_FILE = re.compile(r"[a-z]+-\d{6}(-[0-9a-f]{16})?\.tar")
 OUTPUT_FOLDER = re.compile(rf"(\d+-)?({'|'.join(CODECS)})")
 
 
@@ -80,7 +80,7 @@ def is_place_of_ours(top: str) -> bool:
 
 def is_ours(name: str) -> bool:
     """By its name alone: enough only where a manifest or a plan says that the folder is ours."""
-    return name in (INDEX, MANIFEST) or bool(SHARD_FILE.fullmatch(name) or TEMPORARY.fullmatch(name))
+    return name in (INDEX, MANIFEST) or bool(SHARD_NAME.fullmatch(name) or TEMPORARY.fullmatch(name))
 
 
 def unfinished_plan(store: Store) -> PlanFile | None:

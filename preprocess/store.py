@@ -20,6 +20,8 @@ from typing import Any, BinaryIO
 from feedline.pipeline.base.errors import UsageError, first_line, redacted
 from feedline.pipeline.base.files import open_regular, sync_folder, write_atomically, write_error
 from feedline.pipeline.base.scratch import scratch_folder
+from feedline.pipeline.format.shard_tar import hashed_name
+from feedline.preprocess.sources.reading import reached
 
 WORK = ".feedline"
 """The folder beside the splits that a running job keeps its plan, receipts and attempts in; gone when it is done."""
@@ -129,10 +131,8 @@ class ObjectStore:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        import fsspec
-
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(self.address, **self.options)
+            self._fs, self._root = reached(self.address, self.options)
         except (ImportError, ValueError) as error:
             raise UsageError(f"{self.address} cannot be opened: {error}") from error
 
@@ -161,8 +161,7 @@ class ObjectStore:
 
     def publish(self, attempt: BinaryIO, folder: str, name: str, sha256: str) -> str:
         """Streams the file; the object appears when all of it has arrived."""
-        stem, dot, extension = name.rpartition(".")
-        name = f"{stem}-{sha256[:16]}{dot}{extension}"
+        name = hashed_name(name, sha256)
         attempt.flush()
         attempt.seek(0)
         with self._asking(f"{folder}/{name}") as path:

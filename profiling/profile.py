@@ -28,13 +28,14 @@ from feedline.pipeline.base.scratch import scratch_folder
 from feedline.profiling import probe
 from feedline.profiling.launch import Run
 from feedline.profiling.machine.resources import ResourceSampler
-from feedline.profiling.profile_run import LEGS, explained, noted
+from feedline.profiling.profile_run import explained, noted
 from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.record.merge import merge, scopes
 from feedline.profiling.record.recording import EndedBy, Recording, Script
 from feedline.profiling.watch.capture import Capture, Finished
 from feedline.profiling.watch.facts import Facts
+from feedline.profiling.watch.legs.ways import LEGS
 
 if TYPE_CHECKING:
     from feedline.profiling.explain.predict import Prediction

@@ -12,9 +12,9 @@ from feedline.profiling.launch import Report, Run, launched
 from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import NOTABLE, LegName, StudyConfig
 from feedline.profiling.record.recording import Recording
+from feedline.profiling.watch.legs.ways import LEGS
 from feedline.profiling.watch.rules import is_library
 
-LEGS: tuple[LegName, ...] = ("normal", "cached", "loader_only")
 INTERRUPTED = "interrupted by a signal"
 
 

@@ -1,6 +1,7 @@
 """The house keeps its walls: who may import whom, no circles, one noun a file, nothing heavy in a user's script."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -215,3 +216,20 @@ def test_the_rules_see_a_stranger(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
     path.write_text("def f():\n    from feedline.preprocess import spark\n")
     assert ours(path) == {"preprocess.spark"}
+
+
+def test_contributing_names_what_is_there() -> None:
+    """Of each change the files, and what is in them."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    changes = re.sub(r"`[\w/]+/NAME\.\w+`", "", text[text.index("\n## Add or change") : text.index("\n## Measure")])
+    there = [f"/{path.relative_to(ROOT).as_posix()}/" for path in (*ROOT.glob("*.*"), *ROOT.glob("[a-z]*/**/*"))]
+
+    def paths(name: str) -> list[Path]:
+        return [ROOT / path.strip("/") for path in there if path.endswith(f"/{name.strip('/')}/")]
+
+    named = re.findall(r"`([a-z_]+/[\w/.-]*|[\w-]+\.(?:py|css|html|[ch]|sh|toml))`", changes)
+    gone = [name for name in named if not paths(name)]
+    for name, file in re.findall(r"`(\w+)` (?:in|of) `([\w/]+\.\w+)`", changes):
+        if not any(re.search(rf"\b{name}\b", path.read_text()) for path in paths(file)):
+            gone.append(f"{name} in {file}")
+    assert len(named) > 100 and not gone

@@ -10,6 +10,8 @@ from typing import Literal
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import (
+    BATCH_SIZE,
+    IMAGE_SIZE,
     IMAGENET_MEAN,
     IMAGENET_STD,
     MOST,
@@ -53,13 +55,13 @@ class TrainConfig:
     """Of --classes and --samples, and apart from --seed: runs with other seeds see the same."""
     epochs: int = limited(10, 1)
     """Passes over the train split."""
-    batch_size: int = limited(64, 1)
+    batch_size: int = limited(BATCH_SIZE, 1)
     """Samples per rank and forward pass."""
     global_batch: int | None = limited(None, 1)
     """Samples per optimiser step over all ranks; sets --batch-size, so that any number of ranks trains alike."""
     accumulate: int = limited(1, 1)
     """Forward passes per optimiser step."""
-    image_size: int = limited(224, 8)
+    image_size: int = limited(IMAGE_SIZE, 8)
     """Side of the training images, in pixels."""
     progressive: tuple[tuple[int, int], ...] = ()
     """Image size by epoch, as EPOCH:SIZE,EPOCH:SIZE…: from that epoch on."""

@@ -15,7 +15,8 @@ from feedline.pipeline.split import classes_in_use, labels_in_use
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import World
 
-MOST_WORKERS = 8
+MOST_BESIDE_A_MODEL = 8
+"""Workers of a training that says no number; a loader by itself has up to `ranks.MOST_WORKERS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,7 @@ def _loader(config: TrainConfig, world: World, split: str, dtype: torch.dtype, *
     workers = config.num_workers
     if workers is None:  # on a GPU one per core; where the model computes on the cores too, half of them
         cores = usable_cores() // world.local_world_size
-        workers = max(1, min(MOST_WORKERS, cores if world.device.type == "cuda" else cores // 2))
+        workers = max(1, min(MOST_BESIDE_A_MODEL, cores if world.device.type == "cuda" else cores // 2))
     names = {option.name for option in fields(LoaderConfig)} & {option.name for option in fields(config)}
     ours: dict[str, Any] = {"num_workers": workers, "device": world.device, "dtype": dtype, "rank": world.rank,
             "world_size": world.world_size}  # fmt: skip

@@ -1,5 +1,6 @@
 """The models to train: the small CNN of our own, and any torchvision classifier by name."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,10 +39,14 @@ class SmallCNN(nn.Module):
         return self.classifier(self.features(images_NCHW))
 
 
+OWN: dict[str, Callable[[int, tuple[int, int]], nn.Module]] = {"small_cnn": SmallCNN}
+"""Models of our own by name: (classes, widths) -> the model. Every other name is torchvision's."""
+
+
 def build_model(name: str, classes: int, *, widths: tuple[int, int] = (6, 16)) -> nn.Module:
     """A model with freshly drawn weights and `classes` outputs. Raises UsageError for a name nobody knows."""
-    if name == "small_cnn":
-        return SmallCNN(classes, widths)
+    if name in OWN:
+        return OWN[name](classes, widths)
     import torchvision.models as zoo
 
     check_name(name)
@@ -54,9 +59,9 @@ def check_name(name: str) -> None:
     import torchvision.models as zoo
 
     known = zoo.list_models(module=zoo)
-    if name not in ("small_cnn", *known):
+    if name not in (*OWN, *known):
         near = [other for other in known if name[:4] == other[:4]] or ["mobilenet_v2", "resnet18", "resnet50"]
-        raise UsageError(f"--model {name!r} is not known: try small_cnn, {', '.join(near[:6])}")
+        raise UsageError(f"--model {name!r} is not known: try {', '.join([*OWN, *near[:6]])}")
 
 
 def main_output(output: Any) -> Tensor:

@@ -9,10 +9,13 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import check_limits, limited
 
+Study = Literal["sweep", "prune"]
+"""Kinds of study whose tasks can be an array's jobs, by their verb."""
 SETUP = "# Make python and feedline available here, for example:\n# source .venv/bin/activate"
 
 
@@ -44,8 +47,8 @@ class SlurmConfig:
     """Name of the job."""
     sizes: tuple[int, ...] = limited((), 1)
     """Scaling study: numbers of nodes, as 1,2,4; an array with one job for each."""
-    array: str | None = None
-    """sweep or prune: an array whose jobs do one task each of such a study; give that verb's options too."""
+    array: Study | None = None
+    """An array whose jobs do one task each of such a study; give that verb's options too."""
     tasks: int = limited(30, 1)
     """Jobs of the array: trials of the sweep, or tickets and controls of the pruning."""
     at_once: int | None = limited(None, 1)
@@ -62,8 +65,8 @@ class SlurmConfig:
             raise UsageError(f"{self.ranks_per_node} ranks a node for {self.gpus_per_node} GPUs: each needs its own")
         if not re.fullmatch(r"(\d+-)?\d{1,3}(:\d{2}){0,2}", self.time):
             raise UsageError(f"--time {self.time!r}: write minutes, HH:MM:SS or D-HH:MM:SS")
-        if self.array not in (None, "sweep", "prune") or (self.array and (self.sizes or self.nodes > 1)):
-            raise UsageError(f"--array {self.array}: sweep or prune, on one node and without --sizes")
+        if self.array and (self.array not in get_args(Study) or self.sizes or self.nodes > 1):
+            raise UsageError(f"--array {self.array}: {' or '.join(get_args(Study))}, on one node and without --sizes")
         for name in ("partition", "account", "job_name", "after"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[\w.,@:+-]+", value):

@@ -8,7 +8,6 @@ top-1 of the last epoch, its mean over the seeds and the 95 % interval of the me
 seed. Writes results/accuracy.json and prints its table.
 """
 
-import math
 import statistics
 import tempfile
 from pathlib import Path
@@ -16,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.benchmarks.experiments.harness import end_with, options, say, show, write
-from feedline.benchmarks.measure.intervals import student_t
+from feedline.benchmarks.experiments.harness import end_with, mean, options, say, show, write
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
 from feedline.preprocess.prepare import prepare
@@ -88,17 +86,15 @@ def write_digits(folder: Path) -> None:
 
 
 def row(name: str, top1: dict[str, list[float]], bytes_out: int) -> dict[str, Any]:
-    gaps = [mine - theirs for mine, theirs in zip(top1[name], top1["32 px raw"], strict=True)]
-    n, gap = len(gaps), statistics.mean(gaps)
-    reach = student_t(n - 1, 0.95) * statistics.stdev(gaps) / math.sqrt(n) if n > 1 else None
+    gap = mean([mine - theirs for mine, theirs in zip(top1[name], top1["32 px raw"], strict=True)])
     return {
         "form": name,
         "bytes": bytes_out,
         "top1": statistics.mean(top1[name]),
         "top1_by_seed": top1[name],
-        "difference": gap,
-        "difference_low": None if reach is None else gap - reach,
-        "difference_high": None if reach is None else gap + reach,
+        "difference": gap.value,
+        "difference_low": gap.low,
+        "difference_high": gap.high,
     }
 
 

@@ -33,10 +33,10 @@ from typing import Any
 
 import psutil
 
-from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, say, show, spread, write
+from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, spread, write
 from feedline.benchmarks.measure.reads import Piece, in_memory, measure_reads, pieces_of_split
-from feedline.benchmarks.peers.environments import PEERS, PeerError
-from feedline.benchmarks.peers.loading import Row, call, make_inputs, table_rows, watched
+from feedline.benchmarks.peers.environments import PEERS
+from feedline.benchmarks.peers.loading import Row, make_inputs, prepared, table_rows, watched
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.format.manifest import read_index, read_manifest
@@ -69,14 +69,12 @@ Figures = dict[str, Any]
 
 
 def main() -> None:
-    given = options(__doc__, "cold.json", "originals", work=Path, peers=NAMED, latencies_ms=(0.0, 2.0, 20.0),
+    given = options(__doc__, "cold.json", "originals", "--work", peers=NAMED, latencies_ms=(0.0, 2.0, 20.0),
                     bandwidth_mb=60.0, rounds=3, seconds=10.0)  # fmt: skip
-    if given.work is None:
-        raise UsageError("--work DIR is needed: the prepared forms and the peers' own go there")
     work, common = given.work.resolve(), {"batch_size": 64, "workers": 2, "seconds": given.seconds, "cold": True}
     make_inputs(given.originals, work, ["256-jpeg", "256-planes", "64-raw"])
     rows = {row.name: row for row in rows_of(given.originals, work, given.peers)}
-    problems = prepared(rows, common)
+    problems = prepared(rows.values(), common)
     storages: dict[str, float | None] = {MEMORY: None, DISK: None}
     storages |= {f"{latency:g} ms": latency / 1e3 for latency in given.latencies_ms}
     ours = {**rows["feedline"].spec, "cache_dir": str(cache_of(work))}
@@ -120,18 +118,6 @@ def rows_of(originals: Path, work: Path, peers: tuple[str, ...]) -> list[Row]:
         elif row.name.startswith("ffcv"):
             rows.append(replace(row, name=f"{row.name}, quasi-random", spec={**row.spec, "order": "QUASI_RANDOM"}))
     return rows
-
-
-def prepared(rows: Mapping[str, Row], common: Figures) -> dict[str, str]:
-    """Every peer's own format is written; those that cannot be, and why."""
-    problems: dict[str, str] = {}
-    for name, row in rows.items():
-        try:
-            call(row, "prepare", common)
-        except PeerError as error:
-            problems[name] = str(error)
-            say(f"{name}: {error}")
-    return problems
 
 
 # --- storages -----------------------------------------------------------------------------------------

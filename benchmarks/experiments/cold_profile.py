@@ -49,9 +49,9 @@ Figures = dict[str, Any]
 
 
 def main() -> None:
-    given = options(__doc__, "cold-profile.json", work=Path, repeats=10, latency_ms=8.0, images=1600, steps=24)
-    if given.work is None or why_not():
-        raise UsageError(why_not() or "--work DIR is needed: the images and the mount go there")
+    given = options(__doc__, "cold-profile.json", "--work", repeats=10, latency_ms=8.0, images=1600, steps=24)
+    if why := why_not():
+        raise UsageError(why)
     photos, together = given.work / f"photos-{given.images}", given.work / "together.py"
     if not photos.exists():
         synth(SynthConfig(out=str(photos), images=given.images, layout="folder"))

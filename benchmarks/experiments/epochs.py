@@ -10,16 +10,23 @@ results/epochs.json.
 """
 
 import os
-import subprocess
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from feedline.benchmarks.experiments.footprint import enlarge
-from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, spread, write
+from feedline.benchmarks.experiments.harness import (
+    column,
+    end_with,
+    in_rounds,
+    options,
+    output_of,
+    show,
+    spread,
+    write,
+)
 from feedline.benchmarks.experiments.versions import HERE, commit
 from feedline.benchmarks.measure.intervals import estimate
-from feedline.pipeline.base.errors import FeedlineError, UsageError
 
 SHORT, EPOCHS, BATCH = 2_000, 20, 64
 BATCHES = SHORT // BATCH
@@ -45,9 +52,7 @@ while batches < last:
 
 
 def main() -> None:
-    given = options(__doc__, "epochs.json", "split", work=Path, before=Path, rounds=7)
-    if given.work is None or given.before is None:
-        raise UsageError("--work DIR and --before CHECKOUT are needed: a place for two datasets, and another version")
+    given = options(__doc__, "epochs.json", "split", "--work", "--before", rounds=7)
     checkouts = {"before": given.before.resolve(), "now": HERE}
     splits = {
         length: enlarge(given.split, given.work / f"{samples}", samples, copies=False)
@@ -76,11 +81,8 @@ def main() -> None:
 
 def samples_per_s(checkout: Path, split: Path) -> float:
     numbers = (BATCH, BATCHES, (EPOCHS + 1) * BATCHES)
-    command = [str(checkout / ".venv" / "bin" / "python"), "-c", PROGRAM, str(split.resolve()), *map(str, numbers)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=checkout)
-    if done.returncode:
-        raise FeedlineError(f"the loader of {checkout} failed: {done.stderr.strip()[-500:]}")
-    return float(done.stdout)
+    command = [checkout / ".venv" / "bin" / "python", "-c", PROGRAM, split.resolve(), *map(str, numbers)]
+    return float(output_of(command, f"the loader of {checkout}", cwd=checkout))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.benchmarks.experiments.harness import apart, column, end_with, in_rounds, options, spread, write
-from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.draw.order import EpochPlan
 from feedline.pipeline.format.manifest import INDEX, INDEX_SCHEMA, MANIFEST, index_table_bytes, read_manifest
 
@@ -38,9 +37,7 @@ EPOCHS = 20
 
 
 def main() -> None:
-    given = options(__doc__, "footprint.json", "split", work=Path, rounds=5, seconds=3.0)
-    if given.work is None:
-        raise UsageError("--work DIR is needed: the larger datasets go there (2 GB)")
+    given = options(__doc__, "footprint.json", "split", "--work", rounds=5, seconds=3.0)
     huge = enlarge(given.split, given.work / "imagenet-rows", IMAGENET, copies=False)
     large = enlarge(given.split, given.work / "50000", 50_000, copies=True)
     firsts = [apart(first_batch_s, given.split) for _ in range(5)]

@@ -7,23 +7,18 @@ Training on cached batches (data is free), each variant in a process of its own,
 over `as it is` within a round. Written after every window. Writes results/gpu-recipe.json.
 """
 
-import tempfile
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from feedline.benchmarks.experiments.harness import apart, end_with, options, say, show, spread, write
-from feedline.benchmarks.experiments.train_overhead import cached_batches, window_bare
-from feedline.benchmarks.measure.rounds import rounds
+from feedline.benchmarks.experiments.harness import apart, column, end_with, in_rounds, options, show, spread, write
+from feedline.benchmarks.experiments.train_overhead import cached_batches, opened, window_bare
 from feedline.benchmarks.variants import find_train
-from feedline.pipeline.base.errors import FeedlineError
-from feedline.train.checkpoint import Checkpoints
 from feedline.train.config import TrainConfig
-from feedline.train.distributed import joined
-from feedline.train.run import Run
 
 AS_IS = "as it is"
 PLAIN: dict[str, Any] = {"amp": "none", "channels_last": False, "compile": False}
@@ -43,22 +38,16 @@ WARM_UP = 10
 def main() -> None:
     given = options(__doc__, "gpu-recipe.json", "dataset", model="mobilenet_v2", image_size=224, batch_size=256,
                     rounds=2, steps=60, device="auto", only=tuple(VARIANTS))  # fmt: skip
-    rates: dict[str, dict[int, float]] = {}
     failed: dict[str, str] = {}
     about = {"model": given.model, "image_size_px": given.image_size, "batch_size": given.batch_size,
              "warm_up_steps": WARM_UP, "steps": given.steps, "baseline": AS_IS}  # fmt: skip
-    for number, name in rounds(given.only, given.rounds):
-        if name in failed:
-            continue
-        try:
-            rates.setdefault(name, {})[number] = apart(rate, *arguments(given), *VARIANTS[name])
-            say(f"{number + 1}/{given.rounds} {name}: {rates[name][number]:,.0f} samples/s")
-        except FeedlineError as error:
-            failed[name] = str(error)
-        write(given.out, {**about, **figures(rates), "failed": failed})
-    found = figures(rates)
+    cells = {name: partial(apart, rate, *arguments(given), *VARIANTS[name]) for name in given.only}
+    by_round = in_rounds(
+        cells, given.rounds, "{:,.0f} samples/s".format, failed=failed,
+        told=lambda by_round: write(given.out, {**about, **figures(by_round), "failed": failed}),
+    )  # fmt: skip
     show(("recipe", "samples/s", "gain"), [(name, f"{one['samples_per_s']['median']:,.0f}", f"{one['gain'] or 0:.2f}")
-                                           for name, one in found["variants"].items()])  # fmt: skip
+                                           for name, one in figures(by_round)["variants"].items()])  # fmt: skip
 
 
 def arguments(given: Namespace) -> tuple[Any, ...]:
@@ -74,25 +63,20 @@ def rate(dataset: str, model: str, px: int, batch: int, steps: int, device: str,
         dataset=Path(dataset), model=model, image_size=px, batch_size=batch, epochs=1, steps=steps, eval_every=0,
         keep_last=0, tensorboard=False, policy="wrap", device=device, **settings,
     )  # fmt: skip
-    with joined(config) as world:
-        run = Run(config, world, Checkpoints(Path(tempfile.mkdtemp())), lambda _: None)
+    with opened(config) as run:
         batches = cached_batches(run)
         window_bare(run, batches, WARM_UP)
         spent_s, _ = window_bare(run, batches, steps)
-        run.close()
     return steps * batch / spent_s
 
 
-def figures(rates: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
+def figures(by_round: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Gains over AS_IS in the same round."""
-    base = rates.get(AS_IS, {})
     found: dict[str, Any] = {}
-    for name, by_round in rates.items():
-        if not by_round:
-            continue
-        gains = sorted(rate / base[number] for number, rate in by_round.items() if number in base)
+    for name in dict.fromkeys(name for one in by_round for name in one):
+        gains = sorted(one[name] / one[AS_IS] for one in by_round if {name, AS_IS} <= one.keys())
         gain = gains[len(gains) // 2] if gains else None
-        found[name] = {"samples_per_s": spread(list(by_round.values())), "gain": gain, "gains": gains}
+        found[name] = {"samples_per_s": spread(column(by_round, name)), "gain": gain, "gains": gains}
     return {"variants": found}
 
 

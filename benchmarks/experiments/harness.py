@@ -7,6 +7,7 @@ written where `--out` says, by default over the committed ones in benchmarks/res
 
 import argparse
 import json
+import math
 import shlex
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from feedline.benchmarks.measure.intervals import Estimate, student_t
 from feedline.benchmarks.measure.rounds import rounds
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import write_atomically
@@ -38,12 +40,14 @@ def this_command() -> str:
 
 
 def options(doc: str | None, result: str, *paths: str, **defaults: Any) -> argparse.Namespace:
-    """`paths` are arguments, with `?` or `+` behind where there may be none or several. An option's kind is that of
-    its default; a type is the kind of one without. `--out` is where the figures go."""
+    """`paths` are arguments, with `?` or `+` behind where there may be none or several; `--NAME` is an option that
+    must be given. An option's kind is that of its default; a type is the kind of one without. `--out` is where the
+    figures go."""
     kind = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog=f"python -m {module()}", description=doc, formatter_class=kind)
     for name in paths:
-        parser.add_argument(name.rstrip("?+"), type=Path, nargs=name[-1] if name[-1] in "?+" else None)
+        must: dict[str, Any] = {"required": True} if name.startswith("--") else {}
+        parser.add_argument(name.rstrip("?+"), type=Path, nargs=name[-1] if name[-1] in "?+" else None, **must)
     for name, default in defaults.items():
         flag = f"--{name.replace('_', '-')}"
         if default is False:
@@ -65,13 +69,27 @@ def write(path: Path, figures: Mapping[str, Any]) -> None:
 
 
 def in_rounds(
-    cells: Mapping[str, Callable[[], T]], count: int, words: Callable[[T], str] = str
-) -> list[dict[str, T]]:
-    """What each cell measured, by round; every round visits all in an order drawn anew."""
+    cells: Mapping[str, Callable[[], T]], count: int, words: Callable[[T], str] = str, *,
+    failed: dict[str, str] | None = None, but: type[FeedlineError] = FeedlineError,
+    told: Callable[[list[dict[str, T]]], object] = lambda _: None,
+) -> list[dict[str, T]]:  # fmt: skip
+    """What each cell measured, by round; every round visits all in an order drawn anew. `told` has it after each.
+
+    A cell that raises `but` stands in `failed` from then on, with the reason, and is left out; without `failed` it
+    raises."""
     measured: list[dict[str, T]] = [{} for _ in range(count)]
-    for number, name in rounds(list(cells), count):
-        measured[number][name] = cells[name]()
-        say(f"{number + 1}/{count} {name}: {words(measured[number][name])}")
+    for number, name in rounds([name for name in cells if name not in (failed or ())], count):
+        if failed and name in failed:
+            continue
+        try:
+            measured[number][name] = cells[name]()
+            said = words(measured[number][name])
+        except but as error:
+            if failed is None:
+                raise
+            failed[name] = said = str(error)
+        say(f"{number + 1}/{count} {name}: {said}")
+        told(measured)
     return measured
 
 
@@ -88,6 +106,23 @@ def spread(values: Sequence[float], digits: int | None = None) -> dict[str, floa
     return found if digits is None else {name: round(value, digits) for name, value in found.items()}
 
 
+def mean(values: Sequence[float]) -> Estimate:
+    """With its 95 % interval."""
+    middle, n = statistics.fmean(values), len(values)
+    if n < 2:
+        return Estimate(value=middle, low=None, high=None, n=n)
+    reach = student_t(n - 1, 0.95) * statistics.stdev(values) / math.sqrt(n)
+    return Estimate(value=middle, low=middle - reach, high=middle + reach, n=n)
+
+
+def output_of(command: Sequence[str | Path], what: str, **how: Any) -> str:
+    """What a program writes to standard output. Raises FeedlineError with `what` failed and its last words."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **how)
+    if done.returncode:
+        raise FeedlineError(f"{what} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+    return done.stdout
+
+
 def apart(function: Callable[..., Any], *arguments: Any, env: Mapping[str, str] | None = None) -> Any:
     """What the function of an experiment returns in a process of its own; all of it is JSON. Raises FeedlineError
     with its last words."""
@@ -96,11 +131,8 @@ def apart(function: Callable[..., Any], *arguments: Any, env: Mapping[str, str] 
     program += "print(json.dumps(f(*json.loads(sys.argv[1]))))"
     words = json.dumps(arguments, default=str)
     command = [sys.executable, "-c", program, words]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    if done.returncode:
-        last = (done.stderr.strip() or "no message").splitlines()[-1]
-        raise FeedlineError(f"{function.__name__} failed in a process of its own: {last}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    said = output_of(command, f"{function.__name__} in a process of its own", env=env)
+    return json.loads(said.strip().splitlines()[-1])
 
 
 @contextmanager

@@ -17,7 +17,6 @@ Writes results/lottery.json and lottery.html, the page that `prune` drew; ends w
 """
 
 import json
-import math
 import shutil
 import statistics
 import subprocess
@@ -31,9 +30,8 @@ import torch
 from torch import Tensor
 
 from feedline.benchmarks.commands import FEEDLINE
-from feedline.benchmarks.experiments.harness import end_with, options, say, show, write
-from feedline.benchmarks.measure.intervals import student_t
-from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.benchmarks.experiments.harness import end_with, mean, options, say, show, write
+from feedline.pipeline.base.errors import FeedlineError
 from feedline.train import checkpoint, masks
 from feedline.train.checkpoint import Checkpoints, State
 from feedline.train.config import TrainConfig
@@ -45,11 +43,9 @@ Figures = dict[str, Any]
 
 
 def main() -> None:
-    given = options(__doc__, "lottery.json", "dataset", work=Path, keep=(0.4, 0.2, 0.1, 0.05, 0.02), rewind=(0, 1),
+    given = options(__doc__, "lottery.json", "dataset", "--work", keep=(0.4, 0.2, 0.1, 0.05, 0.02), rewind=(0, 1),
                     seeds=3, jobs=2, epochs=9, model="small_cnn", image_size=32, batch_size=32, lr=0.0175,
                     weight_decay=2e-4)  # fmt: skip
-    if given.work is None:
-        raise UsageError("--work DIR is needed: the runs go there")
     settings: Figures = {
         "model": given.model, "image_size": given.image_size, "epochs": given.epochs, "batch_size": given.batch_size,
         "lr": given.lr, "weight_decay": given.weight_decay, "num_workers": 1, "threads": 1,
@@ -113,11 +109,8 @@ def gaps(tasks: Sequence[Figures]) -> list[Figures]:
     for rewind, keep, control in known:
         if control == "ticket":
             pairs = zip(known[rewind, keep, control], known[rewind, keep, "random"], strict=True)
-            each = [ticket - random for ticket, random in pairs]
-            n, mean = len(each), statistics.mean(each)
-            reach = student_t(n - 1, 0.95) * statistics.stdev(each) / math.sqrt(n) if n > 1 else None
-            low, high = (None, None) if reach is None else (mean - reach, mean + reach)
-            found.append({"rewind": rewind, "keep": keep, "mean": mean, "low": low, "high": high, "n": n})
+            ahead = mean([ticket - random for ticket, random in pairs])
+            found.append({"rewind": rewind, "keep": keep, **ahead.record("mean")})
     return found
 
 

@@ -11,20 +11,14 @@ on the loader. Writes results/pinned-MODEL.json and prints its table.
 import itertools
 import os
 import statistics
-import tempfile
 import time
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from feedline.benchmarks.experiments.harness import RESULTS, end_with, options, write
-from feedline.benchmarks.experiments.train_overhead import cached_batches, window_ours
+from feedline.benchmarks.experiments.train_overhead import cached_batches, opened, window_ours
 from feedline.pipeline.base.errors import UsageError
-from feedline.train.checkpoint import Checkpoints
 from feedline.train.config import TrainConfig
-from feedline.train.distributed import joined
 from feedline.train.loop import fit
 from feedline.train.report import Reporter
 from feedline.train.run import Run
@@ -53,11 +47,9 @@ def one_round(given: Namespace, cores: list[int]) -> dict[str, float]:
         steps=given.steps + 2, eval_every=0, keep_last=0, tensorboard=False, num_workers=1, policy="wrap", threads=1,
     )  # fmt: skip
     samples = given.steps * given.batch_size
-    with joined(config) as world:
-        torch.set_num_threads(1)
-        os.sched_setaffinity(0, cores[:1])
-        try:
-            run = Run(config, world, Checkpoints(Path(tempfile.mkdtemp())), lambda _: None)
+    os.sched_setaffinity(0, cores[:1])
+    try:
+        with opened(config) as run:
             loader = run.loader
             alone_s = loader_alone_s(run, given.steps, cores[1])
             batches = cached_batches(run)
@@ -65,9 +57,8 @@ def one_round(given: Namespace, cores: list[int]) -> dict[str, float]:
             ceiling_s, _ = window_ours(run, batches, given.steps)
             run.loader = loader
             trained_s, waited_s = trained(run, cores[1])
-            run.close()
-        finally:
-            os.sched_setaffinity(0, cores)
+    finally:
+        os.sched_setaffinity(0, cores)
     return {"loader_samples_per_s": samples / alone_s, "ceiling_samples_per_s": samples / ceiling_s,
             "samples_per_s": samples / trained_s, "wait_fraction": waited_s / trained_s}  # fmt: skip
 

@@ -36,9 +36,10 @@ from feedline.preprocess.synth.inventory import SynthConfig
 from feedline.preprocess.synth.write import synth
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
-from feedline.profiling.profile_run import LEGS, study
+from feedline.profiling.profile_run import study
 from feedline.profiling.record.journal import StudyConfig
 from feedline.profiling.record.recording import Recording
+from feedline.profiling.watch.legs.ways import LEGS
 
 HERE = Path(__file__).parent
 IMAGES, STEPS, WINDOW_S, WARM_UP_S = 1200, 60, 2.5, 1.0

@@ -30,6 +30,7 @@ from feedline.benchmarks.experiments.harness import apart, end_with, options, sa
 from feedline.benchmarks.experiments.prepare_speed import IMAGENET, imagenet_like, spark_job
 from feedline.pipeline.base.process import read_text, usable_cores
 from feedline.pipeline.format.manifest import ShardInfo
+from feedline.pipeline.format.shard_tar import shard_name
 from feedline.preprocess import prepare, spark
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.index_source import gather, open_configured
@@ -93,7 +94,7 @@ def fabricated(order: Order, group: Sequence[ShardTask]) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for task in group:
         count = len(task)
-        name, size = f"{task.split}-{task.shard:06d}.tar", count * SAMPLE_BYTES
+        name, size = shard_name(task.split, task.shard), count * SAMPLE_BYTES
         path = Path(order.address) / order.config.folders(task.split)[0] / name
         path.touch()
         os.truncate(path, size)

@@ -10,16 +10,24 @@ Writes results/small-cache.json.
 """
 
 import json
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.experiments.footprint import enlarge
-from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, spread, write
+from feedline.benchmarks.experiments.harness import (
+    column,
+    end_with,
+    in_rounds,
+    options,
+    output_of,
+    show,
+    spread,
+    write,
+)
 from feedline.benchmarks.storage_advice import found_again
-from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.format.manifest import read_manifest
 from feedline.pipeline.rereading import window_fits
 from feedline.profiling.watch.data_files import drop
@@ -48,9 +56,9 @@ EPOCHS = 3
 
 
 def main() -> None:
-    given = options(__doc__, "small-cache.json", "split", work=Path, memory_mb=1500, times=3.0, rounds=3)
-    if given.work is None or why_not():
-        raise UsageError(why_not() or "--work DIR is needed: the larger dataset goes there")
+    given = options(__doc__, "small-cache.json", "split", "--work", memory_mb=1500, times=3.0, rounds=3)
+    if why := why_not():
+        raise UsageError(why)
     manifest, memory = read_manifest(given.split), given.memory_mb << 20
     size = sum(shard.bytes for shard in manifest.shards)
     samples = int(given.times * memory / size * manifest.samples)
@@ -82,10 +90,7 @@ def epochs_of(split: Path, window: int, memory_bytes: int) -> list[dict[str, Any
     drop([str(path) for path in split.iterdir()])
     with small_memory(memory_bytes) as inside:
         command = [*inside, sys.executable, "-c", PROGRAM, str(split), str(window), str(EPOCHS)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise FeedlineError(f"{split}: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+        return [json.loads(line) for line in output_of(command, f"the loader of {split}").splitlines()]
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from feedline.benchmarks.commands import FEEDLINE
 from feedline.benchmarks.experiments.harness import end_with, options, say, write
 from feedline.pipeline.base.errors import UsageError
 from feedline.train.config import TrainConfig
@@ -38,10 +38,8 @@ KILLS = (1 / 3, 2 / 3)
 
 
 def main() -> None:
-    given = options(__doc__, "sweeps.json", "dataset", work=Path, trials=30, epochs=9, seeds=5, image_size=32,
+    given = options(__doc__, "sweeps.json", "dataset", "--work", trials=30, epochs=9, seeds=5, image_size=32,
                     model="small_cnn")  # fmt: skip
-    if given.work is None:
-        raise UsageError("--work DIR is needed: the runs go there")
     shutil.rmtree(given.work, ignore_errors=True)
     given.work.mkdir(parents=True)
     base: dict[str, Any] = {
@@ -95,7 +93,7 @@ def killed_and_joined(given: Any) -> dict[str, Any]:
     words = ["sweep", given.dataset, "--space", given.work / "space.toml", "--study", study, "--trials", given.trials,
              "--epochs", given.epochs, "--model", given.model, "--image-size", given.image_size, "--num-workers", 1,
              "--threads", 1, "--no-tensorboard"]  # fmt: skip
-    command = [sys.executable, "-c", "from feedline.cli.main import run; run()", *map(str, words)]
+    command = [*FEEDLINE, *map(str, words)]
     tasks, killed = Tasks(study), 0
     for share in KILLS:
         running = subprocess.Popen([*command, "--jobs", "2"])

@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,7 @@ def main() -> None:
 
 def own_work(config: TrainConfig, rounds: int, steps: int) -> dict[str, Any]:
     """`own_fraction` from the laps; `ratio`: time of our loop by that of the bare one, per pair of windows."""
-    with joined(config) as world:
-        run = Run(config, world, Checkpoints(Path(tempfile.mkdtemp())), lambda _: None)
+    with opened(config) as run:
         batches = cached_batches(run)
         cells: dict[str, Callable[[], tuple[float, float]]] = {
             "ours": lambda: window_ours(run, batches, steps),
@@ -81,7 +81,6 @@ def own_work(config: TrainConfig, rounds: int, steps: int) -> dict[str, Any]:
         }
         in_rounds(cells, 1)
         by_round = in_rounds(cells, rounds)
-        run.close()
     ours, bare = ([spent_s / steps for spent_s, _ in column(by_round, name)] for name in ("ours", "bare"))
     own = [share for _, share in column(by_round, "ours")]
     ratios = [mine / theirs for mine, theirs in zip(ours, bare, strict=True)]
@@ -97,6 +96,15 @@ def own_work(config: TrainConfig, rounds: int, steps: int) -> dict[str, Any]:
         "n": rounds,
         "steps_per_window": steps,
     }
+
+
+@contextmanager
+def opened(config: TrainConfig) -> Generator[Run]:
+    """A run of which nothing is kept."""
+    with joined(config) as world, tempfile.TemporaryDirectory() as folder:
+        run = Run(config, world, Checkpoints(Path(folder)), lambda _: None)
+        yield run
+        run.close()
 
 
 class Replay:

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.experiments.attribution import SCRIPT, make_pictures
-from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, write
+from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, output_of, show, write
 from feedline.benchmarks.measure.intervals import estimate
-from feedline.pipeline.base.errors import FeedlineError
 
 HERE = Path(__file__).resolve().parents[2]
 OUTPUTS = ("256:jpeg", "256:raw:square", "256:planes")
@@ -72,12 +71,8 @@ class Version:
     def run(self, *command: str | Path) -> tuple[Seconds, str]:
         """What it took, and what it printed."""
         began, cpu_began = time.perf_counter(), ended_cpu_s()
-        done = subprocess.run(
-            [str(word) for word in command], check=False, capture_output=True, text=True, cwd=self.work, env=CACHING
-        )
-        if done.returncode:
-            raise FeedlineError(f"{' '.join(map(str, command))} ended with {done.returncode}: {done.stderr[-500:]}")
-        return (time.perf_counter() - began, ended_cpu_s() - cpu_began), done.stdout
+        said = output_of(command, " ".join(map(str, command)), cwd=self.work, env=CACHING)
+        return (time.perf_counter() - began, ended_cpu_s() - cpu_began), said
 
     def prepare(self, out: Path, *outputs: str) -> Seconds:
         wanted = [word for output in outputs for word in ("--output", output)]
@@ -122,7 +117,7 @@ CELLS: dict[str, Callable[[Version], Seconds]] = {
 
 
 def main() -> None:
-    given = options(__doc__, "versions.json", before=Path, rounds=11, images=10000, only=tuple(CELLS))
+    given = options(__doc__, "versions.json", "--before", rounds=11, images=10000, only=tuple(CELLS))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         synth = [HERE / ".venv" / "bin" / "feedline", "synth", folder / "pictures", "--layout", "folder"]
@@ -155,9 +150,7 @@ def main() -> None:
 
 
 def commit(checkout: Path) -> str:
-    return subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return output_of(["git", "-C", checkout, "rev-parse", "--short", "HEAD"], f"git in {checkout}").strip()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from typing import Any
 from feedline.benchmarks.measure.window import Meter, endless
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import keep_freed_memory
-from feedline.pipeline.base.settings import PREFETCH
 from feedline.profiling.watch.batches import sizes, tensors
 from feedline.profiling.watch.legs.cached import KEPT_BATCHES, Cache
 from feedline.profiling.watch.loaders import Torch
@@ -171,5 +170,5 @@ def over_webdataset(loader: Any, settings: dict[str, Any]) -> Any:
     dataset = dataset.to_tuple("jpg", "cls").map_tuple(transform, int).repeat()
     own = {name: getattr(loader, name) for name in ("collate_fn", "pin_memory", "worker_init_fn")}
     if workers := settings["num_workers"]:
-        own |= {"prefetch_factor": loader.prefetch_factor or PREFETCH, "persistent_workers": True}
+        own |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": True}
     return DataLoader(dataset, batch_size=batch_size, num_workers=workers, **own)

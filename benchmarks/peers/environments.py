@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.format.remote import default_cache
+from feedline.preprocess.picture import Output
 
 SCRIPTS = Path(__file__).parent
 
@@ -63,11 +65,17 @@ PEERS = {
 }  # fmt: skip
 
 
+def environment() -> dict[str, str]:
+    """Of a peer's process: ours, and how feedline prepares by default, for those that resize and encode."""
+    prepared = {"SHORT_SIDE_PX": str(Output.size_px), "JPEG_QUALITY": str(Output.quality)}
+    return {**os.environ, "PYTHONWARNINGS": "ignore", **prepared}
+
+
 def interpreter(peer: Peer) -> Path:
     """The Python to run the peer's script with; installs on the first call. Raises PeerError."""
     if not peer.installed:
         return Path(sys.executable)
-    folder = Path(os.environ.get("FEEDLINE_CACHE") or Path.home() / ".cache" / "feedline") / "peers" / peer.name
+    folder = default_cache().with_name("peers") / peer.name
     python, ready = folder / "bin" / "python", folder / ".ready"
     wanted = "\n".join(peer.installed)
     if ready.exists() and ready.read_text() == wanted:

@@ -10,21 +10,21 @@ Writes benchmarks/results/loading.json and prints its tables.
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.commands import FEEDLINE
-from feedline.benchmarks.experiments.harness import end_with, options, say, show, write
-from feedline.benchmarks.measure.rounds import quietest, rounds
-from feedline.benchmarks.peers.environments import PEERS, SCRIPTS, Peer, PeerError, interpreter
-from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, output_of, say, show, write
+from feedline.benchmarks.measure.rounds import quietest
+from feedline.benchmarks.peers.environments import PEERS, SCRIPTS, Peer, PeerError, environment, interpreter
 from feedline.pipeline.base.process import busy_core_seconds, children_cpu_seconds
 from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import read_index, read_manifest
@@ -42,21 +42,17 @@ NEEDED = {"jpeg": ["256-jpeg"], "planes": ["256-jpeg", "256-planes"], "keep": ["
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of a table: whose script, with which additions to the spec; and what came of it."""
+    """One line of a table: whose script, with which additions to the spec."""
 
     name: str
     script: str
     peer: Peer | None = None
     spec: dict[str, Any] = field(default_factory=dict[str, Any])
-    answers: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    problems: list[str] = field(default_factory=list[str])
 
 
 def main() -> None:
-    given = options(__doc__, "loading.json", "originals", work=Path, tables=tuple(NEEDED), peers=tuple(PEERS),
+    given = options(__doc__, "loading.json", "originals", "--work", tables=tuple(NEEDED), peers=tuple(PEERS),
                     rounds=3, seconds=4.0)  # fmt: skip
-    if given.work is None:
-        raise UsageError("--work DIR is needed: the prepared forms and the peers' own go there")
     make_inputs(given.originals, given.work, sorted({form for table in given.tables for form in NEEDED[table]}))
     common = {"batch_size": 64, "workers": 2, "seconds": given.seconds}
     known = json.loads(given.out.read_text())["tables"] if given.out.exists() else {}
@@ -64,8 +60,7 @@ def main() -> None:
     settings = {**common, "warm_up_s": 1.5, "images": images}
     for name in given.tables:
         rows = table_rows(name, given.originals, given.work, given.peers)
-        run_table(rows, common, given.rounds)
-        known[name] = listed = [summary(row) for row in rows]
+        known[name] = listed = run_table(rows, common, given.rounds)
         write(given.out, {"settings": settings, "tables": known})
         ours = next((row["samples_per_s"] for row in listed if row["name"].startswith("feedline")), None)
         print(f"\n{name}")
@@ -81,9 +76,7 @@ def make_inputs(originals: Path, work: Path, forms: list[str]) -> None:
     for form in forms:
         if not (work / form / "train" / "manifest.json").exists():
             command = [*FEEDLINE, "prepare", str(originals), str(work / form), *FORMS[form], "--shards", "16"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise FeedlineError(f"preparing {form} failed: {done.stderr.strip().splitlines()[-1]}")
+            output_of(command, f"preparing {form}")
     folder = work / "folder256"
     if "256-jpeg" in forms and not folder.exists():
         # the 256 px JPEGs of our shards as loose files: the peers decode the very same bytes
@@ -142,21 +135,25 @@ def table_rows(table: str, originals: Path, work: Path, peers: Sequence[str]) ->
 # --- running ------------------------------------------------------------------------------------------
 
 
-def run_table(rows: list[Row], common: dict[str, Any], count: int) -> None:
-    by_name = {row.name: row for row in rows}
-    for number, name in [*((-1, name) for name in by_name), *rounds(list(by_name), count)]:
-        row = by_name[name]
-        if row.problems:
-            continue
+def run_table(rows: list[Row], common: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    failed = prepared(rows, common)
+    cells = {row.name: partial(quietest, partial(watched, row, common), itemgetter("others_cores")) for row in rows}
+    by_round = in_rounds(
+        cells, count, lambda one: f"{one['samples_per_s']:,.0f} samples/s", failed=failed, but=PeerError
+    )
+    return [summary(row, column(by_round, row.name), failed.get(row.name)) for row in rows]
+
+
+def prepared(rows: Iterable[Row], common: dict[str, Any]) -> dict[str, str]:
+    """Every peer's own format is written; those that cannot be, and why."""
+    failed: dict[str, str] = {}
+    for row in rows:
         try:
-            if number < 0:
-                call(row, "prepare", common)
-                continue
-            row.answers.append(quietest(lambda row=row: watched(row, common), lambda one: one["others_cores"]))
-            say(f"  {name}: {row.answers[-1]['samples_per_s']:,.0f}")
+            call(row, "prepare", common)
         except PeerError as error:
-            row.problems.append(str(error))
-            say(f"  {name}: {error}")
+            failed[row.name] = str(error)
+            say(f"{row.name}: {error}")
+    return failed
 
 
 def watched(row: Row, common: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +174,7 @@ def call(row: Row, verb: str, common: dict[str, Any]) -> str:
     command = [str(python), str(SCRIPTS / row.script), verb, json.dumps(common | row.spec)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-                              env=os.environ | {"PYTHONWARNINGS": "ignore"})  # fmt: skip
+                              env=environment())  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise PeerError(f"no answer within {TIMEOUT_S:.0f} s") from error
     if done.returncode:
@@ -185,9 +182,9 @@ def call(row: Row, verb: str, common: dict[str, Any]) -> str:
     return (done.stdout.strip().splitlines() or [""])[-1]
 
 
-def summary(row: Row) -> dict[str, Any]:
-    rates = [answer["samples_per_s"] for answer in row.answers]
-    firsts = [answer["first_batch_s"] for answer in row.answers if "first_batch_s" in answer]
+def summary(row: Row, answers: Sequence[dict[str, Any]], problem: str | None) -> dict[str, Any]:
+    rates = [answer["samples_per_s"] for answer in answers]
+    firsts = [answer["first_batch_s"] for answer in answers if "first_batch_s" in answer]
     return {
         "name": row.name,
         "samples_per_s": round(statistics.median(rates), 1) if rates else None,
@@ -195,10 +192,10 @@ def summary(row: Row) -> dict[str, Any]:
         "high": round(max(rates), 1) if rates else None,
         "n": len(rates),
         "first_batch_s": round(statistics.median(firsts), 3) if firsts else None,
-        "others_cores": max((answer["others_cores"] for answer in row.answers), default=None),
-        "batch": row.answers[-1]["batch"] if row.answers else "",
+        "others_cores": max((answer["others_cores"] for answer in answers), default=None),
+        "batch": answers[-1]["batch"] if answers else "",
         "packages": list(row.peer.installed) if row.peer else [],
-        "problem": row.problems[0] if row.problems else None,
+        "problem": problem,
     }
 
 

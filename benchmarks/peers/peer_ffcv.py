@@ -1,7 +1,7 @@
-"""FFCV on its own format; `mode` in the spec: jpg (quality 90) or raw pixels. Threads; page cache and random order,
+"""FFCV on its own format; `mode` in the spec: jpg or raw pixels. Threads; page cache and random order,
 or (`order` in the spec) QUASI_RANDOM and pages of its own, as it advises where data does not fit in memory.
 
-Writing: its DatasetWriter with its own worker processes, short side 256 with Pillow, JPEG of quality 90 by OpenCV.
+Writing: its DatasetWriter with its own worker processes, resized with Pillow, JPEG by OpenCV.
 The time of a run over one image per worker is taken for its start, the second one: the first also compiles.
 """
 
@@ -16,7 +16,7 @@ from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
 from ffcv.transforms import RandomHorizontalFlip, ToTensor
 from ffcv.writer import DatasetWriter
-from peer_protocol import Epoch, Spec, image_files, resized, serve
+from peer_protocol import Epoch, Spec, image_files, jpeg_quality, resized, serve, started_apart
 from PIL import Image
 
 
@@ -37,23 +37,21 @@ def whole(path: Path) -> Any:
 
 
 def prepare(spec: Spec) -> None:
-    fields = {"image": RGBImageField(write_mode=spec["mode"], jpeg_quality=90), "label": IntField()}
     pictures = Pictures(image_files(spec["folder"]), whole)
-    DatasetWriter(str(Path(spec["work"]) / "data.beton"), fields, num_workers=2).from_indexed_dataset(pictures)
+    writer(str(Path(spec["work"]) / "data.beton"), spec["mode"], 2).from_indexed_dataset(pictures)
+
+
+def writer(out: str, mode: str, processes: int) -> DatasetWriter:
+    fields = {"image": RGBImageField(write_mode=mode, jpeg_quality=jpeg_quality()), "label": IntField()}
+    return DatasetWriter(out, fields, num_workers=processes)
 
 
 def write(files: list[Any], out: str, processes: int) -> Any:
-    def run(files: list[Any], out: str) -> int:
-        fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=90), "label": IntField()}
-        writer = DatasetWriter(out, fields, num_workers=processes)
-        writer.from_indexed_dataset(Pictures(files, resized), chunksize=16)
-        return Path(out).stat().st_size
+    def run(files: list[Any], out: str) -> None:
+        writer(out, "jpg", processes).from_indexed_dataset(Pictures(files, resized), chunksize=16)
 
     run(files[:processes], out + "-warm")
-    yield "start"
-    run(files[:processes], out + "-start")
-    yield "ready"
-    yield run(files, out)
+    yield from started_apart(run, files, out, processes)
 
 
 def make(spec: Spec) -> Epoch:

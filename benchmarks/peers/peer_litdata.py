@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from litdata import StreamingDataLoader, StreamingDataset, optimize
-from peer_protocol import Epoch, Spec, bytes_under, image_files, resized_jpeg, serve
+from peer_protocol import Epoch, Spec, image_files, resized_jpeg, serve, started_apart
 from torchvision import io
 from torchvision.transforms import v2
 
@@ -34,11 +34,7 @@ def prepare(spec: Spec) -> None:
 
 
 def write(files: list[Any], out: str, processes: int) -> Any:
-    yield "start"
-    run(smaller, files[:processes], out + "-start", processes)
-    yield "ready"
-    run(smaller, files, out, processes)
-    yield bytes_under(out)
+    return started_apart(lambda files, out: run(smaller, files, out, processes), files, out, processes)
 
 
 class Pictures(StreamingDataset):

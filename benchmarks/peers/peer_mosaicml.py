@@ -5,11 +5,10 @@ Writing: MDSWriter fed by a pool; workers read and resize, the writer packs.
 
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false
-from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
-from peer_protocol import Epoch, Spec, bytes_under, image_files, resized_jpeg, serve, warm
+from peer_protocol import Epoch, Spec, image_files, resizing, serve
 from PIL import Image
 from streaming import MDSWriter, StreamingDataset
 from torch.utils.data import DataLoader
@@ -23,14 +22,13 @@ def prepare(spec: Spec) -> None:
 
 
 def write(files: list[Any], out: str, processes: int) -> Any:
-    with Pool(processes) as pool:
-        pool.map(warm, range(processes * 4), 1)
+    with resizing(processes) as resize:
         yield "ready"
         columns = {"image": "bytes", "label": "int"}
         with MDSWriter(out=out, columns=columns, size_limit=1 << 26) as writer:
-            for image, label in pool.imap(resized_jpeg, files, 16):
+            for image, label in resize(files):
                 writer.write({"image": image, "label": label})
-        yield bytes_under(out)
+        yield "end"
 
 
 class Pictures(StreamingDataset):

@@ -4,7 +4,8 @@ Pillow for those that write.
 A peer runs in an environment of its own, where feedline is not installed. Loading: `python peer_NAME.py
 prepare|measure SPEC`, SPEC being JSON: `peer`, `folder` (an image folder), `shards` (our tars), `work` (where the
 peer's own format goes), `batch_size`, `px`, `workers`, `seconds`, `cold` (nothing is read twice). Preparing: `python
-peer_NAME.py write SOURCE OUT PROCESSES`. `measure` and `write` print one JSON line.
+peer_NAME.py write SOURCE OUT PROCESSES`. `measure` and `write` print one JSON line. Pictures are written as feedline
+writes them: its defaults are in the environment (`environments.environment`), so that each process has them.
 """
 
 import io
@@ -14,7 +15,9 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ WARM_S = 1.5
 def serve(
     make: Callable[[Spec], Epoch] | None = None,
     prepare: Callable[[Spec], None] | None = None,
-    write: Callable[[list["Item"], str, int], Iterator[Any]] | None = None,
+    write: Callable[[list["Item"], str, int], Iterator[str]] | None = None,
 ) -> None:
     """`make` opens the loader; `prepare` writes the peer's own format, once; `write`: see `measure_writing`."""
     verb, spec = sys.argv[1], json.loads(sys.argv[2]) if sys.argv[1] != "write" else {}
@@ -108,44 +111,70 @@ Item = tuple[Path, int]
 
 
 def measure_writing(
-    write: Callable[[list[Item], str, int], Iterator[Any]], source: str, out: str, processes: int
+    write: Callable[[list[Item], str, int], Iterator[str]], source: str, out: str, processes: int
 ) -> None:
     """`write(files, out, processes)`, files in a fixed random order, may yield "start" (from here to "ready" is its
-    start, to be taken off again), yields "ready" when its work begins, and at last the bytes it wrote."""
+    start, to be taken off again), yields "ready" when its work begins, and "end" when all is written."""
     files = image_files(source)
     random.Random(0).shuffle(files)
     answer = os.dup(1)
     os.dup2(2, 1)  # peers print; only the figures go to standard output
     marks: dict[str, float] = {}
-    size: Any = 0
-    for size in write(files, out, processes):
-        marks[size if isinstance(size, str) else "end"] = time.perf_counter()
+    for mark in write(files, out, processes):
+        marks[mark] = time.perf_counter()
     start_s = marks["ready"] - marks["start"] if "start" in marks else 0.0
     seconds = max(marks["end"] - marks["ready"] - start_s, 1e-9)
-    os.write(answer, (json.dumps({"seconds": seconds, "bytes": size, "samples": len(files)}) + "\n").encode())
+    os.write(answer, (json.dumps({"seconds": seconds, "samples": len(files)}) + "\n").encode())
+
+
+def started_apart(
+    run: Callable[[list[Item], str], object], files: list[Item], out: str, processes: int
+) -> Iterator[str]:
+    """For `write`: the time of a run over one image per process is taken for its start."""
+    yield "start"
+    run(files[:processes], out + "-start")
+    yield "ready"
+    run(files, out)
+    yield "end"
+
+
+@contextmanager
+def resizing(processes: int) -> Generator[Callable[[list[Item]], Iterable[tuple[bytes, int]]]]:
+    """What makes JPEGs of files, in so many processes that have begun; in this one where it is one."""
+    warm(0)
+    if processes == 1:
+        yield lambda files: map(resized_jpeg, files)
+        return
+    with Pool(processes) as pool:
+        pool.map(warm, range(processes * 4), 1)
+        yield lambda files: pool.imap(resized_jpeg, files, 16)
+
+
+def short_side_px() -> int:
+    return int(os.environ["SHORT_SIDE_PX"])
+
+
+def jpeg_quality() -> int:
+    return int(os.environ["JPEG_QUALITY"])
 
 
 def resized(path: Path) -> Any:
-    """Short side 256, bicubic."""
+    """Short side as feedline's, bicubic."""
     from PIL import Image
 
     with Image.open(path) as opened:
         image = opened.convert("RGB")
     width, height = image.size
-    short = min(width, height)
-    return image.resize((256 * width // short, 256 * height // short), Image.Resampling.BICUBIC)
+    short, px = min(width, height), short_side_px()
+    return image.resize((px * width // short, px * height // short), Image.Resampling.BICUBIC)
 
 
 def resized_jpeg(item: Item) -> tuple[bytes, int]:
-    """The same as JPEG of quality 90."""
+    """The same as JPEG."""
     file = io.BytesIO()
-    resized(item[0]).save(file, "JPEG", quality=90)
+    resized(item[0]).save(file, "JPEG", quality=jpeg_quality())
     return file.getvalue(), item[1]
 
 
 def warm(_: int) -> None:
     import PIL.JpegImagePlugin  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
-
-def bytes_under(folder: str, pattern: str = "*") -> int:
-    return sum(path.stat().st_size for path in Path(folder).rglob(pattern) if path.is_file())

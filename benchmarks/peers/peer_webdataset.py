@@ -5,13 +5,11 @@ Writing: ShardWriter. One process: its documentation's loop. More: fed by a pool
 
 # pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false
-from contextlib import nullcontext
-from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
 import webdataset as wds
-from peer_protocol import Epoch, Spec, bytes_under, resized_jpeg, serve, warm
+from peer_protocol import Epoch, Spec, resizing, serve
 from torchvision import transforms
 
 
@@ -33,16 +31,12 @@ def make(spec: Spec) -> Epoch:
 
 def write(files: list[Any], out: str, processes: int) -> Any:
     Path(out).mkdir()
-    with Pool(processes) if processes > 1 else nullcontext() as pool:
-        warm(0)
-        if pool is not None:
-            pool.map(warm, range(processes * 4), 1)
+    with resizing(processes) as resize:
         yield "ready"
-        pictures = map(resized_jpeg, files) if pool is None else pool.imap(resized_jpeg, files, 16)
         with wds.ShardWriter(f"{out}/train-%06d.tar", maxsize=1 << 26, verbose=0) as writer:
-            for number, (image, label) in enumerate(pictures):
+            for number, (image, label) in enumerate(resize(files)):
                 writer.write({"__key__": f"{number:08d}", "jpg": image, "cls": label})
-        yield bytes_under(out)
+        yield "end"
 
 
 if __name__ == "__main__":

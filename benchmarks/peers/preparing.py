@@ -14,18 +14,19 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from feedline.benchmarks.experiments.harness import end_with, options, say, show, spread, write
+from feedline.benchmarks.experiments.harness import end_with, in_rounds, options, show, spread, write
 from feedline.benchmarks.experiments.prepare_speed import bare_pool, spark_job, where_samples_are
 from feedline.benchmarks.measure.fork_server import end_group
-from feedline.benchmarks.measure.rounds import rounds
 from feedline.benchmarks.peers.environments import PEERS as LOADERS
-from feedline.benchmarks.peers.environments import SCRIPTS, STOCK_PILLOW, Peer, PeerError, interpreter
+from feedline.benchmarks.peers.environments import SCRIPTS, STOCK_PILLOW, Peer, PeerError, environment, interpreter
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.process import usable_cores
 from feedline.preprocess.config import PrepareConfig
+from feedline.preprocess.picture import Output
 from feedline.preprocess.sources.reading import Where, read_all
 
 PEERS = {
@@ -51,19 +52,16 @@ def main() -> None:
     if (given.source / "train").is_dir():
         raise UsageError(f"{given.source} holds splits: give one of them, as {given.source}/train")
     source, cores = str(given.source), usable_cores()
-    by_round: list[dict[str, float]] = [{} for _ in range(given.rounds)]
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="feedline-bench-") as scratch:
         places = where_samples_are(PrepareConfig(source=source, out=scratch))
-        for number, name in rounds([*given.only, LIMIT, OURS], given.rounds):
-            if name in failed:
-                continue
+
+        def run(name: str) -> float:
             with tempfile.TemporaryDirectory(prefix="feedline-bench-") as folder:
-                try:
-                    by_round[number][name] = one_run(name, source, places, cores, Path(folder))
-                except PeerError as error:
-                    failed[name] = str(error)
-            say(f"{number} {name} {by_round[number].get(name, 0.0):,.1f} {failed.get(name, '')}")
+                return one_run(name, source, places, cores, Path(folder))
+
+        cells = {name: partial(run, name) for name in (*given.only, LIMIT, OURS)}
+        by_round = in_rounds(cells, given.rounds, "{:,.1f} samples/s".format, failed=failed, but=PeerError)
     figures = summary(source, by_round, failed)
     write(given.out, figures)
     ahead = figures["feedline_is_times_faster"]
@@ -85,7 +83,13 @@ def one_run(name: str, source: str, places: Sequence[Where], cores: int, folder:
     script = SCRIPTS / f"peer_{name.removesuffix('_simd')}.py"
     command = [str(python), str(script), "write", source, str(folder / "out"), str(processes)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        start_new_session=True,
+        env=environment(),
     ) as process:
         try:
             printed, complaints = process.communicate(timeout=STUCK_S)
@@ -105,7 +109,8 @@ def summary(source: str, by_round: Sequence[dict[str, float]], failed: dict[str,
     ratios = {name: [one[OURS] / one[name] for one in by_round if {name, OURS} <= one.keys()] for name in names}
     ahead = {name: {**spread(found, 2), "wanted": WANTED.get(name)} for name, found in ratios.items() if found}
     return {
-        "what": f"{Path(source).name}: short side 256, bicubic (img2dataset: area), q90; {usable_cores()} cores",
+        "what": f"{Path(source).name}: short side {Output.size_px}, bicubic (img2dataset: area), q{Output.quality}; "
+        f"{usable_cores()} cores",
         "n": sum(1 for path in Path(source).rglob("*") if path.is_file()),
         "rounds": len(by_round),
         "warm_up_rounds": 0,

@@ -21,8 +21,14 @@ Policy = Literal["drop", "pad", "wrap"]
 """What becomes of an incomplete last batch."""
 OnBad = Literal["raise", "skip", "replace"]
 """What becomes of a sample that cannot be used."""
+BATCH_SIZE = 64
+"""Samples per rank."""
+IMAGE_SIZE = 224
+"""Side of the images that a model is given, px."""
 PREFETCH = 2
-"""Batches under way per worker."""
+"""Batches under way per worker of feedline's loader."""
+TORCH_PREFETCH = 2
+"""The same of torch's DataLoader, and of whatever other loader does not tell."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import tarfile
 import zlib
 from typing import Any, BinaryIO
@@ -11,6 +12,8 @@ from feedline.pipeline.format.manifest import SampleRow
 
 BLOCK_BYTES = 512  # a tar is made of these
 RECORD_BYTES = 10240  # and padded to a multiple of these, as tar and tarfile do
+SHARD_NAME = re.compile(r"[a-z]+-\d{6,}(-[0-9a-f]{16})?\.tar")
+"""What `shard_name` and `hashed_name` make."""
 
 
 def member_header(name: str, size_bytes: int) -> bytes:
@@ -96,6 +99,11 @@ def safe_key(name: str) -> str:
 
 def shard_name(split: str, shard: int) -> str:
     return f"{split}-{shard:06d}.tar"
+
+
+def hashed_name(name: str, sha256: str) -> str:
+    """A shard's name that no other content has: in object stores."""
+    return f"{name.removesuffix('.tar')}-{sha256[:16]}.tar"
 
 
 def balanced_sizes(samples: int, shards: int) -> list[int]:

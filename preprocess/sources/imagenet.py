@@ -28,6 +28,7 @@ from feedline.preprocess.sources.devkit import Devkit, Truth, read_devkit
 from feedline.preprocess.sources.folder import class_folders, folder_tasks, has_images, list_images
 from feedline.preprocess.sources.labels import are_numbers, class_entry, class_id, class_names, odd_label
 from feedline.preprocess.sources.listing import expand, is_image, is_pattern
+from feedline.preprocess.sources.reading import reached
 from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, reader, walk
 
 CLASS_TARS_PER_TASK = 16
@@ -285,10 +286,8 @@ def remote_places(address: str, options: dict[str, Any]) -> tuple[dict[str, Plac
     if VAL in official:
         places["val"] = Place("archive", official[VAL])
     if list(official) == [VAL] and address.endswith(VAL):
-        import fsspec
-
         kit = f"{address.removesuffix(VAL)}{DEVKIT}"
-        filesystem, path = fsspec.core.url_to_fs(kit, **options)
+        filesystem, path = reached(kit, options)
         official |= {DEVKIT: kit} if filesystem.exists(path) else {}
     return places, official.get(DEVKIT)
 

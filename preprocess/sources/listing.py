@@ -13,7 +13,7 @@ from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.codecs.pillow import EXTENSIONS, START
-from feedline.preprocess.sources.reading import what_happened
+from feedline.preprocess.sources.reading import reached, what_happened
 
 SPLIT_NAMES = {
     "train": "train",
@@ -81,10 +81,8 @@ def local_files(path: str, endings: tuple[str, ...], options: dict[str, Any]) ->
 def remote_files(address: str, endings: tuple[str, ...], options: dict[str, Any]) -> list[str]:
     if "*" not in address and address.endswith(endings):
         return [address]
-    import fsspec
-
     try:
-        filesystem, root = fsspec.core.url_to_fs(address, **options)
+        filesystem, root = reached(address, options)
         names = filesystem.glob(root) if "*" in address else filesystem.find(root, maxdepth=FOLDER_DEPTH)
         if not names:  # also where nobody answers
             with suppress(FileNotFoundError):

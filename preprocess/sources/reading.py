@@ -133,10 +133,9 @@ def grouped(samples: Sequence[Where]) -> Iterator[list[Where]]:
 
 def fetch(group: Sequence[Where], options: Mapping[str, Any]) -> list[bytes]:
     """The group's bytes, in order; ranges closer than a gap are one request."""
-    import fsspec
     from fsspec.utils import merge_offset_ranges
 
-    filesystem = fsspec.filesystem(group[0].path.partition("://")[0], **options)
+    filesystem, _ = reached(group[0].path, options)
     ranges = {(sample.path, sample.offset, sample.offset + sample.length) for sample in group if sample.length}
     columns = [list(column) for column in zip(*sorted(ranges), strict=True)] or [[], [], []]
     paths, starts, ends = merge_offset_ranges(*columns, max_gap=COALESCE_GAP_BYTES)
@@ -161,12 +160,17 @@ def cut(sample: Where, spans: Iterable[tuple[str, int, bytes]]) -> bytes:
     raise SourceError(f"{sample.path} is shorter than when it was listed")
 
 
-def open_remote(address: str, options: Mapping[str, Any], **how: Any) -> Any:
-    """A file of a store to read from, to be closed by whoever asks. Raises UsageError."""
+def reached(address: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """fsspec's file system of an address, and the path. Raises ImportError or ValueError where there is none."""
     import fsspec
 
+    return fsspec.core.url_to_fs(address, **options)
+
+
+def open_remote(address: str, options: Mapping[str, Any], **how: Any) -> Any:
+    """A file of a store to read from, to be closed by whoever asks. Raises UsageError."""
     try:
-        filesystem, path = fsspec.core.url_to_fs(address, **options)
+        filesystem, path = reached(address, options)
         return filesystem.open(path, "rb", **how)
     except (OSError, ValueError, ImportError) as error:
         raise UsageError(f"{address} cannot be read: {what_happened(error)}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from feedline.pipeline.base.files import write_atomically, write_error
-from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header
+from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header, shard_name
 from feedline.preprocess.sources.base import Classes
 from feedline.preprocess.sources.listing import Listed
 
@@ -74,7 +74,7 @@ def write_tars(folder: Path, samples: Iterable[Unpacked]) -> Iterator[tuple[str,
     numbers = Counter[str]()
     while sample is not None:
         split = sample.split
-        name = f"{split}-{numbers[split]:06d}.tar"
+        name = shard_name(split, numbers[split])
         numbers[split] += 1
         partial = folder / f".{name}.partial"
         with tarfile.open(partial, "w") as tar:

@@ -11,12 +11,14 @@ from feedline.profiling.render.sections import CEILING, PREDICTED, Bar, Bars, Co
 
 PALETTE = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c9")
 """CSS variables of the categorical palette (Okabe and Ito: safe for colour-blind eyes), in order of use."""
-HUES = {
-    "waiting for data": "c4", "copying": "c6", "own Python": "c2", "computing": "c3", "the rest": "c3",
-    "cannot be told": "c8",
-    **{name: stage.hue for name, stage in STAGES.items()},
+TIMES = {
+    "data": ("waiting for data", "c4"), "copy": ("copying", "c6"), "trainer": ("own Python", "c2"),
+    "compute": ("computing", "c3"), "rest": ("the rest", "c3"), "other": ("cannot be told", "c8"),
 }  # fmt: skip
-"""One colour through all charts: shares of the loop, parts of a step, a worker's stages."""
+"""Where a loop's time goes, by field of `Shares` (`rest`: all but waiting and copying): its words and its colour."""
+OF_STEP = {name: words for name, (words, _) in TIMES.items()}
+HUES = {**dict(TIMES.values()), **{name: stage.hue for name, stage in STAGES.items()}}
+"""One colour through all charts: parts of a loop's time, a worker's stages."""
 SHADES = ("shade", "c6", "c5")
 STROKES = (("solid", None), ("dashed", "7 4"), ("dotted", "2 3"), ("dashed", "9 3 2 3"))
 """In the legend (CSS) and in the drawing (SVG)."""

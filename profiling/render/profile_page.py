@@ -20,6 +20,7 @@ from feedline.profiling.record import units
 from feedline.profiling.record.journal import LegName
 from feedline.profiling.record.recording import Gpu, Leg, Line
 from feedline.profiling.render import report_time
+from feedline.profiling.render.charts import OF_STEP
 from feedline.profiling.render.report_remedies import in_vain, remedies, what_helps, what_may_help
 from feedline.profiling.render.sections import (
     CEILING,
@@ -44,19 +45,9 @@ LEG_NAMES: dict[LegName, str] = {
     "laid_out": "cached, as from feedline",
     "loader_only": "the loader alone", "cold": "cold page cache",
 }  # fmt: skip
-GPU_SHARES = {
-    "sm_active": "SM active", "sm_occupancy": "SM occupancy", "tensor_active": "tensor active",
-    "dram_active": "DRAM active", "utilization": "utilisation (a kernel ran)",
-}  # fmt: skip
-"""Fields of `Gpu` between 0 and 1, and what they are called."""
-OF_STEP = {
-    "data": "waiting for data", "copy": "copying", "trainer": "own Python", "compute": "computing",
-    "other": "cannot be told",
-}  # fmt: skip
-"""Fields of `Shares`, as they are called."""
 OF_LOOP = "share of the loop's time"
 MOST_TRANSFORMS = 10
-MOST_WORKERS = 16
+MOST_ROWS = 16
 
 
 def report(diagnosis: Diagnosis) -> Page:
@@ -181,8 +172,8 @@ def _stages(diagnosis: Diagnosis) -> Stacks | None:
             label = f"{rank}worker {worker.worker}" + (", killed" if worker.ended == "killed" else "")
             errors = {name: stage_error(worker, name, share) for name, share in stages.items()}
             rows.append(Stack(label=label, parts=stages, errors=errors, note=f"{worker.samples:,} samples"))
-    shown = rows[:MOST_WORKERS] if len(rows) > 1 else []
-    more = f"{len(rows) - MOST_WORKERS} more workers are in the record." if len(rows) > MOST_WORKERS else ""
+    shown = rows[:MOST_ROWS] if len(rows) > 1 else []
+    more = f"{len(rows) - MOST_ROWS} more workers are in the record." if len(rows) > MOST_ROWS else ""
     who, title = ("all workers", "The workers") if workers.count else ("in the trainer itself", "Preparing batches")
     total = Stack(label=who, parts=workers.stages, errors=workers.stage_errors)
     each, unit = f"each of {units.count(len(rows), 'worker')}", "share of their time"
@@ -244,7 +235,8 @@ def _gpus(gpus: Sequence[Gpu], note: str) -> Section | None:
     tables: list[Table] = []
     for gpu in gpus:
         memory = units.part_of(gpu.memory_used_bytes, gpu.memory_total_bytes)
-        rows = [[what, units.percent(getattr(gpu, name)), _source(gpu, name)] for name, what in GPU_SHARES.items()]
+        shares = report_time.GPU_SHARES.items()
+        rows = [[what, units.percent(getattr(gpu, name)), _source(gpu, name)] for name, what in shares]
         rows.append(["memory", memory, _source(gpu, "memory_used_bytes")])
         for name, what in (("pcie_rx_bytes_per_s", "PCIe, to the GPU"), ("pcie_tx_bytes_per_s", "from the GPU")):
             rate = getattr(gpu, name)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from feedline.profiling.record.recording import Recording, Series, Step
-from feedline.profiling.render.charts import finite
+from feedline.profiling.render.charts import OF_STEP, finite
 from feedline.profiling.render.sections import Columns, Curve, Curves, Section, Shade, section
 
 MOST_CURVES = 6
@@ -17,9 +17,13 @@ TITLES = {
     "switches_forced_per_s": "Context switches, pushed off a core", "major_faults_per_s": "Major page faults",
 }  # fmt: skip
 """In the order of the page; others follow."""
-GPU_TITLES = {
+GPU_SHARES = {
     "sm_active": "SM active", "sm_occupancy": "SM occupancy", "tensor_active": "Tensor cores active",
-    "dram_active": "Memory active", "utilization": "Utilisation (a kernel ran)", "memory_used_bytes": "Memory used",
+    "dram_active": "Memory active", "utilization": "Utilisation (a kernel ran)",
+}  # fmt: skip
+"""Fields of `Gpu` between 0 and 1, and what every table and chart calls them."""
+GPU_TITLES = {
+    **GPU_SHARES, "memory_used_bytes": "Memory used",
     "pcie_rx_bytes_per_s": "PCIe, to the GPU", "pcie_tx_bytes_per_s": "PCIe, from the GPU", "power_w": "Power",
     "sm_clock_mhz": "SM clock",
 }  # fmt: skip
@@ -37,10 +41,10 @@ def timeline(recording: Recording) -> Section | None:
     training = [step for step in steps if step.phase == "train"] or steps
     if len(training) < 2:
         return None
-    parts = {"waiting for data": [1e3 * step.wait_s for step in training]}
+    parts = {OF_STEP["data"]: [1e3 * step.wait_s for step in training]}
     if any(step.copy_s for step in training):
-        parts["copying"] = [1e3 * (step.copy_s or 0.0) for step in training]
-    parts["the rest"] = [1e3 * step.compute_s for step in training]
+        parts[OF_STEP["copy"]] = [1e3 * (step.copy_s or 0.0) for step in training]
+    parts[OF_STEP["rest"]] = [1e3 * step.compute_s for step in training]
     starts = [step.start_s for step in training]
     chart = Columns(parts=parts, starts=starts, title="Every training step", y_unit="ms", shades=_spans(steps))
     of = f" Rank 0 of {len(ranks)}." if len(ranks) > 1 else ""

@@ -13,8 +13,8 @@ from itertools import islice, repeat
 from typing import Any
 
 from feedline.pipeline.base.process import children_cpu_seconds, keep_freed_memory, usable_cores
-from feedline.pipeline.base.settings import PREFETCH
-from feedline.profiling.record.journal import Journal, LegRow
+from feedline.pipeline.base.settings import TORCH_PREFETCH
+from feedline.profiling.record.journal import Journal, LegName, LegRow
 from feedline.profiling.watch import cuda
 from feedline.profiling.watch.batches import sizes
 from feedline.profiling.watch.data_files import MOST_PATHS, dataset_files, drop, opened
@@ -28,6 +28,10 @@ SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds 
 LEAST_STEPS = 4  # of a window, however long they take
 FINISHED_S, FINISH_MOST_S = 0.1, 5.0
 """Workers that were idle for so long have no batch to make; nobody waits longer than that for it."""
+
+
+LEGS: tuple[LegName, ...] = ("normal", "cached", "loader_only")
+"""What `--legs` asks for; a script's own run has the cold one too."""
 
 
 def plan(
@@ -109,7 +113,7 @@ class Batches:
     def queued(self, workers: int | None = None) -> int:
         """Batches that so many workers, or the loader's own, may have made ahead."""
         workers = self.feed.adapter.workers(self.feed.loader) if workers is None else workers
-        return workers * (settings(self.feed.loader)["prefetch_factor"] or PREFETCH)
+        return workers * (settings(self.feed.loader)["prefetch_factor"] or TORCH_PREFETCH)
 
 
 class Way:

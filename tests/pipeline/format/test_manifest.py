@@ -108,6 +108,13 @@ def test_shard_sizes_differ_by_one_at_most(samples: int, count: int) -> None:
     assert sum(sizes) == samples and len(sizes) == count and max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.parametrize("shard", [0, 123, 1_281_167])
+def test_a_shards_names_are_known_again(shard: int) -> None:
+    name = shard_tar.shard_name("train", shard)
+    for one in (name, shard_tar.hashed_name(name, "0123456789abcdef" * 4)):
+        assert shard_tar.SHARD_NAME.fullmatch(one) and not shard_tar.SHARD_NAME.fullmatch(f"{one}.partial")
+
+
 @given(st.text(max_size=40))
 def test_a_safe_key_has_no_dot_and_stays_in_its_folder(name: str) -> None:
     parts = shard_tar.safe_key(name).split("/")
