@@ -129,7 +129,7 @@ def _compute(trainers: Sequence[About], steps: Sequence[Step]) -> Compute:
     """Settings as the lowest rank saw them; ranks run the same script. `steps` are the training loader's."""
     if not trainers:
         return Compute()
-    measured = [step for step in steps if step.phase == "train" and not step.warm_up]
+    measured = [step for step in steps if step.measured]
     places: Counter[str] = Counter()
     for loader, place, count in (row for one in trainers for row in one["sync_places"]):
         places[place] += count if measured and loader == measured[0].loader else 0
@@ -254,7 +254,7 @@ def _notes(
             "no DataLoader was iterated: the wait for data, workers and stages cannot be told; "
             "use a loader that is watched (README)"
         )
-    elif not any(step.phase == "train" and not step.warm_up for step in steps):
+    elif not any(step.measured for step in steps):
         notes.append("too few batches to leave a warm-up out: run longer (no --steps, or a larger one)")
     if any(one["ended_by"] == "running" for one in trainers):
         notes.append("enough was seen before the script ended: it ran on unwatched")

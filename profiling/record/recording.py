@@ -149,6 +149,11 @@ class Step:
     bytes: int | None = None
 
     @property
+    def measured(self) -> bool:
+        """Training, behind the warm-up."""
+        return self.phase == "train" and not self.warm_up
+
+    @property
     def compute_s(self) -> float:
         """What is left of the step without waiting, copying and pauses: forward, backward, optimiser, Python."""
         return max(0.0, self.duration_s - self.wait_s - (self.copy_s or 0.0) - self.pause_s)
@@ -325,8 +330,12 @@ class Recording:
         return train_loader(self.loaders, self.steps)
 
     def measured(self) -> list[Step]:
-        """The training steps, warm-up left out."""
-        return [step for step in self.steps if step.phase == "train" and not step.warm_up]
+        """What the numbers are of: the measured steps of the training loader; where there are none, its training
+        steps, or all of its steps."""
+        loader = self.train_loader
+        of_loader = [step for step in self.steps if loader is None or step.loader == loader.id]
+        chosen = [step for step in of_loader if step.phase == "train"] or of_loader
+        return [step for step in chosen if not step.warm_up] or chosen
 
     def leg(self, name: LegName) -> Leg:
         """Empty where it was not measured."""

@@ -6,13 +6,13 @@ from typing import Any
 from feedline.profiling.record.journal import Journal, TimeRow
 from feedline.profiling.record.measurements import Sampled, scope_of
 from feedline.profiling.record.recording import Costs, Overhead, Recording, Step
-from feedline.profiling.record.windows import is_measured, mean_over, of_lowest_rank
+from feedline.profiling.record.windows import mean_over, of_lowest_rank, without_pause
 
 
 def costs(recording: Recording) -> Costs:
     """Per training sample over all ranks."""
     loader = recording.train_loader
-    measured = [one for one in filter(is_measured, recording.steps) if loader is None or one.loader == loader.id]
+    measured = list(filter(without_pause, recording.measured()))
     samples = sum(step.samples for step in measured)
     if not samples:
         return Costs()

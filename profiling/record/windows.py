@@ -19,7 +19,7 @@ class Windows:
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self._spans: list[tuple[float, float]] = []
-        for step in filter(is_measured, steps):
+        for step in filter(without_pause, steps):
             start, end = step.start_s, step.start_s + step.duration_s
             if self._spans and start - self._spans[-1][1] < 1e-3:
                 self._spans[-1] = (self._spans[-1][0], end)
@@ -39,11 +39,12 @@ class Windows:
         return covered / (end - start) if end > start else 0.0
 
     def counts(self, step: Step) -> bool:
-        return is_measured(step) or not self._spans
+        return without_pause(step) or not self._spans
 
 
-def is_measured(step: Step) -> bool:
-    return step.phase == "train" and not step.warm_up and step.pause_s <= 0.1 * step.duration_s
+def without_pause(step: Step) -> bool:
+    """A measured step in which nothing else happened for long."""
+    return step.measured and step.pause_s <= 0.1 * step.duration_s
 
 
 class RowSum:

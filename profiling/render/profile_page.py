@@ -40,9 +40,8 @@ from feedline.profiling.render.sections import (
 )
 
 LEG_NAMES: dict[LegName, str] = {
-    "normal": "as it is", "cached": "cached batches", "crowded": "cached", "kept": "cached, memory kept",
-    "laid_out": "cached, as from feedline",
-    "loader_only": "the loader alone", "cold": "cold page cache",
+    "normal": "as it is", "cached": "cached batches", "kept": "cached, memory kept",
+    "laid_out": "cached, as from feedline", "loader_only": "the loader alone", "cold": "cold page cache",
 }  # fmt: skip
 GPU_SHARES = {
     "sm_active": "SM active", "sm_occupancy": "SM occupancy", "tensor_active": "tensor active",
@@ -222,8 +221,7 @@ def _legs(measured: Sequence[Leg], unit: str) -> Section | None:
     for leg in measured:
         rate, label = median_rate(leg.samples_per_s), LEG_NAMES[leg.name]
         if leg.num_workers is not None:
-            busy = f"{leg.num_workers} busy beside"
-            label += f", {busy if leg.name == 'crowded' else units.count(leg.num_workers, 'worker')}"
+            label += f", {units.count(leg.num_workers, 'worker')}"
         value, low, high = (rate.value, rate.low, rate.high) if rate else (None, None, None)
         windows, said = leg.samples_per_s, [leg.note]
         if rate is None and any(windows):

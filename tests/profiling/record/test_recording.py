@@ -18,6 +18,7 @@ from feedline.profiling.record.recording import (
     Line,
     LoaderSeen,
     Overhead,
+    Phase,
     Recording,
     Script,
     Series,
@@ -125,4 +126,15 @@ def test_measured_leaves_warm_up_and_other_phases_out() -> None:
         Step(start_s=1, wait_s=0.25, duration_s=1, samples=1, copy_s=0.25, pause_s=0.25),
         Step(start_s=2, wait_s=0, duration_s=1, samples=1, phase="eval"),
     ]
-    assert [step.compute_s for step in replace(FULL, steps=steps).measured()] == [0.25]
+    elsewhere = replace(steps[1], loader=1, start_s=3)
+    assert replace(FULL, steps=[*steps, elsewhere]).measured() == [steps[1]] and steps[1].compute_s == 0.25
+
+
+@pytest.mark.parametrize("phases", [("train", "eval"), ("eval", "eval")])
+def test_where_nothing_is_behind_the_warm_up_the_best_there_is_counts(phases: tuple[Phase, Phase]) -> None:
+    steps = [
+        Step(start_s=start_s, wait_s=0, duration_s=1, samples=1, phase=phase, warm_up=True)
+        for start_s, phase in enumerate(phases)
+    ]
+    expected = [step for step in steps if step.phase == phases[0]]
+    assert replace(FULL, steps=steps).measured() == expected and not any(step.measured for step in steps)
