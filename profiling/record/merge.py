@@ -26,7 +26,7 @@ from feedline.profiling.record.recording import (
     Recording,
     Script,
     Step,
-    TrainerTime,
+    ThreadTime,
     WarmUp,
     WorkerTime,
     train_loader,
@@ -65,7 +65,14 @@ def merge(
     main = train_loader(loaders, steps)
     training = [step for step in steps if main is not None and step.loader == main.id]
     windows = {one["rank"]: Windows([step for step in training if step.rank == one["rank"]]) for one in trainers}
-    times = [_trainer_time(journal, one, windows[one["rank"]], origin) for one in trainers]
+    times = [
+        ThreadTime(
+            **RowSum(journal.rows(f"main-{one['pid']}", TimeRow), windows[one["rank"]], origin).thread(),
+            rank=one["rank"],
+            pid=one["pid"],
+        )
+        for one in trainers
+    ]
     series = list(sampler.recorded) if sampler else []
     # Round robin over the processes, so that one worker's folder does not fill the list.
     turns = zip_longest(*(one["paths"] for one in (*journal.all("worker-"), *trainers)))
@@ -187,46 +194,25 @@ def _worker_times(
         window = windows.get(about["rank"], Windows(()))
         total = RowSum(journal.rows(name, TimeRow), window, origin)
         given = [one for one in steps.get(about["pid"], ()) if one.loader == loader and window.counts(one)]
+        seen = total.thread() | {"stages": dict.fromkeys(STAGES, 0.0) | total.stages}
+        if in_trainer:  # of its CPU time only that of its looks at loading is loading
+            seen["cpu_s"] = sum(total.stages_cpu.values()) or None
         time = WorkerTime(
+            **seen,
+            **total.sample_seconds(),
             worker=0 if in_trainer else about["worker"],
             rank=about["rank"],
             loader=loader,
             pid=about["pid"],
             phase=_loader_phase(phases, loader),
             in_trainer=in_trainer,
-            seconds=total.seconds,
-            # Of a trainer's CPU time only that of its looks at loading is loading.
-            cpu_s=(sum(total.stages_cpu.values()) or None) if in_trainer else total.cpu_s,
-            stages=dict.fromkeys(STAGES, 0.0) | total.stages,
-            stages_cpu_s=dict(total.stages_cpu),
-            stages_delay_s=total.stages_delay,
-            stages_error_s=total.stages_error_s(),
-            **total.sample_seconds(),
             transforms=dict(total.transforms),
-            functions=total.top_functions,
             batches=len(given) if in_trainer else round(total.batches),
             samples=sum(one.samples for one in given) if in_trainer else round(total.samples),
-            ticks=round(total.ticks),
             ended="normally" if in_trainer or about["ended"] else "killed" if killed(journal, about) else "running",
         )
         times += [time] if time.seconds > 0 else []
     return sorted(times, key=lambda time: (time.rank, time.loader, time.worker, time.pid or 0))
-
-
-def _trainer_time(journal: Journal, trainer: About, windows: Windows, origin: float) -> TrainerTime:
-    total = RowSum(journal.rows(f"main-{trainer['pid']}", TimeRow), windows, origin)
-    return TrainerTime(
-        rank=trainer["rank"],
-        pid=trainer["pid"],
-        seconds=total.seconds,
-        parts=dict(total.stages),
-        parts_cpu_s=dict(total.stages_cpu),
-        parts_delay_s=total.stages_delay,
-        parts_error_s=total.stages_error_s(),
-        functions=total.top_functions,
-        cpu_s=total.cpu_s,
-        ticks=round(total.ticks),
-    )
 
 
 def killed(journal: Journal, worker: About) -> bool:

@@ -14,7 +14,7 @@ from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.measure.main_thread import parts_of
 from feedline.profiling.explain.measure.rates import Rate, median_rate
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
-from feedline.profiling.explain.measure.workers import Workers, stage_error
+from feedline.profiling.explain.measure.workers import Workers, looked_error
 from feedline.profiling.explain.verdict import Diagnosis, known_shares
 from feedline.profiling.record import units
 from feedline.profiling.record.journal import LegName
@@ -149,7 +149,7 @@ def _main_thread(diagnosis: Diagnosis) -> Stacks | None:
     whole_s = sum(trainer.seconds for trainer in recording.trainers)
     # A part's error adds up over ranks as independent ones do; it is not known where one of them does not tell.
     errors = {
-        name: math.hypot(*(trainer.parts_error_s.get(name, math.nan) for trainer in recording.trainers)) / whole_s
+        name: math.hypot(*(trainer.stages_error_s.get(name, math.nan) for trainer in recording.trainers)) / whole_s
         for name in parts
     }
     title = f"The main thread, {units.count(recording.optimizer_steps, 'optimiser step')}"
@@ -178,7 +178,7 @@ def _stages(diagnosis: Diagnosis) -> Stacks | None:
         if not worker.in_trainer:
             rank = f"rank {worker.rank}, " if worker.rank else ""
             label = f"{rank}worker {worker.worker}" + (", killed" if worker.ended == "killed" else "")
-            errors = {name: stage_error(worker, name, share) for name, share in stages.items()}
+            errors = {name: looked_error(worker, share, name) for name, share in stages.items()}
             rows.append(Stack(label=label, parts=stages, errors=errors, note=f"{worker.samples:,} samples"))
     shown = rows[:MOST_WORKERS] if len(rows) > 1 else []
     more = f"{len(rows) - MOST_WORKERS} more workers are in the record." if len(rows) > MOST_WORKERS else ""

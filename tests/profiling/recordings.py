@@ -15,7 +15,7 @@ from feedline.profiling.record.recording import (
     Script,
     Series,
     Step,
-    TrainerTime,
+    ThreadTime,
     Trial,
     WarmUp,
     WorkerTime,
@@ -78,9 +78,9 @@ def made(
         warm_up=WarmUp(rule="the first four", steps=4),
         workers=[_worker(i, workers, per_sample, cpu, slow, seconds, batch * steps) for i in range(max(workers, 1))],
         trainers=[
-            TrainerTime(
+            ThreadTime(
                 seconds=seconds,
-                parts={
+                stages={
                     "wait": (wait_s - unpickle_s) * steps, "unpickle": unpickle_s * steps, "copy": copy_s * steps,
                     "forward": compute_s * steps, "python": python_s * steps,
                 },

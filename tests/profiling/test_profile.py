@@ -404,7 +404,7 @@ def test_a_loop_over_something_else_is_seen_by_its_optimiser() -> None:
             training.step(batch)
             time.sleep(0.01)
     assert seen.recording.optimizer_steps == 20
-    assert sum(seen.recording.trainers[0].parts.values()) > 0
+    assert sum(seen.recording.trainers[0].stages.values()) > 0
     assert seen.recording.seconds > 0
 
 

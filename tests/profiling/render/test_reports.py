@@ -13,7 +13,7 @@ from feedline.profiling.explain.difference import versus
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import Diagnosis, diagnose
 from feedline.profiling.record.plain import to_plain
-from feedline.profiling.record.recording import Gpu, Leg, Recording, Script, Series, Step, TrainerTime
+from feedline.profiling.record.recording import Gpu, Leg, Recording, Script, Series, Step, ThreadTime
 from feedline.profiling.render import html
 from feedline.profiling.render.plain_text import bar, text
 from feedline.profiling.render.profile_page import comparison, report
@@ -121,7 +121,7 @@ def test_every_leg_has_its_line_and_says_what_qualifies_it() -> None:
 
 
 def test_a_loop_without_a_loader_is_shown_by_its_main_thread() -> None:
-    trainer = TrainerTime(seconds=10.0, parts={"forward": 6.0, "python": 4.0})
+    trainer = ThreadTime(seconds=10.0, stages={"forward": 6.0, "python": 4.0})
     seen = replace(EMPTY, trainers=[trainer], optimizer_steps=120)
     shown = " ".join(shown_as_text(seen).split())
     assert shown.startswith("Cannot tell: 120 optimiser steps seen, but no loader.")
