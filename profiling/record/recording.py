@@ -201,16 +201,16 @@ class ThreadTime:
     stages_error_s: dict[str, float] = field(default_factory=dict)
     """Standard error of each stage's seconds, over blocks of about a second."""
     functions: dict[str, float] = field(default_factory=dict)
-    """Seconds of the busiest places: `file:function:line` of the script's own Python, others with the stage before it;
-    of a worker `stage file:function`."""
+    """Seconds of the busiest places: `file:function:line` of the script's own Python, others with their stage before
+    it; of a worker `stage file:function`."""
     ticks: int = 0
     """Stack samples behind these numbers: the error of a share p is about sqrt(p (1 - p) / ticks)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTime(ThreadTime):
-    """The same of one worker process, by `stages.STAGES`; or, for num_workers=0, of the trainer while it prepares data
-    (then `in_trainer`)."""
+    """The same of one worker process, by `stages.STAGES`; or, for num_workers=0, of the trainer while it prepares
+    data (then `in_trainer`)."""
 
     worker: int
     loader: int = 0

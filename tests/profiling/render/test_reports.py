@@ -148,7 +148,7 @@ def test_a_family_is_one_row_and_its_variants_are_folded_beneath() -> None:
     page = report(found)
     assert page.verdict is not None and page.verdict.first is not None
     (first,) = page.verdict.first.rows
-    assert first.name == "num_workers=4" and [one.name for one in first.variants] == ["num_workers=6"]
+    assert [one.remedy for one in first] == ["num_workers=4", "num_workers=6"]
     drawn = html.document(page)
     assert drawn.count("<details>") == 2 and "num_workers=6" in drawn.partition("<details>")[2]  # variants, workers
     for shown in (re.sub(r"</?d[^>]+>", " ", re.sub(r"</?span[^>]*>", "", drawn)), text(page)):
