@@ -27,7 +27,6 @@ from feedline.profiling.record.recording import (
     Script,
     Step,
     ThreadTime,
-    WarmUp,
     WorkerTime,
     train_loader,
 )
@@ -88,7 +87,7 @@ def merge(
         steps=steps,
         passes=[LoaderPass(**one, rank=trainer["rank"]) for trainer in trainers for one in trainer["passes"]],
         optimizer_steps=max((one["optimizer_steps"] for one in trainers), default=0),
-        warm_up=WarmUp(rule=WARM_UP_RULE, steps=sum(step.warm_up for step in steps)),
+        warm_up=WARM_UP_RULE,
         workers=_worker_times(journal, trainers, by_trainer, phases, windows, origin),
         trainers=times,
         series=series,
@@ -199,13 +198,13 @@ def _worker_times(
             seen["cpu_s"] = sum(total.stages_cpu.values()) or None
         time = WorkerTime(
             **seen,
-            **total.sample_seconds(),
             worker=0 if in_trainer else about["worker"],
             rank=about["rank"],
             loader=loader,
             pid=about["pid"],
             phase=_loader_phase(phases, loader),
             in_trainer=in_trainer,
+            sample_error_s=total.sample_error_s(),
             transforms=dict(total.transforms),
             batches=len(given) if in_trainer else round(total.batches),
             samples=sum(one.samples for one in given) if in_trainer else round(total.samples),

@@ -174,14 +174,6 @@ class LoaderPass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmUp:
-    rule: str
-    """In words, e.g. "the first prefetch × workers + 3 batches of every pass"."""
-    steps: int = 0
-    """Steps it left out."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ThreadTime:
     """The main thread of one trainer process, by stack samples over its training steps; its stages are those of
     `TrainerPart`."""
@@ -216,10 +208,8 @@ class WorkerTime(ThreadTime):
     loader: int = 0
     phase: Phase = "train"
     in_trainer: bool = False
-    sample_s: float | None = None
-    """Seconds that a sample keeps it busy (idle left out); None where too few were made."""
     sample_error_s: float | None = None
-    """Standard error of that, over blocks; None for fewer than three."""
+    """Standard error of what a sample keeps it busy (idle left out), over blocks; None for fewer than three."""
     transforms: dict[str, float] = field(default_factory=dict)
     """Seconds by transform name; sums to stages["transform"]."""
     batches: int = 0
@@ -291,7 +281,8 @@ class Recording:
     steps: list[Step] = field(default_factory=list)
     passes: list[LoaderPass] = field(default_factory=list)
     optimizer_steps: int = 0
-    warm_up: WarmUp = field(default_factory=lambda: WarmUp(rule="none"))
+    warm_up: str = "none"
+    """The rule by which steps are left out, in words."""
     workers: list[WorkerTime] = field(default_factory=list)
     trainers: list[ThreadTime] = field(default_factory=list)
     costs: Costs = field(default_factory=Costs)

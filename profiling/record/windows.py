@@ -96,14 +96,11 @@ class RowSum:
         lengths = [sum(stages.values()) for stages, _ in self._blocks]
         return max(looks_s, ratio_error([stages.get(stage, 0.0) for stages, _ in self._blocks], lengths))
 
-    def sample_seconds(self) -> dict[str, float | None]:
-        """Fields of `recording.WorkerTime`: what a sample keeps it busy, and the error of that over blocks."""
+    def sample_error_s(self) -> float | None:
+        """As `recording.WorkerTime` has it."""
         busy = [sum(stages.values()) - stages.get("idle", 0.0) for stages, _ in self._blocks]
         samples = [count for _, count in self._blocks]
-        if not sum(samples):
-            return {"sample_s": None, "sample_error_s": None}
-        error = ratio_error(busy, samples) / sum(samples) if sum(count > 0 for count in samples) > 2 else None
-        return {"sample_s": sum(busy) / sum(samples), "sample_error_s": error}
+        return ratio_error(busy, samples) / sum(samples) if sum(count > 0 for count in samples) > 2 else None
 
 
 def of_lowest_rank(steps: Sequence[Step]) -> Windows:

@@ -6,6 +6,7 @@ not, wall time counts.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -121,9 +122,15 @@ def measure_workers(recording: Recording) -> Workers:
 
 
 def busiest(functions: Mapping[str, float], *stages: str) -> str:
-    """Of places recorded as `stage file:function`, the one where these stages take longest; "" without any."""
-    mine = [name for name in functions if name.partition(" ")[0] in stages]
-    return max(mine, key=lambda name: functions[name], default="").partition(" ")[2]
+    """Of places as `ThreadTime` has them, the file:function where these stages take longest; "" without any."""
+    places = ((*name.partition(" ")[::2], seconds) for name, seconds in functions.items())
+    found = sums({function_of(place): seconds} for stage, place, seconds in places if stage in stages)
+    return max(found, key=lambda function: found[function], default="")
+
+
+def function_of(place: str) -> str:
+    """file:function:line -> file:function."""
+    return re.sub(r":\d+$", "", place)
 
 
 def sums(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:

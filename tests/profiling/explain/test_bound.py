@@ -258,7 +258,7 @@ def test_cores_are_short_by_delay_alone() -> None:
 def test_recordings_of_before_these_fields_are_read() -> None:
     plain = to_plain(main_thread(made(), ticks=1000))
     for one in (*plain["workers"], *plain["trainers"], *plain["loaders"]):
-        for name in [key for key in one if key.endswith(("delay_s", "error_s")) or key in ("background", "sample_s")]:
+        for name in [key for key in one if key.endswith(("delay_s", "error_s")) or key == "background"]:
             del one[name]
     found = diagnose(Recording.from_dict(plain))
     assert (found.bound, found.cause.kind) == ("data", "decode")
