@@ -123,8 +123,12 @@ def measure_workers(recording: Recording) -> Workers:
 
 def busiest(functions: Mapping[str, float], *stages: str) -> str:
     """Of places as `ThreadTime` has them, the file:function where these stages take longest; "" without any."""
-    places = ((*name.partition(" ")[::2], seconds) for name, seconds in functions.items())
-    found = sums({function_of(place): seconds} for stage, place, seconds in places if stage in stages)
+    found = sums(
+        {function_of(place): seconds}
+        for name, seconds in functions.items()
+        for stage, _, place in [name.partition(" ")]
+        if stage in stages
+    )
     return max(found, key=lambda function: found[function], default="")
 
 
