@@ -25,7 +25,7 @@ from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import Measured, Situation, situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies import compute, own_loader, sample_cost, storage, waiting_reads
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Offer, Vain
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Family, Offer, Vain
 from feedline.profiling.record import units
 
 REMEDIES = (
@@ -55,6 +55,9 @@ TIE = 0.03  # gains that differ by less are the same
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction(Offer):
+    family: Family | Literal[""] = ""
+    effort: Effort = Effort.SETTING
+    command: str = ""
     samples_per_s: float  # over whole epochs, what they begin and end with included
     low: float
     high: float
@@ -152,12 +155,12 @@ def predict(at: Situation, change: Change) -> Prediction:
     gain, gain_low, gain_high = (rate / now for rate in (whole, *_interval(whole, of_gain, most)))
     once = _preparing(at, change, whole)
     vain = isinstance(change.why, Vain)
-    offer: dict[str, Any] = {one.name: getattr(change, one.name) for one in fields(Offer)}
-    offer["cost"] = _cost(change, once)
-    offer["why"] = f"this will not help, because {change.why}" if vain else change.why
+    words = {
+        "cost": _cost(change, once),
+        "why": f"this will not help, because {change.why}" if vain else change.why,
+    }
     return Prediction(
-        **offer,
-        **once,
+        **{one.name: getattr(change, one.name) for one in fields(Offer)} | words,
         samples_per_s=whole,
         low=low,
         high=high,
@@ -166,6 +169,7 @@ def predict(at: Situation, change: Change) -> Prediction:
         gain_high=gain_high,
         helps=not vain and gain > 1.0 + NOTABLE and gain_low > 1.0,
         vain=vain,
+        **once,
     )
 
 

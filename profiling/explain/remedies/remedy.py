@@ -48,26 +48,26 @@ class Vain(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """One remedy on one run, as a user is told of it."""
+    """What is offered, with or without a figure of what it gives."""
 
+    family: Family | Literal[""]
     remedy: str  # its name, with its values
-    family: Family | Literal[""] = ""
+    effort: Effort
     why: str  # it may help (how much is for the model to say), or is `Vain`
-    effort: Effort = Effort.SETTING
-    command: str = ""  # what to type or the line to write, to be copied
+    command: str  # what to type or the line to write, to be copied
     target: str = ""  # the stage, function or transform that it is about
     needs: str = ""  # what it takes beside the command
     changes: str = ""  # what it changes in the training
     cost: str = ""  # what it costs beside the effort's words
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What to change, as keywords of the loader or of `feedline prepare`."""
     at_most: bool = False
     """What it is about is predicted as if it cost nothing: nobody gains more, and hardly anybody that much."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What to change, as keywords of the loader or of `feedline prepare`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change(Offer):
-    """And what its prediction is made from."""
+    """One remedy on one run, before it is turned into a prediction."""
 
     then: Throughput  # the model as it would be
     trial: Trial | None = None  # prepared samples that it rests on
