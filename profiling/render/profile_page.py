@@ -274,7 +274,7 @@ def _about(diagnosis: Diagnosis) -> Section | None:
         "device": recording.compute.device,
         "trained parameters": units.number(recording.compute.parameters),
         "steps measured": f"{diagnosis.measured.trainer.steps:,}",
-        "warm-up left out": f"{sum(step.warm_up for step in recording.steps)} steps: {recording.warm_up}",
+        "warm-up left out": f"{units.count(sum(s.warm_up for s in recording.steps), 'step')}: {recording.warm_up}",
         **host,
         "python": recording.script.python or host["python"],
     }

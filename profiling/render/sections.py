@@ -119,11 +119,16 @@ class Remedies:
         rate, epochs = units.rate(one.samples_per_s, self.unit), one.break_even_epochs
         terms = {
             "gives": f"at most {rate}" if one.at_most else f"{rate} ({units.spread(one.low, one.high)})",
-            "takes": one.cost + (f", paid back after {units.number(epochs, 2)} epochs" if epochs is not None else ""),
+            "takes": one.cost + (f", paid back after {_epochs(epochs)}" if epochs is not None else ""),
             "needs": one.needs,
             "changes": one.changes and f"the training: {one.changes}",
         }
         return {name: words for name, words in terms.items() if words}
+
+
+def _epochs(count: float) -> str:
+    number = units.number(count, 2)
+    return f"{number} epoch{'' if number == '1' else 's'}"
 
 
 @dataclass(frozen=True, kw_only=True)
