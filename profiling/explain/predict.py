@@ -211,7 +211,7 @@ def _interval(value: float, errors: Iterable[float], most: float) -> tuple[float
     return value / reach, max(value, min(value * reach, most))
 
 
-def _preparing(at: Situation, change: Change, rate: float) -> dict[str, float | None]:
+def _preparing(at: Situation, change: Change, rate: float) -> dict[str, Any]:
     """What it costs once, and after how many epochs it is paid back."""
     samples, trial = at.dataset_samples, change.trial
     if trial is None or not samples:

@@ -193,7 +193,8 @@ def _worker_times(
         window = windows.get(about["rank"], Windows(()))
         total = RowSum(journal.rows(name, TimeRow), window, origin)
         given = [one for one in steps.get(about["pid"], ()) if one.loader == loader and window.counts(one)]
-        seen = total.thread() | {"stages": dict.fromkeys(STAGES, 0.0) | total.stages}
+        seen = total.thread()
+        seen["stages"] = dict.fromkeys(STAGES, 0.0) | total.stages
         if in_trainer:  # of its CPU time only that of its looks at loading is loading
             seen["cpu_s"] = sum(total.stages_cpu.values()) or None
         time = WorkerTime(
