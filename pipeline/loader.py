@@ -161,8 +161,7 @@ class Loader:
         """The next `iter()` continues there, with whatever workers, ranks and batch size this loader has.
 
         Raises UsageError for the state of another dataset or order (seed, shuffle, window_shards, subset,
-        class_balanced), and for what is none. One of version 1, which does not say its order, is taken at an epoch's
-        start alone.
+        class_balanced), and for what is none.
         """
         self._epoch, self._delivered = self._order.place(state)
         self._begins = "where anything is left"

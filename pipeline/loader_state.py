@@ -1,8 +1,7 @@
 """Where a loader is in its epochs, in plain JSON: what `Loader.state_dict` gives and `load_state_dict` takes.
 
-What a position means is decided by the order, so all that decides the order is in it: the seed, and ORDER. Version 1
-had the seed alone: a state moved from a remote split (a window of shards) to a local copy (none) went on in another
-order, in silence. Amid an epoch such a state is refused; at an epoch's start there is nothing to go on with.
+What a position means is decided by the order, so all that decides the order is in it: the seed, and ORDER. A state
+moved from a remote split (a window of shards) to a local copy (none) would go on in another order, in silence.
 """
 
 from collections.abc import Mapping
@@ -44,10 +43,9 @@ class Order:
         """The epoch, and the samples delivered of it. Raises UsageError for a state of another dataset or order, and
         for what is none; nothing has been taken of it then."""
         said: dict[str, Any] = dict(state) if isinstance(state, Mapping) else {}
-        if said.get("version") not in (1, VERSION):
+        if said.get("version") != VERSION:
             raise UsageError(f"this is not a loader's state of version {VERSION}: {state!r:.80}")
-        names = ("epoch", "manifest", "samples", "seed", *(ORDER if said["version"] == VERSION else ()))
-        for name in names:
+        for name in ("epoch", "manifest", "samples", "seed", *ORDER):
             if name not in said:
                 raise UsageError(f"this loader's state lacks {name!r}: {state!r:.80}")
         epoch = whole("epoch", said["epoch"], 0, MOST_EPOCH)
@@ -55,15 +53,10 @@ class Order:
         if said["manifest"] != self.manifest:
             raise UsageError(f"the state is of another dataset than {self.folder}: it was prepared anew since")
         for name, mine in self.settings.items():
-            if name in names and said[name] != mine:
+            if said[name] != mine:
                 theirs = _option(name, said[name])
                 remedy = f"give it {theirs}, or begin an epoch with set_epoch instead"
                 raise UsageError(f"the state was made with {theirs}, this loader has {_option(name, mine)}: {remedy}")
-        if samples and said["version"] == 1:
-            raise UsageError(
-                f"this state of version 1 is from amid epoch {epoch} and does not say its order: begin that epoch "
-                f"with set_epoch({epoch}), or, if you know them, add {', '.join(ORDER)} to it as version {VERSION}"
-            )
         return epoch, samples
 
 

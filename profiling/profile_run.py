@@ -85,7 +85,7 @@ def _why_none(recording: Recording) -> str:
         return "the script failed" if script.ended_by == "error" else "a signal ended the script"
     if recording.train_loader is None:
         return "no loader was seen"
-    steps = len(recording.measured())
+    steps = sum(step.measured for step in recording.steps)
     return f"the script left its loop before enough was seen: give --steps, fewer than the {steps} that it had"
 
 

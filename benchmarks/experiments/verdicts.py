@@ -111,7 +111,7 @@ def place_of(found: Diagnosis) -> str | None:
     slow = found.measured.workers.slow
     if slow is not None:
         return f"worker {slow[0].worker}"
-    return "send" if found.measured.unpickling_limits else found.top_stage
+    return "send" if found.measured.unpickling_limits else found.measured.workers.top
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

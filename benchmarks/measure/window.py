@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.pipeline.base.process import busy_core_seconds, children_cpu_seconds
+from feedline.pipeline.base.process import CpuClocks
 from feedline.profiling.watch.cuda import settle_device
 
 STEADY_S, STEADY_MOST_S = 1.0, 8.0
@@ -81,7 +81,7 @@ class Meter:
         self._subject = subject
         self._first_s: float | None = None
         self._stock: list[tuple[float, int]] = []
-        self._start: dict[str, float] | None = None
+        self._start: tuple[int, CpuClocks] | None = None
         self._batches = self._samples = 0
         self._wait_s = 0.0
 
@@ -97,9 +97,9 @@ class Meter:
                 self._look()
                 self._start, self._batches, self._samples, self._wait_s = self._clocks(), 0, 0, 0.0
             return
-        long = now_s - self._start["clock_s"] >= self._subject.window_s
+        long = now_s - self._start[1].clock_s >= self._subject.window_s
         if long and self._batches >= self._subject.least_batches:
-            self.window = self._finished(self._start)
+            self.window = self._finished(*self._start)
             raise WindowDone
 
     def _is_warm(self, now_s: float, spent_s: float, batch: int) -> bool:
@@ -119,29 +119,23 @@ class Meter:
             settle_device()
             self.facts.update(self.look())
 
-    def _clocks(self) -> dict[str, float]:
+    def _clocks(self) -> tuple[int, CpuClocks]:
         settle_device()
-        return {
-            "made": self.made() if self.made else 0,
-            "trainer_cpu_s": time.process_time(),
-            "worker_cpu_s": children_cpu_seconds(),
-            "busy_s": busy_core_seconds(),
-            "clock_s": time.perf_counter(),
-        }
+        return self.made() if self.made else 0, CpuClocks.now()
 
-    def _finished(self, start: dict[str, float]) -> Window:
-        spent = {name: value - start[name] for name, value in self._clocks().items()}
+    def _finished(self, made_before: int, before: CpuClocks) -> Window:
+        made, now = self._clocks()
+        spent = now.since(before)
         self._look()
-        ours_s = spent["trainer_cpu_s"] + spent["worker_cpu_s"]
         return Window(
             samples=self._samples,
-            seconds=spent["clock_s"],
+            seconds=spent.clock_s,
             batches=self._batches,
             wait_s=self._wait_s,
-            trainer_cpu_s=spent["trainer_cpu_s"],
-            worker_cpu_s=spent["worker_cpu_s"],
-            made=int(spent["made"]) if self.made else None,
-            others_cores=max(0.0, (spent["busy_s"] - ours_s) / spent["clock_s"]),
+            trainer_cpu_s=spent.own_s,
+            worker_cpu_s=spent.children_s,
+            made=made - made_before if self.made else None,
+            others_cores=spent.others_cores,
             facts=self.facts,
         )
 

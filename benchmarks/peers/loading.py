@@ -13,7 +13,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +24,7 @@ from feedline.benchmarks.commands import FEEDLINE
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, output_of, say, show, write
 from feedline.benchmarks.measure.rounds import quietest
 from feedline.benchmarks.peers.environments import PEERS, SCRIPTS, Peer, PeerError, environment, interpreter
-from feedline.pipeline.base.process import busy_core_seconds, children_cpu_seconds
+from feedline.pipeline.base.process import CpuClocks
 from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import read_index, read_manifest
 
@@ -158,14 +157,9 @@ def prepared(rows: Iterable[Row], common: dict[str, Any]) -> dict[str, str]:
 
 def watched(row: Row, common: dict[str, Any]) -> dict[str, Any]:
     """The row's answer, and how many cores others took meanwhile."""
-
-    def clocks() -> tuple[float, float, float]:
-        return time.monotonic(), busy_core_seconds(), children_cpu_seconds()
-
-    before = clocks()
+    before = CpuClocks.now()
     answer = json.loads(call(row, "measure", common))
-    wall_s, busy_s, own_s = (now - then for now, then in zip(clocks(), before, strict=True))
-    return {**answer, "others_cores": round(max(0.0, (busy_s - own_s) / wall_s), 2)}
+    return {**answer, "others_cores": round(CpuClocks.now().since(before).others_cores, 2)}
 
 
 def call(row: Row, verb: str, common: dict[str, Any]) -> str:

@@ -10,10 +10,11 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from feedline.pipeline.base.errors import UsageError
 
@@ -202,6 +203,27 @@ def children_cpu_seconds() -> float:
         with suppress(psutil.Error):
             seconds += sum(child.cpu_times()[:4])
     return seconds
+
+
+class CpuClocks(NamedTuple):
+    """Seconds that count up, or what went by between two readings."""
+
+    own_s: float  # of this process, all its threads
+    children_s: float  # of its descendants, ended ones included
+    busy_s: float  # of all cores of the machine
+    clock_s: float
+
+    @classmethod
+    def now(cls) -> "CpuClocks":
+        return cls(time.process_time(), children_cpu_seconds(), busy_core_seconds(), time.perf_counter())
+
+    def since(self, before: "CpuClocks") -> "CpuClocks":
+        return CpuClocks(*(now_s - then_s for now_s, then_s in zip(self, before, strict=True)))
+
+    @property
+    def others_cores(self) -> float:
+        """How many cores all other programs used meanwhile."""
+        return max(0.0, (self.busy_s - self.own_s - self.children_s) / self.clock_s)
 
 
 def keep_freed_memory(most_bytes: int = KEPT_BYTES) -> bool:

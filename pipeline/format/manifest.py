@@ -27,7 +27,6 @@ from feedline.pipeline.base.text import is_printable
 from feedline.pipeline.codecs.table import CODECS
 
 FORMAT_VERSION = 2
-"""1 had no fingerprints and no formats; it is still read."""
 MANIFEST = "manifest.json"
 INDEX = "index.parquet"
 MANIFEST_BYTES = 256 << 20
@@ -48,7 +47,7 @@ class ShardInfo:
     bytes: int
     sha256: str
     fingerprint: str = ""
-    """Of the encoder that made it; "" where that is not known (version 1, shards of others)."""
+    """Of the encoder that made it; "" where that is not known (shards of others)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +82,15 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "Manifest":
-        """Raises DatasetError for anything that is not a manifest of a version we read."""
+        """Raises DatasetError for anything that is not a manifest of this version."""
         try:
             fields = json.loads(text)
             if not isinstance(fields, dict):
                 raise ValueError("it is no JSON object")
             version = fields["format_version"]
-            if version not in (1, FORMAT_VERSION):
-                raise DatasetError(f"{where}: format version {version!r}, this feedline reads 1 to {FORMAT_VERSION}")
+            if version != FORMAT_VERSION:
+                read = f"this feedline reads {FORMAT_VERSION}: prepare the dataset again"
+                raise DatasetError(f"{where}: format version {version!r}, {read}")
             _check_depth(fields)
             fields["shards"] = [ShardInfo(**shard) for shard in fields["shards"]]
             manifest = cls(**fields)

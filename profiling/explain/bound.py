@@ -17,7 +17,7 @@ ready is data only if it is half of the time or more; with less, the verdict is 
 from dataclasses import asdict
 from typing import Literal, NamedTuple
 
-from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95, measured_steps
+from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95
 from feedline.profiling.explain.measure.situation import COPY_BOUND, DATA_BOUND, TRAINER_BOUND, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.record import units
@@ -114,7 +114,7 @@ def too_few(measured: Measured) -> bool:
 
 
 def _warming(measured: Measured) -> bool:
-    return all(step.warm_up for step in measured_steps(measured.recording)[0])
+    return all(step.warm_up for step in measured.recording.measured())
 
 
 def _too_wide(measured: Measured, name: Bound, most: float) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from feedline.profiling.explain.bound import stalled
-from feedline.profiling.explain.measure.main_thread import busiest_function, looked
+from feedline.profiling.explain.measure.main_thread import all_ranks, looked
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest
@@ -82,7 +82,7 @@ def _drawing(measured: Measured) -> Cause | None:
     """A sampler, or a batch sampler, which the training thread asks while it waits."""
     if not measured.drawing_limits:
         return None
-    (share, error), where = measured.draw, busiest_function(measured.recording, "draw")
+    (share, error), where = measured.draw, busiest(all_ranks(measured.recording).functions, "draw")
     words = f"the training thread draws samples {units.percent(share)} of its time, and the workers wait for them"
     return Cause(kind="draw", where=where, share=share, error=error, words=words + (f" ({where})" if where else ""))
 

@@ -51,7 +51,7 @@ def _changes(before: Diagnosis, after: Diagnosis) -> list[str]:
     )
     if a is not None and b is not None and abs(a - b) >= max(0.02, ERRORS_95 * math.hypot(a_error, b_error)):
         changes.append(f"waiting for data went from {units.percent(a)} to {units.percent(b)}")
-    stages = before.top_stage, after.top_stage
+    stages = before.measured.workers.top, after.measured.workers.top
     if None not in stages and stages[0] != stages[1]:
         changes.append(f"the workers' top stage went from {stages[0]} to {stages[1]}")
     return changes

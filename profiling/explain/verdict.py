@@ -50,11 +50,6 @@ class Diagnosis:
         ceiling = self.measured.rates.ceiling
         return ceiling.value if ceiling else None
 
-    @property
-    def top_stage(self) -> str | None:
-        """Where the workers spend most of their busy time; None where the errors let no stage lead."""
-        return self.measured.workers.top
-
 
 def diagnose(recording: Recording) -> Diagnosis:
     measured = measure(recording)

@@ -58,8 +58,8 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
 
 
 def _without_steps(measured: Measured) -> list[str]:
-    """What the main thread did in a loop whose batches come from no loader that is known (older recordings), or are
-    of a kind that is not."""
+    """What the main thread did in a loop whose batches come from no loader that is known, or are of a kind that is
+    not."""
     recording, missing = measured.recording, "No loader of a known kind was iterated"
     if measured.uncounted:
         missing = "The batches are of no kind whose samples can be counted"

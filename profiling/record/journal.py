@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 from feedline.pipeline.base.settings import check_limits, limited
 
 T = TypeVar("T")
-LegName = Literal["normal", "cached", "crowded", "kept", "laid_out", "loader_only", "cold"]
+LegName = Literal["normal", "cached", "kept", "laid_out", "loader_only", "cold"]
 
 ENVIRONMENT = "FEEDLINE_PROFILE"
 """Set in the profiled script's environment: the run's folder."""

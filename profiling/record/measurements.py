@@ -17,8 +17,7 @@ class Leg:
     """One per window."""
     window_s: list[float] = field(default_factory=list)
     num_workers: int | None = None
-    """loader_only is measured at several; contention is how its rate grows with them. crowded (in older
-    recordings): processes beside the loop that only burn CPU."""
+    """loader_only is measured at several; contention is how its rate grows with them."""
     worker_cpu_s_per_sample: float | None = None
     trainer_cpu_s_per_sample: list[float] = field(default_factory=list)
     """All threads of the training process; one per window. Not of loader_only, where it stands still."""

@@ -26,8 +26,7 @@ from feedline.profiling.record.recording import (
     Recording,
     Script,
     Step,
-    TrainerTime,
-    WarmUp,
+    ThreadTime,
     WorkerTime,
     train_loader,
 )
@@ -65,7 +64,14 @@ def merge(
     main = train_loader(loaders, steps)
     training = [step for step in steps if main is not None and step.loader == main.id]
     windows = {one["rank"]: Windows([step for step in training if step.rank == one["rank"]]) for one in trainers}
-    times = [_trainer_time(journal, one, windows[one["rank"]], origin) for one in trainers]
+    times = [
+        ThreadTime(
+            **RowSum(journal.rows(f"main-{one['pid']}", TimeRow), windows[one["rank"]], origin).thread(),
+            rank=one["rank"],
+            pid=one["pid"],
+        )
+        for one in trainers
+    ]
     series = list(sampler.recorded) if sampler else []
     # Round robin over the processes, so that one worker's folder does not fill the list.
     turns = zip_longest(*(one["paths"] for one in (*journal.all("worker-"), *trainers)))
@@ -81,7 +87,7 @@ def merge(
         steps=steps,
         passes=[LoaderPass(**one, rank=trainer["rank"]) for trainer in trainers for one in trainer["passes"]],
         optimizer_steps=max((one["optimizer_steps"] for one in trainers), default=0),
-        warm_up=WarmUp(rule=WARM_UP_RULE, steps=sum(step.warm_up for step in steps)),
+        warm_up=WARM_UP_RULE,
         workers=_worker_times(journal, trainers, by_trainer, phases, windows, origin),
         trainers=times,
         series=series,
@@ -129,7 +135,7 @@ def _compute(trainers: Sequence[About], steps: Sequence[Step]) -> Compute:
     """Settings as the lowest rank saw them; ranks run the same script. `steps` are the training loader's."""
     if not trainers:
         return Compute()
-    measured = [step for step in steps if step.phase == "train" and not step.warm_up]
+    measured = [step for step in steps if step.measured]
     places: Counter[str] = Counter()
     for loader, place, count in (row for one in trainers for row in one["sync_places"]):
         places[place] += count if measured and loader == measured[0].loader else 0
@@ -187,46 +193,26 @@ def _worker_times(
         window = windows.get(about["rank"], Windows(()))
         total = RowSum(journal.rows(name, TimeRow), window, origin)
         given = [one for one in steps.get(about["pid"], ()) if one.loader == loader and window.counts(one)]
+        seen = total.thread()
+        seen["stages"] = dict.fromkeys(STAGES, 0.0) | total.stages
+        if in_trainer:  # of its CPU time only that of its looks at loading is loading
+            seen["cpu_s"] = sum(total.stages_cpu.values()) or None
         time = WorkerTime(
+            **seen,
             worker=0 if in_trainer else about["worker"],
             rank=about["rank"],
             loader=loader,
             pid=about["pid"],
             phase=_loader_phase(phases, loader),
             in_trainer=in_trainer,
-            seconds=total.seconds,
-            # Of a trainer's CPU time only that of its looks at loading is loading.
-            cpu_s=(sum(total.stages_cpu.values()) or None) if in_trainer else total.cpu_s,
-            stages=dict.fromkeys(STAGES, 0.0) | total.stages,
-            stages_cpu_s=dict(total.stages_cpu),
-            stages_delay_s=total.stages_delay,
-            stages_error_s=total.stages_error_s(),
-            **total.sample_seconds(),
+            sample_error_s=total.sample_error_s(),
             transforms=dict(total.transforms),
-            functions=total.top_functions,
             batches=len(given) if in_trainer else round(total.batches),
             samples=sum(one.samples for one in given) if in_trainer else round(total.samples),
-            ticks=round(total.ticks),
             ended="normally" if in_trainer or about["ended"] else "killed" if killed(journal, about) else "running",
         )
         times += [time] if time.seconds > 0 else []
     return sorted(times, key=lambda time: (time.rank, time.loader, time.worker, time.pid or 0))
-
-
-def _trainer_time(journal: Journal, trainer: About, windows: Windows, origin: float) -> TrainerTime:
-    total = RowSum(journal.rows(f"main-{trainer['pid']}", TimeRow), windows, origin)
-    return TrainerTime(
-        rank=trainer["rank"],
-        pid=trainer["pid"],
-        seconds=total.seconds,
-        parts=dict(total.stages),
-        parts_cpu_s=dict(total.stages_cpu),
-        parts_delay_s=total.stages_delay,
-        parts_error_s=total.stages_error_s(),
-        functions=total.top_functions,
-        cpu_s=total.cpu_s,
-        ticks=round(total.ticks),
-    )
 
 
 def killed(journal: Journal, worker: About) -> bool:
@@ -254,7 +240,7 @@ def _notes(
             "no DataLoader was iterated: the wait for data, workers and stages cannot be told; "
             "use a loader that is watched (README)"
         )
-    elif not any(step.phase == "train" and not step.warm_up for step in steps):
+    elif not any(step.measured for step in steps):
         notes.append("too few batches to leave a warm-up out: run longer (no --steps, or a larger one)")
     if any(one["ended_by"] == "running" for one in trainers):
         notes.append("enough was seen before the script ended: it ran on unwatched")

@@ -22,7 +22,7 @@ from feedline.profiling.record.journal import LegName
 from feedline.profiling.record.measurements import Gpu, Leg, Line, Reads, Series, Trial
 from feedline.profiling.record.plain import build, to_plain
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Phase = Literal["train", "eval", "other"]
 TrainerPart = Literal[
@@ -149,6 +149,11 @@ class Step:
     bytes: int | None = None
 
     @property
+    def measured(self) -> bool:
+        """Training, behind the warm-up."""
+        return self.phase == "train" and not self.warm_up
+
+    @property
     def compute_s(self) -> float:
         """What is left of the step without waiting, copying and pauses: forward, backward, optimiser, Python."""
         return max(0.0, self.duration_s - self.wait_s - (self.copy_s or 0.0) - self.pause_s)
@@ -169,71 +174,47 @@ class LoaderPass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmUp:
-    rule: str
-    """In words, e.g. "the first prefetch × workers + 3 batches of every pass"."""
-    steps: int = 0
-    """Steps it left out."""
+class ThreadTime:
+    """The main thread of one trainer process, by stack samples over its training steps; its stages are those of
+    `TrainerPart`."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerTime:
-    """One worker process (or, for num_workers=0, the trainer while it prepares data; then `in_trainer`)."""
-
-    worker: int
     rank: int = 0
-    loader: int = 0
     pid: int | None = None
-    phase: Phase = "train"
-    in_trainer: bool = False
     seconds: float = 0.0
     """Observed wall time; the stages sum to it."""
     cpu_s: float | None = None
     """CPU time of the whole process, all threads, in that time."""
     stages: dict[str, float] = field(default_factory=dict)
-    """Seconds of wall time by `stages.STAGES`."""
+    """Seconds of wall time. Waiting for a batch that the pinning thread is unpickling or pinning counts as that."""
     stages_cpu_s: dict[str, float] = field(default_factory=dict)
-    """CPU seconds of the worker's main thread by stage."""
+    """CPU seconds of the thread by stage, the pinning thread's with those where it waits for that."""
     stages_delay_s: dict[str, float] | None = None
-    """Seconds by stage in which that thread could have run and had no core; None where the kernel does not tell."""
+    """Seconds in which the thread could have run and had no core; None where the kernel does not tell."""
     stages_error_s: dict[str, float] = field(default_factory=dict)
     """Standard error of each stage's seconds, over blocks of about a second."""
-    sample_s: float | None = None
-    """Seconds that a sample keeps it busy (idle left out); None where too few were made."""
-    sample_error_s: float | None = None
-    """Standard error of that, over blocks; None for fewer than three."""
-    transforms: dict[str, float] = field(default_factory=dict)
-    """Seconds by transform name; sums to stages["transform"]."""
     functions: dict[str, float] = field(default_factory=dict)
-    """Seconds of the busiest places, `stage file:function`, for the reader who asks what `other` is."""
-    batches: int = 0
-    samples: int = 0
+    """Seconds of the busiest places: `file:function:line` of the script's own Python, others with their stage before
+    it; of a worker `stage file:function`."""
     ticks: int = 0
     """Stack samples behind these numbers: the error of a share p is about sqrt(p (1 - p) / ticks)."""
-    ended: Literal["normally", "killed", "running"] = "normally"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerTime:
-    """The main thread of one trainer process, by stack samples over its training steps."""
+class WorkerTime(ThreadTime):
+    """The same of one worker process, by `stages.STAGES`; or, for num_workers=0, of the trainer while it prepares
+    data (then `in_trainer`)."""
 
-    rank: int = 0
-    pid: int | None = None
-    seconds: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict)
-    """Seconds of the main thread's wall time by `TrainerPart`. Waiting for a batch that the pinning thread is just
-    unpickling or pinning counts as that."""
-    parts_cpu_s: dict[str, float] = field(default_factory=dict)
-    """CPU seconds of the main thread by `TrainerPart`, the pinning thread's with those where it waits for that."""
-    parts_delay_s: dict[str, float] | None = None
-    """Seconds by part in which that thread could have run and had no core; None where the kernel does not tell."""
-    parts_error_s: dict[str, float] = field(default_factory=dict)
-    """Standard error of each part's seconds, over blocks of about a second."""
-    functions: dict[str, float] = field(default_factory=dict)
-    """Seconds of the busiest places of the script's own Python, `file:function:line`."""
-    cpu_s: float | None = None
-    """CPU seconds of the process, all threads."""
-    ticks: int = 0
+    worker: int
+    loader: int = 0
+    phase: Phase = "train"
+    in_trainer: bool = False
+    sample_error_s: float | None = None
+    """Standard error of what a sample keeps it busy (idle left out), over blocks; None for fewer than three."""
+    transforms: dict[str, float] = field(default_factory=dict)
+    """Seconds by transform name; sums to stages["transform"]."""
+    batches: int = 0
+    samples: int = 0
+    ended: Literal["normally", "killed", "running"] = "normally"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,9 +281,10 @@ class Recording:
     steps: list[Step] = field(default_factory=list)
     passes: list[LoaderPass] = field(default_factory=list)
     optimizer_steps: int = 0
-    warm_up: WarmUp = field(default_factory=lambda: WarmUp(rule="none"))
+    warm_up: str = "none"
+    """The rule by which steps are left out, in words."""
     workers: list[WorkerTime] = field(default_factory=list)
-    trainers: list[TrainerTime] = field(default_factory=list)
+    trainers: list[ThreadTime] = field(default_factory=list)
     costs: Costs = field(default_factory=Costs)
     series: list[Series] = field(default_factory=list)
     gpus: list[Gpu] = field(default_factory=list)
@@ -325,8 +307,12 @@ class Recording:
         return train_loader(self.loaders, self.steps)
 
     def measured(self) -> list[Step]:
-        """The training steps, warm-up left out."""
-        return [step for step in self.steps if step.phase == "train" and not step.warm_up]
+        """What the numbers are of: the measured steps of the training loader; where there are none, its training
+        steps, or all of its steps."""
+        loader = self.train_loader
+        of_loader = [step for step in self.steps if loader is None or step.loader == loader.id]
+        chosen = [step for step in of_loader if step.phase == "train"] or of_loader
+        return [step for step in chosen if not step.warm_up] or chosen
 
     def leg(self, name: LegName) -> Leg:
         """Empty where it was not measured."""

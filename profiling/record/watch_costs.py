@@ -6,20 +6,20 @@ from typing import Any
 from feedline.profiling.record.journal import Journal, TimeRow
 from feedline.profiling.record.measurements import Sampled, scope_of
 from feedline.profiling.record.recording import Costs, Overhead, Recording, Step
-from feedline.profiling.record.windows import is_measured, mean_over, of_lowest_rank
+from feedline.profiling.record.windows import mean_over, of_lowest_rank, without_pause
 
 
 def costs(recording: Recording) -> Costs:
     """Per training sample over all ranks."""
     loader = recording.train_loader
-    measured = [one for one in filter(is_measured, recording.steps) if loader is None or one.loader == loader.id]
+    measured = list(filter(without_pause, recording.measured()))
     samples = sum(step.samples for step in measured)
     if not samples:
         return Costs()
     workers = [one for one in recording.workers if loader is not None and one.loader == loader.id]
     workers_cpu_s = [one.cpu_s for one in workers if one.cpu_s is not None]
     if not workers:  # what the training thread made itself, of a loop that asks no watched loader
-        workers_cpu_s = [one.parts_cpu_s["load"] for one in recording.trainers if "load" in one.parts_cpu_s]
+        workers_cpu_s = [one.stages_cpu_s["load"] for one in recording.trainers if "load" in one.stages_cpu_s]
     loading_cpu_s = sum(one.cpu_s or 0.0 for one in workers if one.in_trainer) if workers else sum(workers_cpu_s)
     prepared = sum(one.samples for one in workers) or samples
     trainer_cpu_s = sum(one.cpu_s or 0.0 for one in recording.trainers) - loading_cpu_s

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from feedline.profiling.record.journal import TimeRow
 from feedline.profiling.record.measurements import GPU_MEANS, Gpu, Series
@@ -19,7 +20,7 @@ class Windows:
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self._spans: list[tuple[float, float]] = []
-        for step in filter(is_measured, steps):
+        for step in filter(without_pause, steps):
             start, end = step.start_s, step.start_s + step.duration_s
             if self._spans and start - self._spans[-1][1] < 1e-3:
                 self._spans[-1] = (self._spans[-1][0], end)
@@ -39,11 +40,12 @@ class Windows:
         return covered / (end - start) if end > start else 0.0
 
     def counts(self, step: Step) -> bool:
-        return is_measured(step) or not self._spans
+        return without_pause(step) or not self._spans
 
 
-def is_measured(step: Step) -> bool:
-    return step.phase == "train" and not step.warm_up and step.pause_s <= 0.1 * step.duration_s
+def without_pause(step: Step) -> bool:
+    """A measured step in which nothing else happened for long."""
+    return step.measured and step.pause_s <= 0.1 * step.duration_s
 
 
 class RowSum:
@@ -71,27 +73,34 @@ class RowSum:
             self.samples += share * row.samples
             self.cpu_s += share * row.cpu_s
             self.ticks += share * row.ticks
-        self.stages_delay = dict(delays) if any(row.stages_delay is not None for row in rows) else None
-        self.seconds = sum(self.stages.values())
-        self.top_functions = dict(sorted(functions.items(), key=lambda item: -item[1])[:TOP_FUNCTIONS])
+        self._delays = dict(delays) if any(row.stages_delay is not None for row in rows) else None
+        self._functions = dict(sorted(functions.items(), key=lambda item: -item[1])[:TOP_FUNCTIONS])
 
-    def stages_error_s(self) -> dict[str, float]:
-        """Standard error of each stage's seconds: over blocks, and at least that of so many single looks."""
-        errors: dict[str, float] = {}
+    def thread(self) -> dict[str, Any]:
+        """Fields of `recording.ThreadTime`."""
+        seconds = sum(self.stages.values())
+        return {
+            "seconds": seconds,
+            "cpu_s": self.cpu_s,
+            "stages": dict(self.stages),
+            "stages_cpu_s": dict(self.stages_cpu),
+            "stages_delay_s": self._delays,
+            "stages_error_s": {name: self._error_s(name, seconds) for name in self.stages} if seconds else {},
+            "functions": self._functions,
+            "ticks": round(self.ticks),
+        }
+
+    def _error_s(self, stage: str, whole_s: float) -> float:
+        """Standard error of its seconds: over blocks, and at least that of so many single looks."""
+        looks_s = whole_s * look_error(self.stages[stage] / whole_s, self.ticks)
         lengths = [sum(stages.values()) for stages, _ in self._blocks]
-        for name, seconds in self.stages.items() if self.seconds else ():
-            looks_s = self.seconds * look_error(seconds / self.seconds, self.ticks)
-            errors[name] = max(looks_s, ratio_error([stages.get(name, 0.0) for stages, _ in self._blocks], lengths))
-        return errors
+        return max(looks_s, ratio_error([stages.get(stage, 0.0) for stages, _ in self._blocks], lengths))
 
-    def sample_seconds(self) -> dict[str, float | None]:
-        """Fields of `recording.WorkerTime`: what a sample keeps it busy, and the error of that over blocks."""
+    def sample_error_s(self) -> float | None:
+        """As `recording.WorkerTime` has it."""
         busy = [sum(stages.values()) - stages.get("idle", 0.0) for stages, _ in self._blocks]
         samples = [count for _, count in self._blocks]
-        if not sum(samples):
-            return {"sample_s": None, "sample_error_s": None}
-        error = ratio_error(busy, samples) / sum(samples) if sum(count > 0 for count in samples) > 2 else None
-        return {"sample_s": sum(busy) / sum(samples), "sample_error_s": error}
+        return ratio_error(busy, samples) / sum(samples) if sum(count > 0 for count in samples) > 2 else None
 
 
 def of_lowest_rank(steps: Sequence[Step]) -> Windows:

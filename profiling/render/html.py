@@ -29,9 +29,9 @@ def document(page: sections.Page) -> str:
     return _templates().get_template("page.html").render(page=page)
 
 
-def framed(page: str, height_px: int = 640) -> str:
+def framed(page: str) -> str:
     """A whole document as a part of another one, whose styles and scripts it neither sees nor touches."""
-    style = f"width: 100%; height: {height_px}px; border: 0; resize: vertical"
+    style = "width: 100%; height: 640px; border: 0; resize: vertical"
     return str(Markup('<iframe title="feedline" sandbox="" style="{}" srcdoc="{}"></iframe>').format(style, page))
 
 

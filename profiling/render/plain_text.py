@@ -124,13 +124,13 @@ def _remedies(chart: sections.Remedies, width: int) -> list[str]:
     lines = [_title("Times as fast", sections.PREDICTED)]
     if units.known(chart.ceiling):
         lines[0] += f"; {sections.CEILING}: {units.times(chart.ceiling)}"
-    for remedy in chart.rows:
-        lines += _wrapped(f"{remedy.gain_words}  {remedy.name}", width, 6)
-        terms = [f"{name} {words}" for name, words in remedy.terms.items()]
-        lines += [line for said in (remedy.why, *terms) for line in _wrapped(said, width, 8, " " * 6)]
-        lines += [f"{' ' * 10}{line}" for line in remedy.command.splitlines()]
-        for variant in remedy.variants:
-            lines += _wrapped(f"or {variant.gain_words}  {variant.name}", width, 9, " " * 6)
+    for best, *variants in chart.rows:
+        lines += _wrapped(f"{chart.gain(best)}  {best.remedy}", width, 6)
+        terms = [f"{name} {words}" for name, words in chart.terms(best).items()]
+        lines += [line for said in (best.why, *terms) for line in _wrapped(said, width, 8, " " * 6)]
+        lines += [f"{' ' * 10}{line}" for line in best.command.splitlines()]
+        for variant in variants:
+            lines += _wrapped(f"or {chart.gain(variant)}  {variant.remedy}", width, 9, " " * 6)
     return lines
 
 

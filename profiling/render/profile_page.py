@@ -14,7 +14,7 @@ from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.measure.main_thread import parts_of
 from feedline.profiling.explain.measure.rates import Rate, median_rate
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
-from feedline.profiling.explain.measure.workers import Workers, stage_error
+from feedline.profiling.explain.measure.workers import Workers, looked_error
 from feedline.profiling.explain.verdict import Diagnosis, known_shares
 from feedline.profiling.record import units
 from feedline.profiling.record.journal import LegName
@@ -41,9 +41,8 @@ from feedline.profiling.render.sections import (
 )
 
 LEG_NAMES: dict[LegName, str] = {
-    "normal": "as it is", "cached": "cached batches", "crowded": "cached", "kept": "cached, memory kept",
-    "laid_out": "cached, as from feedline",
-    "loader_only": "the loader alone", "cold": "cold page cache",
+    "normal": "as it is", "cached": "cached batches", "kept": "cached, memory kept",
+    "laid_out": "cached, as from feedline", "loader_only": "the loader alone", "cold": "cold page cache",
 }  # fmt: skip
 OF_LOOP = "share of the loop's time"
 MOST_TRANSFORMS = 10
@@ -141,7 +140,7 @@ def _main_thread(diagnosis: Diagnosis) -> Stacks | None:
     whole_s = sum(trainer.seconds for trainer in recording.trainers)
     # A part's error adds up over ranks as independent ones do; it is not known where one of them does not tell.
     errors = {
-        name: math.hypot(*(trainer.parts_error_s.get(name, math.nan) for trainer in recording.trainers)) / whole_s
+        name: math.hypot(*(trainer.stages_error_s.get(name, math.nan) for trainer in recording.trainers)) / whole_s
         for name in parts
     }
     title = f"The main thread, {units.count(recording.optimizer_steps, 'optimiser step')}"
@@ -170,7 +169,7 @@ def _stages(diagnosis: Diagnosis) -> Stacks | None:
         if not worker.in_trainer:
             rank = f"rank {worker.rank}, " if worker.rank else ""
             label = f"{rank}worker {worker.worker}" + (", killed" if worker.ended == "killed" else "")
-            errors = {name: stage_error(worker, name, share) for name, share in stages.items()}
+            errors = {name: looked_error(worker, share, name) for name, share in stages.items()}
             rows.append(Stack(label=label, parts=stages, errors=errors, note=f"{worker.samples:,} samples"))
     shown = rows[:MOST_ROWS] if len(rows) > 1 else []
     more = f"{len(rows) - MOST_ROWS} more workers are in the record." if len(rows) > MOST_ROWS else ""
@@ -213,8 +212,7 @@ def _legs(measured: Sequence[Leg], unit: str) -> Section | None:
     for leg in measured:
         rate, label = median_rate(leg.samples_per_s), LEG_NAMES[leg.name]
         if leg.num_workers is not None:
-            busy = f"{leg.num_workers} busy beside"
-            label += f", {busy if leg.name == 'crowded' else units.count(leg.num_workers, 'worker')}"
+            label += f", {units.count(leg.num_workers, 'worker')}"
         value, low, high = (rate.value, rate.low, rate.high) if rate else (None, None, None)
         windows, said = leg.samples_per_s, [leg.note]
         if rate is None and any(windows):
@@ -268,7 +266,7 @@ def _about(diagnosis: Diagnosis) -> Section | None:
         "device": recording.compute.device,
         "trained parameters": units.number(recording.compute.parameters),
         "steps measured": f"{diagnosis.measured.trainer.steps:,}",
-        "warm-up left out": f"{recording.warm_up.steps} steps: {recording.warm_up.rule}",
+        "warm-up left out": f"{units.count(sum(s.warm_up for s in recording.steps), 'step')}: {recording.warm_up}",
         **host,
         "python": recording.script.python or host["python"],
     }

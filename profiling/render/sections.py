@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Line
 
@@ -101,38 +102,33 @@ class Bars:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remedy:
-    """Something to do: how many times as fast the script would be, and the command or line that does it. `terms` are
-    what it takes, needs, changes; `variants` are other ways to do the same. Of an upper bound (`at_most`) no interval
-    is shown."""
-
-    name: str
-    gain: float
-    low: float
-    high: float
-    why: str = ""
-    terms: Mapping[str, str] = field(default_factory=dict[str, str])
-    command: str = ""
-    variants: Sequence["Remedy"] = ()
-    at_most: bool = False
-
-    @property
-    def end(self) -> float:
-        """Of what is drawn of it."""
-        return self.gain if self.at_most else self.high
-
-    @property
-    def gain_words(self) -> str:
-        return units.gain(self.gain, self.low, self.high, at_most=self.at_most)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Remedies:
-    """What would help, ranked; drawn from 0 to `most` times as fast."""
+    """What would help, ranked: a row is one way, and behind it others to do the same. Drawn from 0 to `most` times as
+    fast; of an upper bound (`at_most`) no interval is shown."""
 
-    rows: Sequence[Remedy]
+    rows: Sequence[Sequence[Prediction]]
+    unit: str
     most: float
     ceiling: float | None = None  # times as fast, with data for free
+
+    def gain(self, one: Prediction) -> str:
+        return units.gain(one.gain, one.gain_low, one.gain_high, at_most=one.at_most)
+
+    def terms(self, one: Prediction) -> dict[str, str]:
+        """What it gives, takes, needs, changes."""
+        rate, epochs = units.rate(one.samples_per_s, self.unit), one.break_even_epochs
+        terms = {
+            "gives": f"at most {rate}" if one.at_most else f"{rate} ({units.spread(one.low, one.high)})",
+            "takes": one.cost + (f", paid back after {_epochs(epochs)}" if epochs is not None else ""),
+            "needs": one.needs,
+            "changes": one.changes and f"the training: {one.changes}",
+        }
+        return {name: words for name, words in terms.items() if words}
+
+
+def _epochs(count: float) -> str:
+    number = units.number(count, 2)
+    return f"{number} epoch{'' if number == '1' else 's'}"
 
 
 @dataclass(frozen=True, kw_only=True)

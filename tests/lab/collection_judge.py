@@ -260,8 +260,9 @@ def of_profiled(script: Script, ran: Ran) -> tuple[dict[str, float], float | Non
     recording = Recording.from_dict(ran.profile["recording"])
     by_rank = {one.rank: one.pid for one in recording.trainers if one.pid in pids}
     windows: dict[int, tuple[float, float]] = {}
-    for rank in {step.rank for step in recording.measured()}:
-        steps = [step for step in recording.measured() if step.rank == rank]
+    measured = [step for step in recording.steps if step.measured]
+    for rank in {step.rank for step in measured}:
+        steps = [step for step in measured if step.rank == rank]
         pid = by_rank.get(rank, min(pids)) if len(pids) > 1 else min(pids)
         end_s = max(step.start_s + step.duration_s for step in steps)
         windows[pid or 0] = (ran.origin_s + min(step.start_s for step in steps), ran.origin_s + end_s)

@@ -20,7 +20,7 @@ STEPS = 3
 
 
 def watch(
-    process: "subprocess.Popen[bytes]", laps: Path, used: "CoresUsed", *, trains_s: float | None, profiles: str
+    process: "subprocess.Popen[bytes]", laps: Path, *, trains_s: float | None, profiles: str
 ) -> tuple[int | None, bool, float | None]:
     """Until it has ended or trained for long enough (None: to its end): (exit status, interrupted, when the profiler
     started it). `profiles` is the script that this process profiles, "" for none."""
@@ -29,7 +29,6 @@ def watch(
         with suppress(subprocess.TimeoutExpired):
             return process.wait(LOOK_S), interrupted, origin_s
         now = time.monotonic()
-        used.look(process.pid)
         if origin_s is None and profiles:
             origin_s = _started_s(process, profiles)
         if first_s is None and any(f"\n{text_of(laps)}".count(f"\n{name} ") >= STEPS for name in LOOP):
@@ -43,38 +42,6 @@ def watch(
             process.send_signal(signal.SIGINT)
         if since_s > limit_s + (REPORTS_S if profiles else 0.0):
             return None, interrupted, origin_s
-
-
-class CoresUsed:
-    """What a program and its children have used of the cores, by a look every two seconds, and all others."""
-
-    def __init__(self) -> None:
-        self._began, self._busy_s = time.monotonic(), self._all_s()
-        self._looked = 0.0
-        self._by_pid: dict[int, float] = {}
-
-    def look(self, pid: int) -> None:
-        if time.monotonic() - self._looked < 2.0:
-            return
-        self._looked = time.monotonic()
-        with suppress(psutil.Error):
-            for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-                with suppress(psutil.Error):
-                    times = one.cpu_times()
-                    self._by_pid[one.pid] = times.user + times.system
-        self._busy = self._all_s() - self._busy_s
-        self._seconds = self._looked - self._began
-
-    def by_others(self) -> float | None:
-        """Cores until the last look."""
-        if not self._by_pid or self._seconds < 1.0:
-            return None
-        return round(max(0.0, self._busy - sum(self._by_pid.values())) / self._seconds, 2)
-
-    @staticmethod
-    def _all_s() -> float:
-        times = psutil.cpu_times()
-        return times.user + times.nice + times.system
 
 
 def _started_s(parent: "subprocess.Popen[bytes]", script: str) -> float | None:

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feedline.pipeline.base.errors import UsageError
-from tests.lab.collection_processes import CoresUsed, end, left, text_of, watch
+from feedline.pipeline.base.process import CpuClocks
+from tests.lab.collection_processes import end, left, text_of, watch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
@@ -229,7 +230,7 @@ class Lab:
                "TMPDIR": place / "tmp", "STOPWATCH": folder / "laps", "PYTHONPATH": self.frameworks}  # fmt: skip
         environment = {**inherited, **{name: str(path) for name, path in own.items()}, "HF_HUB_OFFLINE": "1", **env}
         command = self._command(kind, script, more, folder)
-        began, used = time.monotonic(), CoresUsed()
+        began, before = time.monotonic(), CpuClocks.now()
         with (folder / "output.txt").open("wb") as output:
             process = subprocess.Popen(
                 command, cwd=place / "here", env=environment, stdin=subprocess.DEVNULL, stdout=output,
@@ -239,11 +240,10 @@ class Lab:
                 status, interrupted, origin_s = watch(
                     process,
                     folder / "laps",
-                    used,
                     trains_s=TRAINS_S.get(kind),
                     profiles=script.path.name if kind in PROFILED else "",
                 )
-                others_cores = used.by_others()
+                others_cores = round(CpuClocks.now().since(before).others_cores, 2)
                 processes = [] if status is None else left(process.pid)
             finally:
                 end(process)

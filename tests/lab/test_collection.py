@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedline.profiling.record.recording import Recording, Step, TrainerTime
+from feedline.profiling.record.recording import Recording, Step, ThreadTime
 from feedline.profiling.record.recording import Script as Profiled
 from tests.lab import collection_runs
 from tests.lab.collection_gains import Gain, carried_out_by, scored
@@ -51,7 +51,7 @@ def ran(folder: Path, *, share: float = 0.6, error: float = 0.02, **verdict: Any
     recording = Recording(
         script=Profiled(argv=["mine.py"]),
         steps=[Step(start_s=float(second), wait_s=0.6, duration_s=1.0, samples=4) for second in range(5, 25)],
-        trainers=[TrainerTime(pid=PID, ticks=10, seconds=20)],
+        trainers=[ThreadTime(pid=PID, ticks=10, seconds=20)],
     )
     said = {"bound": "data", "shares": {"data": share}, "errors": {"data": error}, "close": [],
             "cause": {"kind": "blocked", "where": "store.py:fetch"}, **verdict}  # fmt: skip

@@ -7,7 +7,6 @@ import pytest
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.loader import Loader
-from feedline.pipeline.loader_state import ORDER
 from tests.pipeline.loading import SMALL, labels
 
 INLINE = SMALL | {"num_workers": 0}
@@ -45,23 +44,7 @@ def test_a_window_without_a_shuffle_is_none(split: Path) -> None:
     loader.load_state_dict(Loader(split, **INLINE | {"shuffle": False, "window_shards": 2}).state_dict())
 
 
-def test_a_state_of_version_1_is_taken_at_an_epoch_s_start_alone(split: Path) -> None:
-    state, rest = amid(split)
-    old = {name: value for name, value in state.items() if name not in ORDER} | {"version": 1}
-    loader = Loader(split, **INLINE)
-    with pytest.raises(
-        UsageError, match=r"version 1 .*set_epoch\(0\).*shuffle, window_shards, subset, class_bal"
-    ) as no:
-        loader.load_state_dict(old)
-    assert "\n" not in str(no.value)
-    known = {name: state[name] for name in ORDER}
-    loader.load_state_dict(old | known | {"version": 2})
-    assert labels(loader) == rest
-    loader.load_state_dict(old | {"epoch": 5, "samples": 0})
-    assert loader.state_dict() == state | {"epoch": 5, "samples": 0}
-
-
-@pytest.mark.parametrize("version", [0, 3, "2", None])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
 def test_another_version_is_none(split: Path, version: Any) -> None:
     loader = Loader(split, **INLINE)
     with pytest.raises(UsageError, match="version 2"):

@@ -16,11 +16,9 @@ import pytest
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.scratch import PREFIX
 from feedline.pipeline.format.manifest import read_index, read_manifest
-from feedline.pipeline.loader import Loader
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.engine import EngineRun
-from feedline.preprocess.inspect import inspect
 from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.sources import staging
 from feedline.preprocess.store import WORK
@@ -305,24 +303,6 @@ def test_what_came_from_elsewhere_is_another_plan_only_where_that_is_written(ima
                 prepare(tmp_path / "link", out, metadata=True)
         else:
             assert prepare(tmp_path / "link", out)["resumed_samples"] == 27
-
-
-def test_a_dataset_of_format_version_1_is_still_read(clean_images: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    prepare(clean_images, out, shards=2)
-    manifest = json.loads((out / "train" / "manifest.json").read_text())
-    for shard in manifest["shards"]:
-        del shard["fingerprint"]
-    del manifest["formats"]
-    manifest["format_version"] = 1
-    (out / "train" / "manifest.json").write_text(json.dumps(manifest))
-    assert read_manifest(out / "train").format_version == 1
-    assert verify(str(out), full=True)["ok"]
-    assert inspect(out)["train"]["samples"] == 3 * PER_CLASS
-    loader = Loader(out / "train", batch_size=8, image_size=32, num_workers=0)
-    assert sum(len(labels) for _, labels in loader) == 3 * PER_CLASS
-    loader.close()
-    assert prepare(out, tmp_path / "again")["output_samples"] == 3 * PER_CLASS
 
 
 def test_a_run_with_nothing_left_to_do_clears_what_a_killed_one_left(

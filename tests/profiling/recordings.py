@@ -15,9 +15,8 @@ from feedline.profiling.record.recording import (
     Script,
     Series,
     Step,
-    TrainerTime,
+    ThreadTime,
     Trial,
-    WarmUp,
     WorkerTime,
 )
 from feedline.profiling.record.stages import STAGES
@@ -75,16 +74,16 @@ def made(
             )
             for index in range(steps)
         ],
-        warm_up=WarmUp(rule="the first four", steps=4),
+        warm_up="the first four",
         workers=[_worker(i, workers, per_sample, cpu, slow, seconds, batch * steps) for i in range(max(workers, 1))],
         trainers=[
-            TrainerTime(
+            ThreadTime(
                 seconds=seconds,
-                parts={
+                stages={
                     "wait": (wait_s - unpickle_s) * steps, "unpickle": unpickle_s * steps, "copy": copy_s * steps,
                     "forward": compute_s * steps, "python": python_s * steps,
                 },
-                functions={"train.py:log:12": python_s * steps} if python_s else {},
+                functions={"python train.py:log:12": python_s * steps} if python_s else {},
                 ticks=1000,
             )
         ],

@@ -61,7 +61,7 @@ def without_loader(**parts: float) -> Recording:
     seconds = seen.trainers[0].seconds
     places = {"load data.py:batches:9": 3.0, "wait queue.py:get:17": 3.0, "forward train.py:main:8": 3.0}
     shares = {name: share * seconds for name, share in parts.items()}
-    seen = with_trainer(seen, parts=shares, functions=places)
+    seen = with_trainer(seen, stages=shares, functions=places)
     return with_loader(replace(seen, workers=[]), kind="unwatched", num_workers=None, batch_size=None)
 
 
@@ -122,7 +122,7 @@ def drawing(share: float) -> Recording:
     seen = made(wait_s=0.09, compute_s=0.01, stages={"decode": 0.00001}, trainer_cpu_s=0.0)
     parts = {"draw": share * seen.trainers[0].seconds, "wait": (0.9 - share) * seen.trainers[0].seconds}
     places = {"draw train.py:Balanced.draw:3": parts["draw"] / 2, "draw train.py:Balanced.draw:4": parts["draw"] / 2}
-    return replace(seen, trainers=[replace(seen.trainers[0], parts=parts, functions=places)])
+    return replace(seen, trainers=[replace(seen.trainers[0], stages=parts, functions=places)])
 
 
 def found_in(seen: Recording) -> list[Prediction]:

@@ -278,7 +278,7 @@ def test_a_stranger_with_the_number_of_a_worker_is_left_alone(tmp_path: Path) ->
         hangs = subprocess.Popen(["sleep", "60"])
         open({str(tmp_path / "hangs")!r}, "w").write(str(hangs.pid))
         for pid in (hangs.pid, {stranger.pid}):
-            about = {{"pid": pid, "worker": 0, "loader": 0, "rank": 0, "created": time.time(), "ended": False}}
+            about = {{"pid": pid, "worker": 0, "loader": 0, "rank": 0, "ended": False}}
             with open(os.environ["FEEDLINE_PROFILE"] + f"/worker-{{pid}}.json", "w") as file:
                 json.dump({{**about, "paths": [], "sampler_cpu_s": 0.0}}, file)
         os._exit(0)

@@ -229,7 +229,7 @@ def test_workers_are_seen(persistent: bool) -> None:
     for worker in recording.workers:
         assert sum(worker.stages.values()) == pytest.approx(worker.seconds)
     assert {step.epoch for step in recording.steps} == {0, 1}
-    assert recording.warm_up.steps == sum(step.warm_up for step in recording.steps) > 0
+    assert any(step.warm_up for step in recording.steps) and recording.warm_up.startswith("the first ")
 
 
 def test_everything_is_as_it_was_afterwards() -> None:
@@ -404,7 +404,7 @@ def test_a_loop_over_something_else_is_seen_by_its_optimiser() -> None:
             training.step(batch)
             time.sleep(0.01)
     assert seen.recording.optimizer_steps == 20
-    assert sum(seen.recording.trainers[0].parts.values()) > 0
+    assert sum(seen.recording.trainers[0].stages.values()) > 0
     assert seen.recording.seconds > 0
 
 

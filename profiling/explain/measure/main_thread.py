@@ -13,11 +13,9 @@ is watched, data is what looks at the training thread see of waiting for batches
 """
 
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from feedline.profiling.explain.measure.rates import (
     ERRORS_90,
@@ -27,11 +25,10 @@ from feedline.profiling.explain.measure.rates import (
     stretches,
     waited_s,
 )
-from feedline.profiling.explain.measure.workers import FEW_LOOKS, sums
-from feedline.profiling.record.recording import Recording, Step, TrainerPart
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, function_of, looked_error, together
+from feedline.profiling.record.recording import Recording, Step, ThreadTime
 from feedline.profiling.record.uncertainty import look_error, share_error
 
-PARTS = get_args(TrainerPart)
 OWN = ("python", "logging", "checkpoint")  # parts that are the script's own Python
 DATA = ("wait", "load", "draw", "unpickle", "pin")  # parts that wait for a batch or make it
 LEAST_ERROR = 0.005  # no share is known better: hooks and looks take a little themselves
@@ -84,7 +81,7 @@ class Trainer:
 def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     seconds, samples = seconds_of(steps), max(1, sum(step.samples for step in steps))
     ranks_s = seconds * max(1, len({step.rank for step in steps}))
-    loader, looks = recording.train_loader, sum(trainer.ticks for trainer in recording.trainers)
+    loader, looks = recording.train_loader, all_ranks(recording).ticks
     sampled = loader is not None and (loader.background or loader.unwatched)
     shares, errors = _shares(recording, steps, ranks_s, sampled=sampled)
     all_waited_s = shares.data * ranks_s if sampled else sum(map(waited_s, steps))
@@ -124,42 +121,26 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
 
 def parts_of(recording: Recording) -> dict[str, float]:
     """Shares of the main thread's time by `TrainerPart`, the mean over ranks, from its stack samples."""
-    total_s = sum(trainer.seconds for trainer in recording.trainers)
-    parts = sums(trainer.parts for trainer in recording.trainers)
-    return {name: seconds / total_s for name, seconds in parts.items()} if total_s else {}
+    whole = all_ranks(recording)
+    return {name: seconds / whole.seconds for name, seconds in whole.stages.items()} if whole.seconds else {}
+
+
+def all_ranks(recording: Recording) -> ThreadTime:
+    return ThreadTime(**together(recording.trainers))
 
 
 def busiest_place(recording: Recording) -> str | None:
     """Where the script's own Python takes the main thread longest: the line, else the function, else the class; None
-    where none leads beyond its error (90 %). A recorded place may have its part before it (`python train.py:log:12`):
-    those of other parts do not count."""
+    where none leads beyond its error (90 %)."""
     lines, functions, classes = dict[str, float](), dict[str, float](), dict[str, float]()
-    for name, seconds in sums(trainer.functions for trainer in recording.trainers).items():
+    whole = all_ranks(recording)
+    for name, seconds in whole.functions.items():
         part, _, place = name.partition(" ")  # the first: a file's name may have more of them
-        if part not in PARTS:
-            part, place = "python", name
         if part in OWN:
             function = function_of(place)
             for places, key in ((lines, place), (functions, function), (classes, class_of(function))):
                 places[key] = places.get(key, 0.0) + seconds
-    total_s = sum(trainer.seconds for trainer in recording.trainers)
-    looks = sum(trainer.ticks for trainer in recording.trainers)
-    return next((place for places in (lines, functions, classes) if (place := _leader(places, total_s, looks))), None)
-
-
-def busiest_function(recording: Recording, part: TrainerPart) -> str:
-    """file:function where the main thread spends most of this part; "" where no place of it is known."""
-    functions = dict[str, float]()
-    for name, seconds in sums(trainer.functions for trainer in recording.trainers).items():
-        if name.partition(" ")[0] == part:
-            function = function_of(name.partition(" ")[2])
-            functions[function] = functions.get(function, 0.0) + seconds
-    return max(functions, key=lambda function: functions[function], default="")
-
-
-def function_of(place: str) -> str:
-    """file:function:line -> file:function."""
-    return re.sub(r":\d+$", "", place)
+    return next((place for places in (lines, functions, classes) if (place := _leader(places, whole))), None)
 
 
 def class_of(function: str) -> str:
@@ -168,12 +149,12 @@ def class_of(function: str) -> str:
     return f"{file}:{name.rpartition('.')[0] or name}"
 
 
-def _leader(places: Mapping[str, float], total_s: float, looks: int) -> str | None:
-    if not places or not total_s:
+def _leader(places: Mapping[str, float], whole: ThreadTime) -> str | None:
+    if not places or not whole.seconds:
         return None
     first, *_ = ranked = sorted(places, key=lambda place: -places[place])
-    one, next_one = (*(min(1.0, places[place] / total_s) for place in ranked[:2]), 0.0)[:2]
-    unsure = ERRORS_90 * (look_error(one, looks) + look_error(next_one, looks))
+    one, next_one = (*(min(1.0, places[place] / whole.seconds) for place in ranked[:2]), 0.0)[:2]
+    unsure = ERRORS_90 * (look_error(one, whole.ticks) + look_error(next_one, whole.ticks))
     return first if one - next_one > unsure else None
 
 
@@ -191,7 +172,7 @@ def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, samp
     if not sampled:
         data = min(1.0, sum(map(waited_s, steps)) / ranks_s)
         data_error = share_error([sum(map(waited_s, block)) for block in blocks], whole_s)
-    if sum(one.ticks for one in recording.trainers) < FEW_LOOKS:
+    if all_ranks(recording).ticks < FEW_LOOKS:
         own, other = 0.0, 1.0
     copy = min(1.0 - data, copy)
     if any(step.starved_s is not None for step in steps):
@@ -210,23 +191,18 @@ def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, samp
 
 
 def looked(recording: Recording, parts: Sequence[str]) -> tuple[float, float]:
-    """The share of the main threads' time in these parts, and its standard error: over blocks, and no less than so
-    many looks can tell."""
-    share = sum(parts_of(recording).get(name, 0.0) for name in parts)
-    total_s = sum(trainer.seconds for trainer in recording.trainers)
-    blocks_s = math.hypot(*(one.parts_error_s.get(name, 0.0) for one in recording.trainers for name in parts))
-    of_looks = look_error(min(1.0, share), sum(trainer.ticks for trainer in recording.trainers))
-    return min(1.0, share), max(blocks_s / total_s if total_s else 0.0, of_looks)
+    """The share of the main threads' time in these parts, and its standard error."""
+    share = min(1.0, sum(parts_of(recording).get(name, 0.0) for name in parts))
+    return share, looked_error(all_ranks(recording), share, *parts)
 
 
 def _delay(recording: Recording) -> float | None:
-    busy_s, delay_s = 0.0, 0.0
-    for trainer in recording.trainers:
-        if trainer.parts_delay_s is None:
-            return None
-        busy_s += sum(seconds for name, seconds in trainer.parts.items() if name not in DATA)
-        delay_s += sum(seconds for name, seconds in trainer.parts_delay_s.items() if name not in DATA)
-    return min(1.0, delay_s / busy_s) if busy_s else None
+    whole = all_ranks(recording)
+    delays = whole.stages_delay_s
+    busy_s = sum(seconds for name, seconds in whole.stages.items() if name not in DATA)
+    if delays is None or not busy_s:
+        return None
+    return min(1.0, sum(seconds for name, seconds in delays.items() if name not in DATA) / busy_s)
 
 
 def _unpickling(recording: Recording) -> tuple[float, float]:
@@ -235,12 +211,11 @@ def _unpickling(recording: Recording) -> tuple[float, float]:
     What it is blocked meanwhile, for the worker that has the bytes (a busy one answers late when its memory is asked
     for), is waiting for the worker.
     """
-    total_s = sum(trainer.seconds for trainer in recording.trainers)
-    cpu_s = sums(trainer.parts_cpu_s for trainer in recording.trainers)
-    wall_s = sums(trainer.parts for trainer in recording.trainers).get("unpickle", 0.0)
-    delay_s = min(wall_s, sums(trainer.parts_delay_s or {} for trainer in recording.trainers).get("unpickle", 0.0))
+    whole = all_ranks(recording)
+    cpu_s, wall_s = whole.stages_cpu_s, whole.stages.get("unpickle", 0.0)
+    delay_s = min(wall_s, (whole.stages_delay_s or {}).get("unpickle", 0.0))
     alone_s = min(wall_s - delay_s, cpu_s.get("unpickle", 0.0)) if any(cpu_s.values()) else wall_s - delay_s
-    return ((alone_s + delay_s) / total_s, alone_s / total_s) if total_s else (0.0, 0.0)
+    return ((alone_s + delay_s) / whole.seconds, alone_s / whole.seconds) if whole.seconds else (0.0, 0.0)
 
 
 def _kept_gain(kernel_share: float, of_legs: Rate | None) -> Rate:

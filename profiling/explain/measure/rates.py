@@ -85,18 +85,6 @@ def measure_rates(recording: Recording, steps: Sequence[Step]) -> Rates:
     )
 
 
-def measured_steps(recording: Recording) -> tuple[list[Step], list[str]]:
-    """The training steps of the training loader; where there are none, the best there is, and a note of it."""
-    loader = recording.train_loader
-    of_loader = [step for step in recording.steps if loader is None or step.loader == loader.id]
-    training = [step for step in of_loader if step.phase == "train"]
-    notes: list[str] = []
-    if of_loader and not training:
-        notes.append("No training step was seen: the numbers are of a loop over a loader.")
-    chosen = training or of_loader
-    return [step for step in chosen if not step.warm_up] or chosen, notes
-
-
 def seconds_of(steps: Sequence[Step]) -> float:
     """Time of one rank (the mean over ranks), pauses left out."""
     ranks = {step.rank for step in steps}

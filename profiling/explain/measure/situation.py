@@ -12,7 +12,6 @@ from feedline.profiling.explain.measure.rates import (
     Rates,
     believed,
     measure_rates,
-    measured_steps,
     waited_s,
 )
 from feedline.profiling.explain.measure.throughput import Throughput, over_epochs
@@ -130,7 +129,9 @@ class Measured:
 
 
 def measure(recording: Recording) -> Measured:
-    steps, notes = measured_steps(recording)
+    steps, notes = recording.measured(), list[str]()
+    if steps and steps[0].phase != "train":
+        notes.append("No training step was seen: the numbers are of a loop over a loader.")
     rates = measure_rates(recording, steps)
     workers, trainer = measure_workers(recording), measure_trainer(recording, steps)
     restart_s = _restart_s(workers, rates, steps)

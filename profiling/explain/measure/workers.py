@@ -6,12 +6,13 @@ not, wall time counts.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95, Rate
-from feedline.profiling.record.recording import Recording, WorkerTime
+from feedline.profiling.record.recording import Recording, ThreadTime, WorkerTime
 from feedline.profiling.record.stages import STAGES
 from feedline.profiling.record.uncertainty import UNKNOWN_ERROR, look_error
 
@@ -100,7 +101,7 @@ def measure_workers(recording: Recording) -> Workers:
     return Workers(
         count=loader.num_workers if loader and loader.num_workers is not None else count,
         stages=stages,
-        stage_errors={name: stage_error(whole, name, share) for name, share in stages.items()},
+        stage_errors={name: looked_error(whole, share, name) for name, share in stages.items()},
         looks=whole.ticks,
         transforms=whole.transforms,
         functions=whole.functions,
@@ -121,9 +122,15 @@ def measure_workers(recording: Recording) -> Workers:
 
 
 def busiest(functions: Mapping[str, float], *stages: str) -> str:
-    """Of places recorded as `stage file:function`, the one where these stages take longest; "" without any."""
-    mine = [name for name in functions if name.partition(" ")[0] in stages]
-    return max(mine, key=lambda name: functions[name], default="").partition(" ")[2]
+    """Of places as `ThreadTime` has them, the file:function where these stages take longest; "" without any."""
+    mine = (name for name in functions if name.partition(" ")[0] in stages)
+    found = sums({function_of(name): functions[name]} for name in mine)
+    return max(found, key=lambda function: found[function], default="").partition(" ")[2]
+
+
+def function_of(place: str) -> str:
+    """file:function:line -> file:function."""
+    return re.sub(r":\d+$", "", place)
 
 
 def sums(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -134,25 +141,39 @@ def sums(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
+def together(threads: Sequence[ThreadTime]) -> dict[str, Any]:
+    """Fields of `ThreadTime`: their sums. The delay is known where all tell it."""
+    delays = [thread.stages_delay_s for thread in threads if thread.stages_delay_s is not None]
+    errors_s = sums({name: error_s**2 for name, error_s in thread.stages_error_s.items()} for thread in threads)
+    return {
+        "seconds": sum(thread.seconds for thread in threads),
+        "ticks": sum(thread.ticks for thread in threads),
+        "stages": sums(thread.stages for thread in threads),
+        "stages_cpu_s": sums(thread.stages_cpu_s for thread in threads),
+        "stages_delay_s": sums(delays) if len(delays) == len(threads) else None,
+        "stages_error_s": {name: math.sqrt(square) for name, square in errors_s.items()},
+        "functions": sums(thread.functions for thread in threads),
+    }
+
+
+def looked_error(thread: ThreadTime, share: float, *stages: str) -> float:
+    """Absolute standard error of these stages' share of its time: over blocks, and no less than so many looks can
+    tell."""
+    of_blocks_s = math.hypot(*(thread.stages_error_s.get(stage, 0.0) for stage in stages))
+    return max(of_blocks_s / thread.seconds if thread.seconds else 0.0, look_error(share, thread.ticks))
+
+
 def _merged(group: Sequence[WorkerTime]) -> WorkerTime:
     """One worker number over its processes (without persistent_workers every epoch starts new ones), or all."""
-    delays = [worker.stages_delay_s for worker in group if worker.stages_delay_s is not None]
-    errors_s = sums({name: error_s**2 for name, error_s in worker.stages_error_s.items()} for worker in group)
     samples = sum(worker.samples for worker in group)
     known = all(worker.sample_error_s is not None for worker in group if worker.samples)
     of_samples_s = math.hypot(*(worker.samples * (worker.sample_error_s or 0.0) for worker in group))
     return replace(
         group[-1],
-        seconds=sum(worker.seconds for worker in group),
+        **together(group),
         samples=samples,
-        ticks=sum(worker.ticks for worker in group),
-        stages=sums(worker.stages for worker in group),
-        stages_cpu_s=sums(worker.stages_cpu_s for worker in group),
-        stages_delay_s=sums(delays) if len(delays) == len(group) else None,
-        stages_error_s={name: math.sqrt(square) for name, square in errors_s.items()},
         sample_error_s=of_samples_s / samples if known and samples else None,
         transforms=sums(worker.transforms for worker in group),
-        functions=sums(worker.functions for worker in group),
         ended="killed" if any(worker.ended == "killed" for worker in group) else group[-1].ended,
     )
 
@@ -178,12 +199,6 @@ def _fractions(worker: WorkerTime) -> dict[str, float]:
     total = max(worker.seconds, sum(seconds.values()))
     seconds["other"] += total - sum(seconds.values())
     return {name: value / total for name, value in seconds.items()} if total > 0 else {}
-
-
-def stage_error(worker: WorkerTime, stage: str, share: float) -> float:
-    """Over blocks, and no less than so many looks can tell."""
-    of_blocks = worker.stages_error_s.get(stage, 0.0) / worker.seconds if worker.seconds else 0.0
-    return max(of_blocks, look_error(share, worker.ticks))
 
 
 def _cost(worker: WorkerTime) -> Rate | None:

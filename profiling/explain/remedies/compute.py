@@ -8,9 +8,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from feedline.profiling.explain.measure.main_thread import busiest_place, function_of
+from feedline.profiling.explain.measure.main_thread import busiest_place
 from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
 from feedline.profiling.explain.measure.situation import COPY_BOUND, DATA_BOUND, TRAINER_BOUND, Situation
+from feedline.profiling.explain.measure.workers import function_of
 from feedline.profiling.explain.remedies.own_loader import waiting_beside
 from feedline.profiling.explain.remedies.remedy import (
     AT_MOST,

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.pipeline.base.settings import PREFETCH
-from feedline.profiling.explain.measure.main_thread import busiest_function, looked
+from feedline.profiling.explain.measure.main_thread import all_ranks, looked
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.explain.measure.workers import FEW_LOOKS
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest
 from feedline.profiling.explain.remedies.remedy import (
     AT_MOST,
     Change,
@@ -165,7 +165,7 @@ def kept_iterator(at: Situation) -> Iterable[Change]:
 def cheaper_sampler(at: Situation) -> Iterable[Change]:
     if not at.measured.drawing_limits:
         return
-    (share, error), place = at.measured.draw, busiest_function(at.recording, "draw")
+    (share, error), place = at.measured.draw, busiest(all_ranks(at.recording).functions, "draw")
     drawn_s = share * at.now.ranks / at.rate.value
     yield Change(
         family="stage", remedy="a cheaper sampler", target=place, effort=Effort.CODE, cause=True, at_most=True,
@@ -199,7 +199,7 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
     part, share, error = max(("load", load, load_error), ("wait", wait, wait_error), key=lambda one: one[1])
     if share - ERRORS_90 * error < HARDLY:
         return
-    place = busiest_function(at.recording, part)
+    place = busiest(all_ranks(at.recording).functions, part)
     most_of_it = f", most of it in {place}" if place else ""
     if part == "wait":
         then, extra = _without(at, share, error)

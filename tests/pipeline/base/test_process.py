@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from feedline.pipeline.base.process import CpuClocks
+
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
 
 STEPS = """
@@ -42,3 +44,11 @@ def test_a_step_takes_no_page_faults_once_its_memory_is_kept() -> None:
 
 def test_what_the_user_has_chosen_is_left_alone() -> None:
     assert not faults("keep", MALLOC_TRIM_THRESHOLD_="131072")[0]
+
+
+def test_others_have_what_is_left_of_the_busy_cores() -> None:
+    before = CpuClocks(own_s=1.0, children_s=2.0, busy_s=100.0, clock_s=50.0)
+    spent = CpuClocks(own_s=4.0, children_s=4.0, busy_s=113.0, clock_s=54.0).since(before)
+    assert spent == (3.0, 2.0, 13.0, 4.0) and spent.others_cores == 2.0
+    assert spent._replace(busy_s=4.9).others_cores == 0.0  # ticks of other clocks
+    assert min(CpuClocks.now()) >= 0.0

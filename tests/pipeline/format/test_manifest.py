@@ -270,6 +270,12 @@ def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str) -> None:
         shards.read_manifest(tmp_path)
 
 
+def test_a_manifest_of_another_version_says_which_and_what_to_do(split: Path) -> None:
+    old = shards.read_manifest(split).to_json().replace('"format_version": 2', '"format_version": 1')
+    with pytest.raises(DatasetError, match="format version 1, this feedline reads 2: prepare the dataset again"):
+        shards.Manifest.from_json(old, "here")
+
+
 def test_a_manifest_without_an_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / shards.MANIFEST)
     with pytest.raises(DatasetError, match=r"manifest\.json cannot be read: it is not a regular file"):

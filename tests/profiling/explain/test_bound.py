@@ -26,7 +26,7 @@ def uneven(wait_s: float, every: int, *, steps: int = 60) -> Recording:
     waits_s = [wait_s if number % every == 0 else 0.0 for number in range(steps)]
     drawn = zip(seen.steps, waits_s, strict=True)
     seen = replace(seen, steps=[replace(one, wait_s=s, duration_s=0.1 + s) for one, s in drawn])
-    return main_thread(seen, parts={"forward": seen.trainers[0].seconds})
+    return main_thread(seen, stages={"forward": seen.trainers[0].seconds})
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_few_looks_tell_compute_from_nothing_but_clocks_tell_waiting() -> None:
     assert found.bound is None and "only 11 looks at the training thread" in found.headline
     shares = record_keys(found)["verdict"]["shares"]
     assert shares["compute"] is shares["trainer"] is None and shares["data"] is not None
-    assert diagnose(main_thread(waiting, ticks=0, parts={}, seconds=0.0)).bound == "data"
+    assert diagnose(main_thread(waiting, ticks=0, stages={}, seconds=0.0)).bound == "data"
 
 
 @pytest.mark.parametrize(("other", "bound"), [(0.05, "compute"), (0.5, None)])
 def test_what_nothing_decides_is_no_computing(other: float, bound: str | None) -> None:
     parts = {"forward": 1.0 - other, "other": other}
-    found = diagnose(main_thread(made(wait_s=0.0, compute_s=0.1), seconds=1.0, parts=parts))
+    found = diagnose(main_thread(made(wait_s=0.0, compute_s=0.1), seconds=1.0, stages=parts))
     assert found.bound == bound
     assert found.measured.trainer.shares.compute == pytest.approx(1.0 - other)
     assert bound or "nothing decides what the training thread does 50 % of the time" in found.headline
@@ -132,14 +132,14 @@ def test_what_nothing_decides_is_no_computing(other: float, bound: str | None) -
 
 def test_little_that_nothing_decides_may_still_be_what_bounds() -> None:
     parts = {"forward": 0.65, "python": 0.15, "other": 0.2}
-    found = diagnose(main_thread(made(wait_s=0.0, compute_s=0.1), seconds=1.0, parts=parts))
+    found = diagnose(main_thread(made(wait_s=0.0, compute_s=0.1), seconds=1.0, stages=parts))
     assert (found.bound, found.close) == ("compute", ["trainer"])
 
 
 def test_batches_made_where_the_loaders_clock_does_not_run_are_no_computing() -> None:
     """A generator around the loader: looks see three quarters of the time in it, the clock sees none."""
     parts = {"forward": 0.25, "load": 0.75}
-    assert diagnose(main_thread(made(wait_s=0.0, compute_s=0.1), seconds=1.0, parts=parts)).bound is None
+    assert diagnose(main_thread(made(wait_s=0.0, compute_s=0.1), seconds=1.0, stages=parts)).bound is None
 
 
 def unwatched(parts: dict[str, float], **fields: Any) -> Recording:
@@ -147,7 +147,7 @@ def unwatched(parts: dict[str, float], **fields: Any) -> Recording:
     seen = made(wait_s=0.0, compute_s=0.1, batch=1, workers=0)
     loader = replace(seen.loaders[0], kind="unwatched", num_workers=None, batch_size=None)
     seen = replace(seen, loaders=[loader], workers=[])
-    return main_thread(seen, seconds=1.0, parts=parts, **fields)
+    return main_thread(seen, seconds=1.0, stages=parts, **fields)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_loop_that_was_hardly_looked_at_has_no_wait() -> None:
 def test_errors_over_blocks_widen_what_looks_tell() -> None:
     parts = {"load": 0.3, "forward": 0.7}
     assert diagnose(unwatched(parts)).certain
-    found = diagnose(unwatched(parts, parts_error_s={"load": 0.15}))
+    found = diagnose(unwatched(parts, stages_error_s={"load": 0.15}))
     assert found.bound is None and "give or take 30 points" in found.headline
 
 
@@ -188,7 +188,7 @@ def test_what_a_background_thread_waits_is_not_what_the_loop_waits() -> None:
     """The thread that draws is blocked all the time; the loop waits a quarter of its own."""
     seen = made(wait_s=0.0, compute_s=0.1)
     seen = replace(seen, loaders=[replace(seen.loaders[0], background=True)])
-    found = diagnose(main_thread(seen, seconds=1.0, parts={"wait": 0.25, "forward": 0.75}))
+    found = diagnose(main_thread(seen, seconds=1.0, stages={"wait": 0.25, "forward": 0.75}))
     assert found.bound == "data"
     assert found.measured.trainer.wait_fraction == found.measured.trainer.shares.data == pytest.approx(0.25)
     assert found.cause.kind == "decode"  # its workers are seen as ever
@@ -204,7 +204,7 @@ def beside(delay: float, others: float = 0.0, *, steal: float = 0.0, **costs: An
         Series(name=name, unit="cores", scope="host", source="/proc/stat", t_s=times, values=[cores] * len(times))
         for name, cores in (("cpu_cores", own + others), ("steal_cores", steal))
     ]
-    return diagnose(main_thread(replace(seen, workers=workers, series=busy), parts_delay_s={}))
+    return diagnose(main_thread(replace(seen, workers=workers, series=busy), stages_delay_s={}))
 
 
 def test_waiting_that_other_programs_may_have_caused_is_not_blamed_on_the_data() -> None:
@@ -258,7 +258,7 @@ def test_cores_are_short_by_delay_alone() -> None:
 def test_recordings_of_before_these_fields_are_read() -> None:
     plain = to_plain(main_thread(made(), ticks=1000))
     for one in (*plain["workers"], *plain["trainers"], *plain["loaders"]):
-        for name in [key for key in one if key.endswith(("delay_s", "error_s")) or key in ("background", "sample_s")]:
+        for name in [key for key in one if key.endswith(("delay_s", "error_s")) or key == "background"]:
             del one[name]
     found = diagnose(Recording.from_dict(plain))
     assert (found.bound, found.cause.kind) == ("data", "decode")

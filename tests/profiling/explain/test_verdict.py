@@ -49,7 +49,7 @@ def test_serialising_is_the_data_side_when_workers_send() -> None:
     heavy = {"read": 0.0, "decode": 0.0001, "transform": 0.0, "collate": 0.0, "send": 0.0015}
     found = diagnose(made(wait_s=0.09, unpickle_s=0.06, compute_s=0.02, workers=1, stages=heavy))
     assert found.bound == "data"
-    assert found.top_stage == "send"
+    assert found.measured.workers.top == "send"
     assert found.predictions[0].remedy.startswith("cheaper send")
 
 
@@ -65,10 +65,10 @@ def test_unpickling_is_named_and_lighter_batches_lead() -> None:
 def test_waiting_for_a_busy_worker_is_not_unpickling() -> None:
     """Three quarters of the wait inside `rebuild_storage`, hardly any CPU in it: a worker answers late."""
     seen = made(wait_s=0.08, unpickle_s=0.06, compute_s=0.02)
-    slow = replace(seen.trainers[0], parts_cpu_s={"unpickle": 0.1, "forward": 1.2})
+    slow = replace(seen.trainers[0], stages_cpu_s={"unpickle": 0.1, "forward": 1.2})
     found = diagnose(replace(seen, trainers=[slow]))
     assert not found.measured.unpickling_limits and not any("Unpickling" in one for one in found.evidence)
-    busy = replace(seen.trainers[0], parts_cpu_s={"unpickle": 3.5, "forward": 1.2})
+    busy = replace(seen.trainers[0], stages_cpu_s={"unpickle": 3.5, "forward": 1.2})
     assert diagnose(replace(seen, trainers=[busy])).measured.unpickling_limits
     at_work = made(wait_s=0.08, unpickle_s=0.06, compute_s=0.02, stages={"decode": 0.006})
     assert not diagnose(at_work).measured.unpickling_limits  # no worker is ever idle: they set the pace
@@ -101,7 +101,7 @@ def test_the_top_stage_is_found_and_its_remedy_leads(stage: str) -> None:
     seen = made(wait_s=0.13, compute_s=0.01, workers=1, cores=2, stages=stages, stages_cpu=cpu, ceiling=3200.0)
     found = diagnose(seen)
     assert found.bound == "data"
-    assert found.top_stage == stage
+    assert found.measured.workers.top == stage
     leading = {
         "read": ("cache in RAM", "faster storage", "num_workers"),
         "transform": ("cheaper transform RandomResizedCrop", "num_workers"),

@@ -18,6 +18,7 @@ from feedline.profiling.record.recording import (
     Line,
     LoaderSeen,
     Overhead,
+    Phase,
     Recording,
     Script,
     Series,
@@ -71,13 +72,14 @@ def test_fields_of_a_later_minor_are_ignored() -> None:
         ("[1]", "is not a recording"),
         ('{"verb": "prepare"}', "is not a recording"),
         ('{"script": {"argv": []}, "version": 99}', "format version 99"),
+        ('{"script": {"argv": []}, "version": 1}', "format version 1, this feedline reads 2: profile again"),
         ('{"script": {"argv": []}}', "format version None"),
-        ('{"script": {"argv": 3}, "version": 1}', "Script.argv must be a list"),
-        ('{"script": {}, "version": 1}', "Script.argv is missing"),
-        ('{"script": {"argv": []}, "version": 1, "steps": {"columns": {"start_s": [1], "wait_s": []}}}', "lengths"),
-        ('{"script": {"argv": []}, "version": 1, "steps": {"columns": null}}', "columns must be an object of lists"),
+        ('{"script": {"argv": 3}, "version": 2}', "Script.argv must be a list"),
+        ('{"script": {}, "version": 2}', "Script.argv is missing"),
+        ('{"script": {"argv": []}, "version": 2, "steps": {"columns": {"start_s": [1], "wait_s": []}}}', "lengths"),
+        ('{"script": {"argv": []}, "version": 2, "steps": {"columns": null}}', "columns must be an object of lists"),
         (
-            '{"script": {"argv": []}, "version": 1, "trials": [{"codec": "jpeg", "prepare_cpu_s_per_sample": -1}]}',
+            '{"script": {"argv": []}, "version": 2, "trials": [{"codec": "jpeg", "prepare_cpu_s_per_sample": -1}]}',
             "is -1",
         ),
         ("[" * 100_000, "is not JSON"),
@@ -125,4 +127,15 @@ def test_measured_leaves_warm_up_and_other_phases_out() -> None:
         Step(start_s=1, wait_s=0.25, duration_s=1, samples=1, copy_s=0.25, pause_s=0.25),
         Step(start_s=2, wait_s=0, duration_s=1, samples=1, phase="eval"),
     ]
-    assert [step.compute_s for step in replace(FULL, steps=steps).measured()] == [0.25]
+    elsewhere = replace(steps[1], loader=1, start_s=3)
+    assert replace(FULL, steps=[*steps, elsewhere]).measured() == [steps[1]] and steps[1].compute_s == 0.25
+
+
+@pytest.mark.parametrize("phases", [("train", "eval"), ("eval", "eval")])
+def test_where_nothing_is_behind_the_warm_up_the_best_there_is_counts(phases: tuple[Phase, Phase]) -> None:
+    steps = [
+        Step(start_s=start_s, wait_s=0, duration_s=1, samples=1, phase=phase, warm_up=True)
+        for start_s, phase in enumerate(phases)
+    ]
+    expected = [step for step in steps if step.phase == phases[0]]
+    assert replace(FULL, steps=steps).measured() == expected and not any(step.measured for step in steps)

@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from PIL import Image
 
 from feedline.profiling.explain.difference import versus
 from feedline.profiling.explain.hot_lines import LineProfile
+from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.render.html import document, framed
 from feedline.profiling.render.profile_page import comparison, lprof_report, report
@@ -26,7 +26,6 @@ from feedline.profiling.render.sections import (
     Curves,
     Page,
     Remedies,
-    Remedy,
     Section,
     Stack,
     Stacks,
@@ -66,14 +65,15 @@ AXES = [Axis(name="lr", ticks=[(0.0, "0.001"), (1.0, "1")]), Axis(name="top-1", 
 
 def every_chart() -> str:
     """Every kind of chart once, in one page."""
-    remedy = Remedy(
-        name="r", gain=2.0, low=1.5, high=2.5, command=f"feedline prepare {'/long' * 30} --size 64 --codec jpeg"
-    )
+    remedy = Prediction(
+        remedy="r", why="", samples_per_s=200.0, low=150.0, high=250.0, gain=2.0, gain_low=1.5, gain_high=2.5,
+        command=f"feedline prepare {'/long' * 30} --size 64 --codec jpeg",
+    )  # fmt: skip
     rows = [Bar(label="a", value=1.0, low=0.5, high=1.5, predicted=1.2), Bar(label="b")]
     parts = [
         Bars(rows=rows, title="bars", reference=("ceiling", 2.0)),
         Bars(rows=rows, title="staircase", reference=("ceiling", 2.0), staircase=True),
-        Remedies(rows=[remedy, replace(remedy, variants=[remedy])], most=2.5, ceiling=3.0),
+        Remedies(rows=[[remedy], [remedy, remedy]], unit="samples/s", most=2.5, ceiling=3.0),
         Stacks(rows=[Stack(label="w", parts={"x": 1.0, "y": 2.0})], title="stacks"),
         Curves(curves=[Curve(name="flat", points=[(0, 0), (1, 0)])], title="curves", y_unit="s"),
         Columns(parts={"x": [0.0, 1.0]}, starts=[0, 1], title="columns", y_unit="s"),

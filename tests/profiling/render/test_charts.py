@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
+from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Line
 from feedline.profiling.render.charts import Scale, round_ticks
@@ -23,7 +24,6 @@ from feedline.profiling.render.sections import (
     Curves,
     Listing,
     Remedies,
-    Remedy,
     Shade,
     Stack,
     Stacks,
@@ -122,8 +122,9 @@ def test_a_rung_shows_what_it_adds() -> None:
 
 
 def test_a_prediction_is_hollow_and_what_is_now_is_filled() -> None:
-    rows = [Remedy(name="a", gain=2.0, low=1.5, high=2.5, command="do --this\nand-that")]
-    chart = part(Remedies(rows=rows, most=2.5, ceiling=4.0))
+    one = Prediction(remedy="a", why="", samples_per_s=200.0, low=150.0, high=250.0, gain=2.0, gain_low=1.5,
+                     gain_high=2.5, command="do --this\nand-that")  # fmt: skip
+    chart = part(Remedies(rows=[[one]], unit="samples/s", most=2.5, ceiling=4.0))
     assert widths(chart, "hollow") == pytest.approx([50.0])
     assert widths(chart, "bar") == pytest.approx([25.0])
     assert "ceiling, data for free: 4×" in chart.replace("\u00a0", " ")
@@ -139,11 +140,14 @@ def test_what_a_whisker_is_stands_in_the_legend() -> None:
     assert "95 % interval" in part(Curves(curves=[curve], title="t", y_unit="s")).replace("\u00a0", " ")
 
 
-@given(
-    st.lists(st.builds(Remedy, name=texts, gain=finite, low=finite, high=finite, command=texts), max_size=4), finite
-)
-def test_remedies_draw_anything(rows: list[Remedy], ceiling: float) -> None:
-    assert_finite(part(Remedies(rows=rows, most=max((row.high for row in rows), default=1.0), ceiling=ceiling)))
+figures = dict.fromkeys(("samples_per_s", "low", "high", "gain", "gain_low", "gain_high"), finite)
+predictions = st.builds(Prediction, remedy=texts, why=texts, command=texts, **figures)
+
+
+@given(st.lists(st.lists(predictions, min_size=1, max_size=2), max_size=3), finite)
+def test_remedies_draw_anything(rows: list[list[Prediction]], ceiling: float) -> None:
+    most = max((one.gain_high for row in rows for one in row), default=1.0)
+    assert_finite(part(Remedies(rows=rows, unit="samples/s", most=most, ceiling=ceiling)))
 
 
 def test_unknown_is_a_dash_not_a_bar() -> None:

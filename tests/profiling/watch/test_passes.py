@@ -75,7 +75,7 @@ def test_a_thread_that_draws_ahead_is_not_the_loop() -> None:
     assert len(train) >= 10
     assert {(step.samples, step.wait_s, step.loader) for step in train} == {(8, 0.0, 0)}
     assert all(step.duration_s >= 0.03 for step in train)
-    parts = recording.trainers[0].parts
+    parts = recording.trainers[0].stages
     assert parts.get("wait", 0.0) < 0.5 * recording.trainers[0].seconds
 
 
@@ -136,7 +136,7 @@ def test_a_loader_whose_iterator_a_thread_draws_from_is_in_the_background(late: 
     assert late or all(step.duration_s >= 0.03 for step in recording.measured())
     assert [number for number, step in enumerate(train) if step.pause_s > 0.1] == [59]
     (trainer,) = recording.trainers
-    waits = trainer.parts.get("wait", 0.0) / trainer.seconds
+    waits = trainer.stages.get("wait", 0.0) / trainer.seconds
     assert waits > 0.3 if late else waits < 0.2
 
 
@@ -234,7 +234,7 @@ def test_batches_of_the_scripts_own_making_are_told_from_the_model(how: str) -> 
     (loader,) = seen.recording.loaders
     assert loader.kind == "unwatched"
     part = "load" if how == "generator" else "wait"
-    assert trainer.parts[part] > 0.5 * trainer.seconds
+    assert trainer.stages[part] > 0.5 * trainer.seconds
 
 
 def test_a_pass_for_each_step_and_its_beginning_is_in_the_wait() -> None:

@@ -85,9 +85,9 @@ def test_waiting_for_the_pinning_thread_has_its_own_name(doing: str, tmp_path: P
         used_s = time.clock_gettime(clock) - began_s
         capture.leave("itself")
     (trainer,) = merge(capture.journal, origin=origin, argv=["x.py"]).trainers
-    assert max(trainer.parts, key=lambda name: trainer.parts[name]) == doing
+    assert max(trainer.stages, key=lambda name: trainer.stages[name]) == doing
     if doing != "wait":
-        assert trainer.parts_cpu_s[doing] == pytest.approx(used_s, rel=0.3)
+        assert trainer.stages_cpu_s[doing] == pytest.approx(used_s, rel=0.3)
 
 
 class Drawing(Sampler[int]):
@@ -110,7 +110,7 @@ def test_a_slow_sampler_is_told_from_waiting() -> None:
         for batch in DataLoader(data(256), batch_size=8, num_workers=1, sampler=Drawing()):
             training.step(batch)
     (trainer,) = seen.recording.trainers
-    assert trainer.parts["draw"] > trainer.parts.get("wait", 0.0)
+    assert trainer.stages["draw"] > trainer.stages.get("wait", 0.0)
     assert "draw test_trainer.py:Drawing.__iter__" in {name.rpartition(":")[0] for name in trainer.functions}
 
 
