@@ -18,14 +18,14 @@ surely gains. Within a family the best is the first.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import Measured, Situation, situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies import compute, own_loader, sample_cost, storage, waiting_reads
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Family, Vain
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Family, Offer, Vain
 from feedline.profiling.record import units
 
 REMEDIES = (
@@ -54,28 +54,19 @@ TIE = 0.03  # gains that differ by less are the same
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    remedy: str
+class Prediction(Offer):
     family: Family | Literal[""] = ""
+    effort: Effort = Effort.SETTING
+    command: str = ""
     samples_per_s: float  # over whole epochs, what they begin and end with included
     low: float
     high: float
-    why: str
-    command: str = ""  # what to type or the line to write, to be copied
-    target: str = ""  # the stage, function or transform that it is about
-    needs: str = ""  # what it takes beside the command
-    changes: str = ""  # what it changes in the training
     gain: float = 1.0  # factor over the measured rate, that too over whole epochs
     gain_low: float = 1.0
     """Beside the same other programs: what these took is in the interval of the rate, not in that of the gain."""
     gain_high: float = 1.0
-    effort: Effort = Effort.SETTING
-    cost: str = ""
     helps: bool = False
-    at_most: bool = False  # the gain is an upper bound: what it is about costs nothing then
     vain: bool = False  # no figure but a reason says that it does not help
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """What to change, as keywords of the loader or of `feedline prepare`."""
     prepare_s: float | None = None
     disk_bytes: float | None = None
     break_even_epochs: float | None = None
@@ -164,26 +155,20 @@ def predict(at: Situation, change: Change) -> Prediction:
     gain, gain_low, gain_high = (rate / now for rate in (whole, *_interval(whole, of_gain, most)))
     once = _preparing(at, change, whole)
     vain = isinstance(change.why, Vain)
+    words = {
+        "cost": _cost(change, once),
+        "why": f"this will not help, because {change.why}" if vain else change.why,
+    }
     return Prediction(
-        remedy=change.remedy,
-        family=change.family,
+        **{one.name: getattr(change, one.name) for one in fields(Offer)} | words,
         samples_per_s=whole,
         low=low,
         high=high,
-        command=change.command,
-        target=change.target,
-        needs=change.needs,
-        changes=change.changes,
         gain=gain,
         gain_low=gain_low,
         gain_high=gain_high,
-        effort=change.effort,
-        cost=_cost(change, once),
-        why=f"this will not help, because {change.why}" if vain else change.why,
         helps=not vain and gain > 1.0 + NOTABLE and gain_low > 1.0,
         vain=vain,
-        at_most=change.at_most,
-        settings=dict(change.settings),
         **once,
     )
 

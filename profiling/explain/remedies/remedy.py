@@ -47,12 +47,11 @@ class Vain(str):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """One remedy on one run, before it is turned into a prediction."""
+class Offer:
+    """What is offered, with or without a figure of what it gives."""
 
-    family: Family
+    family: Family | Literal[""]
     remedy: str  # its name, with its values
-    then: Throughput  # the model as it would be
     effort: Effort
     why: str  # it may help (how much is for the model to say), or is `Vain`
     command: str  # what to type or the line to write, to be copied
@@ -60,8 +59,17 @@ class Change:
     needs: str = ""  # what it takes beside the command
     changes: str = ""  # what it changes in the training
     cost: str = ""  # what it costs beside the effort's words
+    at_most: bool = False
+    """What it is about is predicted as if it cost nothing: nobody gains more, and hardly anybody that much."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What to change, as keywords of the loader or of `feedline prepare`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change(Offer):
+    """One remedy on one run, before it is turned into a prediction."""
+
+    then: Throughput  # the model as it would be
     trial: Trial | None = None  # prepared samples that it rests on
     extra_error: float = 0.0  # relative error beyond the model's own, e.g. of an assumed factor
     ceiling_times: float = 1.0
@@ -70,8 +78,6 @@ class Change:
     """It mends the very cause that was found: it comes before what gains more by another way."""
     measured: bool = False
     """It comes of what was seen of this loop: while that stays the limit, the model's own error is not in it."""
-    at_most: bool = False
-    """What it is about is predicted as if it cost nothing: nobody gains more, and hardly anybody that much."""
 
 
 Remedy = Callable[[Situation], Iterable[Change]]
