@@ -193,9 +193,8 @@ def tune(
 
 def searched(config: TuneConfig, measure: Measure, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
     """The record. Raises MeasureError when nothing runs."""
-    search = Search(
-        config=config, measure=lambda it: measure(config.subject(it)), budget_s=config.budget_s, clock=clock
-    )
+    search = Search(config=config, measure=lambda setting: measure(config.subject(setting)),
+                    budget_s=config.budget_s, clock=clock)  # fmt: skip
     sizes = config.batch_sizes
     first = sizes[len(sizes) // 2]
     for size in [first, *sorted(size for size in sizes if size != first)]:  # smaller ones take less memory

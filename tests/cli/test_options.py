@@ -134,11 +134,10 @@ def test_a_list_that_cannot_be_read_shows_how_to_write_it(name: str, word: str) 
 
 
 def test_the_axes_of_compare_are_lists_of_numbers_switches_and_words() -> None:
-    settings = given(compare.AXIS_OPTIONS, "--num-workers", "0, 1,2", "--pin-memory", "true,off", "--codec", "jpeg,raw")
-    assert (settings["num_workers"], settings["pin_memory"], settings["codec"]) == (
-        (0, 1, 2), (True, False), ("jpeg", "raw")
-    )  # fmt: skip
-    assert (settings["batch_size"], settings["size"]) == ((64,), None)
+    words = ["--num-workers", "0, 1,2", "--pin-memory", "true,off", "--codec", "jpeg,raw"]
+    settings = given(compare.AXIS_OPTIONS, *words)
+    assert settings["num_workers"] == (0, 1, 2) and settings["pin_memory"] == (True, False)
+    assert settings["codec"] == ("jpeg", "raw") and settings["batch_size"] == (64,) and settings["size"] is None
     for name, word, usual in (("num-workers", "1,x", "0,5,20"), ("pin-memory", "true,maybe", "true,false")):
         with pytest.raises(UsageError, match=f"--{name} '{word}': write it as {usual}"):
             given(compare.AXIS_OPTIONS, f"--{name}", word)
