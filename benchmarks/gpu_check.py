@@ -19,8 +19,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from feedline.benchmarks.measure.intervals import estimate
-from feedline.benchmarks.measure.rounds import Measure, MeasureError
-from feedline.benchmarks.measure.window import Subject, Window
+from feedline.benchmarks.measure.rounds import Advance, Measure, Tried
+from feedline.benchmarks.measure.window import Subject, Window, per_second
 from feedline.benchmarks.sample_shards import make_shards
 from feedline.benchmarks.variants import size_px, train_splits
 from feedline.pipeline.base.errors import DatasetError
@@ -49,8 +49,6 @@ OWN_SHARDS = (
 
 Splits = Mapping[tuple[str, int], Path]
 """By way and image size."""
-Told = Callable[[int, int], None]
-"""Windows done, of all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +95,7 @@ class Cell(NamedTuple):
         return f"{who}{self.way}, {self.px} px, {units.count(self.workers, 'worker')}"
 
 
-def check(config: GpuCheckConfig, measure: Measure, told: Told = lambda done, of: None) -> dict[str, Any]:
+def check(config: GpuCheckConfig, measure: Measure, told: Advance) -> dict[str, Any]:
     """The record of `feedline gpu-check`, its device known. Raises DatasetError, MeasureError where nothing runs."""
     with ExitStack() as stack:
         notes = [NO_GPU] if config.device == "cpu" else []
@@ -109,7 +107,7 @@ def check(config: GpuCheckConfig, measure: Measure, told: Told = lambda done, of
         about = {"cores": usable_cores(), "device": config.device, **about_gpu(config), "notes": notes}
         models = config.models or (MODELS if config.device == "cuda" else ())
         cells = cells_of(splits, models, config.num_workers or worker_counts(usable_cores()))
-        return record_of(measure_cells(cells, splits, config, measure, told=told), config, splits, about)
+        return record_of(measure_cells(cells, splits, config, measure, told=told), cells, config, splits, about)
 
 
 # --- what is measured ---------------------------------------------------------------------------------
@@ -169,39 +167,23 @@ def subject(cell: Cell, splits: Splits, config: GpuCheckConfig) -> Subject:
                    warm_up_most_s=4 * config.window_s, least_batches=3)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Measured:
-    windows: dict[Cell, list[Window]]
-    failed: dict[Cell, str]
-    unmeasured: list[Cell]
-    """For which there was no time."""
-
-
 def measure_cells(
     cells: Sequence[Cell], splits: Splits, config: GpuCheckConfig, measure: Measure,
-    clock: Callable[[], float] = time.monotonic, told: Callable[[int, int], None] = lambda done, of: None,
-) -> Measured:  # fmt: skip
-    """One window of each, then one more of each, until the time is over: then the rest is left out. Of the time a
-    window takes the longest so far is expected."""
-    windows: dict[Cell, list[Window]] = {}
-    failed: dict[Cell, str] = {}
-    started_s, longest_s, done = clock(), 0.0, 0
-    for _ in range(config.rounds):
-        for cell in (cell for cell in cells if cell not in failed):
-            began_s = clock()
-            if began_s - started_s + longest_s > config.budget_s:
-                unmeasured = [other for other in cells if other not in windows and other not in failed]
-                return Measured(windows, failed, unmeasured)
-            try:
-                windows.setdefault(cell, []).append(measure(subject(cell, splits, config)))
-            except MeasureError as error:
-                failed[cell] = str(error)
-                windows.pop(cell, None)
-            longest_s, done = max(longest_s, clock() - began_s), done + 1
-            told(done, config.rounds * len(cells))
-    if not windows:
-        raise MeasureError(next(iter(failed.values())))
-    return Measured(windows, failed, [])
+    clock: Callable[[], float] = time.monotonic, told: Advance = lambda done, of: None,
+) -> Tried[Cell]:  # fmt: skip
+    """One window of each, then one more of each, until the time is over: then the rest is left out."""
+    found = Tried[Cell](
+        measure=lambda cell: measure(subject(cell, splits, config)), budget_s=config.budget_s, clock=clock
+    )
+    turns = [cell for _ in range(config.rounds) for cell in cells]
+    for done, cell in enumerate(turns, 1):
+        if found.out_of_time:
+            break
+        if cell not in found.failed:
+            found.run(cell)
+        told(done, len(turns))
+    found.check()
+    return found
 
 
 # --- what comes of it ---------------------------------------------------------------------------------
@@ -214,14 +196,16 @@ def cores_needed(rates: Mapping[int, float], wanted: float) -> float | None:
     known = {0: 0.0, **rates}
     for fewer, more in pairwise([0, *counts]):
         if known[more] >= wanted:
-            return fewer + (more - fewer) * max(0.0, wanted - known[fewer]) / (known[more] - known[fewer])
+            return fewer + (more - fewer) * (wanted - known[fewer]) / (known[more] - known[fewer])
     most = counts[-1]
     if len(counts) > 1 and rates[most] < (1 + NOTABLE) * rates[counts[-2]]:
         return None
     return most * wanted / rates[most]
 
 
-def record_of(found: Measured, config: GpuCheckConfig, splits: Splits, about: Mapping[str, Any]) -> dict[str, Any]:
+def record_of(
+    found: Tried[Cell], cells: Sequence[Cell], config: GpuCheckConfig, splits: Splits, about: Mapping[str, Any]
+) -> dict[str, Any]:
     """Plain JSON. `about`: what is known of the machine: gpu, cores, copies, notes."""
     rates = {cell: estimate([window.samples_per_s for window in of]) for cell, of in found.windows.items()}
     ceilings = {(cell.model, cell.px): rate for cell, rate in rates.items() if cell.cached}
@@ -231,9 +215,8 @@ def record_of(found: Measured, config: GpuCheckConfig, splits: Splits, about: Ma
         for way, px in splits
     }
     notes = [f"{cell.name} could not be measured: {why}" for cell, why in found.failed.items()]
-    if found.unmeasured:
-        missing = ", ".join(cell.name for cell in found.unmeasured)
-        notes.append(f"the time was over before these were measured (--budget): {missing}")
+    if missing := [cell.name for cell in cells if cell not in found.windows and cell not in found.failed]:
+        notes.append(f"the time was over before these were measured (--budget): {', '.join(missing)}")
     record: dict[str, Any] = {
         **about,
         "batch_size": config.batch_size,
@@ -264,11 +247,10 @@ def fed_record(cell: Cell, rate: Mapping[str, Any], windows: Sequence[Window], c
     """With what NVML said of the first GPU meanwhile: means over the windows, None where it says nothing."""
     gpus = [gpu for window in windows for gpu in (window.facts.get("gpus") or [])[:1]]
     names = ("sm_active", "sm_occupancy", "tensor_active", "utilization", "pcie_rx_bytes_per_s")
-    seconds = sum(window.seconds for window in windows)
     return {
         "model": cell.model, "image_size": cell.px, "way": cell.way, "workers": cell.workers, **rate,
         "share": rate["samples_per_s"] / ceiling.value if ceiling else None,
-        "wait_fraction": sum(window.wait_s for window in windows) / seconds,
+        "wait_fraction": per_second(windows, "wait_s"),
         **{name: mean_known(gpu.get(name) for gpu in gpus) for name in names},
         "sources": gpus[0].get("sources", {}) if gpus else {},
         "unavailable": gpus[0].get("unavailable", {}) if gpus else {},

@@ -23,8 +23,8 @@ class Axis:
     """A value in sentences, as `{} px`; empty: after the word."""
     noun: str = ""
     """Its values are so many of these."""
-    default: str | None = None
-    """Of the option."""
+    default: int | None = None
+    """Where it is not named; None: then there is no such axis."""
     kind: type = int
     least: int = 1
     """Smaller values are refused before anything is measured."""
@@ -33,11 +33,10 @@ class Axis:
 
 
 AXES = {
-    "num_workers": Axis(word="workers", noun="worker", help="Loader processes, as 0,1,2,4.", default="2", least=0),
+    "num_workers": Axis(word="workers", noun="worker", help="Loader processes, as 0,1,2,4.", default=2, least=0),
     "prefetch_factor": Axis(word="prefetch", help="Batches under way per worker."),
-    "batch_size": Axis(word="batch", help="Samples per batch.", default=str(BATCH_SIZE)),
-    "image_size": Axis(word="px", form="{} px", help="Side of the images handed over, px.",
-                       default=str(IMAGE_SIZE)),
+    "batch_size": Axis(word="batch", help="Samples per batch.", default=BATCH_SIZE),
+    "image_size": Axis(word="px", form="{} px", help="Side of the images handed over, px.", default=IMAGE_SIZE),
     "pin_memory": Axis(word="pinned", kind=bool, help="true,false"),
     "codec": Axis(word="codec", form="{}", help="Shards: {codecs}.", kind=str, of_shards=True),
     "size": Axis(word="shard px", help="Shards: short side in px.", of_shards=True),
@@ -52,7 +51,6 @@ AXES = {
 COST_ORDER = ("num_workers", "devices", "prefetch_factor", "batch_size")
 """Where cells tie, the one that takes least of these is named: workers cost memory, deep queues too."""
 KINDS = {int: "a whole number", bool: "true or false", str: "a word"}
-SWITCH = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +101,9 @@ class Grid:
             raise UsageError(f"--codec {unknown[0]}: known are {', '.join(CODECS)}")
 
     @classmethod
-    def parse(cls, texts: Mapping[str, str | None]) -> "Grid":
-        """Of comma-separated words by axis; None: not given. Raises UsageError."""
-        return cls(axes=parse_axes(texts))
-
-    @classmethod
     def of(cls, axes: Mapping[str, Any]) -> "Grid":
         """One value or several by axis; the usual ones for axes that are not named. Raises UsageError."""
-        usual = parse_axes({name: axis.default for name, axis in AXES.items() if name not in axes})
+        usual = {name: [axis.default] for name, axis in AXES.items() if axis.default is not None and name not in axes}
         given = {name: [*values] if isinstance(values, list | tuple | range) else [values]
                  for name, values in axes.items()}  # fmt: skip
         for name, values in given.items():
@@ -157,21 +150,3 @@ def phrase(name: str, value: Any) -> str:
 def phrases(settings: Mapping[str, Any]) -> str:
     """Of all that are axes."""
     return ", ".join(phrase(name, value) for name, value in settings.items() if name in AXES)
-
-
-def parse_axes(texts: Mapping[str, str | None]) -> dict[str, list[Any]]:
-    """Values by axis. Raises UsageError."""
-    return {name: parse_values(text, AXES[name].kind) for name, text in texts.items() if text is not None}
-
-
-def parse_values(text: str, kind: type = int) -> list[Any]:
-    """`0,1,2,4` -> [0, 1, 2, 4]. Raises UsageError."""
-    values: list[Any] = []
-    for word in map(str.strip, text.split(",")):
-        try:
-            if not word:
-                raise ValueError
-            values.append(SWITCH[word.lower()] if kind is bool else kind(word))
-        except (KeyError, ValueError):
-            raise UsageError(f"{word!r} in {text!r} is not {KINDS[kind]}") from None
-    return values

@@ -20,8 +20,8 @@ from typing import Any
 
 from feedline.benchmarks import commands
 from feedline.benchmarks.measure.intervals import estimate
-from feedline.benchmarks.measure.rounds import Bench, require_torch, rounds
-from feedline.benchmarks.measure.window import Subject, Window
+from feedline.benchmarks.measure.rounds import Advance, Bench, require_torch, rounds
+from feedline.benchmarks.measure.window import Subject, Window, per_second
 from feedline.benchmarks.variants import find_train, kept_shards
 from feedline.benchmarks.what_if import what_if
 from feedline.pipeline.base.errors import UsageError
@@ -40,7 +40,6 @@ NAIVE = Path(__file__).with_name("naive.py")
 CEILING = "ceiling"
 PROFILE_STEPS = 120
 Say = Callable[[str], None]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +118,7 @@ def rungs_of(workers: int, shards: Path, raw: Path | None) -> list[Rung]:
     return [rung for rung in rungs if not left_out.get(rung.key)]
 
 
-def ascend(config: LadderConfig, say: Say = lambda _: None, advance: Progress | None = None) -> dict[str, Any]:
+def ascend(config: LadderConfig, say: Say = lambda _: None, advance: Advance | None = None) -> dict[str, Any]:
     """`feedline ladder` as a function, and its record. Raises UsageError, MeasureError, CommandError."""
     require_torch()
     config.check()
@@ -229,7 +228,7 @@ def predictions(recording: Recording, *, workers: int, size_px: int, raw_px: int
 
 
 def climb(
-    script: Sequence[str], rungs: Sequence[Rung], count: int, window_s: float, advance: Progress, loader: int = 0
+    script: Sequence[str], rungs: Sequence[Rung], count: int, window_s: float, advance: Advance, loader: int = 0
 ) -> dict[str, list[Window]]:
     """Windows by rung key, interleaved. `loader`: which of the script's trains. Raises MeasureError where a rung does
     not run."""
@@ -269,7 +268,7 @@ def rung_record(rung: Rung, windows: Sequence[Window], predicted: Prediction | N
         "predicted_high": predicted.high if predicted else None,
         "why": predicted.why if predicted else "",
         "num_workers": rung.settings.get("num_workers", 0),
-        "wait_fraction": sum(w.wait_s for w in windows) / sum(w.seconds for w in windows),
+        "wait_fraction": per_second(windows, "wait_s"),
         "windows": [asdict(window) for window in windows],
     }
 

@@ -159,7 +159,7 @@ def assumptions(inputs: PlanInputs) -> list[str]:
     return words
 
 
-def measure_costs(dataset: Path, image_size_px: int, *, windows: int = 3) -> tuple[Path, dict[str, Any]]:
+def measure_costs(dataset: Path, image_size_px: int) -> tuple[Path, dict[str, Any]]:
     """The first train split, and what one sample of it costs, as fields of PlanInputs: loaded here for a few seconds
     with one worker, and read from what the prepare job wrote down. Raises DatasetError."""
     split = find_train(dataset)
@@ -168,7 +168,7 @@ def measure_costs(dataset: Path, image_size_px: int, *, windows: int = 3) -> tup
                 "device": "cpu"}  # fmt: skip
     subject = Subject(kind="loader", settings=settings, window_s=1.0, warm_up_s=0.5)
     with Bench() as bench:
-        measured = [bench.measure(subject) for _ in range(windows)]
+        measured = [bench.measure(subject) for _ in range(3)]
     costs = {
         "load_cpu_s": statistics.median_high(window.worker_cpu_s / window.samples for window in measured),
         "sample_bytes": sum(shard.bytes for shard in manifest.shards) / max(1, manifest.samples),

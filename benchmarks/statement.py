@@ -7,6 +7,7 @@ from typing import Any
 from feedline.benchmarks.comparison import Results
 from feedline.benchmarks.grid import AXES, Cell, Grid, phrase
 from feedline.benchmarks.measure.intervals import Comparison
+from feedline.benchmarks.measure.window import per_second
 from feedline.pipeline.base.process import usable_cores
 from feedline.profiling.record import units
 
@@ -79,16 +80,14 @@ def cell_record(results: Results, cell: Cell, against: Comparison | None) -> dic
         "best": against is None,
         "ratio_to_best": against.ratio.value if against else 1.0,
         "outcome": against.outcome if against else "best",
-        "cores_used": per_second(results, cell, "trainer_cpu_s", "worker_cpu_s"),
-        "wait_fraction": per_second(results, cell, "wait_s"),
+        "cores_used": cores_used(results, cell),
+        "wait_fraction": per_second(results.windows[cell.key].values(), "wait_s"),
         "split": str(results.config.splits[cell.key]),
     }
 
 
-def per_second(results: Results, cell: Cell, *names: str) -> float:
-    """The sum of these fields over the cell's windows, per second measured."""
-    windows = results.windows[cell.key].values()
-    return sum(getattr(window, name) for window in windows for name in names) / sum(w.seconds for w in windows)
+def cores_used(results: Results, cell: Cell) -> float:
+    return per_second(results.windows[cell.key].values(), "trainer_cpu_s", "worker_cpu_s")
 
 
 # --- words --------------------------------------------------------------------------------------------
@@ -137,7 +136,7 @@ def sentence(results: Results, axis: str, a: Cell, b: Cell, against: Comparison,
         if value >= 2:
             gain = f": {value:.1f} times as fast ({low:.1f} to {high:.1f})"
         return f"{names[0][0].upper()}{names[0][1:]} {beat} {names[1]}{gain}."
-    full = axis == "num_workers" and per_second(results, b, "trainer_cpu_s", "worker_cpu_s") > FULL * cores
+    full = axis == "num_workers" and cores_used(results, b) > FULL * cores
     shown = "there is no difference" if against.outcome == "same" else "no difference could be shown"
     why = f": the {cores:g} cores are full" if full else ""
     return f"Between {names[0]} and {names[1]} {shown} ({reach([against])}){why}."

@@ -24,7 +24,7 @@ from feedline.benchmarks.measure.rounds import (
     TRIES,
     Bench,
     Measure,
-    MeasureError,
+    Tried,
     busyness,
     check_devices,
     usual_cores,
@@ -97,38 +97,10 @@ class TuneConfig:
 
 
 @dataclass(kw_only=True)
-class Search:
-    """What was tried so far."""
-
+class Search(Tried[Setting]):
     config: TuneConfig
-    measure: Measure
-    clock: Callable[[], float] = time.monotonic
-    windows: dict[Setting, list[Window]] = field(default_factory=dict[Setting, list[Window]])
-    failed: dict[Setting, str] = field(default_factory=dict[Setting, str])
-    """Settings that cannot be measured, and why."""
     predicted: dict[int, float] = field(default_factory=dict[int, float])
     """samples/s by number of workers, of which only the ratios matter."""
-    started_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.started_s = self.clock()
-
-    @property
-    def out_of_time(self) -> bool:
-        """One more window, as long as those so far, would go beyond the budget."""
-        spent_s, count = self.clock() - self.started_s, sum(map(len, self.windows.values()))
-        return spent_s + (spent_s / count if count else 0.0) > self.config.budget_s
-
-    def run(self, setting: Setting) -> Window | None:
-        """One window, unless it cannot be measured."""
-        try:
-            window = self.measure(self.config.subject(setting))
-        except MeasureError as error:
-            self.failed[setting] = str(error)
-            self.windows.pop(setting, None)
-            return None
-        self.windows.setdefault(setting, []).append(window)
-        return window
 
     def space(self) -> list[Setting]:
         """All that may be tried."""
@@ -221,7 +193,8 @@ def tune(
 
 def searched(config: TuneConfig, measure: Measure, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
     """The record. Raises MeasureError when nothing runs."""
-    search = Search(config=config, measure=measure, clock=clock)
+    search = Search(config=config, measure=lambda setting: measure(config.subject(setting)),
+                    budget_s=config.budget_s, clock=clock)  # fmt: skip
     sizes = config.batch_sizes
     first = sizes[len(sizes) // 2]
     for size in [first, *sorted(size for size in sizes if size != first)]:  # smaller ones take less memory
@@ -233,8 +206,7 @@ def searched(config: TuneConfig, measure: Measure, clock: Callable[[], float] = 
             break
     while search.windows and not search.out_of_time and (setting := search.next()) is not None:
         search.run(setting)
-    if not search.windows:
-        raise MeasureError(next(iter(search.failed.values())))
+    search.check()
     return record(search)
 
 
@@ -244,11 +216,11 @@ def counts_of_workers(most: int, predicted: Mapping[int, float]) -> list[int]:
     return sorted({*range(min(most, 4) + 1), *spread, *promising(predicted)})
 
 
-def promising(predicted: Mapping[int, float], most: int = 3) -> list[int]:
-    """The fewest workers that are predicted to be nearly the best, and their neighbours."""
+def promising(predicted: Mapping[int, float]) -> list[int]:
+    """The three fewest workers that are predicted to be nearly the best, and their neighbours."""
     rates = {workers: rate for workers, rate in predicted.items() if workers}
     near = [workers for workers, rate in sorted(rates.items()) if rate >= PROMISING * max(rates.values())]
-    return sorted({*near[:most], *(w for w in (near[0] - 1, near[0] + 1) if w in rates)}) if near else []
+    return sorted({*near[:3], *(w for w in (near[0] - 1, near[0] + 1) if w in rates)}) if near else []
 
 
 def predicted(config: TuneConfig, inline: Window, single: Window) -> dict[int, float]:

@@ -1,6 +1,7 @@
 """`feedline compare`: which settings, and by how much."""
 
 from pathlib import Path
+from types import GenericAlias
 from typing import Annotated
 
 import typer
@@ -14,8 +15,9 @@ AXIS_OPTIONS = Options(
     Option(
         field=name,
         flags=(flag(name),),
-        hint=str | None,
-        default=axis.default,
+        hint=GenericAlias(tuple, (axis.kind, ...)),
+        default=None if axis.default is None else (axis.default,),
+        commas=True,
         more={"help": axis.help.format(codecs=CODECS)},
     )
     for name, axis in AXES.items()
@@ -41,7 +43,7 @@ def compare(
     from feedline.benchmarks.compare import compare as measure_all
     from feedline.benchmarks.pages import compare_page
 
-    grid = Grid.parse(asked)
+    grid = Grid(axes={name: values for name, values in asked.items() if values is not None})
     with progress("compare", "windows") as advance:
         result = measure_all(
             dataset, grid, device=device, work=work, on_progress=advance, on_note=stderr.print, **options

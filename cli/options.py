@@ -23,8 +23,9 @@ from feedline.pipeline.base.settings import MOST
 
 ROOT = Path(__file__).parents[1]
 REQUIRED: Any = inspect.Parameter.empty
-LIST_EXAMPLE = {int: "0,5,20", float: "0.25,1.0", tuple: "0:128,10:160"}
+LIST_EXAMPLE = {int: "0,5,20", float: "0.25,1.0", tuple: "0:128,10:160", bool: "true,false"}
 """How a list is written, by the kind of its items, where its default does not show it."""
+SWITCH = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 
 Settings = dict[str, Any]
 """Values by the names of a dataclass's fields."""
@@ -112,6 +113,8 @@ class Option:
     default: Any
     words: tuple[str, ...] = ()
     """What may stand for its number."""
+    commas: bool = False
+    """A tuple of texts is one word with commas too; else an option that may be repeated."""
     more: Mapping[str, Any]
 
     def parameter(self) -> inspect.Parameter:
@@ -124,7 +127,8 @@ class Option:
             hint, default = str | None, None if default is None else str(default)
             settings |= {"min": None, "max": None, "parser": self._word, "metavar": "|".join(("N", *self.words))}
         elif get_origin(hint) in (tuple, Mapping):
-            hint, default = (str, _word(default)) if self._is_list else (list[str] | None, None)
+            default = None if default is None or not self._is_list else _word(default)
+            hint = str | None if self._is_list else list[str] | None
             settings |= {"min": None, "max": None}
         return _keyword(self.field, Annotated[hint, typer.Option(*self.flags, **settings)], default)
 
@@ -133,13 +137,13 @@ class Option:
         if get_origin(self.hint) is Mapping:
             return pairs(value, self.flags[0], as_json=get_args(self.hint)[1] is not str)
         if self._is_list:
-            return self._numbers(value) if isinstance(value, str) else value
+            return self._listed(value) if isinstance(value, str) else value
         return tuple(value or ()) if get_origin(self.hint) is tuple else value
 
     @property
     def _is_list(self) -> bool:
-        """Written as one word with commas; a tuple of texts is an option that may be repeated."""
-        return get_origin(self.hint) is tuple and get_args(self.hint)[0] is not str
+        """Written as one word with commas."""
+        return get_origin(self.hint) is tuple and (self.commas or get_args(self.hint)[0] is not str)
 
     def _word(self, value: Any) -> Any:
         """What Typer makes of the word on the command line, or of a file's value."""
@@ -148,7 +152,7 @@ class Option:
         except (TypeError, ValueError) as error:
             raise typer.BadParameter(f"{value!r} is no whole number, nor {' or '.join(self.words)}") from error
 
-    def _numbers(self, text: str) -> tuple[Any, ...]:
+    def _listed(self, text: str) -> tuple[Any, ...]:
         """Of a comma-separated word; items that are tuples themselves have colons between their numbers."""
         kinds = get_args(self.hint)
         kind = get_origin(kinds[0]) or kinds[0]
@@ -158,12 +162,13 @@ class Option:
                 items = tuple(tuple(map(int, word.split(":"))) for word in words)
                 fits = all(len(item) == len(get_args(kinds[0])) for item in items)
             else:
-                items = tuple(kind(word) for word in words)
+                items = tuple(SWITCH[word.lower()] if kind is bool else kind(word) for word in words)
                 fits = Ellipsis in kinds or len(items) == len(kinds)
-        except ValueError:
+        except (KeyError, ValueError):
             fits, items = False, ()
         if not fits:
-            raise UsageError(f"{self.flags[0]} {text!r}: write it as {_word(self.default) or LIST_EXAMPLE[kind]}")
+            usual = _word(self.default or ())
+            raise UsageError(f"{self.flags[0]} {text!r}: write it as {usual if ',' in usual else LIST_EXAMPLE[kind]}")
         return items
 
 

@@ -15,10 +15,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from feedline.benchmarks.measure.fork_server import end_group
 from feedline.benchmarks.measure.window import Subject, Window
@@ -26,7 +26,11 @@ from feedline.pipeline.base.errors import FeedlineError, UsageError
 
 T = TypeVar("T")
 Measure = Callable[[Subject], Window]
+Advance = Callable[[int, int], None]
+"""Windows done, of all."""
 KILLED = "the measuring process was killed: is the machine out of memory?"
+MOST_S = 300
+"""For a window, warm-up included."""
 QUIET_CORES = 0.2
 TRIES = 3
 
@@ -54,15 +58,57 @@ def quietest(attempt: Callable[[], T], busy: Callable[[T], float], usual_cores: 
     return min(tries, key=busy)
 
 
-def rounds(cells: Sequence[str], count: int, seed: int = 0) -> Iterator[tuple[int, str]]:
+def rounds(cells: Sequence[str], count: int) -> Iterator[tuple[int, str]]:
     """(round, cell), every cell once in a round, in an order drawn anew for each round."""
     for number in range(count):
-        yield from ((number, cell) for cell in shuffled(cells, seed, number))
+        yield from ((number, cell) for cell in shuffled(cells, 0, number))
 
 
 def shuffled(cells: Sequence[str], seed: int, number: int) -> list[str]:
     """The order of round `number`: the same after a restart."""
     return random.Random(f"{seed}/{number}").sample(cells, len(cells))
+
+
+@dataclass(kw_only=True)
+class Tried(Generic[T]):
+    """Windows of cells within a time budget. A cell that cannot be measured is left out, with the reason."""
+
+    measure: Callable[[T], Window]
+    budget_s: float
+    clock: Callable[[], float] = time.monotonic
+    windows: dict[T, list[Window]] = field(default_factory=dict[T, list[Window]])
+    failed: dict[T, str] = field(default_factory=dict[T, str])
+    started_s: float = field(init=False)
+    took_s: list[float] = field(default_factory=list[float])
+    """Each window; the first with the start of the measuring processes' server in it."""
+
+    def __post_init__(self) -> None:
+        self.started_s = self.clock()
+
+    @property
+    def out_of_time(self) -> bool:
+        """One more window, as long as the longest but the first, would go beyond the budget."""
+        expected_s = max(self.took_s[1:] or self.took_s, default=0.0)
+        return self.clock() - self.started_s + expected_s > self.budget_s
+
+    def run(self, cell: T) -> Window | None:
+        """One window, unless it cannot be measured."""
+        began_s = self.clock()
+        try:
+            window = self.measure(cell)
+        except MeasureError as error:
+            self.failed[cell] = str(error)
+            self.windows.pop(cell, None)
+            return None
+        finally:
+            self.took_s.append(self.clock() - began_s)
+        self.windows.setdefault(cell, []).append(window)
+        return window
+
+    def check(self) -> None:
+        """Raises MeasureError where no cell could be measured."""
+        if not self.windows:
+            raise MeasureError(next(iter(self.failed.values())))
 
 
 def require_torch() -> None:
@@ -75,8 +121,7 @@ def require_torch() -> None:
 class Bench:
     """`with Bench() as bench: bench.measure(subject)`. Leaving it, by any way, leaves no process."""
 
-    def __init__(self, *, timeout_s: float = 300.0) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._log = Path(tempfile.gettempdir()) / f"feedline-bench-{os.getpid()}-{id(self):x}.log"
 
@@ -143,11 +188,11 @@ class Bench:
 
     def _answer(self, server: subprocess.Popen[str]) -> dict[str, Any]:
         assert server.stdout is not None
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + MOST_S
         while not select.select([server.stdout], [], [], 1.0)[0]:
             if time.monotonic() > deadline:
                 self.close()
-                raise MeasureError(f"no window was finished in {self._timeout_s:.0f} s: is the data endless enough?")
+                raise MeasureError(f"no window was finished in {MOST_S} s: is the data endless enough?")
         line = server.stdout.readline()
         if not line:
             self.close()

@@ -1,7 +1,7 @@
 """What is measured: one loader, or one script with its loader swapped; and the meter of one window of it."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +61,11 @@ class Window:
             return taken
         both_s = self.trainer_cpu_s / self.samples + self.worker_cpu_s / self.made
         return (self.trainer_cpu_s + self.worker_cpu_s) / both_s / self.seconds if both_s else taken
+
+
+def per_second(windows: Collection[Window], *names: str) -> float:
+    """The sum of these fields over all windows, per second measured."""
+    return sum(getattr(window, name) for window in windows for name in names) / sum(w.seconds for w in windows)
 
 
 class WindowDone(BaseException):

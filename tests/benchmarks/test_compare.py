@@ -13,7 +13,7 @@ import torch
 from feedline.benchmarks.commands import check_work
 from feedline.benchmarks.compare import compare
 from feedline.benchmarks.comparison import CompareConfig, Results, read_lines, run
-from feedline.benchmarks.grid import Grid, parse_values
+from feedline.benchmarks.grid import Grid
 from feedline.benchmarks.measure.rounds import MeasureError, check_devices
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.statement import record_of
@@ -223,10 +223,3 @@ def test_other_settings_start_anew(tmp_path: Path) -> None:
 def test_wrong_grids(axes: dict[str, list[Any]], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Grid(axes=axes)
-
-
-def test_values() -> None:
-    assert parse_values("0, 1,2") == [0, 1, 2]
-    assert parse_values("true,off", bool) == [True, False]
-    with pytest.raises(UsageError, match="'x' in '1,x' is not a whole number"):
-        parse_values("1,x")

@@ -69,7 +69,7 @@ CONFIG = GpuCheckConfig(models=("mobilenet_v2",), device="cuda", budget_s=1000)
 def checked(machine: Machine, config: GpuCheckConfig = CONFIG, **about: Any) -> dict[str, Any]:
     cells = cells_of(SPLITS, config.models, worker_counts(machine.cores))
     found = measure_cells(cells, SPLITS, config, machine.measure, lambda: machine.now_s)
-    return record_of(found, config, SPLITS, {"cores": machine.cores, **GPU, "notes": [], **about})
+    return record_of(found, cells, config, SPLITS, {"cores": machine.cores, **GPU, "notes": [], **about})
 
 
 def test_cores_that_deliver_a_rate_are_read_off_the_curve() -> None:
@@ -138,7 +138,7 @@ def test_without_a_gpu_there_is_what_the_cores_deliver() -> None:
     machine = Machine()
     cells = cells_of(splits, (), worker_counts(2))
     found = measure_cells(cells, splits, config, machine.measure, lambda: machine.now_s)
-    record = record_of(found, config, splits, {"cores": 2, "notes": ["no GPU takes part"]})
+    record = record_of(found, cells, config, splits, {"cores": 2, "notes": ["no GPU takes part"]})
     assert record["fed_all"] is None and not record["ceilings"] and not record["needs"]
     assert "no GPU was there to feed" in record["statement"]
     shown = " ".join(text(gpu_check_page(record)).split())

@@ -133,6 +133,16 @@ def test_a_list_that_cannot_be_read_shows_how_to_write_it(name: str, word: str) 
         given(train.OPTIONS, "OUT", f"--{name}", word)
 
 
+def test_the_axes_of_compare_are_lists_of_numbers_switches_and_words() -> None:
+    words = ["--num-workers", "0, 1,2", "--pin-memory", "true,off", "--codec", "jpeg,raw"]
+    settings = given(compare.AXIS_OPTIONS, *words)
+    assert settings["num_workers"] == (0, 1, 2) and settings["pin_memory"] == (True, False)
+    assert settings["codec"] == ("jpeg", "raw") and settings["batch_size"] == (64,) and settings["size"] is None
+    for name, word, usual in (("num-workers", "1,x", "0,5,20"), ("pin-memory", "true,maybe", "true,false")):
+        with pytest.raises(UsageError, match=f"--{name} '{word}': write it as {usual}"):
+            given(compare.AXIS_OPTIONS, f"--{name}", word)
+
+
 def test_words_of_repeated_options_become_tuples_and_mappings() -> None:
     words = ["IN", "OUT", "--conf", "a=1", "--conf", "b=x=y", "--source-option", "labels=words"]
     settings = given(prepare.JOB, *words, "--storage-option", "anon=true")

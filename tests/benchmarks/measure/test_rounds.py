@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from feedline.benchmarks.measure.rounds import TRIES, Bench, MeasureError, shuffled
+from feedline.benchmarks.measure.rounds import TRIES, Bench, MeasureError, Tried, shuffled
 from feedline.benchmarks.measure.window import Meter, Subject, Window, WindowDone
 from tests.lab import tiny_split
 
@@ -180,6 +180,28 @@ def test_batches_taken_from_stock_do_not_make_a_loop_faster() -> None:
     assert of_stock(2560, 2700).samples_per_s == 2560
     lasting = of_stock(2560, 1280).samples_per_s
     assert 1280 < lasting < 2560 and lasting == pytest.approx((2560 * 600 + 1280 * 200) / 800)
+
+
+def test_a_budget_is_kept_by_the_longest_window_but_the_first() -> None:
+    now_s, takes_s = 0.0, {"first": 10.0, "short": 2.0, "fails": 3.0}
+
+    def measure(cell: str) -> Window:
+        nonlocal now_s
+        now_s += takes_s[cell]
+        if cell == "fails":
+            raise MeasureError("out of memory")
+        return of_stock(128, None)
+
+    tried = Tried[str](measure=measure, budget_s=20.0, clock=lambda: now_s)
+    for cell in ("first", "fails", "short", "short", "short"):
+        assert not tried.out_of_time
+        tried.run(cell)
+    assert tried.out_of_time, "one as long as that which failed would end at 22 s"
+    assert tried.failed == {"fails": "out of memory"}
+    assert {cell: len(windows) for cell, windows in tried.windows.items()} == {"first": 1, "short": 3}
+    tried.check()
+    with pytest.raises(MeasureError, match="out of memory"):
+        Tried[str](measure=measure, budget_s=1.0, failed=tried.failed).check()
 
 
 def test_the_window_begins_when_the_stock_is_steady(monkeypatch: pytest.MonkeyPatch) -> None:
