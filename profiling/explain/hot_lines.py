@@ -73,7 +73,7 @@ def _loader_line(lines: list[Line]) -> LoaderLine | None:
     if line.fraction >= DATA_BOUND:
         headline = f"{line.function} spends {share} of its time waiting for batches, on line {line.line}."
         why = (
-            f"The loop asked for {batches:,} batches and stood still {units.seconds(line.seconds / batches)} for "
+            f"The loop asked for {units.count(batches, 'batch')} and stood still {units.seconds(line.seconds / batches)} for "
             f"each, {took} of {whole}. A line profile sees only this side: with num_workers=0 the samples are "
             "read, decoded and transformed on this very line; with workers, they are too few or too slow."
         )
@@ -86,7 +86,7 @@ def _loader_line(lines: list[Line]) -> LoaderLine | None:
     else:
         headline = f"{line.function} hardly waits for batches: {share} of its time, on line {line.line}."
         why = (
-            f"{batches:,} batches took {took} of {whole}: a faster loader could give no more than that. On a GPU the "
+            f"{units.count(batches, 'batch')} took {took} of {whole}: a faster loader could give no more than that. On a GPU the "
             "waiting can hide in a line that synchronises."
         )
         tries = [

@@ -62,12 +62,17 @@ def _in_doubt(prediction: Prediction) -> bool:
     return not prediction.helps and not prediction.vain and prediction.gain > 1 + NOTABLE
 
 
+def _epochs(count: float) -> str:
+    number = units.number(count, 2)
+    return f"{number} epoch{'' if number == '1' else 's'}"
+
+
 def _remedy(prediction: Prediction, unit: str) -> Remedy:
     p, epochs = prediction, prediction.break_even_epochs
     rate = units.rate(p.samples_per_s, unit)
     terms = {
         "gives": f"at most {rate}" if p.at_most else f"{rate} ({units.spread(p.low, p.high)})",
-        "takes": p.cost + (f", paid back after {units.number(epochs, 2)} epochs" if epochs is not None else ""),
+        "takes": p.cost + (f", paid back after {_epochs(epochs)}" if epochs is not None else ""),
         "needs": p.needs,
         "changes": p.changes and f"the training: {p.changes}",
     }
