@@ -180,7 +180,7 @@ def _stages(diagnosis: Diagnosis) -> Stacks | None:
             rank = f"rank {worker.rank}, " if worker.rank else ""
             label = f"{rank}worker {worker.worker}" + (", killed" if worker.ended == "killed" else "")
             errors = {name: stage_error(worker, name, share) for name, share in stages.items()}
-            rows.append(Stack(label=label, parts=stages, errors=errors, note=f"{worker.samples:,} samples"))
+            rows.append(Stack(label=label, parts=stages, errors=errors, note=units.count(worker.samples, "sample")))
     shown = rows[:MOST_WORKERS] if len(rows) > 1 else []
     more = f"{len(rows) - MOST_WORKERS} more workers are in the record." if len(rows) > MOST_WORKERS else ""
     who, title = ("all workers", "The workers") if workers.count else ("in the trainer itself", "Preparing batches")
@@ -276,7 +276,7 @@ def _about(diagnosis: Diagnosis) -> Section | None:
         "device": recording.compute.device,
         "trained parameters": units.number(recording.compute.parameters),
         "steps measured": f"{diagnosis.measured.trainer.steps:,}",
-        "warm-up left out": f"{recording.warm_up.steps} steps: {recording.warm_up.rule}",
+        "warm-up left out": f"{units.count(recording.warm_up.steps, 'step')}: {recording.warm_up.rule}",
         **host,
         "python": recording.script.python or host["python"],
     }
@@ -312,7 +312,12 @@ def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Ver
         rate = diagnosis.measured.now
         low, high = (rate.low, rate.high) if rate else (None, None)
         rows.append(Bar(label=name, value=diagnosis.samples_per_s, low=low, high=high, note=diagnosis.headline))
-    first, changes = versus[0], [change for compared in versus for change in compared.changes]
+    first, several = versus[0], len(versus) > 1
+    changes = [
+        f"{name}: {change}" if several else change
+        for (name, _), compared in zip(recordings[1:], versus, strict=True)
+        for change in compared.changes
+    ]
     tone: Tone = "good" if first.low is not None and first.low > 1 else "open"
     if first.high is not None and first.high < 1:
         tone = "bad"
