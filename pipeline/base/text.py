@@ -1,4 +1,7 @@
-"""Text for people: counts in words; what others wrote, made fit for a terminal, a name and a line. Standard library only."""
+"""Counts in words; text from files that others wrote, made fit for a terminal, a name and a line.
+
+Standard library only.
+"""
 
 import re
 
