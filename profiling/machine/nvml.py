@@ -20,6 +20,7 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.record.measurements import GPU_MEANS, Gpu
 
 # A new metric is one row in one of these two tables, and a field of `Gpu`.
@@ -79,7 +80,7 @@ class GpuSampler:
             self.note = f"no GPU numbers: {_reason(error)}"
             return
         gpm = "GPM counters" if any(device.gpm for device in self._devices) else "NVML only: no GPM counters here"
-        self.note = f"{len(self._devices)} GPU, {gpm}" if self._devices else "no GPU numbers: no GPU is visible"
+        self.note = f"{count_of(len(self._devices), 'GPU')}, {gpm}" if self._devices else "no GPU numbers: no GPU is visible"
 
     def look(self, pids: set[int]) -> Iterator[tuple[tuple[str, str, str, str], float | None]]:
         """((name, unit, scope, source), value) of all that the GPUs tell now of themselves and these processes."""
