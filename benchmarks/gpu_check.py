@@ -300,9 +300,11 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
     needs = [need for need in record["needs"] if (need["model"], need["image_size"]) == (worst["model"],
              worst["image_size"]) and need["cores"]]  # fmt: skip
     least = min(needs, key=lambda need: need["cores"], default=None)
-    more = f"; {least['way']} on {units.count(round(least['cores']), 'core')} would do" if least and least["cores"] > cores else ""
-    words = f"{units.count(cores, 'core')} cannot feed {device}: {name} gets {100 * worst['share']:.0f} % of its ceiling"
-    return {"statement": f"{words}, from {worst['way']}{more}.", "fed_all": False}
+    more = ""
+    if least and least["cores"] > cores:
+        more = f"; {least['way']} on {units.count(round(least['cores']), 'core')} would do"
+    words = f"{units.count(cores, 'core')} cannot feed {device}: {name} gets {100 * worst['share']:.0f} %"
+    return {"statement": f"{words} of its ceiling, from {worst['way']}{more}.", "fed_all": False}
 
 
 # --- the machine --------------------------------------------------------------------------------------

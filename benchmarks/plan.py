@@ -153,8 +153,8 @@ def assumptions(inputs: PlanInputs) -> list[str]:
         words.append(f"a core prepares an original in {core_ms:,.2f} ms, and a job takes "
                      f"{inputs.prepare_start_s:,.0f} s to start and end")  # fmt: skip
     if inputs.prepared_originals is not None and inputs.prepared_originals < MANY_ORIGINALS:
-        words.append(f"that comes from a job over {count_of(inputs.prepared_originals, 'original')}: so few show too much "
-                     "(a fifth at 2,000)")  # fmt: skip
+        originals = count_of(inputs.prepared_originals, "original")
+        words.append(f"that comes from a job over {originals}: so few show too much (a fifth at 2,000)")
     if inputs.core_speed != 1.0:
         words.append(f"the other machine's cores are {inputs.core_speed:g} times as fast as this one's")
     return words

@@ -292,7 +292,8 @@ def record(search: Search) -> dict[str, Any]:
     ended = "the time was over" if search.out_of_time else "no other may be clearly better"
     failed = {name(setting): why for setting, why in search.failed.items()}
     missing = "".join(f" {setting} could not be measured: {why}." for setting, why in failed.items())
-    statement = f"{name(chosen)}: {rate:,.0f} samples/s{more}, of {count_of(len(tried), 'setting')} tried; {ended}.{missing}"
+    of = count_of(len(tried), "setting")
+    statement = f"{name(chosen)}: {rate:,.0f} samples/s{more}, of {of} tried; {ended}.{missing}"
     return {
         "best": figures(chosen),
         "tried": [figures(setting) for setting in tried],

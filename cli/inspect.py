@@ -83,7 +83,8 @@ def about(name: str, split: Mapping[str, Any]) -> "Section | None":
         headers=("label", "class", "samples"),
         rows=[(row["label"], row["name"], f"{row['samples']:,}") for row in classes[:CLASSES_SHOWN]],
         numeric=(0, 2),
-        caption=f"{units.count(len(counts), 'class')} of {min(counts, default=0):,} to {max(counts, default=0):,} samples{more}",
+        caption=f"{units.count(len(counts), 'class')} of {min(counts, default=0):,} to {max(counts, default=0):,} "
+        f"samples{more}",
     )
     return section(name, Facts(facts), table)
 

@@ -134,8 +134,8 @@ def opening(event: Event) -> str:
     config, ranks = event["config"], event["world_size"]
     workers = f"{event['num_workers']} or more" if config.get("num_workers") == "auto" else event["num_workers"]
     return (
-        f"{config['model']} ({event['parameters']:,} parameters, {units.count(event['classes'], 'class')}) on {event['device']}, "
-        f"{units.count(ranks, 'rank')}, global batch {event['global_batch']}, {workers} loader "
+        f"{config['model']} ({event['parameters']:,} parameters, {units.count(event['classes'], 'class')}) on "
+        f"{event['device']}, {units.count(ranks, 'rank')}, global batch {event['global_batch']}, {workers} loader "
         f"workers a rank, {event['train_samples']:,} training and {event['val_samples']:,} validation samples"
     )
 

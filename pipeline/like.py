@@ -24,7 +24,6 @@ from torch.utils.data import (
 )
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.text import count_of
 from feedline.pipeline.draw.regions import Augment
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def check_same_data(dataset: Any, manifest: "Manifest", labels_N: npt.NDArray[np
     """
     if len(dataset) not in (manifest.samples, sum(shard.planned_samples for shard in manifest.shards)):
         raise UsageError(
-            f"the DataLoader's dataset has {count_of(len(dataset), 'sample')}, the shards {manifest.samples:,}: were they made "
+            f"the DataLoader's dataset has {len(dataset):,} samples, the shards {manifest.samples:,}: were they made "
             "from it? Else use Loader(split, ...)"
         )
     names = getattr(dataset, "wnids", None) or getattr(dataset, "classes", None)

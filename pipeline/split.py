@@ -110,7 +110,8 @@ def fetch_metadata(remote: Remote, cache: Path) -> Path:
             where = f"{remote.address}/{MANIFEST}"
             named = Manifest.from_json(manifest.decode("utf-8", "replace"), where)
             index = remote.read_all(INDEX, most_index_bytes(named))
-            if (wanted := named.index_sha256) and hashlib.sha256(index).hexdigest() != wanted:  # it would stay here for good
+            wanted = named.index_sha256
+            if wanted and hashlib.sha256(index).hexdigest() != wanted:  # it would stay here for good
                 raise DatasetError(f"{remote.address}/{INDEX} is not the index that {where} names: try again, or run "
                                    "`feedline verify` on it")  # fmt: skip
             write_atomically(folder / INDEX, index)

@@ -149,7 +149,8 @@ def choose_shards(samples: int, bytes_per_sample: float, config: PrepareConfig) 
     """The number of shards and the reason, in words. Never depends on the machine."""
     if config.shards is not None:
         if config.shards > samples:
-            raise UsageError(f"{count_of(config.shards, 'shard')} for {count_of(samples, 'sample')}: at most one shard per sample")
+            asked = f"{count_of(config.shards, 'shard')} for {count_of(samples, 'sample')}"
+            raise UsageError(f"{asked}: at most one shard per sample")
         return config.shards, "as asked"
     by_size = samples * bytes_per_sample / config.shard_bytes
     by_readers = min(MIN_SHARDS, samples // MIN_SAMPLES_PER_SHARD)
@@ -159,8 +160,9 @@ def choose_shards(samples: int, bytes_per_sample: float, config: PrepareConfig) 
     fitting = [count for count in counts if count >= by_readers] if by_readers >= MIN_SHARDS else counts
     count = min(fitting, key=lambda count: abs(np.log(count / max(by_size, by_readers, 1))))
     readers = ", ".join(str(n) for n in READERS if count % n == 0)
-    size = f"about {samples * bytes_per_sample / count / 2**20:.3g} MiB and {count_of(round(samples / count), 'sample')}"
-    return count, f"{size} each; divides evenly over {readers} reader{'s' * (readers != '1')} (ranks x workers)"
+    each = count_of(round(samples / count), "sample")
+    size = f"about {samples * bytes_per_sample / count / 2**20:.3g} MiB and {each} each"
+    return count, f"{size}; divides evenly over {readers} reader{'s' * (readers != '1')} (ranks x workers)"
 
 
 def plan_hash(

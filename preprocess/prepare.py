@@ -136,16 +136,17 @@ class Preparation:
             if done and not self.tried and output.unfinished_plan(place) is None and output.is_whole(place, done):
                 output.end(place)
                 self.on_note("already prepared: nothing to do (--overwrite would do it again)")
-                counts = commit.found(done)
-                report = commit.read_report(place) | counts | commit.speed([], 0.0, 0.0)
-                return report | self._about_run(EngineRun(), counts["input_samples"]) | {"already_complete": True}
+                there = commit.found(done)
+                report = commit.read_report(place) | there | commit.speed([], 0.0, 0.0)
+                return report | self._about_run(EngineRun(), there["input_samples"]) | {"already_complete": True}
         self.mended: dict[tuple[str, int], dict[int, str]] = {}
         if self.tried:
             self.tried += quarantine.read_report(place, quarantine.MENDED)
         for row in self.tried:
             self.mended.setdefault((row.split, row.shard), {})[row.position] = row.file
         for split in splits:
-            self.on_note(f"{split.split}: {count_of(len(split.rows_N), 'sample')} in {count_of(split.shards, 'shard')} ({split.reason})")
+            counts = f"{count_of(len(split.rows_N), 'sample')} in {count_of(split.shards, 'shard')}"
+            self.on_note(f"{split.split}: {counts} ({split.reason})")
         replaces = output.holds_dataset(place) if overwrite else bool(done and self.mended)
         if replaces:
             self.store = output.beside(place, plan)

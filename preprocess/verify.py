@@ -166,7 +166,8 @@ def index_problems(split: Split) -> list[Problem]:
     counts = Counter(index.shards_N.tolist())
     for number, shard in enumerate(manifest.shards):
         if counts[number] != shard.samples:
-            what = f"{count_of(counts[number], 'row')} for shard {shard.name}, which has {count_of(shard.samples, 'sample')}"
+            rows, samples = count_of(counts[number], "row"), count_of(shard.samples, "sample")
+            what = f"{rows} for shard {shard.name}, which has {samples}"
             problems.append(Problem(where, "", what))
     if bool(np.any(np.diff(index.shards_N) < 0)) or set(counts) - set(range(len(manifest.shards))):
         problems.append(Problem(where, "", "rows are not in shard order"))

@@ -245,8 +245,8 @@ class Run:
             )
         if len(theirs["classes"]) != mine.classes:
             raise CheckpointError(
-                f"checkpoint {where} has {count_of(len(theirs['classes']), 'class')}, {mine.folder} has {mine.classes}: "
-                "resume with the dataset it was made from"
+                f"checkpoint {where} has {count_of(len(theirs['classes']), 'class')}, {mine.folder} has "
+                f"{mine.classes}: resume with the dataset it was made from"
             )
         if theirs["identity"] != mine.identity:
             raise CheckpointError(

@@ -60,7 +60,8 @@ class SlurmConfig:
     def __post_init__(self) -> None:
         check_limits(self)
         if self.gpus_per_node and (self.ranks_per_node or 1) > self.gpus_per_node:
-            raise UsageError(f"{self.ranks_per_node} ranks a node for {count_of(self.gpus_per_node, 'GPU')}: each needs its own")
+            gpus = count_of(self.gpus_per_node, "GPU")
+            raise UsageError(f"{self.ranks_per_node} ranks a node for {gpus}: each needs its own")
         if not re.fullmatch(r"(\d+-)?\d{1,3}(:\d{2}){0,2}", self.time):
             raise UsageError(f"--time {self.time!r}: write minutes, HH:MM:SS or D-HH:MM:SS")
         if self.array not in (None, "sweep", "prune") or (self.array and (self.sizes or self.nodes > 1)):

@@ -222,7 +222,7 @@ class Index:
             _check_rows(self.path, file.metadata, len(self))
             column = file.read(columns=["key"])["key"]
             if len(column) != len(self) or column.null_count:
-                raise DatasetError(f"{self.path} has {count_of(len(self), 'sample')} and {count_of(len(column), 'key')}: prepare it again")
+                raise DatasetError(f"{self.path} has {len(self)} samples and {len(column)} keys: prepare it again")
             column.validate(full=True)  # no offset outside its buffer, and text that is text
             return column
 

@@ -73,7 +73,7 @@ class Remote:
         path = f"{self._root}/{name}"
         data: bytes = self._stubbornly(name, lambda: self._system.cat_file(path, start=0, end=most_bytes + 1))
         if len(data) > most_bytes:
-            what = f"{self.address}/{name} is larger than {most_bytes / 2**20:,.0f} MiB, as none of a prepared split is"
+            what = f"{self.address}/{name} is larger than {most_bytes / 2**20:,.0f} MiB, as none is"
             raise DatasetError(f"{what}: give another address, or prepare it again")
         return data
 

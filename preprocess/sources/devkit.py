@@ -143,7 +143,7 @@ class Truth:
                 raise SourceError(f"{self.where} has numbers only: give the devkit that says which classes they are")
             if label is None:
                 span = f"; numbers go from {min(numbers)} to {max(numbers)}" if numbers else ""
-                raise SourceError(f"{self.where} says {word!r}, which is none of the {count_of(len(classes), 'class')}{span}")
+                raise SourceError(f"{self.where} says {word!r}, which is none of the {len(classes)} classes{span}")
             labels.append(class_id(classes[label]))
         return labels
 

@@ -98,7 +98,8 @@ def class_names(counts: Mapping[str, int], numbers: bool, place: Callable[[str],
     if not empty:
         return names, []
     return names, [
-        f"labels are numbers: {count_of(len(names), 'class')}, {len(empty):,} of them without a sample (first: {empty[0]})"
+        f"labels are numbers: {count_of(len(names), 'class')}, {len(empty):,} of them without a sample (first: "
+        f"{empty[0]})"
     ]
 
 

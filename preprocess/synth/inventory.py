@@ -67,12 +67,13 @@ class SynthConfig:
 
     def __post_init__(self) -> None:
         check_limits(self)
+        classes = count_of(self.classes, "class")
         least = max(2 * self.classes, self.classes + len(ODDITIES) if self.oddities else 0)
         for holds, complaint in (
             (self.layout in ("ilsvrc", "folder"), f"layout {self.layout!r} is neither ilsvrc nor folder"),
-            (1 <= self.classes <= CLASSES_MAX, f"{count_of(self.classes, 'class')}: 1 to {CLASSES_MAX} can be told apart"),
+            (1 <= self.classes <= CLASSES_MAX, f"{self.classes} classes: 1 to {CLASSES_MAX} can be told apart"),
             (0 < self.val_fraction < 1, f"val fraction {self.val_fraction} is not between 0 and 1"),
-            (self.images >= least, f"{count_of(self.images, 'image')} for {count_of(self.classes, 'class')}: give at least {least:,}"),
+            (self.images >= least, f"{count_of(self.images, 'image')} for {classes}: give at least {least:,}"),
         ):
             if not holds:
                 raise UsageError(complaint)

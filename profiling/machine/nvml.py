@@ -7,8 +7,9 @@ goes on. MIG: a MIG device has no utilisation of its own, and GPM is asked throu
 GPM compares two samples of a device's counters; ours are taken a period apart and swapped. What lies closer together
 than a tenth of a second says nothing.
 
-CUDA_VISIBLE_DEVICES counts GPUs in CUDA's order, fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID, and NVML by their
-bus. Among GPUs that are alike these are the same; where they are not, a number may be another GPU's, and none is shown.
+CUDA_VISIBLE_DEVICES counts GPUs in CUDA's order, fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID, and NVML by
+their bus. Among GPUs that are alike these are the same; where they are not, a number may mean another GPU, and none
+is shown.
 """
 
 import ctypes
@@ -80,7 +81,8 @@ class GpuSampler:
             self.note = f"no GPU numbers: {_reason(error)}"
             return
         gpm = "GPM counters" if any(device.gpm for device in self._devices) else "NVML only: no GPM counters here"
-        self.note = f"{count_of(len(self._devices), 'GPU')}, {gpm}" if self._devices else "no GPU numbers: no GPU is visible"
+        seen = count_of(len(self._devices), "GPU")
+        self.note = f"{seen}, {gpm}" if self._devices else "no GPU numbers: no GPU is visible"
 
     def look(self, pids: set[int]) -> Iterator[tuple[tuple[str, str, str, str], float | None]]:
         """((name, unit, scope, source), value) of all that the GPUs tell now of themselves and these processes."""

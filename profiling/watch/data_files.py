@@ -91,7 +91,7 @@ def drop(paths: Sequence[str]) -> Dropped:
         note = f"dropping {share} from the page cache was asked for; whether it worked cannot be told here"
         return Dropped(None, note)
     if warm := sum(known):
-        note = f"dropping the page cache did not work: {warm} of {count_of(len(known), 'file')} checked still in memory"
+        note = f"dropping the page cache did not work: {warm} of {len(known)} files checked are still in memory"
         return Dropped(0.0, note)
     return Dropped(len(dropped) / len(paths), f"{share} dropped from the page cache (checked {len(known)})")
 

@@ -151,7 +151,8 @@ def test_the_page_says_all_of_it_with_its_sources() -> None:
     shown = " ".join(text(page, width=200).split())
     for words in ("Does this machine", "A GPU, 80 GB, 132 multiprocessors"):
         assert words in document(page)
-    for words in ("4 cores can feed A GPU", "WHAT IT TAKES", "BOTH TOGETHER", "CORES IT NEEDS", "COPIES", "(estimated)",
+    for words in ("4 cores can feed A GPU",
+                  "WHAT IT TAKES", "BOTH TOGETHER", "CORES IT NEEDS", "COPIES", "(estimated)",
                   "SM active: nvml gpm 2; SM occupancy: lost", "feedline's slots, page-locked"):  # fmt: skip
         assert words in shown, words
 

@@ -52,8 +52,8 @@ def places(config: CrewConfig, cores: Sequence[int], gpus: Sequence[str]) -> lis
     room = len(gpus) // config.ranks * config.jobs_per_gpu
     if gpus and (config.jobs or 1) > room:
         raise UsageError(
-            f"--jobs {config.jobs or 1} of {count_of(config.ranks, 'rank')} on {count_of(len(gpus), 'GPU')}: at most {room}, or more "
-            "--jobs-per-gpu"
+            f"--jobs {config.jobs or 1} of {count_of(config.ranks, 'rank')} on {count_of(len(gpus), 'GPU')}: at most "
+            f"{room}, or more --jobs-per-gpu"
         )
     jobs = config.jobs or max(1, room)
     jobs = min(jobs, config.at_most or jobs)
