@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.text import printable, count_of
+from feedline.pipeline.base.text import count_of, printable
 from feedline.pipeline.format.shard_tar import balanced_sizes
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from feedline.pipeline.base.errors import DatasetError, UsageError, first_line
 from feedline.pipeline.base.files import open_regular, read_bounded
-from feedline.pipeline.base.text import is_printable, count_of
+from feedline.pipeline.base.text import count_of, is_printable
 from feedline.pipeline.codecs.table import CODECS
 
 FORMAT_VERSION = 2
