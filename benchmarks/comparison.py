@@ -87,19 +87,29 @@ class Results:
 
     @classmethod
     def open(cls, path: Path, config: CompareConfig) -> "Results":
-        """Goes on with an unfinished file of the same comparison; starts a new one otherwise."""
+        """Goes on with an unfinished file of the same comparison and version; starts a new one otherwise."""
         results = cls(path=path, config=config)
         lines: list[dict[str, Any]] = read_lines(path)
-        if not lines or lines[0].get("identity") != config.identity or any("done" in line for line in lines):
+        if not results._takes(lines):
+            results.windows.clear()
             lines = [{"identity": config.identity, "axes": dict(config.grid.axes)}]
-        for line in lines[1:]:
-            results.windows.setdefault(line["cell"], {})[line["round"]] = Window(**line["window"])
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))  # without what a kill tore
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from error
         return results
+
+    def _takes(self, lines: list[dict[str, Any]]) -> bool:
+        """Their windows, where one can go on with them."""
+        try:
+            if lines[0]["identity"] != self.config.identity or any("done" in line for line in lines):
+                return False
+            for line in lines[1:]:
+                self.windows.setdefault(line["cell"], {})[line["round"]] = Window(**line["window"])
+        except (IndexError, KeyError, TypeError):
+            return False
+        return True
 
     def write(self, line: dict[str, Any]) -> None:
         with self.path.open("a") as file:

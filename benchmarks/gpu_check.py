@@ -277,14 +277,16 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
     worst = min(best.values(), key=lambda fed: fed["share"])
     name = f"{worst['model']} at {worst['image_size']} px"
     if worst["share"] >= FED:
-        words = f"{cores} cores feed {device}: {100 * worst['share']:.0f} % of its ceiling or more"
+        words = f"{units.count(cores, 'core')} can feed {device}: {100 * worst['share']:.0f} % of its ceiling or more"
         return {"statement": f"{words} ({name} from {worst['way']} is the least).", "fed_all": True}
     needs = [need for need in record["needs"] if (need["model"], need["image_size"]) == (worst["model"],
              worst["image_size"]) and need["cores"]]  # fmt: skip
     least = min(needs, key=lambda need: need["cores"], default=None)
-    more = f"; {least['way']} on {least['cores']:.0f} cores would do" if least and least["cores"] > cores else ""
-    words = f"{cores} cores do not feed {device}: {name} gets {100 * worst['share']:.0f} % of its ceiling"
-    return {"statement": f"{words}, from {worst['way']}{more}.", "fed_all": False}
+    more = ""
+    if least and least["cores"] > cores:
+        more = f"; {least['way']} on {units.count(round(least['cores']), 'core')} would do"
+    words = f"{units.count(cores, 'core')} cannot feed {device}: {name} gets {100 * worst['share']:.0f} %"
+    return {"statement": f"{words} of its ceiling, from {worst['way']}{more}.", "fed_all": False}
 
 
 # --- the machine --------------------------------------------------------------------------------------

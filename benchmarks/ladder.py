@@ -29,6 +29,7 @@ from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.base.status_line import status_line
+from feedline.pipeline.base.text import count_of
 from feedline.pipeline.format.manifest import refuse_address
 from feedline.preprocess.picture import Output
 from feedline.profiling.explain.measure.situation import measure
@@ -106,7 +107,7 @@ def rungs_of(workers: int, shards: Path, raw: Path | None) -> list[Rung]:
 
     rungs = [
         Rung("as-is", "the script as it is", "image files, its own loader and settings", {"how": "none"}),
-        Rung("workers", f"+ {workers} workers", "the same DataLoader, num_workers set", over("workers")),
+        Rung("workers", f"+ {count_of(workers, 'worker')}", "the same DataLoader, num_workers set", over("workers")),
         Rung("shards", "+ prepared shards", "stock webdataset reads them, the same DataLoader",
              over("webdataset", shards)),
         Rung("loader", "+ feedline's loader", "the same shards; whole uint8 batches, region decoding",

@@ -20,6 +20,7 @@ from feedline.benchmarks.measure.rounds import Bench
 from feedline.benchmarks.measure.window import Subject
 from feedline.benchmarks.variants import find_train
 from feedline.pipeline.base.settings import BATCH_SIZE, check_limits, limited
+from feedline.pipeline.base.text import count_of
 from feedline.pipeline.format.manifest import read_manifest
 
 SHARD_BYTES = 64e6
@@ -141,8 +142,8 @@ def assumptions(inputs: PlanInputs) -> list[str]:
     words = [
         f"a core loads a prepared sample in {1e6 * inputs.load_cpu_s / inputs.core_speed:,.0f} µs",
         f"workers get {HEADROOM:.0%} of their cores",
-        f"one GPU takes {inputs.gpu_samples_per_s:,.0f} samples/s when data is free, and {inputs.gpus} take "
-        f"{inputs.gpus} times that (all-reduce is not counted)",
+        f"one GPU takes {inputs.gpu_samples_per_s:,.0f} samples/s when data is free"
+        + (f", and {inputs.gpus} take {inputs.gpus} times that (all-reduce is not counted)" * (inputs.gpus > 1)),
         f"a prepared sample has {inputs.sample_bytes / 1e3:,.1f} kB and is read once an epoch (no cache)",
     ]
     if inputs.bandwidth_bytes_per_s is None and inputs.random_bytes_per_s is None:
@@ -152,8 +153,8 @@ def assumptions(inputs: PlanInputs) -> list[str]:
         words.append(f"a core prepares an original in {core_ms:,.2f} ms, and a job takes "
                      f"{inputs.prepare_start_s:,.0f} s to start and end")  # fmt: skip
     if inputs.prepared_originals is not None and inputs.prepared_originals < MANY_ORIGINALS:
-        words.append(f"that comes from a job over {inputs.prepared_originals:,} originals: so few show too much "
-                     "(a fifth at 2,000)")  # fmt: skip
+        originals = count_of(inputs.prepared_originals, "original")
+        words.append(f"that comes from a job over {originals}: so few show too much (a fifth at 2,000)")
     if inputs.core_speed != 1.0:
         words.append(f"the other machine's cores are {inputs.core_speed:g} times as fast as this one's")
     return words

@@ -38,6 +38,7 @@ from feedline.pipeline.base.files import write_as_asked
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.settings import BATCH_SIZE, IMAGE_SIZE, PREFETCH, check_limits, limited
 from feedline.pipeline.base.status_line import status_line
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import all_predictions
 from feedline.profiling.record.recording import Compute, Costs, Leg, LoaderSeen, Recording, Script, Step
@@ -263,7 +264,8 @@ def record(search: Search) -> dict[str, Any]:
     ended = "the time was over" if search.out_of_time else "no other may be clearly better"
     failed = {name(setting): why for setting, why in search.failed.items()}
     missing = "".join(f" {setting} could not be measured: {why}." for setting, why in failed.items())
-    statement = f"{name(chosen)}: {rate:,.0f} samples/s{more}, of {len(tried)} settings tried; {ended}.{missing}"
+    of = count_of(len(tried), "setting")
+    statement = f"{name(chosen)}: {rate:,.0f} samples/s{more}, of {of} tried; {ended}.{missing}"
     return {
         "best": figures(chosen),
         "tried": [figures(setting) for setting in tried],

@@ -28,8 +28,10 @@ import numpy as np
 from PIL import Image
 
 from feedline.pipeline.base.errors import FeedlineError
-from feedline.pipeline.base.files import write_atomically
+from feedline.pipeline.base.files import read_bounded, write_atomically
 from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD
+from feedline.pipeline.base.text import count_of
+from feedline.pipeline.codecs.pillow import NAMES
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
 from feedline.preprocess.fingerprint import fingerprint
@@ -45,7 +47,8 @@ MOST_RAW_PX = 128  # larger squares of pixels take more of the disk than most or
 OF_THE_JOB = ("num_workers", "rank", "world_size", "transform", "batch_transform", "pin_memory", "seed")
 """Settings of a loader that a trial does without."""
 PSNR_SAMPLES = 24
-MOST_BYTES = 1 << 26  # a larger member of a tar is taken for no image
+MOST_BYTES = 1 << 26  # what is larger is taken for no image
+MOST_BYTES_IN_ALL = 1 << 28  # they stay in memory, as do their forms
 PASSES_S = 0.1
 """Loading is timed over whole passes, as many as fill this: one over small raw samples is too short for the clock."""
 
@@ -82,7 +85,7 @@ def why_none(recording: Recording) -> str:
     if reason := needless(recording):
         return f"prepared shards were not tried: {reason}"
     seen = len(recording.sample_paths)
-    opened = f"of the {seen:,} files seen to be opened none is" if seen else "the script was not seen to open"
+    opened = f"of {count_of(seen, 'file')} seen to be opened none is" if seen else "the script was not seen to open"
     return (
         f"nothing is predicted for prepared shards: {opened} an image, or a tar of them, that can be read here "
         "(LMDB, HDF5 and the like are not)"
@@ -124,22 +127,30 @@ def trials(
 
 
 def samples_of(paths: Sequence[str | Path], most: int) -> Iterator[bytes]:
-    """The bytes of up to `most` images, from image files and from tars, evenly over the paths. Their contents say
-    what they are."""
+    """The bytes of up to `most` images, and of `MOST_BYTES_IN_ALL`, from image files and from tars, evenly over the
+    paths. Their contents say what they are."""
+    left_bytes = MOST_BYTES_IN_ALL
+    for data in found_in(paths, most):
+        if (left_bytes := left_bytes - len(data)) < 0:
+            return
+        yield data
+
+
+def found_in(paths: Sequence[str | Path], most: int) -> Iterator[bytes]:
     files = [path for path in map(Path, dict.fromkeys(map(str, paths))) if path.is_file()]
     images = [path for path in files if is_image(path)]
     for path in images[:: max(1, len(images) // most)][:most]:
-        with suppress(OSError):  # gone since the script ran
-            yield path.read_bytes()
+        with suppress(OSError):  # gone since the script ran, or too large
+            yield read_bounded(path, MOST_BYTES)
     tars = [path for path in files if is_tar(path)] if not images else []
     for path in tars:
         yield from members_of(path, -(-most // len(tars)))
 
 
 def is_image(file: Path | io.BytesIO) -> bool:
-    """Of a format that Pillow knows, by its first bytes."""
+    """Of a format that is read here, by its first bytes."""
     try:
-        with warnings.catch_warnings(action="ignore"), Image.open(file):
+        with warnings.catch_warnings(action="ignore"), Image.open(file, formats=NAMES):
             return True
     except Exception:  # whatever a damaged file makes of a parser
         return False
@@ -251,7 +262,7 @@ def with_pil(members: Sequence[Prepared], transform: Transform) -> int:
     for member in members:
         file = io.BytesIO(member.data)
         pixels = member.extension == "npy"
-        transform(Image.fromarray(np.load(file)) if pixels else Image.open(file).convert("RGB"))
+        transform(Image.fromarray(np.load(file)) if pixels else Image.open(file, formats=NAMES).convert("RGB"))
     return len(members)
 
 

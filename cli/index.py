@@ -7,6 +7,7 @@ import typer
 
 from feedline.cli.common import Record, SourceOption, console, progress, stderr
 from feedline.cli.options import command, pairs
+from feedline.pipeline.base.text import count_of
 
 
 @command
@@ -26,7 +27,7 @@ def index(
     with progress("index") as advance:
         folders = index_shards(folder, overwrite=overwrite, source_options=options, on_progress=advance)
     for place, indexed in folders.items():
-        console.print(f"{place}: {indexed['samples']:,} samples in {indexed['shards']} shards")
+        console.print(f"{place}: {count_of(indexed['samples'], 'sample')} in {count_of(indexed['shards'], 'shard')}")
         for why in indexed["left_out"]:
             stderr.print(f"  left out: {why}")
         if indexed["bad"] > len(indexed["left_out"]):

@@ -82,9 +82,9 @@ def read_lines(path: Path | None) -> tuple[str, ...] | None:
 
 
 def show_result(done: dict[str, Any], out: str) -> None:
-    sizes = f"{units.size(done.get('bytes_in', 0))} -> {units.size(done.get('bytes_out', 0))}"
+    sizes = f"{units.size(done.get('bytes_in'))} -> {units.size(done.get('bytes_out', 0))}"
     console.print(f"{done.get('output_samples', 0):,} of {done.get('input_samples', 0):,} samples in "
-                  f"{done.get('shards', 0)} shards, {sizes}: {out}")  # fmt: skip
+                  f"{units.count(done.get('shards', 0), 'shard')}, {sizes}: {out}")  # fmt: skip
     if done.get("samples_per_s"):
         stages = done["stage_s"]
         whole = sum(stages.values()) or 1.0

@@ -43,8 +43,8 @@ def report(
         raise UsageError("--trace shows one recording: give one")
     else:
         record.write(report_several(diagnoses, html))
-    for diagnosis in diagnoses.values():
-        for words in check(conditions, diagnosis):
+    for name, diagnosis in diagnoses.items():
+        for words in check(conditions, diagnosis, name if len(diagnoses) > 1 else ""):
             say(words)
 
 

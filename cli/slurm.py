@@ -11,6 +11,7 @@ import typer
 from feedline.cli.common import Record, console
 from feedline.cli.options import Options, Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.text import count_of
 
 ASKED = {
     "nodes": "Nodes",
@@ -63,8 +64,8 @@ def slurm(
             options[name] = default
     config = SlurmConfig(**options, train_args=tuple(words))
     write(config, script_file)
-    console.print(f"{script_file}: {config.ranks} ranks on each node, {config.cpus_per_task} CPUs for them; "
-                  f"start it with: sbatch {shlex.quote(str(script_file))}")  # fmt: skip
+    room = f"{count_of(config.ranks, 'rank')} on each node, {count_of(config.cpus_per_task, 'CPU')} for each"
+    console.print(f"{script_file}: {room}; start it with: sbatch {shlex.quote(str(script_file))}")  # fmt: skip
     record.write({"script": str(script_file), "text": script(config)})
 
 

@@ -23,10 +23,11 @@ def synth(config: Annotated[Settings, OPTIONS], record: Record) -> None:
     with progress("synth", "images") as advance:
         done = make(SynthConfig(**config), advance)
     train, val = done["train_samples"], done["val_samples"]
-    per_s = (train + val) / (time.monotonic() - started)
     if done.get("already_complete"):
+        per_s = None
         console.print(f"already there: {config['out']}")
     else:
-        console.print(f"{train:,} train and {val:,} val images of {config['classes']} classes, "
+        per_s = round((train + val) / (time.monotonic() - started), 1)
+        console.print(f"{train:,} train and {val:,} val images of {units.count(config['classes'], 'class')}, "
                       f"{units.size(done['bytes'])}, {per_s:,.0f} images/s: {config['out']}")  # fmt: skip
-    record.write(done | {"samples_per_s": round(per_s, 1)})
+    record.write(done | {"samples_per_s": per_s})

@@ -6,6 +6,7 @@ import typer
 
 from feedline.cli.common import Record, StorageOption, console, progress, stderr
 from feedline.cli.options import command, pairs
+from feedline.pipeline.base.text import count_of
 
 SHOWN = 20
 
@@ -32,9 +33,9 @@ def verify(
         stderr.print(f"{problem['shard']}{sample}: {problem['what']}")
     if len(problems) > SHOWN:
         stderr.print(f"… and {len(problems) - SHOWN} more (all of them with --json)")
-    verdict = "fine" if result["ok"] else f"{len(problems)} problem{'s' * (len(problems) != 1)}"
+    verdict = "fine" if result["ok"] else count_of(len(problems), "problem")
     console.print(
-        f"{verdict}: {result['samples']:,} samples in {result['shards']} shards, "
+        f"{verdict}: {count_of(result['samples'], 'sample')} in {count_of(result['shards'], 'shard')}, "
         f"{result['checked_samples']:,} decoded"
     )
     record.write(result)

@@ -27,6 +27,7 @@ from feedline.pipeline.base.errors import SampleError, TransformError, UsageErro
 from feedline.pipeline.base.errors import WorkerError as WorkerError
 from feedline.pipeline.base.process import keep_freed_memory
 from feedline.pipeline.base.settings import Policy
+from feedline.pipeline.base.text import count_of
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.device import Batch as Batch
 from feedline.pipeline.draw.order import EpochPlan, class_balanced
@@ -105,8 +106,8 @@ class Loader:
         weakref.finalize(self, _close, self._workshops)
         plan = self._plan(0, 0)
         if self._policy == "drop" and not len(plan):
-            samples = plan.size // self.world_size
-            warnings.warn(f"no batch of {config.batch_size} in the {samples} samples of rank {self.rank}: "
+            samples = count_of(plan.size // self.world_size, "sample")
+            warnings.warn(f"no batch of {config.batch_size} in the {samples} of rank {self.rank}: "
                           "take a smaller batch_size or policy='wrap'", stacklevel=2)  # fmt: skip
 
     @classmethod
@@ -230,10 +231,10 @@ class Loader:
         """Where the time went since the loader was made, in plain JSON:
 
         `trainer` {wait_s: blocked in next(), copy_s, copied_batches: more were held than there are slots to spare},
-        `workers` [{pid, samples, batches, bytes_read, bad_samples, alive_s, seconds {read, decode, transform,
-        collate, send, idle, other}}]: also of what they have made ahead, of the next epoch too; `stages`: the same
-        over all workers as fractions (sum 1), `bad` [{key, reason}], and epoch, samples and batches: of what was
-        delivered; num_workers (now), rank, world_size.
+        `workers` [{worker: its number, pid (0: none yet), samples, batches, bytes_read, bad_samples, alive_s, seconds
+        {read, decode, transform, collate, send, idle, other}}]: also of what they have made ahead, of the next epoch
+        too; `stages`: the same over all workers as fractions (sum 1), `bad` [{key, reason}], and epoch, samples and
+        batches: of what was delivered; num_workers (now), rank, world_size.
 
         `ahead` {way: "off", "advice" (posix_fadvise) or "reads" (of threads), why, batches: how many beyond those
         under way are announced, most_bytes: announced and not read yet, announced_bytes, blocked_fraction: of the
@@ -242,7 +243,8 @@ class Loader:
         num_workers="auto") {most, settled, why, changes [{batch, workers, why}]}, `notes`: for people.
         """
         rows = counters.NONE if self._rows is None else self._rows[:-1]
-        workers = [counters.describe(row) for row in rows if row[counters.FIELD["started_ns"]]]
+        started = counters.FIELD["started_ns"]
+        workers = [{"worker": n, **counters.describe(row)} for n, row in enumerate(rows) if row[started]]
         trainer = asdict(self._waits)
         bad = [{"key": self.split.key(sample), "reason": reason} for sample, reason in trainer.pop("bad")]
         return {

@@ -29,7 +29,7 @@ class Rereading:
         account of it (FUSE) has 0."""
         read, stored = read_bytes - self._read, storage_bytes - self._stored
         self._read, self._stored, self._epochs = read_bytes, storage_bytes, self._epochs + 1
-        again = self._epochs > 1 and stored > AGAIN * read
+        again = self._epochs > 1 and stored > AGAIN * read > 0
         self.note = self._said(epoch, stored / read) if again else ""
 
     def _said(self, epoch: int, share: float) -> str:

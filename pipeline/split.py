@@ -11,7 +11,16 @@ from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import sweep, write_atomically
 from feedline.pipeline.draw.order import EpochPlan, Labels, Samples, drawn_classes, part_labels
 from feedline.pipeline.format.local import WholeShards
-from feedline.pipeline.format.manifest import INDEX, MANIFEST, Index, Manifest, identified, read_index
+from feedline.pipeline.format.manifest import (
+    INDEX,
+    MANIFEST,
+    MANIFEST_BYTES,
+    Index,
+    Manifest,
+    identified,
+    most_index_bytes,
+    read_index,
+)
 from feedline.pipeline.format.remote import Prefetcher, Remote, ShardCache, default_cache, is_remote
 from feedline.pipeline.loader_config import LoaderConfig
 from feedline.pipeline.workers.memory import share_columns, shared_columns
@@ -92,15 +101,16 @@ def labels_in_use(manifest: Manifest, index: Index, config: LoaderConfig) -> Lab
 
 def fetch_metadata(remote: Remote, cache: Path) -> Path:
     """A folder in the cache with the split's manifest and index; shards will join them. Raises DatasetError."""
-    manifest = remote.read(MANIFEST)
+    manifest = remote.read_all(MANIFEST, MANIFEST_BYTES)
     folder = cache / hashlib.sha256(f"{remote.address}\n".encode() + manifest).hexdigest()[:20]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
         if not (folder / INDEX).exists():
-            index = remote.read(INDEX)
             where = f"{remote.address}/{MANIFEST}"
-            wanted = Manifest.from_json(manifest.decode("utf-8", "replace"), where).index_sha256
+            named = Manifest.from_json(manifest.decode("utf-8", "replace"), where)
+            index = remote.read_all(INDEX, most_index_bytes(named))
+            wanted = named.index_sha256
             if wanted and hashlib.sha256(index).hexdigest() != wanted:  # it would stay here for good
                 raise DatasetError(f"{remote.address}/{INDEX} is not the index that {where} names: try again, or run "
                                    "`feedline verify` on it")  # fmt: skip

@@ -85,6 +85,17 @@ def read_report(store: Store) -> dict[str, Any]:
     return read_fields(store, REPORT) or {}
 
 
+def found(manifests: Mapping[str, Manifest]) -> dict[str, Any]:
+    """Counts of a finished dataset, by folder; samples are counted once, however many outputs there are."""
+    of_splits = {manifest.split: manifest for manifest in manifests.values()}.values()
+    return {
+        "input_samples": sum(shard.planned_samples for manifest in of_splits for shard in manifest.shards),
+        "output_samples": sum(manifest.samples for manifest in of_splits),
+        "shards": sum(len(manifest.shards) for manifest in manifests.values()),
+        "bytes_out": sum(shard.bytes for manifest in manifests.values() for shard in manifest.shards),
+    }
+
+
 def totals(receipts: Sequence[Receipt]) -> dict[str, Any]:
     """Counts over all shards; samples are counted once, however many outputs there are. Raises DatasetError when
     they do not add up."""

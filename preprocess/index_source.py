@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import SourceError
+from feedline.pipeline.base.text import count_of
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.plan import selected
 from feedline.preprocess.sources.base import Classes, Columns, Part, Source, Task, open_source
@@ -40,7 +41,7 @@ def gather(
     Returns columns, classes, and size and time of each of the columns' paths.
     """
     news = now_and_then(on_note)
-    source = source.stage(staging, lambda done: news(f"unpacking: {done:,} samples"))
+    source = source.stage(staging, lambda done: news(f"unpacking: {count_of(done, 'sample')}"))
     found = source.finish(indexed(source.tasks(), INDEX_THREADS, on_note))
     for note in found.notes:
         on_note(note)
@@ -60,7 +61,7 @@ def indexed(tasks: Sequence[Task], threads: int, on_note: OnNote) -> list[Part]:
         for part in pool.map(lambda task: task(), tasks):
             parts.append(part)
             samples += len(part)
-            news(f"indexing: {len(parts):,} of {len(tasks):,} pieces, {samples:,} samples")
+            news(f"indexing: {len(parts):,} of {count_of(len(tasks), 'piece')}, {count_of(samples, 'sample')}")
     return parts
 
 

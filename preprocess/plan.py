@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.text import printable
+from feedline.pipeline.base.text import count_of, printable
 from feedline.pipeline.format.shard_tar import balanced_sizes
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
@@ -149,7 +149,8 @@ def choose_shards(samples: int, bytes_per_sample: float, config: PrepareConfig) 
     """The number of shards and the reason, in words. Never depends on the machine."""
     if config.shards is not None:
         if config.shards > samples:
-            raise UsageError(f"{config.shards} shards for {samples} samples: at most one shard per sample")
+            asked = f"{count_of(config.shards, 'shard')} for {count_of(samples, 'sample')}"
+            raise UsageError(f"{asked}: at most one shard per sample")
         return config.shards, "as asked"
     by_size = samples * bytes_per_sample / config.shard_bytes
     by_readers = min(MIN_SHARDS, samples // MIN_SAMPLES_PER_SHARD)
@@ -159,10 +160,9 @@ def choose_shards(samples: int, bytes_per_sample: float, config: PrepareConfig) 
     fitting = [count for count in counts if count >= by_readers] if by_readers >= MIN_SHARDS else counts
     count = min(fitting, key=lambda count: abs(np.log(count / max(by_size, by_readers, 1))))
     readers = ", ".join(str(n) for n in READERS if count % n == 0)
-    return count, (
-        f"about {samples * bytes_per_sample / count / 2**20:.3g} MiB and {samples / count:.0f} samples each; "
-        f"divides evenly over {readers} readers (ranks x workers)"
-    )
+    each = count_of(round(samples / count), "sample")
+    size = f"about {samples * bytes_per_sample / count / 2**20:.3g} MiB and {each} each"
+    return count, f"{size}; divides evenly over {readers} reader{'s' * (readers != '1')} (ranks x workers)"
 
 
 def plan_hash(
@@ -259,7 +259,7 @@ def in_class_order(columns: Columns, classes: Classes, order: Sequence[str]) -> 
 def seeded_subset(columns: Columns, classes: Classes, count: int, seed: int) -> tuple[Columns, Classes]:
     """`count` classes chosen by the seed; their labels keep the order they had. Other samples are left out."""
     if count > len(classes):
-        raise UsageError(f"{count} classes asked for, the source has {len(classes)}")
+        raise UsageError(f"{count_of(count, 'class')} asked for, the source has {len(classes):,}")
     ranks = keyed_ranks([class_id(entry) for entry in classes], seed, "classes")
     chosen = sorted(np.argsort(ranks, kind="stable")[:count].tolist())
     kept = np.flatnonzero(np.isin(columns.labels_N, chosen))

@@ -22,6 +22,7 @@ from feedline.pipeline.base.files import write_error
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.scratch import clear_abandoned, scratch_folder
 from feedline.pipeline.base.status_line import status_line
+from feedline.pipeline.base.text import count_of
 from feedline.preprocess import commit, output, quarantine
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.engine import Engine, EngineRun
@@ -135,14 +136,17 @@ class Preparation:
             if done and not self.tried and output.unfinished_plan(place) is None and output.is_whole(place, done):
                 output.end(place)
                 self.on_note("already prepared: nothing to do (--overwrite would do it again)")
-                return commit.read_report(place) | {"already_complete": True}
+                there = commit.found(done)
+                report = commit.read_report(place) | there | commit.speed([], 0.0, 0.0)
+                return report | self._about_run(EngineRun(), there["input_samples"]) | {"already_complete": True}
         self.mended: dict[tuple[str, int], dict[int, str]] = {}
         if self.tried:
             self.tried += quarantine.read_report(place, quarantine.MENDED)
         for row in self.tried:
             self.mended.setdefault((row.split, row.shard), {})[row.position] = row.file
         for split in splits:
-            self.on_note(f"{split.split}: {len(split.rows_N):,} samples in {split.shards} shards ({split.reason})")
+            counts = f"{count_of(len(split.rows_N), 'sample')} in {count_of(split.shards, 'shard')}"
+            self.on_note(f"{split.split}: {counts} ({split.reason})")
         replaces = output.holds_dataset(place) if overwrite else bool(done and self.mended)
         if replaces:
             self.store = output.beside(place, plan)
@@ -221,7 +225,7 @@ class Preparation:
         asked = self.config.max_bad
         if bad > (max(DEFAULT_MAX_BAD * samples, min(10.0, samples / 20)) if asked is None else asked * samples):
             raise TooManyBad(
-                f"{bad} of {samples} samples cannot be used, more than --max-bad "
+                f"of {count_of(samples, 'sample')} {bad:,} cannot be used, more than --max-bad "
                 f"{DEFAULT_MAX_BAD if asked is None else asked:g} allows: look at "
                 f"{self.store.address}/{quarantine.REASONS}, then run again with a larger --max-bad to resume"
             )
@@ -240,7 +244,7 @@ class Preparation:
         commit_started, store = time.monotonic(), self.store
         if left := self._without_receipt():
             raise FeedlineError(
-                f"{len(left)} shards (first: {left[0][1]} of {left[0][0].split}) left no receipt in "
+                f"{count_of(len(left), 'shard')} (first: {left[0][1]} of {left[0][0].split}) left no receipt in "
                 f"{store.address}: do all executors see this folder? Run again to resume"
             )
         receipts = {
@@ -261,17 +265,22 @@ class Preparation:
                 split.split: {"samples": len(split.rows_N), "shards": split.shards, "why": split.reason}
                 for split in self.plan.splits
             },
-            "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
             "plan_hash": self.plan.hash,
-            "resumed_samples": resumed,
-            "master": ran.master,
-            "parallelism": ran.parallelism,
             "versions": versions(),
+            **self._about_run(ran, resumed),
         }
         store.write(output.REPORT, (json.dumps(report, indent=1) + "\n").encode())
         commit.publish(store, splits)
         commit.remove_replaced(store, splits)
         return report
+
+    def _about_run(self, ran: EngineRun, resumed: int) -> dict[str, Any]:
+        return {
+            "seconds": {name: round(seconds, 3) for name, seconds in self.seconds.items()},
+            "resumed_samples": resumed,
+            "master": ran.master,
+            "parallelism": ran.parallelism,
+        }
 
 
 @contextmanager

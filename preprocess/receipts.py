@@ -62,15 +62,19 @@ class Receipt:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Receipt | None":
-        """None for anything that is not a whole receipt."""
+        """None for anything that is not a whole receipt of this version: its shard is then made again."""
         digest, _, body = data.partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
             return None
-        fields: dict[str, Any] = json.loads(body)
-        fields["shards"] = [ShardInfo(**shard) for shard in fields["shards"]]
-        fields["rows"] = [Rows(keys, np.frombuffer(base64.b64decode(table), ROW)) for keys, table in fields["rows"]]
-        fields["quarantined"] = [Quarantined(**bad) for bad in fields["quarantined"]]
-        return cls(**fields)
+        try:
+            fields: dict[str, Any] = json.loads(body)
+            fields["shards"] = [ShardInfo(**shard) for shard in fields["shards"]]
+            rows = ((keys, base64.b64decode(table)) for keys, table in fields["rows"])
+            fields["rows"] = [Rows(keys, np.frombuffer(table, ROW)) for keys, table in rows]
+            fields["quarantined"] = [Quarantined(**bad) for bad in fields["quarantined"]]
+            return cls(**fields)
+        except (TypeError, KeyError, ValueError):
+            return None
 
 
 def receipts_folder(plan_hash: str) -> str:

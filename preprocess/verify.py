@@ -23,6 +23,7 @@ import numpy as np
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.status_line import status_line
+from feedline.pipeline.base.text import count_of
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import (
     HALF_EXCHANGED,
@@ -137,7 +138,7 @@ def manifest_problems(store: Store, split: Split) -> list[Problem]:
         untrue.append(f"is of split {manifest.split!r}: was the folder renamed?")
     total = sum(shard.samples for shard in shards)
     if total != manifest.samples:
-        untrue.append(f"says {manifest.samples} samples, its shards add up to {total}")
+        untrue.append(f"says {count_of(manifest.samples, 'sample')}, its shards add up to {total:,}")
     planned = [shard.planned_samples for shard in shards]
     if planned and max(planned) - min(planned) > 1 and not split.foreign:
         untrue.append(f"shards are not balanced: planned {min(planned)} to {max(planned)} samples")
@@ -155,17 +156,18 @@ def index_problems(split: Split) -> list[Problem]:
     index, manifest = split.index, split.manifest
     where = split.path(INDEX)
     if len(index) != manifest.samples:
-        return [Problem(where, "", f"{len(index)} rows for {manifest.samples} samples")]
+        return [Problem(where, "", f"{count_of(len(index), 'row')} for {count_of(manifest.samples, 'sample')}")]
     twice = [key for key, times in Counter(split.keys).items() if times > 1]
     problems = [Problem(where, key, "key appears twice") for key in twice]
     bad_labels = np.flatnonzero((index.labels_N < 0) | (index.labels_N >= len(manifest.classes)))
     for row in bad_labels.tolist()[:MAX_LABELS_NAMED]:
-        what = f"label {index.labels_N[row]} is not one of {len(manifest.classes)} classes"
+        what = f"label {index.labels_N[row]} is not one of {count_of(len(manifest.classes), 'class')}"
         problems.append(Problem(where, split.keys[row], what))
     counts = Counter(index.shards_N.tolist())
     for number, shard in enumerate(manifest.shards):
         if counts[number] != shard.samples:
-            what = f"{counts[number]} rows for shard {shard.name}, which has {shard.samples} samples"
+            rows, samples = count_of(counts[number], "row"), count_of(shard.samples, "sample")
+            what = f"{rows} for shard {shard.name}, which has {samples}"
             problems.append(Problem(where, "", what))
     if bool(np.any(np.diff(index.shards_N) < 0)) or set(counts) - set(range(len(manifest.shards))):
         problems.append(Problem(where, "", "rows are not in shard order"))
@@ -213,7 +215,7 @@ def quarantine_problems(store: Store, splits: Sequence[Split]) -> list[Problem]:
         for number, shard in enumerate(split.manifest.shards):
             missing, known = shard.planned_samples - shard.samples, short[split.manifest.split, number]
             if missing != known:
-                what = f"{missing} samples short of its plan, {known} of them in quarantine"
+                what = f"{count_of(missing, 'sample')} short of its plan, {known} of them in quarantine"
                 problems.append(Problem(split.path(shard.name), "", what))
     return problems
 

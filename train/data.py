@@ -8,6 +8,7 @@ import torch
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.process import usable_cores
+from feedline.pipeline.base.text import count_of
 from feedline.pipeline.format.manifest import MANIFEST, Manifest, class_name, identified, prepared_splits, read_index
 from feedline.pipeline.loader import Augment, Loader
 from feedline.pipeline.loader_config import LoaderConfig
@@ -47,14 +48,14 @@ def open_dataset(config: TrainConfig) -> Dataset:
     names = [class_name(entry) for entry in train.classes]
     if val is not None and names != [class_name(entry) for entry in val.classes]:
         raise DatasetError(
-            f"{folder}: train has {len(names)} classes and val {len(val.classes)}, or in another order: "
+            f"{folder}: train has {count_of(len(names), 'class')} and val {len(val.classes)}, or in another order: "
             "prepare both splits from one source"
         )
     of_classes = LoaderConfig(classes=config.classes, subset_seed=config.subset_seed)
     in_use = replace(of_classes, subset=config.samples)
     train_samples = _samples(folder / "train", train, in_use)
     val_samples = None if val is None else _samples(folder / "val", val, of_classes)
-    drawn = "" if config.classes is None else f" of the {config.classes} classes drawn"
+    drawn = "" if config.classes is None else f" of the {count_of(config.classes, 'class')} drawn"
     if not train_samples:
         raise DatasetError(f"{folder}/train has no samples{drawn}: prepare it again from a source that has some")
     if val_samples == 0:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from feedline.pipeline.base.text import count_of
 from feedline.pipeline.loader import Batch, Loader
 from feedline.train import checkpoint, data, masks
 from feedline.train.checkpoint import CheckpointError, Checkpoints, Resume, State
@@ -244,8 +245,8 @@ class Run:
             )
         if len(theirs["classes"]) != mine.classes:
             raise CheckpointError(
-                f"checkpoint {where} has {len(theirs['classes'])} classes, {mine.folder} has {mine.classes}: "
-                "resume with the dataset it was made from"
+                f"checkpoint {where} has {count_of(len(theirs['classes']), 'class')}, {mine.folder} has "
+                f"{mine.classes}: resume with the dataset it was made from"
             )
         if theirs["identity"] != mine.identity:
             raise CheckpointError(

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import check_limits, limited
+from feedline.pipeline.base.text import count_of
 
 Study = Literal["sweep", "prune"]
 """Kinds of study whose tasks can be an array's jobs, by their verb."""
@@ -62,7 +63,8 @@ class SlurmConfig:
     def __post_init__(self) -> None:
         check_limits(self)
         if self.gpus_per_node and (self.ranks_per_node or 1) > self.gpus_per_node:
-            raise UsageError(f"{self.ranks_per_node} ranks a node for {self.gpus_per_node} GPUs: each needs its own")
+            gpus = count_of(self.gpus_per_node, "GPU")
+            raise UsageError(f"{self.ranks_per_node} ranks a node for {gpus}: each needs its own")
         if not re.fullmatch(r"(\d+-)?\d{1,3}(:\d{2}){0,2}", self.time):
             raise UsageError(f"--time {self.time!r}: write minutes, HH:MM:SS or D-HH:MM:SS")
         if self.array and (self.array not in get_args(Study) or self.sizes or self.nodes > 1):

@@ -28,12 +28,13 @@ class Resources(ResourceSampler):
 
     def drain(self) -> list[dict[str, Any]]:
         """The rows since the last call: at_s, cpu_cores, memory_bytes, and gpu_… as the mean over the GPUs."""
-        recorded, self._series = self.recorded, {}
+        with self._adding:
+            recorded, self._series = self.recorded, {}
         rows: dict[float, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for series in recorded:
             name = f"gpu_{series.name}" if series.scope.startswith("gpu:") else OURS.get(series.name)
             if name is not None and series.scope != "host":
-                for at_s, value in zip(series.t_s, series.values, strict=False):  # the thread may be adding to them
+                for at_s, value in zip(series.t_s, series.values, strict=True):
                     if value is not None:
                         rows[at_s][name].append(value)
         told = [

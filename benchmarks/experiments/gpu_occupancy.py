@@ -10,7 +10,6 @@ Writes results/gpu-occupancy.json.
 """
 
 import csv
-import os
 import shutil
 import subprocess
 import sys
@@ -151,7 +150,7 @@ def watched(load: Load | None, seconds: float) -> dict[str, Any]:
     import torch
 
     launch, queued = launcher(load), deque[Any]()
-    sampler = GpuSampler(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    sampler = GpuSampler()
     sampler.start()
     began_s, looked = time.perf_counter(), False
     while time.perf_counter() - began_s < seconds:

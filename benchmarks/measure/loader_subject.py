@@ -115,7 +115,7 @@ def gpu_look() -> Callable[[], dict[str, Any]]:
     """What NVML says of the GPUs, GPM's counters since the call before."""
     from feedline.profiling.machine.nvml import GpuSampler
 
-    sampler = GpuSampler(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    sampler = GpuSampler()
     sampler.start()
 
     def look() -> dict[str, Any]:

@@ -1,10 +1,19 @@
-"""Text from files that others wrote, made fit for a terminal, a name and a line. Standard library only."""
+"""Counts in words; text from files that others wrote, made fit for a terminal, a name and a line.
+
+Standard library only.
+"""
 
 import re
 
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 """Control characters (escape sequences begin with one), line ends of any kind, marks that turn text around, and
 halves of characters and others that are none, which no encoding or no XML takes."""
+
+
+def count_of(number: int, noun: str) -> str:
+    """1 worker, 2 workers; 1,000 classes."""
+    ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def is_printable(text: str) -> bool:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import Policy
+from feedline.pipeline.base.text import count_of
 
 Samples = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int32]
@@ -112,14 +113,14 @@ def shuffled(count: int, seed: int, epoch: int, stream: int) -> Samples:
 def subset(samples: int, count: int, seed: int) -> Samples:
     """`count` of the dataset's samples, the same ones in every epoch; ascending. Raises UsageError for too many."""
     if not 0 <= count <= samples:
-        raise UsageError(f"a subset of {count} samples cannot be taken from {samples}")
+        raise UsageError(f"a subset of {count_of(count, 'sample')} cannot be taken from {samples}")
     return np.sort(shuffled(samples, seed, 0, stream=2)[:count]).astype(np.int64)
 
 
 def drawn_classes(classes: int, count: int, seed: int) -> Samples:
     """`count` of the labels 0 … `classes` - 1, ascending. Raises UsageError for too many."""
     if not 0 < count <= classes:
-        raise UsageError(f"{count} classes cannot be taken from {classes}")
+        raise UsageError(f"{count_of(count, 'class')} cannot be taken from {classes}")
     return np.sort(shuffled(classes, seed, 0, stream=4)[:count])
 
 

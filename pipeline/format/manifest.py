@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from feedline.pipeline.base.errors import DatasetError, UsageError, first_line
 from feedline.pipeline.base.files import open_regular, read_bounded
-from feedline.pipeline.base.text import is_printable
+from feedline.pipeline.base.text import count_of, is_printable
 from feedline.pipeline.codecs.table import CODECS
 
 FORMAT_VERSION = 2
@@ -31,6 +31,8 @@ MANIFEST = "manifest.json"
 INDEX = "index.parquet"
 MANIFEST_BYTES = 256 << 20
 """ImageNet's has 0.3 MB; what is larger than this is none."""
+INDEX_ROW_BYTES = 1024
+"""ImageNet's index has 24 a sample; one with more than so many, and than a MiB, is none."""
 _DEEPEST = 8  # a manifest has three levels; Python's own recursion must not be what ends a reader
 
 
@@ -248,7 +250,12 @@ class Index:
         if not known.all():
             row = int(np.argmin(known))
             raise DatasetError(f"{self.path}: row {row} has label {self.labels_N[row]}, {MANIFEST} has "
-                               f"{len(manifest.classes)} classes: prepare it again")  # fmt: skip
+                               f"{count_of(len(manifest.classes), 'class')}: prepare it again")  # fmt: skip
+
+
+def most_index_bytes(manifest: Manifest) -> int:
+    """Before one is fetched that a stranger has laid there."""
+    return (1 << 20) + INDEX_ROW_BYTES * manifest.samples
 
 
 @contextmanager
@@ -291,7 +298,7 @@ def read_index(split_folder: Path, manifest: Manifest | None = None, most_rows: 
             _check_rows(path, file.metadata, most_rows)
         table = file.read(columns=names)
         if manifest is not None and table.num_rows != manifest.samples:
-            raise DatasetError(f"{path} has {table.num_rows} samples, {MANIFEST} says {manifest.samples}")
+            raise DatasetError(f"{path} has {count_of(table.num_rows, 'sample')}, {MANIFEST} says {manifest.samples}")
         if not file.schema_arrow.equals(INDEX_SCHEMA):
             raise DatasetError(f"{path} has other columns than this feedline reads: prepare the dataset again")
         if any(table[name].null_count for name in names):
@@ -320,7 +327,7 @@ def _check_rows(path: Path, metadata: pq.FileMetaData, most: int) -> None:
     columns = range(metadata.num_columns)
     rows = max([metadata.num_rows, *(sum(group.column(n).num_values for group in groups) for n in columns)])
     if rows > most:
-        raise DatasetError(f"{path} has {rows} samples, {MANIFEST} says {most}")
+        raise DatasetError(f"{path} has {count_of(rows, 'sample')}, {MANIFEST} says {most}")
 
 
 # --- finding splits -----------------------------------------------------------------------------------

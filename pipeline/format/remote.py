@@ -68,13 +68,20 @@ class Remote:
         except (ImportError, ValueError) as error:
             raise DatasetError(f"{address} cannot be opened: {error}") from error
 
-    def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
-        """Bytes [start, end) of a file, or all of it. Raises DatasetError after the last try."""
+    def read_all(self, name: str, most_bytes: int) -> bytes:
+        """All of a file. Raises DatasetError after the last try, and for one that is larger."""
+        path = f"{self._root}/{name}"
+        data: bytes = self._stubbornly(name, lambda: self._system.cat_file(path, start=0, end=most_bytes + 1))
+        if len(data) > most_bytes:
+            what = f"{self.address}/{name} is larger than {most_bytes / 2**20:,.0f} MiB, as none is"
+            raise DatasetError(f"{what}: give another address, or prepare it again")
+        return data
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        """Bytes [start, end) of a file. Raises DatasetError after the last try."""
 
         def attempt() -> bytes:
             data: Any = self._system.cat_file(f"{self._root}/{name}", start=start, end=end)
-            if start is None or end is None:
-                return data
             if len(data) < end - start:
                 raise EOFError(f"{len(data):,} of {end - start:,} bytes came")
             return data if len(data) == end - start else data[start:end]  # a server that knows no ranges sends all
@@ -157,7 +164,8 @@ class ShardCache:
 
     def _into_place(self, shard: "ShardInfo", path: Path, lock: Path) -> None:
         part = lock.with_suffix(".part")
-        part.unlink(missing_ok=True)  # of a holder that died
+        part.unlink(missing_ok=True)  # of a holder that died, as is what the lock promises
+        lock.write_text("")
         if not self._make_room(shard.bytes, lock):
             return
         try:

@@ -122,6 +122,7 @@ class Workshop:
             self.crew = WorkerCrew(headcount.workers if headcount else workers, setup, memories, self._doing)
         else:
             self.crew = InlineCrew(Worker(0, setup, *(memory.view for memory in memories)))
+            self.rows[0, FIELD["pid"]] = self.process
 
     def begin(self, plan: EpochPlan, px: int, then: EpochPlan | None = None) -> "EpochRun":
         """A run through the plan: the one that was begun ahead, if that is what it goes through. What else is under

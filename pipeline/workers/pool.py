@@ -99,16 +99,21 @@ class WorkerCrew:
         in_main = threading.current_thread() is threading.main_thread()
         numbers = (self.started, os.getpid(), int(in_main), *self._handed)
         lifeline, held = os.pipe()  # nobody else holds its other end: it is closed with all else that a worker has
+        worker: subprocess.Popen[bytes] | None = None
         try:
             words = [*map(str, numbers)]
             worker = start_python("feedline.pipeline.workers.entry", words, [*self._handed, held])
+            watches = lifeline, os.pidfd_open(worker.pid)
         except BaseException:
             os.close(lifeline)
+            if worker is not None:  # it cannot be watched, and has had no time to take a task
+                worker.kill()
+                worker.wait()
             raise
         finally:
             os.close(held)
         self.workers[self.started] = worker
-        for watch in (lifeline, os.pidfd_open(worker.pid)):
+        for watch in watches:
             self._watches[watch] = self.started
             self._poll.register(watch, select.POLLIN)
         self.started += 1

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import SourceError, UsageError, first_line
+from feedline.pipeline.base.text import count_of
 from feedline.preprocess.sources.base import Classes, without_extension
 from feedline.preprocess.sources.labels import class_entry, class_id, label_by_name
 from feedline.preprocess.sources.matfile import read_mat
@@ -153,12 +154,13 @@ class Truth:
             raise SourceError(f"val image {twice!r} is there twice, so that its truth cannot be told")
         count = len(names) - len(self.rows)
         if count:
-            more = "val images without truth" if count > 0 else "val images are missing"
+            more = "without truth" if count > 0 else "missing"
             official = {f"ILSVRC2012_val_{number:08d}" for number in range(1, len(self.rows) + 1)}
             odd = sorted({*names} - official if count > 0 else official - {*names})
             first = f" (first: {odd[0]})" if len(odd) == abs(count) else ""
             raise SourceError(
-                f"{len(names)} val images, but {self.where} has {len(self.rows)} lines: {abs(count)} {more}{first}"
+                f"{count_of(len(names), 'val image')}, but {self.where} has {count_of(len(self.rows), 'line')}: "
+                f"{abs(count):,} {more}{first}"
             )
         return {name: word for name, (_, word) in zip(ordered, self.rows, strict=True)}
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from feedline.pipeline.base.errors import SourceError, UsageError
+from feedline.pipeline.base.text import count_of
 from feedline.preprocess.sources.base import SPLITS, Found, Part, Sample, Source, SourceOptions, Task, found
 from feedline.preprocess.sources.labels import class_entry
 from feedline.preprocess.sources.listing import SPLIT_NAMES, is_image, is_image_file
@@ -25,7 +26,7 @@ def folder_tasks(split: str, folder: Path, classes: Collection[str]) -> Iterator
     names = class_folders(folder)
     for strange in sorted({*names} - {*classes})[:1]:
         raise SourceError(
-            f"{folder / strange} is no class of the dataset ({len(classes)} classes): remove or rename it"
+            f"{folder / strange} is no class of the dataset ({count_of(len(classes), 'class')}): remove or rename it"
         )
     for start in range(0, len(names), CLASSES_PER_TASK):
         yield partial(
@@ -134,7 +135,7 @@ class FolderSource(Source):
         first = next(iter(self.splits))
         empty = [name for name in self.classes if name not in held[first]]
         if empty:
-            notes.append(f"no {first} image: {len(empty)} classes (first: {empty[0]})")
+            notes.append(f"no {first} image: {count_of(len(empty), 'class')} (first: {empty[0]})")
         label_of = {name: label for label, name in enumerate(self.classes)}
         return found(parts, [class_entry(name) for name in self.classes], label_of, notes)
 

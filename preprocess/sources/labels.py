@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from feedline.pipeline.base.errors import SourceError
+from feedline.pipeline.base.text import count_of
 from feedline.preprocess.sources.base import Classes
 
 NUMBER = re.compile(r"-?[0-9]{1,18}")
@@ -83,7 +84,7 @@ def class_names(counts: Mapping[str, int], numbers: bool, place: Callable[[str],
     if not numbers:
         names = sorted(counts)
         span = f"{names[0]!r} to {names[-1]!r}" if names else "none"
-        return names, [f"labels are words: {len(names)} classes in text order, {span}"]
+        return names, [f"labels are words: {count_of(len(names), 'class')} in text order, {span}"]
     largest = max(counts, key=lambda label: whole_number(label) or 0, default="-1")
     most = whole_number(largest) or 0
     if most >= CLASSES_MAX:
@@ -97,7 +98,8 @@ def class_names(counts: Mapping[str, int], numbers: bool, place: Callable[[str],
     if not empty:
         return names, []
     return names, [
-        f"labels are numbers: {len(names)} classes, {len(empty)} of them without a sample (first: {empty[0]})"
+        f"labels are numbers: {count_of(len(names), 'class')}, {len(empty):,} of them without a sample (first: "
+        f"{empty[0]})"
     ]
 
 

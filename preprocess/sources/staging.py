@@ -49,12 +49,13 @@ def staged(
     `samples` come split by split, and are only asked for if they are needed; `classes` may be filled until their end.
     Raises FeedlineError when they cannot be written.
     """
-    stamp: dict[str, Any] = {}
     made_from = json.loads(json.dumps(made_from))
-    with suppress(OSError, ValueError):
-        stamp = json.loads((folder / STAMP).read_text())
-    tars = stamp.get("tars", [])
-    if stamp.get("made_from") != made_from or not all((folder / name).exists() for _, name in tars):
+    stamp: dict[str, Any] | None = None
+    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # none, damaged, or of another version
+        found = json.loads((folder / STAMP).read_text())
+        same = found["made_from"] == made_from and all((folder / name).exists() for _, name in found["tars"])
+        stamp = {name: found[name] for name in ("tars", "classes")} if same else None
+    if stamp is None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / STAMP).unlink(missing_ok=True)  # of another source, whose tars are written over
@@ -63,8 +64,8 @@ def staged(
             write_atomically(folder / STAMP, (json.dumps(stamp, sort_keys=True) + "\n").encode())
         except OSError as error:
             raise write_error(error, f"unpacking into {folder}") from error
-    listed = [Listed(path=str(folder / name), under=split, split=split) for split, name in tars]
-    return listed, stamp.get("classes") or []
+    listed = [Listed(path=str(folder / name), under=split, split=split) for split, name in stamp["tars"]]
+    return listed, stamp["classes"] or []
 
 
 def write_tars(folder: Path, samples: Iterable[Unpacked]) -> Iterator[tuple[str, str]]:

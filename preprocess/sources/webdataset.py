@@ -16,9 +16,17 @@ from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError, SourceError, UsageError
 from feedline.pipeline.base.scratch import scratch_folder
+from feedline.pipeline.base.text import count_of
 from feedline.pipeline.codecs.pillow import EXTENSIONS
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.format.manifest import INDEX, MANIFEST, read_index, read_manifest
+from feedline.pipeline.format.manifest import (
+    INDEX,
+    MANIFEST,
+    MANIFEST_BYTES,
+    most_index_bytes,
+    read_index,
+    read_manifest,
+)
 from feedline.pipeline.format.remote import Remote
 from feedline.preprocess.sources.base import Classes, Found, Part, Sample, Source, SourceOptions, Task, found
 from feedline.preprocess.sources.imagenet import TRAIN, WNID_TAR
@@ -153,7 +161,7 @@ class ShardsSource(Source):
         kept = {part.split for part in parts if not used.isdisjoint(part.labels)}
         for split in sorted({part.split for part in parts} - kept):
             count = sum(len(part) for part in parts if part.split == split)
-            notes.append(f"left out: {split}, none of whose {count:,} samples has a label")
+            notes.append(f"left out: {split}, {count_of(count, 'sample')} and none with a label")
         if not kept:
             raise SourceError(f"{self.where}: {self.if_unlabelled}")
         parts = with_tars_in_names([part for part in parts if part.split in kept])
@@ -240,17 +248,18 @@ def recognise_prepared(path: str, folders: Sequence[str], options: SourceOptions
 def read_prepared(folder: str, storage_options: dict[str, Any]) -> tuple[Classes, Part]:
     """A prepared split, here or at an address."""
     with scratch_folder("index") as scratch:
-        here = Path(folder)
+        here, remote = Path(folder), None
         try:
             if "://" in folder:
                 remote, here = Remote(folder, storage_options), scratch
-                for name in (MANIFEST, INDEX):
-                    (scratch / name).write_bytes(remote.read(name))
+                (scratch / MANIFEST).write_bytes(remote.read_all(MANIFEST, MANIFEST_BYTES))
             manifest = read_manifest(here)
             if not CODECS[manifest.codec].image_file:
                 raise UsageError(
                     f"{folder} was prepared as {manifest.codec}, which is no image file: give the original source"
                 )
+            if remote is not None:
+                (scratch / INDEX).write_bytes(remote.read_all(INDEX, most_index_bytes(manifest)))
             index = read_index(here, manifest)
             names = [f"{key}.{CODECS[manifest.codec].extension or 'jpg'}" for key in index.keys]
         except DatasetError as error:

@@ -18,6 +18,7 @@ import numpy as np
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import check_limits, limited
+from feedline.pipeline.base.text import count_of
 from feedline.preprocess.sources.staging import add
 from feedline.preprocess.synth.mat_writer import write_mat
 from feedline.preprocess.synth.pictures import CLASSES_MAX, ODDITIES, TYPICAL_LONG_SIDE_PX, Picture
@@ -66,12 +67,13 @@ class SynthConfig:
 
     def __post_init__(self) -> None:
         check_limits(self)
+        classes = count_of(self.classes, "class")
         least = max(2 * self.classes, self.classes + len(ODDITIES) if self.oddities else 0)
         for holds, complaint in (
             (self.layout in ("ilsvrc", "folder"), f"layout {self.layout!r} is neither ilsvrc nor folder"),
             (1 <= self.classes <= CLASSES_MAX, f"{self.classes} classes: 1 to {CLASSES_MAX} can be told apart"),
             (0 < self.val_fraction < 1, f"val fraction {self.val_fraction} is not between 0 and 1"),
-            (self.images >= least, f"{self.images} images: {self.classes} classes need at least {least}"),
+            (self.images >= least, f"{count_of(self.images, 'image')} for {classes}: give at least {least:,}"),
         ):
             if not holds:
                 raise UsageError(complaint)

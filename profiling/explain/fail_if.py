@@ -84,16 +84,16 @@ def parse(text: str) -> Condition:
     return Condition(text=text, name=name, sign=sign, limit=limit)
 
 
-def check(conditions: Iterable[Condition], diagnosis: Diagnosis) -> list[str]:
+def check(conditions: Iterable[Condition], diagnosis: Diagnosis, name: str = "") -> list[str]:
     """Raises ConditionMet, exit status 1, for the first condition that holds. Comes back with those that came close,
-    in words."""
-    record, close = record_keys(diagnosis), list[str]()
+    in words. `name`: of the recording, where there are several."""
+    record, close, of = record_keys(diagnosis), list[str](), f" of {name}" if name else ""
     for condition in conditions:
         met, words = condition.holds(record)
         if met:
-            raise ConditionMet(f"--fail-if {condition.text!r}: {words}")
+            raise ConditionMet(f"--fail-if {condition.text!r}{of}: {words}")
         if condition.is_close(record):
-            close.append(f"--fail-if {condition.text!r} passed: {words}")
+            close.append(f"--fail-if {condition.text!r}{of} passed: {words}")
     return close
 
 

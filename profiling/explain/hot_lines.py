@@ -70,11 +70,12 @@ def _loader_line(lines: list[Line]) -> LoaderLine | None:
     batches = max(1, line.hits - 1) if _LOOP.match(line.source) else max(1, line.hits)
     function_s = sum(other.seconds for other in lines if (other.file, other.function) == (line.file, line.function))
     share, took, whole = units.percent(line.fraction), units.seconds(line.seconds), units.seconds(function_s)
+    asked = units.count(batches, "batch")
     if line.fraction >= DATA_BOUND:
         headline = f"{line.function} spends {share} of its time waiting for batches, on line {line.line}."
         why = (
-            f"The loop asked for {batches:,} batches and stood still {units.seconds(line.seconds / batches)} for "
-            f"each, {took} of {whole}. A line profile sees only this side: with num_workers=0 the samples are "
+            f"The loop asked for {asked} and stood still {units.seconds(line.seconds / batches)} for each, "
+            f"{took} of {whole}. A line profile sees only this side: with num_workers=0 the samples are "
             "read, decoded and transformed on this very line; with workers, they are too few or too slow."
         )
         tries = [
@@ -86,7 +87,7 @@ def _loader_line(lines: list[Line]) -> LoaderLine | None:
     else:
         headline = f"{line.function} hardly waits for batches: {share} of its time, on line {line.line}."
         why = (
-            f"{batches:,} batches took {took} of {whole}: a faster loader could give no more than that. On a GPU the "
+            f"{asked} took {took} of {whole}: a faster loader could give no more than that. On a GPU the "
             "waiting can hide in a line that synchronises."
         )
         tries = [

@@ -6,15 +6,22 @@ goes on. MIG: a MIG device has no utilisation of its own, and GPM is asked throu
 
 GPM compares two samples of a device's counters; ours are taken a period apart and swapped. What lies closer together
 than a tenth of a second says nothing.
+
+CUDA_VISIBLE_DEVICES counts GPUs in CUDA's order, fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID, and NVML by
+their bus. Among GPUs that are alike these are the same; where they are not, a number may mean another GPU, and none
+is shown.
 """
 
 import ctypes
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.record.measurements import GPU_MEANS, Gpu
 
 # A new metric is one row in one of these two tables, and a field of `Gpu`.
@@ -57,12 +64,12 @@ def load_nvml() -> Any:
 
 
 class GpuSampler:
-    """The GPUs the script may use, as its CUDA_VISIBLE_DEVICES names them; None is all. Never raises."""
+    """The GPUs the script may use, as CUDA_VISIBLE_DEVICES in its environment names them, else all. Never raises."""
 
-    def __init__(self, load: Callable[[], Any] = load_nvml, *, visible: str | None = None) -> None:
+    def __init__(self, load: Callable[[], Any] = load_nvml, environment: Mapping[str, str] = os.environ) -> None:
         self.note = ""
         self._load = load
-        self._visible = visible
+        self._environment = environment
         self._nvml: Any = None
         self._devices: list[Device] = []
 
@@ -74,7 +81,8 @@ class GpuSampler:
             self.note = f"no GPU numbers: {_reason(error)}"
             return
         gpm = "GPM counters" if any(device.gpm for device in self._devices) else "NVML only: no GPM counters here"
-        self.note = f"{len(self._devices)} GPU, {gpm}" if self._devices else "no GPU numbers: no GPU is visible"
+        seen = count_of(len(self._devices), "GPU")
+        self.note = f"{seen}, {gpm}" if self._devices else "no GPU numbers: no GPU is visible"
 
     def look(self, pids: set[int]) -> Iterator[tuple[tuple[str, str, str, str], float | None]]:
         """((name, unit, scope, source), value) of all that the GPUs tell now of themselves and these processes."""
@@ -95,16 +103,40 @@ class GpuSampler:
 
     def _handles(self) -> Iterator[tuple[int, Any]]:
         """(index, handle) of the visible devices; MIG instances where a device is split and one is named."""
-        count = self._nvml.nvmlDeviceGetCount()
-        words = map(str, range(count)) if self._visible is None else self._visible.split(",")
-        for position, word in enumerate(word.strip() for word in words):
-            if not word.lstrip("-").isdigit():
-                if word:
-                    yield position, self._nvml.nvmlDeviceGetHandleByUUID(word.encode())
-            elif 0 <= int(word) < count:
-                yield int(word), self._nvml.nvmlDeviceGetHandleByIndex(int(word))
-            else:  # CUDA ignores everything from the first invalid one on
-                return
+        visible, handles = self._environment.get("CUDA_VISIBLE_DEVICES"), list[Any]()
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            with suppress(Exception):  # others' GPUs are counted, too, where permissions keep them apart
+                handles.append(self._nvml.nvmlDeviceGetHandleByIndex(index))
+        if visible is None:
+            yield from enumerate(handles)
+            return
+        numbers = [*map(str, range(len(handles)))]
+        words = [word.strip() for word in visible.split(",")]
+        # CUDA ignores everything from the first number on that is none of a GPU
+        words = [*takewhile(lambda word: word in numbers or not word.lstrip("-").isdigit(), words)]
+        self._check_order({word for word in words if word in numbers}, handles)
+        for position, word in enumerate(filter(None, words)):
+            if word in numbers:
+                yield int(word), handles[int(word)]
+            else:
+                yield position, self._named(word, handles)
+
+    def _named(self, word: str, handles: Sequence[Any]) -> Any:
+        """Of a UUID; of a GPU's CUDA takes the beginning too."""
+        if word.startswith("GPU-"):
+            for handle in handles:
+                if _text(self._nvml.nvmlDeviceGetUUID(handle)).startswith(word):
+                    return handle
+        return self._nvml.nvmlDeviceGetHandleByUUID(word.encode())
+
+    def _check_order(self, numbers: Set[str], handles: Sequence[Any]) -> None:
+        """Raises ValueError where these do not say which GPUs they mean."""
+        by_bus = self._environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+        if by_bus or not 0 < len(numbers) < len(handles):
+            return
+        if len({self._nvml.nvmlDeviceGetName(handle) for handle in handles}) > 1:
+            what = "CUDA_VISIBLE_DEVICES numbers GPUs that are not alike, the fastest first"
+            raise ValueError(f"{what}: set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name them by UUID")
 
 
 class Device:

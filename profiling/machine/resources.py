@@ -49,11 +49,13 @@ class ResourceSampler(threading.Thread):
         self.cpu_s = 0.0
         self.looks = 0
         self._series: dict[tuple[str, str], Series] = {}
+        self._adding = threading.Lock()
+        """Held while a look is added to the series: who takes them takes whole looks."""
         self._origin = time.perf_counter() if origin is None else origin
         self._pid = pid
         self._period_s = period_s
         self._scopes = scopes
-        self._gpus = GpuSampler(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._gpus = GpuSampler()
         self._last: dict[tuple[str, str], tuple[float, float]] = {}
         self._processes: dict[int, psutil.Process] = {}
         self._named: dict[int, str] = {}
@@ -111,11 +113,13 @@ class ResourceSampler(threading.Thread):
                 sums[name, unit, scope, source] = sums.get((name, unit, scope, source), 0.0) + value
         for name, unit, source, value in self._as_rates("host", now, _of_machine(self._disks)):
             sums[name, unit, "host", source] = value
-        for (name, unit, scope, source), value in (*sums.items(), *self._gpus.look(set(self._processes))):
-            series = Series(name=name, unit=unit, scope=scope, source=source)
-            series = self._series.setdefault((name, scope), series)
-            series.t_s.append(round(now - self._origin, 3))
-            series.values.append(value if value is None else round(value, 4))
+        seen = (*sums.items(), *self._gpus.look(set(self._processes)))
+        with self._adding:
+            for (name, unit, scope, source), value in seen:
+                series = Series(name=name, unit=unit, scope=scope, source=source)
+                series = self._series.setdefault((name, scope), series)
+                series.t_s.append(round(now - self._origin, 3))
+                series.values.append(value if value is None else round(value, 4))
 
     def _as_rates(self, whose: str, now: float, readings: Iterator[Reading]) -> Iterator[Reading]:
         """Counters as rates; left out at the first reading and when a counter went backwards."""

@@ -5,15 +5,17 @@ inside measured steps of the training loader: start-up, evaluation and checkpoin
 """
 
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.settings import PREFETCH
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import diagnostic
 from feedline.profiling.record.host import describe_host, package_version
 from feedline.profiling.record.journal import OWN_EPOCH, Journal, StepRow, TimeRow
@@ -75,10 +77,11 @@ def merge(
     series = list(sampler.recorded) if sampler else []
     # Round robin over the processes, so that one worker's folder does not fill the list.
     turns = zip_longest(*(one["paths"] for one in (*journal.all("worker-"), *trainers)))
+    started = datetime.now(UTC) - timedelta(seconds=time.perf_counter() - origin)
     ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in times]
     recording = Recording(
         script=script or Script(argv=list(argv), cwd=str(Path.cwd()), python=sys.executable),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        started=started.isoformat(timespec="seconds"),
         seconds=max(ends_s, default=0.0),
         feedline=package_version("feedline") or "",
         host=describe_host(),
@@ -245,7 +248,7 @@ def _notes(
     if any(one["ended_by"] == "running" for one in trainers):
         notes.append("enough was seen before the script ended: it ran on unwatched")
     if count := sum(killed(journal, worker) for worker in journal.all("worker-")):
-        notes.append(f"{count} worker(s) killed by a signal: counted up to their last second")
+        notes.append(f"{count_of(count, 'worker')} killed by a signal: counted up to their last second")
     told, used = {worker["loader"] for worker in journal.all("worker-")}, {step.loader for step in steps}
     if any(one.num_workers and one.kind == "torch" and one.id in used - told for one in loaders):
         notes.append(

@@ -3,7 +3,10 @@
 import math
 from typing import TypeGuard
 
+from feedline.pipeline.base.text import count_of
+
 UNKNOWN = "–"
+count = count_of
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -94,11 +97,6 @@ def part_of(used_bytes: float | None, total_bytes: float | None) -> str:
     if not known(used_bytes) and not known(total_bytes):
         return UNKNOWN
     return f"{size(used_bytes)} of {size(total_bytes)}"
-
-
-def count(number_of: int, noun: str) -> str:
-    """1 worker, 2 workers."""
-    return f"{number_of:,} {noun}" + ("" if number_of == 1 else "s")
 
 
 def spread(low: float | None, high: float | None) -> str:

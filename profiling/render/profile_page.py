@@ -170,7 +170,7 @@ def _stages(diagnosis: Diagnosis) -> Stacks | None:
             rank = f"rank {worker.rank}, " if worker.rank else ""
             label = f"{rank}worker {worker.worker}" + (", killed" if worker.ended == "killed" else "")
             errors = {name: looked_error(worker, share, name) for name, share in stages.items()}
-            rows.append(Stack(label=label, parts=stages, errors=errors, note=f"{worker.samples:,} samples"))
+            rows.append(Stack(label=label, parts=stages, errors=errors, note=units.count(worker.samples, "sample")))
     shown = rows[:MOST_ROWS] if len(rows) > 1 else []
     more = f"{len(rows) - MOST_ROWS} more workers are in the record." if len(rows) > MOST_ROWS else ""
     who, title = ("all workers", "The workers") if workers.count else ("in the trainer itself", "Preparing batches")
@@ -302,7 +302,12 @@ def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Ver
         rate = diagnosis.measured.now
         low, high = (rate.low, rate.high) if rate else (None, None)
         rows.append(Bar(label=name, value=diagnosis.samples_per_s, low=low, high=high, note=diagnosis.headline))
-    first, changes = versus[0], [change for compared in versus for change in compared.changes]
+    first, several = versus[0], len(versus) > 1
+    changes = [
+        f"{name}: {change}" if several else change
+        for (name, _), compared in zip(recordings[1:], versus, strict=True)
+        for change in compared.changes
+    ]
     tone: Tone = "good" if first.low is not None and first.low > 1 else "open"
     if first.high is not None and first.high < 1:
         tone = "bad"

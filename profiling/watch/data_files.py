@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.watch.facts import held_by, innermost
 
 MOST_PATHS = 512
@@ -85,7 +86,7 @@ def drop(paths: Sequence[str]) -> Dropped:
             dropped.append(path)
     checked = random.Random(0).sample(dropped, min(CHECKED, len(dropped)))
     known = [cached for path in checked if (cached := is_cached(path)) is not None]
-    share = f"{len(dropped):,} of {len(paths):,} files"
+    share = f"{len(dropped):,} of {count_of(len(paths), 'file')}"
     if not known:
         note = f"dropping {share} from the page cache was asked for; whether it worked cannot be told here"
         return Dropped(None, note)

@@ -1,8 +1,8 @@
 """Loaders that count by themselves where their workers' time goes: rows of their counters' differences.
 
-Any loader with a `stats()` that returns {"workers": [{pid, samples, batches, seconds {stage: s}}]} is asked, such as
-feedline's own (and, for what storage gives, of which folder's shards: "split"); its workers need no sampler. Nothing
-of the loader is imported here.
+Any loader with a `stats()` that returns {"workers": [{worker, pid, samples, batches, seconds {stage: s}}]} is asked,
+such as feedline's own (and, for what storage gives, of which folder's shards: "split"); its workers need no sampler.
+A worker's counters go on when another process takes its number. Nothing of the loader is imported here.
 """
 
 import os
@@ -17,7 +17,7 @@ from feedline.profiling.watch.data_files import MOST_PATHS
 from feedline.profiling.watch.evidence import run_queue_delay_s
 from feedline.profiling.watch.sampler import WORKER_HZ
 
-NOTHING: dict[str, Any] = {"seconds": {}, "batches": 0, "samples": 0, "cpu_s": 0.0}
+NOTHING: dict[str, Any] = {"pid": 0, "seconds": {}, "batches": 0, "samples": 0}
 
 
 class LoaderStats:
@@ -25,41 +25,52 @@ class LoaderStats:
 
     def __init__(self, loader: Any, number: int, rank: int) -> None:
         self._loader = loader
-        self._about = {"loader": number, "rank": rank, "ended": True, "paths": []}
+        self._about: dict[str, Any] = {"loader": number, "rank": rank, "ended": True, "paths": None}
         self._before: dict[int, dict[str, Any]] = {}
+        """By the worker's number."""
+        self._split: str | None = None
         self._asked = time.perf_counter()
+        self._rows()  # what they did before is nobody's
 
     def write(self, journal: Journal) -> None:
         """Write what every worker did since the last time. Never raises."""
-        try:
-            stats = self._loader.stats()
-            workers = stats["workers"]
-            if not self._before and isinstance(split := stats.get("split"), str) and split:
-                shards = Path(split).glob("*.tar")  # which its workers read, unwatched
-                self._about["paths"] = [str(path) for path in islice(shards, MOST_PATHS)]
-        except Exception:  # it is another's code in the script's process
-            return
-        then, self._asked = self._asked, time.perf_counter()
-        for worker, counted in enumerate(workers):
-            pid = counted.get("pid") or 0
+        rows = self._rows()
+        if self._about["paths"] is None:
+            shards = Path(self._split).glob("*.tar") if self._split else ()  # which its workers read, unwatched
+            self._about["paths"] = [str(path) for path in islice(shards, MOST_PATHS)]
+        for worker, pid, row in rows:
             name = f"worker-{pid}"
-            if pid in (0, os.getpid()):
-                name = f"loading-{os.getpid()}-{self._about['loader']}"
+            if pid == os.getpid():
+                name = f"loading-{pid}-{self._about['loader']}"
             elif not journal.has(name):
                 journal.write(name, {**self._about, "pid": pid, "worker": worker, "created": time.time()})
-            journal.append(name, [self._row(pid, counted, then)])
+            journal.append(name, [row])
 
-    def _row(self, pid: int, counted: dict[str, Any], then: float) -> TimeRow:
+    def _rows(self) -> list[tuple[int, int, TimeRow]]:
+        """(worker, pid, row) of every worker that has a process."""
+        try:
+            stats = self._loader.stats()
+            workers = [{"worker": place, **counted} for place, counted in enumerate(stats["workers"])]
+            self._split = split if isinstance(split := stats.get("split"), str) else None
+            then, self._asked = self._asked, time.perf_counter()
+            return [(one["worker"], one["pid"], self._row(one, then)) for one in workers if one.get("pid")]
+        except Exception:  # it is another's code in the script's process
+            return []
+
+    def _row(self, counted: dict[str, Any], then: float) -> TimeRow:
         """Every second counts as so many looks as a sampler has, though its error is only the clock's."""
-        now: dict[str, Any] = {**counted, "cpu_s": cpu_seconds(pid), "delay_s": run_queue_delay_s(pid)}
-        before = self._before.get(pid, NOTHING)
-        self._before[pid] = now
+        pid, before = counted["pid"], self._before.get(counted["worker"], NOTHING)
+        now: dict[str, Any] = {**counted, "cpu_s": 0.0, "delay_s": None}
+        if pid != os.getpid():  # whose clocks are of all that the trainer does
+            now |= {"cpu_s": cpu_seconds(pid), "delay_s": run_queue_delay_s(pid)}
+        clocks = before if before["pid"] == pid else {"cpu_s": 0.0, "delay_s": None}
+        self._before[counted["worker"]] = now
         stages = {name: value - before["seconds"].get(name, 0.0) for name, value in now["seconds"].items()}
         batches, samples = now["batches"] - before["batches"], now["samples"] - before["samples"]
-        used_s, looks = max(0.0, now["cpu_s"] - before["cpu_s"]), round(WORKER_HZ * sum(stages.values()))
+        used_s, looks = max(0.0, now["cpu_s"] - clocks["cpu_s"]), round(WORKER_HZ * sum(stages.values()))
         delays = None
-        if now["delay_s"] is not None and before.get("delay_s") is not None:  # of whatever it was doing
+        if now["delay_s"] is not None and clocks["delay_s"] is not None:  # of whatever it was doing
             busy_s = sum(stages.values()) - stages.get("idle", 0.0)
-            share = (now["delay_s"] - before["delay_s"]) / busy_s if busy_s > 0 else 0.0
+            share = (now["delay_s"] - clocks["delay_s"]) / busy_s if busy_s > 0 else 0.0
             delays = {name: min(1.0, share) * seconds for name, seconds in stages.items() if name != "idle"}
         return TimeRow(then, self._asked, stages, {}, {}, {}, batches, samples, used_s, looks, delays)

@@ -210,6 +210,18 @@ def test_other_settings_start_anew(tmp_path: Path) -> None:
     assert json.loads(path.read_text().splitlines()[0])["axes"] == {"num_workers": [0, 4]}
 
 
+@pytest.mark.parametrize("line", [{"window": {"samples": 1, "per_s": 2}}, {"samples": 1}, ["samples", 1]])
+def test_windows_of_another_version_start_anew(tmp_path: Path, line: Any) -> None:
+    settings, path = config(tmp_path, num_workers=[0, 2]), tmp_path / "r.jsonl"
+    window = machine(by_workers, 0, 0)(Subject(kind="loader", settings={"num_workers": 0}))
+    Results.open(path, settings).add(settings.grid.cells()[0], 0, window)
+    assert Results.open(path, settings).windows
+    with path.open("a") as file:
+        file.write(json.dumps({"cell": "x", "round": 1} | line if isinstance(line, dict) else line) + "\n")
+    assert not Results.open(path, settings).windows
+    assert len(path.read_text().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("axes", "said"),
     [

@@ -88,7 +88,7 @@ def test_counts_of_workers_double_up_to_the_cores() -> None:
 def test_a_gpu_that_is_fed_is_said_to_be_and_by_how_many_cores() -> None:
     record = checked(Machine())
     assert record["fed_all"] is True
-    assert record["statement"].startswith("4 cores feed A GPU: 100 % of its ceiling or more")
+    assert record["statement"].startswith("4 cores can feed A GPU: 100 % of its ceiling or more")
     needs = {(one["image_size"], one["way"]): one["cores"] for one in record["needs"]}
     assert [needs[224, way] for way in ("jpeg", "raw")] == pytest.approx([CEILING / 3000, CEILING / 12_000])
     fed = next(one for one in record["fed"] if (one["way"], one["image_size"]) == ("jpeg", 224))
@@ -151,7 +151,8 @@ def test_the_page_says_all_of_it_with_its_sources() -> None:
     shown = " ".join(text(page, width=200).split())
     for words in ("Does this machine", "A GPU, 80 GB, 132 multiprocessors"):
         assert words in document(page)
-    for words in ("4 cores feed A GPU", "WHAT IT TAKES", "BOTH TOGETHER", "CORES IT NEEDS", "COPIES", "(estimated)",
+    for words in ("4 cores can feed A GPU",
+                  "WHAT IT TAKES", "BOTH TOGETHER", "CORES IT NEEDS", "COPIES", "(estimated)",
                   "SM active: nvml gpm 2; SM occupancy: lost", "feedline's slots, page-locked"):  # fmt: skip
         assert words in shown, words
 

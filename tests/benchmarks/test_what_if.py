@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feedline.benchmarks import what_if as module
 from feedline.benchmarks.what_if import forms_for, needless, samples_of, trials, what_if, why_none
 from feedline.preprocess.picture import Output
 from feedline.profiling.explain.remedies.remedy import image_size
@@ -87,6 +88,21 @@ def test_samples_come_out_of_tars(tmp_path: Path) -> None:
     assert len(list(samples_of([path], 4))) == 4
     (tmp_path / "torn.tar").write_bytes(path.read_bytes()[:2000])
     list(samples_of([tmp_path / "torn.tar"], 4))
+
+
+def test_no_more_is_read_than_there_is_room_for(photos: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [path.stat().st_size for path in photos]
+    with photos[1].open("ab") as file:  # a picture by its first bytes
+        file.truncate(1 << 40)
+    assert [len(data) for data in samples_of(photos[:3], 9)] == [sizes[0], sizes[2]]
+    monkeypatch.setattr(module, "MOST_BYTES_IN_ALL", sizes[2] + sizes[3])
+    assert [len(data) for data in samples_of(photos[2:], 9)] == sizes[2:4]
+
+
+def test_only_formats_that_photographs_come_in_are_opened(tmp_path: Path) -> None:
+    """Pillow reads many more when it is not told."""
+    photo(0).save(tmp_path / "a.ico")
+    assert not list(samples_of([tmp_path / "a.ico"], 9))
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,18 @@ def test_recordings_of_one_name_stay_apart(tmp_path: Path) -> None:
     assert len({one["name"] for one in json.loads((tmp_path / "c.json").read_text())["recordings"]}) == 3
 
 
+def test_of_several_it_is_said_which_one_is_meant(tmp_path: Path) -> None:
+    waits = {"first": 0.08, "second": 0.01, "third": 0.04}
+    paths = [str(saved(tmp_path / f"{name}.json", made(wait_s=wait_s))) for name, wait_s in waits.items()]
+    shown = " ".join(runner.invoke(app, ["report", *paths]).output.split())
+    for name in ("second", "third"):
+        assert f"{name}: waiting for data went from 73 % to" in shown
+    error = runner.invoke(app, ["report", *paths, "--fail-if", "wait<50%"]).exception
+    assert isinstance(error, FeedlineError) and "--fail-if 'wait<50%' of second: wait = " in str(error)
+    both = " ".join(runner.invoke(app, ["report", *paths[:2]]).output.split())
+    assert "waiting for data went from" in both and "second: waiting" not in both
+
+
 @pytest.mark.parametrize(("condition", "status"), [("wait>10%", 1), ("wait>90%", 0), ("wait>>1", 2), ("hope>1", 2)])
 def test_fail_if(tmp_path: Path, condition: str, status: int) -> None:
     run = saved(tmp_path / "run.json", made(wait_s=0.06, compute_s=0.03))

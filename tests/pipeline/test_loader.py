@@ -167,10 +167,18 @@ def test_stats_say_where_the_time_went(split: Path) -> None:
     stats = loader.stats()
     assert sum(stats["stages"].values()) == pytest.approx(1)
     assert sum(worker["samples"] for worker in stats["workers"]) == 112 == stats["samples"]
+    assert [worker["worker"] for worker in stats["workers"]] == [0, 1]
     for worker in stats["workers"]:
         assert sum(worker["seconds"].values()) == pytest.approx(worker["alive_s"], rel=0.01)
     assert stats["stages"]["decode"] > 0
     assert stats["trainer"]["wait_s"] > 0
+
+
+def test_without_workers_it_is_the_trainer_that_works(split: Path) -> None:
+    loader = Loader(split, **SMALL | {"num_workers": 0})
+    labels(loader)
+    (worker,) = loader.stats()["workers"]
+    assert (worker["pid"], worker["samples"]) == (os.getpid(), 56)
 
 
 def test_stats_count_what_the_user_has_and_not_what_the_device_was_sent_ahead(split: Path) -> None:

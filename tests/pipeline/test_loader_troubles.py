@@ -1,5 +1,6 @@
 """What goes wrong in a loader's workers, shards and transforms is one line, and costs no more than it must."""
 
+import errno
 import os
 import resource
 import signal
@@ -67,6 +68,29 @@ def test_a_worker_s_trouble_is_told_beside_a_thousand_open_files(
         for descriptor in opened:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_worker_that_cannot_be_watched_is_none(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(split, **SMALL | {"num_workers": 1})
+    expected = labels(loader)
+    crew = loader._workshops[0].crew
+    assert isinstance(crew, pool.WorkerCrew)
+    pids: list[int] = []
+
+    def refused(pid: int) -> int:
+        pids.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Too many"):
+        patch.setattr(os, "pidfd_open", refused)
+        crew.add()
+    assert len(os.listdir("/proc/self/fd")) == opened  # noqa: PTH208
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pids[0], 0)
+    assert crew.count == len(crew.workers) == 1
+    loader.set_epoch(0)
+    assert labels(loader) == expected
 
 
 def _explode(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

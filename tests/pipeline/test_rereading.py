@@ -28,6 +28,7 @@ def test_it_is_said_with_the_window_that_fits() -> None:
 def test_what_is_cached_or_new_is_nothing_to_say() -> None:
     assert after() == after((35, 35)) == after((35, 35), (35, 1)) == after((35, 0), (35, 0)) == ""
     assert after((35, 35), (35, 33), (35, 2)) == "", "it has become so"
+    assert after((35, 35), (0, 1)) == "", "its samples were all read ahead"
 
 
 def test_who_has_a_window_is_not_told_to_take_one() -> None:

@@ -148,7 +148,18 @@ def test_a_rerun_of_a_finished_job_does_nothing(images: Path, tmp_path: Path) ->
     first = prepare(images, tmp_path / "out")
     again = prepare(images, tmp_path / "out", engine=dies_after(0))
     assert again["already_complete"]
-    assert again["output_samples"] == first["output_samples"]
+    counts = ("input_samples", "output_samples", "quarantined", "reasons", "shards", "bytes_in", "bytes_out")
+    assert [again[name] for name in counts] == [first[name] for name in counts]
+
+
+def test_a_rerun_of_a_finished_job_has_no_rates_of_its_own(images: Path, tmp_path: Path) -> None:
+    outputs = tuple(parse_output(text) for text in ("64:jpeg", "32:raw"))
+    first = prepare(images, tmp_path / "out", outputs=outputs)
+    assert first["samples_per_s"] and first["seconds"]["run"] and not first["resumed_samples"]
+    again = prepare(images, tmp_path / "out", outputs=outputs)
+    assert again["samples_per_s"] is again["samples_per_s_per_core"] is again["imagenet"] is None
+    assert not any(again["stage_s"].values()) and not again["hosts"] and set(again["seconds"]) == {"index", "plan"}
+    assert again["resumed_samples"] == again["input_samples"] == first["input_samples"]
 
 
 @pytest.mark.parametrize("name", ["train-000002.tar", "index.parquet"])
@@ -194,7 +205,8 @@ def test_what_was_unpacked_for_a_job_that_is_refused_goes(tmp_path: Path) -> Non
 def test_a_report_and_a_plan_that_are_damaged_are_no_crash(images: Path, tmp_path: Path) -> None:
     prepare(images, tmp_path / "out")
     (tmp_path / "out" / "report.json").write_text("[1]")
-    assert prepare(images, tmp_path / "out") == {"already_complete": True}
+    again = prepare(images, tmp_path / "out")
+    assert again["already_complete"] and again["output_samples"] and "reasons" not in again
     with pytest.raises(Killed):
         prepare(images, tmp_path / "begun", engine=dies_after(2))
     (tmp_path / "begun" / WORK / "plan.json").write_text("[1]")

@@ -40,7 +40,7 @@ def before(config: StudyConfig) -> Recording:
 def test_a_script_without_images_is_told_why_no_shards_are_predicted() -> None:
     recording = replace(made(wait_s=0.1, compute_s=0.01), sample_paths=["/data/train.lmdb", "/data/labels.csv"])
     (note,) = with_trials(recording).notes
-    assert "of the 2 files seen to be opened none is an image" in note and "LMDB" in note
+    assert "of 2 files seen to be opened none is an image" in note and "LMDB" in note
 
 
 SPAWNED = """

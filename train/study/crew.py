@@ -13,6 +13,7 @@ import psutil
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.process import how_it_ended, start_python
 from feedline.pipeline.base.settings import check_limits, limited
+from feedline.pipeline.base.text import count_of
 from feedline.train.study.tasks import Tasks
 from feedline.train.study.work import LOOK_S, STUDY_FAILED, Order
 
@@ -51,8 +52,8 @@ def places(config: CrewConfig, cores: Sequence[int], gpus: Sequence[str]) -> lis
     room = len(gpus) // config.ranks * config.jobs_per_gpu
     if gpus and (config.jobs or 1) > room:
         raise UsageError(
-            f"--jobs {config.jobs or 1} of {config.ranks} ranks on {len(gpus)} GPUs: at most {room}, or more "
-            "--jobs-per-gpu"
+            f"--jobs {config.jobs or 1} of {count_of(config.ranks, 'rank')} on {count_of(len(gpus), 'GPU')}: at most "
+            f"{room}, or more --jobs-per-gpu"
         )
     jobs = config.jobs or max(1, room)
     jobs = min(jobs, config.at_most or jobs)

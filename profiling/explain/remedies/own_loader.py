@@ -95,7 +95,7 @@ def _why_workers(at: Situation, then: Throughput) -> str:
     if not then.workers:
         return "batches are ready when they are asked for: without workers nothing has to be handed over"
     if then.workers < at.now.workers:
-        more = f"{at.now.workers} workers are there now"
+        more = f"there {'is' if at.now.workers == 1 else 'are'} {units.count(at.now.workers, 'worker')} now"
         return "fewer workers leave the model more of the cores" if gains else Vain(more)
     if handing_over(at):
         return Vain("batches are ready when they are asked for")

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.record.journal import LegRow
 from feedline.profiling.watch import cuda
 from feedline.profiling.watch.batches import sizes
@@ -145,7 +146,7 @@ class Director:
             return ""
         never = [leg for leg in self._left_out if not any(row.leg == leg for row in self._rows)]
         which = f", all of {' and '.join(never)}" if never else ""
-        return f"{self._left_out.total()} of {planned} windows were left out after {seconds:.0f} s{which}"
+        return f"{self._left_out.total()} of {count_of(planned, 'window')} left out after {seconds:.0f} s{which}"
 
     def _measured(self, way: Way, batches: Batches, steps: int | None) -> Generator[Any, None, LegRow | None]:
         """One way, once."""

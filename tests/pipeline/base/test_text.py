@@ -1,10 +1,16 @@
-"""Names that others chose: what reaches a terminal, a key or a manifest steers nothing."""
+"""Counts in words; names that others chose: what reaches a terminal, a key or a manifest steers nothing."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.pipeline.base.text import is_printable, printable
+from feedline.pipeline.base.text import count_of, is_printable, printable
 from feedline.pipeline.format.shard_tar import safe_key
+
+
+def test_one_of_a_kind_is_no_plural() -> None:
+    counts = [count_of(number, "shard") for number in (0, 1, 2, 1000)]
+    assert counts == ["0 shards", "1 shard", "2 shards", "1,000 shards"]
+    assert (count_of(1, "class"), count_of(3, "class"), count_of(2, "batch")) == ("1 class", "3 classes", "2 batches")
 
 
 @given(st.text())

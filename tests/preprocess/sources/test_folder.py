@@ -43,7 +43,7 @@ def test_splits_share_train_s_labels(tmp_path: Path, val: str) -> None:
 
 def test_a_val_class_that_train_lacks(tmp_path: Path) -> None:
     images(tmp_path, "train/a/1.jpg", "val/z/1.jpg")
-    with pytest.raises(SourceError, match=r"val/z is no class of the dataset \(1 classes\)"):
+    with pytest.raises(SourceError, match=r"val/z is no class of the dataset \(1 class\)"):
         indexed(tmp_path)
 
 
@@ -82,7 +82,7 @@ def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
     found = indexed(tmp_path)
     assert len(found.columns) == 1
     assert found.notes == [
-        "no train image: 1 classes (first: b)",
+        "no train image: 1 class (first: b)",
         "passed over: 1 hidden images",
         "passed over: 3 things that are no image files",
     ]

@@ -222,7 +222,7 @@ def test_a_val_image_missing_or_too_many(tiny_ilsvrc: Path, tmp_path: Path) -> N
     extra = unpack(tiny_ilsvrc / VAL, tmp_path / "val")
     (extra / "ILSVRC2012_val_00000013.JPEG").write_bytes(b"1")
     (source / "val").symlink_to(extra)
-    with pytest.raises(SourceError, match=r"1 val images without truth \(first: ILSVRC2012_val_00000013\)"):
+    with pytest.raises(SourceError, match=r"1 without truth \(first: ILSVRC2012_val_00000013\)"):
         indexed(source)
 
 

@@ -205,7 +205,7 @@ def test_a_split_without_labels_is_left_out(tmp_path: Path) -> None:
     wds(tmp_path / "test.tar", ("b", -1), ("c", -1))
     found = indexed(tmp_path)
     assert found.columns.keys == ["a"]
-    assert found.notes == ["left out: test, none of whose 2 samples has a label"]
+    assert found.notes == ["left out: test, 2 samples and none with a label"]
 
 
 def test_images_without_any_label(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_an_unwritable_place(tmp_path: Path) -> None:
 
 def test_wrong_numbers() -> None:
     for changes, complaint in (
-        ({"images": 5, "classes": 3}, "5 images: 3 classes need at least 6"),
+        ({"images": 5, "classes": 3}, "5 images for 3 classes: give at least 6"),
         ({"classes": 0}, "0 classes: 1 to 1024"),
         ({"layout": "zip"}, "layout 'zip' is neither"),
         ({"val_fraction": 1.0}, "val fraction 1.0"),

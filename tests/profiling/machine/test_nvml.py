@@ -131,8 +131,12 @@ Seen = dict[tuple[str, str], list[float | None]]
 """Values by name and scope."""
 
 
+def environment(visible: str | None, **more: str) -> dict[str, str]:
+    return more if visible is None else more | {"CUDA_VISIBLE_DEVICES": visible}
+
+
 def watched(nvml: Nvml, looks: int = 4, visible: str | None = None) -> tuple[GpuSampler, Seen]:
-    sampler, seen = GpuSampler(lambda: nvml, visible=visible), Seen()
+    sampler, seen = GpuSampler(lambda: nvml, environment(visible)), Seen()
     sampler.start()
     for _ in range(looks):
         look(sampler, seen)
@@ -232,13 +236,55 @@ def test_mig_has_no_utilisation_and_asks_its_parent_for_gpm() -> None:
         ("2,0", ["GPU-handle-2", "GPU-handle-0"]),
         ("1,-1,0", ["GPU-handle-1"]),
         ("GPU-ab", ["GPU-handle-of-GPU-ab"]),
+        ("GPU-handle-2,GPU-h", ["GPU-handle-2", "GPU-handle-0"]),
+        ("MIG-ab", ["GPU-handle-of-MIG-ab"]),
         ("", []),
     ],
 )
 def test_only_the_visible_gpus(visible: str | None, uuids: list[str]) -> None:
-    sampler = GpuSampler(lambda: Nvml(gpus=3), visible=visible)
+    sampler = GpuSampler(lambda: Nvml(gpus=3), environment(visible))
     sampler.start()
     assert [gpu.uuid for gpu in sampler.summary()] == uuids
+
+
+def test_gpus_of_others_have_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_us(self: Nvml, index: int) -> str:
+        if index == 0:
+            raise NvmlError("Insufficient Permissions")
+        return f"handle-{index}"
+
+    monkeypatch.setattr(Nvml, "nvmlDeviceGetHandleByIndex", of_us)
+    sampler = GpuSampler(lambda: Nvml(gpus=3), environment("1"))
+    sampler.start()
+    assert [gpu.uuid for gpu in sampler.summary()] == ["GPU-handle-2"]
+
+
+class TwoKinds(Nvml):
+    """CUDA's first GPU is the second by the bus."""
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return "H200" if handle == "handle-1" else "T400"
+
+
+@pytest.mark.parametrize(
+    ("visible", "order", "uuids"),
+    [
+        ("0", {}, []),
+        ("GPU-handle-1,0", {}, []),
+        ("0", {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, []),
+        ("0", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ["GPU-handle-0"]),
+        ("0,1", {}, ["GPU-handle-0", "GPU-handle-1"]),
+        ("GPU-handle-1", {}, ["GPU-handle-1"]),
+        (None, {}, ["GPU-handle-0", "GPU-handle-1"]),
+    ],
+)
+def test_a_number_that_may_mean_another_gpu_shows_none(
+    visible: str | None, order: dict[str, str], uuids: list[str]
+) -> None:
+    sampler = GpuSampler(lambda: TwoKinds(gpus=2), environment(visible, **order))
+    sampler.start()
+    assert [gpu.uuid for gpu in sampler.summary()] == uuids
+    assert ("set CUDA_DEVICE_ORDER=PCI_BUS_ID" in sampler.note) == (not uuids)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +303,7 @@ def test_no_nvml_is_said(error: Exception) -> None:
 
 
 def test_an_nvml_without_a_gpu() -> None:
-    sampler = GpuSampler(lambda: Nvml(gpus=0), visible=None)
+    sampler = GpuSampler(lambda: Nvml(gpus=0), {})
     sampler.start()
     assert "no GPU is visible" in sampler.note
     assert set(GPM_METRICS) == {2, 3, 5, 10, 20, 21}
@@ -270,7 +316,7 @@ def test_a_gpu_tells_what_it_does_or_why_not(monkeypatch: pytest.MonkeyPatch) ->
     import torch
 
     monkeypatch.undo()
-    sampler = GpuSampler(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    sampler = GpuSampler()
     sampler.start()
     ended = torch.cuda.Event()
     list(sampler.look({os.getpid()}))

@@ -3,6 +3,7 @@
 import sys
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,12 @@ def trained(folder: Path, sampler: Any = None) -> Recording:
     capture.leave("itself")
     hooks.remove()
     return merge(capture.journal, origin=origin, argv=["x.py"], sampler=sampler)
+
+
+def test_a_run_of_an_hour_started_an_hour_ago(tmp_path: Path) -> None:
+    seen = merge(Journal(tmp_path), origin=time.perf_counter() - 3600, argv=["x.py"])
+    ago = datetime.now(UTC) - datetime.fromisoformat(seen.started)
+    assert timedelta(minutes=59) < ago < timedelta(minutes=61)
 
 
 def test_without_cuda_nobody_knows_what_copies_take(tmp_path: Path) -> None:
