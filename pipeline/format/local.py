@@ -27,11 +27,13 @@ OPEN_FILES = 4096
 
 
 class LocalFiles:
-    def __init__(self, folder: Path, names: list[str], *, scattered: bool = False) -> None:
+    def __init__(
+        self, folder: Path, names: list[str], most_open: int | None = None, *, scattered: bool = False
+    ) -> None:
         """`names` of the shards, by their number. `scattered`: reads are; the kernel shall take none for a part of a
         stream, of which it would read more."""
         self._paths = [folder / name for name in names]
-        self._most_open, self._scattered = min(OPEN_FILES, open_files_limit() // 2), scattered
+        self._most_open, self._scattered = most_open or min(OPEN_FILES, open_files_limit() // 2), scattered
         self._descriptors: dict[int, int] = {}
 
     def read(self, shard: int, offset: int, length: int) -> bytes:

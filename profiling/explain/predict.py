@@ -155,12 +155,11 @@ def predict(at: Situation, change: Change) -> Prediction:
     gain, gain_low, gain_high = (rate / now for rate in (whole, *_interval(whole, of_gain, most)))
     once = _preparing(at, change, whole)
     vain = isinstance(change.why, Vain)
-    words = {
-        "cost": _cost(change, once),
-        "why": f"this will not help, because {change.why}" if vain else change.why,
-    }
+    why = f"this will not help, because {change.why}" if vain else change.why
+    offered: dict[str, Any] = {one.name: getattr(change, one.name) for one in fields(Offer)}
+    offered |= {"why": why, "cost": _cost(change, once), **once}
     return Prediction(
-        **{one.name: getattr(change, one.name) for one in fields(Offer)} | words,
+        **offered,
         samples_per_s=whole,
         low=low,
         high=high,
@@ -169,7 +168,6 @@ def predict(at: Situation, change: Change) -> Prediction:
         gain_high=gain_high,
         helps=not vain and gain > 1.0 + NOTABLE and gain_low > 1.0,
         vain=vain,
-        **once,
     )
 
 

@@ -120,9 +120,13 @@ def test_everything_is_measured_again_while_there_is_time() -> None:
 
 
 def test_what_cannot_be_measured_is_a_note_and_the_rest_goes_on() -> None:
+    asked: list[dict[str, Any]] = []
+
     class Lacking(Machine):
         def measure(self, subject: Subject) -> Window:
             if subject.settings["decode"] == "gpu":
+                assert subject.settings not in asked, "a second time"
+                asked.append(subject.settings)
                 self.now_s += 5
                 raise MeasureError("torchvision was built without nvJPEG")
             return super().measure(subject)

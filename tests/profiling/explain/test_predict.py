@@ -3,6 +3,7 @@
 import math
 import shlex
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import REMEDIES, all_predictions, predict, prediction_for
-from feedline.profiling.explain.remedies.remedy import Change, Effort
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Vain
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record.recording import Compute, Leg, Recording, Script, Series, Trial
 from tests.profiling.recordings import made, rich
@@ -340,6 +341,20 @@ def test_the_calibration_carries_over() -> None:
     then = replace(found.now, workers=2)
     change = Change(family="workers", remedy="x", then=then, effort=Effort.SETTING, why="x", command="x")
     assert predict(found, change).samples_per_s == pytest.approx(400, rel=0.02)
+
+
+def test_a_prediction_says_what_its_change_says() -> None:
+    found = at(made(workers=1, stages={"decode": 0.004}, batch=32, wait_s=0.1, compute_s=0.001, cores=16))
+    said: dict[str, Any] = {
+        "family": "workers", "remedy": "x", "effort": Effort.CODE, "why": "a reason", "command": "a line",
+        "target": "decode", "needs": "room", "changes": "the batches", "at_most": True, "settings": {"num_workers": 2},
+    }  # fmt: skip
+    change = Change(then=replace(found.now, workers=2), cost="two lines", **said)
+    one = predict(found, change)
+    assert {name: getattr(one, name) for name in said} == said
+    assert one.cost == "a change of code: two lines" and not one.vain
+    vain = predict(found, replace(change, why=Vain("a reason")))
+    assert vain.why == "this will not help, because a reason" and vain.vain and not vain.helps
 
 
 def test_a_little_less_to_do_is_a_little_faster_whatever_limit_takes_over() -> None:
