@@ -64,8 +64,8 @@ def slurm(
             options[name] = default
     config = SlurmConfig(**options, train_args=tuple(words))
     write(config, script_file)
-    room = f"{count_of(config.ranks, 'rank')} on each node, {count_of(config.cpus_per_task, 'CPU')} for each"
-    console.print(f"{script_file}: {room}; start it with: sbatch {shlex.quote(str(script_file))}")  # fmt: skip
+    room = f"{count_of(config.ranks, 'rank')} on each node, with {count_of(config.cpus_per_task, 'CPU')}"
+    console.print(f"{script_file}: {room}; start it with: sbatch {shlex.quote(str(script_file))}")
     record.write({"script": str(script_file), "text": script(config)})
 
 
