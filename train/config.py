@@ -105,6 +105,9 @@ class TrainConfig:
     rank, half of that without a GPU, at most 8."""
     prefetch_factor: int = limited(PREFETCH, 1)
     """Batches each worker prepares ahead."""
+    window_shards: int | None = limited(None, 0)
+    """Read shards in sequence and mix within so many at a time, for storage on which random reads are slow; 0: full
+    random order, the default on disks."""
     policy: Policy = "drop"
     """What becomes of an incomplete last batch: drop it, pad it (padding is not learned from) or wrap around."""
     on_bad: OnBad = "raise"

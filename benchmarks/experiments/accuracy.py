@@ -1,11 +1,12 @@
-"""What a cheaper form of the data costs in accuracy: handwritten digits in several forms, trained again and again.
+"""What a cheaper form of the data, or a cheaper order, costs: handwritten digits, trained again and again.
 
     python -m feedline.benchmarks.experiments.accuracy [--repeats 5 --epochs 20]
 
 scikit-learn's digits (1,797 real scans, a fifth for validation) are written as 64 px image files and prepared by
-feedline; the small CNN sees 32 px of each form. Every form is trained with the same seeds, in turn. The figure is the
-top-1 of the last epoch, its mean over the seeds and the 95 % interval of the mean's difference to 32 px raw, seed by
-seed. Writes results/accuracy.json and prints its table.
+feedline; the small CNN sees 32 px of each form. Every form is trained with the same seeds, in turn; one of them in
+windows of shards instead of full random order. The figure is the top-1 of the last epoch, its mean over the seeds and
+the 95 % interval of the mean's difference to 32 px raw, seed by seed; the training loss by epoch is kept beside it.
+Writes results/accuracy.json and prints its table.
 """
 
 import statistics
@@ -40,19 +41,23 @@ FORMS = {
     "16 px raw": square("raw", 16),
     "8 px raw": square("raw", 8),
 }
+WINDOWS = "32 px raw, windows of 2 of 48 shards"
+"""30 samples a shard: a window has two batches of 32."""
 
 
 def main() -> None:
     given = options(__doc__, "accuracy.json", repeats=5, epochs=20)
-    top1: dict[str, list[float]] = {name: [] for name in FORMS}
+    top1: dict[str, list[float]] = {name: [] for name in (*FORMS, WINDOWS)}
+    losses: dict[str, list[list[float]]] = {name: [] for name in top1}
     sizes: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="feedline-accuracy-") as scratch:
         folder = Path(scratch)
         write_digits(folder / "digits")
-        for name, output in FORMS.items():
+        for name in top1:
             job = PrepareConfig(
-                source=str(folder / "digits"), out=str(folder / name), outputs=(output,), val_fraction=0.2
-            )
+                source=str(folder / "digits"), out=str(folder / name), outputs=(FORMS.get(name, square("raw")),),
+                val_fraction=0.2, shards=48 if name == WINDOWS else None,
+            )  # fmt: skip
             sizes[name] = prepare(job)["bytes_out"]
         for seed in range(given.repeats):
             for name, values in top1.items():
@@ -60,10 +65,16 @@ def main() -> None:
                     dataset=folder / name, run=folder / f"{name} {seed}", model="small_cnn", image_size=MODEL_PX,
                     batch_size=32, epochs=given.epochs, seed=seed, crop_scale=(0.7, 1.0), flip=False, eval_ratio=1.0,
                     eval_every=given.epochs, keep_last=0, tensorboard=False, num_workers=1,
+                    window_shards=2 if name == WINDOWS else None,
                 )  # fmt: skip
-                values.append(train(config)["epochs"][-1]["top1"])
+                epochs = train(config)["epochs"]
+                values.append(epochs[-1]["top1"])
+                losses[name].append([epoch["train_loss"] for epoch in epochs])
                 say(f"seed {seed}, {name}: {values[-1]:.2%}")
-    forms = [row(name, top1, sizes[name]) for name in FORMS]
+    forms = [row(name, top1, sizes[name]) for name in top1]
+    for form in forms:
+        by_epoch = zip(*losses[form["form"]], strict=True)
+        form["train_loss_by_epoch"] = [statistics.mean(of_seeds) for of_seeds in by_epoch]
     data = f"sklearn.datasets.load_digits, a fifth for validation, small CNN at {MODEL_PX} px"
     write(given.out, {"data": data, "epochs": given.epochs, "n": given.repeats, "forms": forms})
     ends = ("difference", "difference_low", "difference_high")

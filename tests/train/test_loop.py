@@ -337,6 +337,14 @@ def test_changed_settings_are_said(configure: Configure) -> None:
     assert "batch_size 16 -> 8" in text
 
 
+def test_shard_windows_are_another_order_that_resuming_keeps(configure: Configure, tmp_path: Path) -> None:
+    train(configure(run=tmp_path / "windows", epochs=1, steps=3, window_shards=1))
+    train(configure(run=tmp_path / "full", epochs=1, steps=3))
+    assert losses(tmp_path / "windows") != losses(tmp_path / "full")
+    with pytest.raises(UsageError, match="window_shards=1"):
+        train(configure(run=tmp_path / "windows", epochs=1, resume="auto"))
+
+
 def test_cuda_where_there_is_none(configure: Configure) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
