@@ -27,7 +27,7 @@ from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.base.settings import PREFETCH, check_limits, limited
-from feedline.profiling.record import units
+from feedline.pipeline.base.text import count_of
 
 MODELS = ("mobilenet_v2", "resnet50")
 GPU_DECODE = "gpu decode"
@@ -92,7 +92,7 @@ class Cell(NamedTuple):
         if self.cached:
             return f"{self.model}, {self.px} px, cached batches"
         who = f"{self.model} on " if self.model else ""
-        return f"{who}{self.way}, {self.px} px, {units.count(self.workers, 'worker')}"
+        return f"{who}{self.way}, {self.px} px, {count_of(self.workers, 'worker')}"
 
 
 def check(config: GpuCheckConfig, measure: Measure, told: Advance) -> dict[str, Any]:
@@ -277,15 +277,15 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
     worst = min(best.values(), key=lambda fed: fed["share"])
     name = f"{worst['model']} at {worst['image_size']} px"
     if worst["share"] >= FED:
-        words = f"{units.count(cores, 'core')} can feed {device}: {100 * worst['share']:.0f} % of its ceiling or more"
+        words = f"{count_of(cores, 'core')} can feed {device}: {100 * worst['share']:.0f} % of its ceiling or more"
         return {"statement": f"{words} ({name} from {worst['way']} is the least).", "fed_all": True}
     needs = [need for need in record["needs"] if (need["model"], need["image_size"]) == (worst["model"],
              worst["image_size"]) and need["cores"]]  # fmt: skip
     least = min(needs, key=lambda need: need["cores"], default=None)
     more = ""
     if least and least["cores"] > cores:
-        more = f"; {least['way']} on {units.count(round(least['cores']), 'core')} would do"
-    words = f"{units.count(cores, 'core')} cannot feed {device}: {name} gets {100 * worst['share']:.0f} %"
+        more = f"; {least['way']} on {count_of(round(least['cores']), 'core')} would do"
+    words = f"{count_of(cores, 'core')} cannot feed {device}: {name} gets {100 * worst['share']:.0f} %"
     return {"statement": f"{words} of its ceiling, from {worst['way']}{more}.", "fed_all": False}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import BATCH_SIZE, IMAGE_SIZE
-from feedline.profiling.record import units
+from feedline.pipeline.base.text import count_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ def phrase(name: str, value: Any) -> str:
     """`4 workers`, `raw`, `batch 64`, `not pinned`."""
     axis = AXES[name]
     if axis.noun:
-        return units.count(value, axis.noun)
+        return count_of(value, axis.noun)
     if axis.kind is bool:
         return axis.word if value else f"not {axis.word}"
     return axis.form.format(value) if axis.form else f"{axis.word} {value}"

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feedline.benchmarks.grid import AXES, phrase, phrases
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
 from feedline.profiling.render.report_time import GPU_SHARES
 from feedline.profiling.render.sections import (
@@ -220,7 +221,7 @@ def gpu_check_page(record: Row) -> Page:
 
 
 def gpu_words(record: Row) -> str:
-    cores = units.count(record["cores"], "usable core")
+    cores = count_of(record["cores"], "usable core")
     if not record.get("gpu"):
         return cores
     memory, cuda = units.size(record["gpu_memory_bytes"]), record["cuda"]

@@ -15,6 +15,7 @@ import psutil
 from feedline.benchmarks.measure.reads import SECONDS, in_memory, measure_reads, pieces_of_split
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.process import cgroup_memory_bytes
+from feedline.pipeline.base.text import count_of
 from feedline.pipeline.draw.shuffle_quality import ShuffleQuality, shuffle_quality
 from feedline.pipeline.format.manifest import read_index, read_manifest
 from feedline.pipeline.rereading import window_fits
@@ -71,8 +72,8 @@ class SplitStorage:
         reads, cached = self.reads, ""
         if self.in_memory is not None:
             cached = f", {units.percent(self.in_memory)} in memory"
-        what = f"{units.count(self.samples, 'sample')} of {units.size(self.sample_bytes)}"
-        yield "dataset", f"{self.split}: {what} in {units.count(self.shards, 'shard')}{cached}"
+        what = f"{count_of(self.samples, 'sample')} of {units.size(self.sample_bytes)}"
+        yield "dataset", f"{self.split}: {what} in {count_of(self.shards, 'shard')}{cached}"
         best, alone = reads.best_random_bytes_per_s, reads.random_bytes_per_s[0]
         doubt = "" if reads.of_storage else " (perhaps from memory: the storage may be slower)"
         one_by_one = f"{_rate(alone)} one by one, {units.seconds(reads.latency_s)} each"
@@ -113,7 +114,7 @@ class SplitStorage:
         again = units.percent(found_again(self.cache_bytes / self.bytes))
         return (
             f"{size} do not fit into the {room} that memory has for them: a later epoch finds about {again} of its "
-            f"samples there, in any order; windows of up to {units.count(self.window_fits, 'shard')} stay while mixed"
+            f"samples there, in any order; windows of up to {count_of(self.window_fits, 'shard')} stay while mixed"
         )
 
 

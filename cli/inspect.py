@@ -8,6 +8,7 @@ import typer
 
 from feedline.cli.common import HtmlFile, Record, show
 from feedline.cli.options import Settings, command, fields
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
 from feedline.train.config import CHECKPOINTS
 
@@ -60,7 +61,7 @@ def page(title: str, splits: Mapping[str, Mapping[str, Any]], shown: Sequence[tu
         title=title,
         sections=[
             *(about(name, split) for name, split in splits.items()),
-            section(f"{units.count(len(shown), 'sample')}, drawn at random", Pictures(shown) if shown else None),
+            section(f"{count_of(len(shown), 'sample')}, drawn at random", Pictures(shown) if shown else None),
         ],
         kicker="feedline inspect",
     )
@@ -72,7 +73,7 @@ def about(name: str, split: Mapping[str, Any]) -> "Section | None":
     classes, mean = split["classes"], split["bytes"] / max(split["samples"], 1)
     counts = [entry["samples"] for entry in classes]
     facts = {
-        "samples": f"{split['samples']:,} in {units.count(split['shards'], 'shard')}, {mean:,.0f} bytes each",
+        "samples": f"{split['samples']:,} in {count_of(split['shards'], 'shard')}, {mean:,.0f} bytes each",
         "settings": ", ".join(f"{key} {value}" for key, value in split["settings"].items()),
         "plan": f"{split['plan_hash'][:16]}, seed {split['seed']}",
         **{what: bars(split[key]) for what, key in
@@ -83,7 +84,7 @@ def about(name: str, split: Mapping[str, Any]) -> "Section | None":
         headers=("label", "class", "samples"),
         rows=[(row["label"], row["name"], f"{row['samples']:,}") for row in classes[:CLASSES_SHOWN]],
         numeric=(0, 2),
-        caption=f"{units.count(len(counts), 'class')} of {min(counts, default=0):,} to {max(counts, default=0):,} "
+        caption=f"{count_of(len(counts), 'class')} of {min(counts, default=0):,} to {max(counts, default=0):,} "
         f"samples{more}",
     )
     return section(name, Facts(facts), table)

@@ -11,6 +11,7 @@ from feedline.cli.common import Record, console, stderr
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import IMAGE_SIZE
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
 
 if TYPE_CHECKING:
@@ -107,12 +108,12 @@ def show_plan(inputs: "PlanInputs", result: "Plan") -> None:
     if result.reads_at_once is not None:
         lines["  reads under way"] = f"{result.reads_at_once:,} hide its {units.seconds(inputs.latency_s)}"
     lines["one epoch"] = units.seconds(result.epoch_s)
-    lines[units.count(inputs.epochs, "epoch")] = units.seconds(result.training_s)
+    lines[count_of(inputs.epochs, "epoch")] = units.seconds(result.training_s)
     lines["cores to feed the GPUs"] = f"{result.cores_needed:,} (there are {inputs.cores:,})"
     lines["bandwidth for that"] = f"{units.size(result.bandwidth_needed_bytes_per_s)}/s"
     if result.prepare_s is not None:
         lines["preparing"] = f"{units.seconds(result.prepare_s)}, bound by the {result.prepare_bound}"
-    shards = f"{units.count(result.shards, 'shard')} of {units.size(result.shard_bytes)}"
+    shards = f"{count_of(result.shards, 'shard')} of {units.size(result.shard_bytes)}"
     lines["prepared dataset"] = f"{units.size(result.dataset_bytes)} in {shards}"
     for name, value in lines.items():
         console.print(f"{name:<22} {value}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from feedline.cli.common import Record, console, progress, stderr
 from feedline.cli.options import Settings, command, fields, source
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def read_lines(path: Path | None) -> tuple[str, ...] | None:
 def show_result(done: dict[str, Any], out: str) -> None:
     sizes = f"{units.size(done.get('bytes_in'))} -> {units.size(done.get('bytes_out', 0))}"
     console.print(f"{done.get('output_samples', 0):,} of {done.get('input_samples', 0):,} samples in "
-                  f"{units.count(done.get('shards', 0), 'shard')}, {sizes}: {out}")  # fmt: skip
+                  f"{count_of(done.get('shards', 0), 'shard')}, {sizes}: {out}")  # fmt: skip
     if done.get("samples_per_s"):
         stages = done["stage_s"]
         whole = sum(stages.values()) or 1.0

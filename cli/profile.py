@@ -13,7 +13,7 @@ from feedline.cli.common import FailIf, HtmlFile, Record, TraceFile, say
 from feedline.cli.options import REQUIRED, Settings, command, fields
 from feedline.cli.report import show_recording, written
 from feedline.pipeline.base.errors import UsageError
-from feedline.profiling.record import units
+from feedline.pipeline.base.text import count_of
 
 if TYPE_CHECKING:
     from feedline.profiling.explain.verdict import Diagnosis
@@ -104,7 +104,7 @@ def tell_failure(diagnosis: "Diagnosis", status: int, record: Record, html: Path
     and where the report of that is. One line where no step was measured."""
     script, now = diagnosis.recording.script, diagnosis.measured.now
     why = f" ({script.error})" if script.error else ""
-    seen = f"after {units.count(len(diagnosis.recording.steps), 'step')}. {diagnosis.headline}"
+    seen = f"after {count_of(len(diagnosis.recording.steps), 'step')}. {diagnosis.headline}"
     say(f"{script.argv[0]} ended with status {status}{why} {seen if now else 'before a training step was measured'}")
     if record.path is None and now:
         with tempfile.NamedTemporaryFile(prefix="feedline-profile-", suffix=".json", delete=False) as kept:

@@ -9,6 +9,7 @@ from feedline.cli.board import carry_out, tell
 from feedline.cli.common import Record
 from feedline.cli.options import Settings, command, fields
 from feedline.cli.study_page import sparsity_chart, troubles
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def prune_page(record: Mapping[str, Any]) -> "Page":
     counted = ", ".join(f"{number} {state}" for state, number in record["counts"].items())
     return Page(
         title=f"Pruning: {record['run']}",
-        subtitle=f"{units.count(len(tasks), 'task')}: {counted}; {units.seconds(spent_s)} in all",
+        subtitle=f"{count_of(len(tasks), 'task')}: {counted}; {units.seconds(spent_s)} in all",
         sections=[
             section("Accuracy over sparsity", sparsity_chart(tasks), accuracy_table(tasks)),
             section("Empty layers", Points(said) if said else None),

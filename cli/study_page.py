@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
 from feedline.profiling.render.sections import (
     Axis,
@@ -43,7 +44,7 @@ def sweep_page(record: Row) -> Page:
     counted = ", ".join(f"{number} {STATES[state]}" for state, number in record["counts"].items())
     share = units.percent(record["epochs"] / max(record["full_epochs"], 1))
     evidence = [
-        f"{units.count(len(trials), 'trial')}: {counted}.",
+        f"{count_of(len(trials), 'trial')}: {counted}.",
         f"{record['epochs']:,} epochs were trained, {share} of what all trials to the end would have taken.",
         "Every trial has the same seed: before a small lead is believed, train the best again with others.",
     ]
@@ -158,7 +159,7 @@ def trials_table(record: Row) -> Table | None:
 def troubles(tasks: Sequence[Row]) -> Section | None:
     """Tasks that failed, diverged or had to be begun again, by name."""
     said = [
-        f"{task['name']} ({STATES[task['state']]}, {units.count(task['attempts'], 'attempt')}): {task['error']}"
+        f"{task['name']} ({STATES[task['state']]}, {count_of(task['attempts'], 'attempt')}): {task['error']}"
         for task in tasks
         if task.get("error")
     ]

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from feedline.cli.common import Record, console, progress
 from feedline.cli.options import Settings, command, fields
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
 
 OPTIONS = fields("preprocess.synth.inventory.SynthConfig", long_side_px={"flags": ("--long-side",)})
@@ -28,6 +29,6 @@ def synth(config: Annotated[Settings, OPTIONS], record: Record) -> None:
         console.print(f"already there: {config['out']}")
     else:
         per_s = round((train + val) / (time.monotonic() - started), 1)
-        console.print(f"{train:,} train and {val:,} val images of {units.count(config['classes'], 'class')}, "
+        console.print(f"{train:,} train and {val:,} val images of {count_of(config['classes'], 'class')}, "
                       f"{units.size(done['bytes'])}, {per_s:,.0f} images/s: {config['out']}")  # fmt: skip
     record.write(done | {"samples_per_s": per_s})

@@ -12,7 +12,7 @@ from feedline.cli.common import Record, console, show, stderr, write
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import read_bounded
-from feedline.pipeline.base.text import printable
+from feedline.pipeline.base.text import count_of, printable
 from feedline.profiling.record import units
 from feedline.train.config import TrainConfig
 
@@ -134,8 +134,8 @@ def opening(event: Event) -> str:
     config, ranks = event["config"], event["world_size"]
     workers = f"{event['num_workers']} or more" if config.get("num_workers") == "auto" else event["num_workers"]
     return (
-        f"{config['model']} ({event['parameters']:,} parameters, {units.count(event['classes'], 'class')}) on "
-        f"{event['device']}, {units.count(ranks, 'rank')}, global batch {event['global_batch']}, {workers} loader "
+        f"{config['model']} ({event['parameters']:,} parameters, {count_of(event['classes'], 'class')}) on "
+        f"{event['device']}, {count_of(ranks, 'rank')}, global batch {event['global_batch']}, {workers} loader "
         f"workers a rank, {event['train_samples']:,} training and {event['val_samples']:,} validation samples"
     )
 
@@ -208,7 +208,7 @@ def ending(event: Event) -> "list[Section | None]":
         rows[CLASSES_SHOWN:] = [("… (all in metrics.jsonl)", sum(row[1] for row in rows[CLASSES_SHOWN:]), "", "")]
     classes = Table(headers=("class", "samples", "top-1", "top-5"), rows=rows, numeric=(1, 2, 3)) if rows else None
     facts = {
-        "samples": f"{sum(epoch['samples'] for epoch in event['epochs']):,} in {units.count(event['steps'], 'step')}",
+        "samples": f"{sum(epoch['samples'] for epoch in event['epochs']):,} in {count_of(event['steps'], 'step')}",
         "wall time": units.seconds(event["train_s"]),
         "without checkpoints": units.seconds(event["without_checkpoints_s"]),
         "CPU efficiency": f"{event['cpu_efficiency']:.1%} of {units.seconds(event['core_s'])} core-walltime",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
 from feedline.profiling.render.profile_page import host_facts
 from feedline.profiling.render.sections import Curve, Curves, Facts, Page, Table, Verdict, section
@@ -40,13 +41,11 @@ def markdown(record: Row) -> str:
 def method(record: Row) -> str:
     workers = record.get("num_workers")
     chosen = (
-        "loader workers as `feedline train` chooses them"
-        if workers is None
-        else units.count(workers, "loader worker")
+        "loader workers as `feedline train` chooses them" if workers is None else count_of(workers, "loader worker")
     )
     return (
         f"{record['model']} at {record['image_size_px']} px on {record['usable_cores']} cores of "
-        f"{record['host']['cpu']} ({record['device']}), {units.count(record['epochs'], 'epoch')} after one of "
+        f"{record['host']['cpu']} ({record['device']}), {count_of(record['epochs'], 'epoch')} after one of "
         f"warm-up, {record['n']} repeats in random order, {chosen} per process; mean ± standard deviation; "
         f"preparing, start-up, evaluation and checkpoints are not timed.{APART[record.get('namespaces')]}"
     )
@@ -58,7 +57,7 @@ def study_page(record: Row) -> Page:
     low = best["samples_per_s"] - best["samples_per_s_deviation"]
     near = [one for one in cells if one is not best and one["samples_per_s"] + one["samples_per_s_deviation"] >= low]
     words = f"{layout(best).capitalize()} and a global batch of {best['batch_global']} train fastest"
-    words += f"; {units.count(len(near), 'other cell')} within a standard deviation of it." if near else "."
+    words += f"; {count_of(len(near), 'other cell')} within a standard deviation of it." if near else "."
     measured_on = {**host_facts(record["host"]), "usable cores": record["usable_cores"]}
     return Page(
         title="Scaling study",
@@ -90,7 +89,5 @@ def over_batch(cells: Sequence[Row], name: str, title: str, unit: str, factor: f
 def layout(cell: Row) -> str:
     """`2 processes`, `3 nodes of 1 process`, `4 GPUs`."""
     procs = cell["procs"]
-    own = (
-        units.count(procs, "GPU") if cell.get("device") == "cuda" else f"{procs} process{'' if procs == 1 else 'es'}"
-    )
+    own = count_of(procs, "GPU") if cell.get("device") == "cuda" else f"{procs} process{'' if procs == 1 else 'es'}"
     return own if cell.get("nodes", 1) == 1 else f"{cell['nodes']} nodes of {own}"

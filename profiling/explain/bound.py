@@ -17,6 +17,7 @@ ready is data only if it is half of the time or more; with less, the verdict is 
 from dataclasses import asdict
 from typing import Literal, NamedTuple
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.rates import ERRORS_90, ERRORS_95
 from feedline.profiling.explain.measure.situation import COPY_BOUND, DATA_BOUND, TRAINER_BOUND, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
@@ -85,16 +86,16 @@ def unseen(measured: Measured) -> str:
     if measured.uncounted:
         return "how many samples a batch has could not be seen"
     if measured.rates.now is None and recording.optimizer_steps:
-        return f"{units.count(recording.optimizer_steps, 'optimiser step')} seen, but no loader"
+        return f"{count_of(recording.optimizer_steps, 'optimiser step')} seen, but no loader"
     if measured.rates.now is None:
         failed = " before the script failed" if recording.script.ended_by == "error" else ""
         return f"no training step was seen{failed}"
     if too_few(measured):
-        seen = f"{units.count(trainer.steps, 'step')} {'of' if _warming(measured) else 'behind'} the warm-up"
+        seen = f"{count_of(trainer.steps, 'step')} {'of' if _warming(measured) else 'behind'} the warm-up"
         return f"only {seen}: {measured.longer}"
     blind = trainer.shares.other >= THRESHOLDS["trainer"] and trainer.shares.data < MOST
     if trainer.looks < FEW_LOOKS and (trainer.sampled or blind):
-        return f"only {units.count(trainer.looks, 'look')} at the training thread: {measured.longer}"
+        return f"only {count_of(trainer.looks, 'look')} at the training thread: {measured.longer}"
     return ""
 
 

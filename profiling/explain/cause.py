@@ -9,6 +9,7 @@ takes them, that is said beside it: cheaper samples help then.
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.bound import stalled
 from feedline.profiling.explain.measure.main_thread import all_ranks, looked
 from feedline.profiling.explain.measure.rates import ERRORS_90
@@ -130,7 +131,7 @@ def _handover(measured: Measured) -> Cause | None:
 def _stage(measured: Measured) -> Cause:
     workers, name = measured.workers, measured.workers.top
     if name is None and workers.looks < FEW_LOOKS:
-        seen = units.count(workers.looks, "look")
+        seen = count_of(workers.looks, "look")
         return Cause(words=f"{seen} at the workers are too few to say what they do: {measured.longer}")
     if name is None and workers.leader is not None:
         where, share = _place(measured, "other"), units.percent(workers.stages["other"] / workers.busy)

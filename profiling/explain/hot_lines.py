@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.situation import DATA_BOUND
 from feedline.profiling.record import units
 from feedline.profiling.record.measurements import Line
@@ -70,7 +71,7 @@ def _loader_line(lines: list[Line]) -> LoaderLine | None:
     batches = max(1, line.hits - 1) if _LOOP.match(line.source) else max(1, line.hits)
     function_s = sum(other.seconds for other in lines if (other.file, other.function) == (line.file, line.function))
     share, took, whole = units.percent(line.fraction), units.seconds(line.seconds), units.seconds(function_s)
-    asked = units.count(batches, "batch")
+    asked = count_of(batches, "batch")
     if line.fraction >= DATA_BOUND:
         headline = f"{line.function} spends {share} of its time waiting for batches, on line {line.line}."
         why = (

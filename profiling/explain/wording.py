@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.bound import THRESHOLDS, WORDS, Judged
 from feedline.profiling.explain.cause import Cause, spent_in
 from feedline.profiling.explain.measure.main_thread import parts_of
@@ -39,7 +40,7 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
     shares, errors = asdict(measured.trainer.shares), asdict(measured.trainer.errors)
     parts = [f"{units.share(shares[name], errors[name])} {WORDS[name]}" for name in WORDS if shares[name] >= 0.005]
     spent = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
-    steps = units.count(measured.trainer.steps, "step")
+    steps = count_of(measured.trainer.steps, "step")
     sentences = [f"Over {steps} at {units.rate(now.value, measured.unit)}, the loop spent {spent}."]
     if machine.others_cores:
         sentences.append(
@@ -149,7 +150,7 @@ def _by_itself(measured: Measured) -> str:
     if reads is None:
         return "What the storage would give to more reads at once is not known."
     alone, best = reads.random_at(readers), reads.best_random_bytes_per_s
-    parts = [f"{units.size(alone)}/s to {units.count(readers, 'read')} at once"]
+    parts = [f"{units.size(alone)}/s to {count_of(readers, 'read')} at once"]
     parts += [f"{units.size(best)}/s to {reads.enough_at_once}"] if best > alone else []
     sequential = reads.sequential_bytes_per_s
     parts += [f"{units.size(sequential)}/s in sequence"] if sequential else []

@@ -3,10 +3,7 @@
 import math
 from typing import TypeGuard
 
-from feedline.pipeline.base.text import count_of
-
 UNKNOWN = "–"
-count = count_of
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 

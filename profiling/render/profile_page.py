@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.difference import Versus
 from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.measure.main_thread import parts_of
@@ -143,7 +144,7 @@ def _main_thread(diagnosis: Diagnosis) -> Stacks | None:
         name: math.hypot(*(trainer.stages_error_s.get(name, math.nan) for trainer in recording.trainers)) / whole_s
         for name in parts
     }
-    title = f"The main thread, {units.count(recording.optimizer_steps, 'optimiser step')}"
+    title = f"The main thread, {count_of(recording.optimizer_steps, 'optimiser step')}"
     return Stacks(total=Stack(label="", parts=parts, errors=errors), title=title, unit="share of its time")
 
 
@@ -170,12 +171,12 @@ def _stages(diagnosis: Diagnosis) -> Stacks | None:
             rank = f"rank {worker.rank}, " if worker.rank else ""
             label = f"{rank}worker {worker.worker}" + (", killed" if worker.ended == "killed" else "")
             errors = {name: looked_error(worker, share, name) for name, share in stages.items()}
-            rows.append(Stack(label=label, parts=stages, errors=errors, note=units.count(worker.samples, "sample")))
+            rows.append(Stack(label=label, parts=stages, errors=errors, note=count_of(worker.samples, "sample")))
     shown = rows[:MOST_ROWS] if len(rows) > 1 else []
     more = f"{len(rows) - MOST_ROWS} more workers are in the record." if len(rows) > MOST_ROWS else ""
     who, title = ("all workers", "The workers") if workers.count else ("in the trainer itself", "Preparing batches")
     total = Stack(label=who, parts=workers.stages, errors=workers.stage_errors)
-    each, unit = f"each of {units.count(len(rows), 'worker')}", "share of their time"
+    each, unit = f"each of {count_of(len(rows), 'worker')}", "share of their time"
     return Stacks(total=total, rows=shown, rows_name=each, title=title, unit=unit, note=more)
 
 
@@ -185,7 +186,7 @@ def _storage(diagnosis: Diagnosis) -> Section | None:
     if (reads := storage.gives) is None:
         return None
     rows = [
-        Bar(label=f"{units.count(count, 'read')} at once", value=rate / 1e6)
+        Bar(label=f"{count_of(count, 'read')} at once", value=rate / 1e6)
         for count, rate in zip(reads.at_once, reads.random_bytes_per_s, strict=True)
     ]
     rows += (
@@ -212,13 +213,13 @@ def _legs(measured: Sequence[Leg], unit: str) -> Section | None:
     for leg in measured:
         rate, label = median_rate(leg.samples_per_s), LEG_NAMES[leg.name]
         if leg.num_workers is not None:
-            label += f", {units.count(leg.num_workers, 'worker')}"
+            label += f", {count_of(leg.num_workers, 'worker')}"
         value, low, high = (rate.value, rate.low, rate.high) if rate else (None, None, None)
         windows, said = leg.samples_per_s, [leg.note]
         if rate is None and any(windows):
             said.append(f"windows too far apart to mean anything: {units.spread(min(windows), max(windows))}")
         if leg.disturbed:
-            said.append(f"{units.count(leg.disturbed, 'window')} beside other programs left out")
+            said.append(f"{count_of(leg.disturbed, 'window')} beside other programs left out")
         rows.append(Bar(label=label, value=value, low=low, high=high, note="; ".join(filter(None, said))))
     lede = "The same script with one thing taken away, in short windows that take turns."
     chart = Bars(rows=rows, title="Medians of the windows", unit=unit)
@@ -266,7 +267,7 @@ def _about(diagnosis: Diagnosis) -> Section | None:
         "device": recording.compute.device,
         "trained parameters": units.number(recording.compute.parameters),
         "steps measured": f"{diagnosis.measured.trainer.steps:,}",
-        "warm-up left out": f"{units.count(sum(s.warm_up for s in recording.steps), 'step')}: {recording.warm_up}",
+        "warm-up left out": f"{count_of(sum(s.warm_up for s in recording.steps), 'step')}: {recording.warm_up}",
         **host,
         "python": recording.script.python or host["python"],
     }

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.main_thread import busiest_place
 from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
 from feedline.profiling.explain.measure.situation import COPY_BOUND, DATA_BOUND, TRAINER_BOUND, Situation
@@ -150,7 +151,7 @@ def more_gpus(at: Situation) -> Iterable[Change]:
     limit, program = at.now.binding(), launcher(at.recording)
     for ranks in (count for count in (2, 4, 8) if at.now.ranks < count <= max(seen, 2 * at.now.ranks)):
         then = replace(at.now, ranks=ranks, step_s=at.now.step_s * 1.05)
-        why: str = f"with {units.count(at.now.workers, 'worker')} each; 5 % for all-reduce is assumed, not measured"
+        why: str = f"with {count_of(at.now.workers, 'worker')} each; 5 % for all-reduce is assumed, not measured"
         if limit != "compute" and at.measured.trainer.shares.data >= DATA_BOUND:
             why = Vain(f"limited by {limit}, not by the GPUs: mend the data first")
         there, words = ranks <= seen, ("torchrun", "--nproc-per-node", str(ranks))

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.pipeline.base.settings import PREFETCH
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.main_thread import all_ranks, looked
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Situation
@@ -95,7 +96,7 @@ def _why_workers(at: Situation, then: Throughput) -> str:
     if not then.workers:
         return "batches are ready when they are asked for: without workers nothing has to be handed over"
     if then.workers < at.now.workers:
-        more = f"there {'is' if at.now.workers == 1 else 'are'} {units.count(at.now.workers, 'worker')} now"
+        more = f"there {'is' if at.now.workers == 1 else 'are'} {count_of(at.now.workers, 'worker')} now"
         return "fewer workers leave the model more of the cores" if gains else Vain(more)
     if handing_over(at):
         return Vain("batches are ready when they are asked for")
@@ -213,7 +214,7 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
     for count in sorted({1, 2, int(max(1.0, cores))}):
         then, extra = _without(at, share, error, count)
         yield Change(
-            family="dataloader", remedy=f"a DataLoader with {units.count(count, 'worker')}", target=place,
+            family="dataloader", remedy=f"a DataLoader with {count_of(count, 'worker')}", target=place,
             then=then, cause=True, effort=Effort.CODE, extra_error=extra,
             why=f"the training thread makes its batches itself, {units.percent(share)} of its time{most_of_it}",
             command=f"DataLoader(dataset, batch_size=…, num_workers={count}, persistent_workers=True)",

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.rates import Rate
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
@@ -93,7 +94,7 @@ def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput)
     spread = (trial.load_cpu_s_spread or 0.0) / (trial.load_cpu_s_per_sample or 1.0)
     what = "your files as they are" if as_is else f"prepared {trial.size_px} px {trial.codec} shards"
     whose = "feedline's loader" if ours else "your own loader"
-    workers = "" if count == at.now.workers else f", {units.count(count, 'worker')}"
+    workers = "" if count == at.now.workers else f", {count_of(count, 'worker')}"
     fits = ours and (loader.refused == "" or loader.kind == "feedline")
     return Change(
         family="loader" if as_is else "shards",

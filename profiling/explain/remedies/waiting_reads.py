@@ -9,6 +9,7 @@ they took other times than the run's, there are none. More workers, smaller samp
 from collections.abc import Iterable
 from dataclasses import replace
 
+from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.from_storage import IN_SEQUENCE, READ_AHEAD
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.remedies.own_loader import unwatched
@@ -31,7 +32,7 @@ def read_together(at: Situation) -> Iterable[Change]:
         family="ahead", remedy="a batch's reads at once", effort=Effort.CODE, cause=True, target="read",
         then=replace(at.now, worker_s=max(0.0, at.now.worker_s - storage.blocked_s), contention={},
                      storage_samples_per_s=given / reads.piece_bytes),
-        why=f"a worker waits for each read by itself; {units.count(count, 'read')} at once brought "
+        why=f"a worker waits for each read by itself; {count_of(count, 'read')} at once brought "
         f"{units.size(given)}/s instead of {units.size(reads.random_at(storage.readers))}/s",
         command="def __getitems__(self, indices):  # of your Dataset: torch hands it a whole batch\n"
         f"    with ThreadPoolExecutor({AT_ONCE}) as pool:\n"

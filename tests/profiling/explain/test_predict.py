@@ -347,7 +347,8 @@ def test_a_prediction_says_what_its_change_says() -> None:
     found = at(made(workers=1, stages={"decode": 0.004}, batch=32, wait_s=0.1, compute_s=0.001, cores=16))
     said: dict[str, Any] = {
         "family": "workers", "remedy": "x", "effort": Effort.CODE, "why": "a reason", "command": "a line",
-        "target": "decode", "needs": "room", "changes": "the batches", "at_most": True, "settings": {"num_workers": 2},
+        "target": "decode", "needs": "room", "changes": "the batches", "at_most": True,
+        "settings": {"num_workers": 2},
     }  # fmt: skip
     change = Change(then=replace(found.now, workers=2), cost="two lines", **said)
     one = predict(found, change)
