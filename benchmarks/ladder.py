@@ -22,7 +22,7 @@ from feedline.benchmarks import commands
 from feedline.benchmarks.measure.intervals import estimate
 from feedline.benchmarks.measure.rounds import Advance, Bench, require_torch, rounds
 from feedline.benchmarks.measure.window import Subject, Window, per_second
-from feedline.benchmarks.variants import find_train, kept_shards
+from feedline.benchmarks.variants import find_train, kept_shards, train_splits
 from feedline.benchmarks.what_if import what_if
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
@@ -30,7 +30,7 @@ from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.base.status_line import status_line
 from feedline.pipeline.base.text import count_of
-from feedline.pipeline.format.manifest import refuse_address
+from feedline.pipeline.format.manifest import read_manifest, refuse_address
 from feedline.preprocess.picture import Output
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
@@ -58,7 +58,7 @@ class LadderConfig:
     num_workers: int | None = limited(None, 1)
     """Workers from the second rung on; default: one per usable core."""
     size_px: int = limited(256, 16)
-    """Short side of the prepared JPEG shards, px."""
+    """Short side of the prepared JPEG shards, px; `prepared` has its own."""
     rounds: int = limited(3, 2)
     """Windows per rung, interleaved."""
     window_s: float = limited(3.0, 0.2, 3600)
@@ -128,13 +128,17 @@ def ascend(config: LadderConfig, say: Say = lambda _: None, advance: Advance | N
     recording = profile(config, script, say)
     loader = training_loader(recording)
     raw_px = image_size(recording.train_loader)
-    recording = with_trials(recording, config.size_px, raw_px)
     prepared = config.prepared or prepare(config, raw_px, say)
-    raw = find_train(prepared, "raw", raw_px) if raw_px else None
-    rungs = rungs_of(workers, find_train(prepared, "jpeg"), raw)
+    shards, raw = find_train(prepared, "jpeg"), raw_shards(prepared, raw_px)
+    px = read_manifest(shards).settings.get("size_px") or config.size_px
+    recording = with_trials(recording, px, raw_px)
+    rungs = rungs_of(workers, shards, raw)
+    if raw is None:
+        none = f"{prepared} has none of {raw_px} px (--output {raw_px}:raw:square)"
+        say(f"without a rung of raw shards: {none if raw_px else 'no size of the images the model sees is known'}")
     if not any(rung.key == "shards" for rung in rungs):
         say("without stock webdataset's rung, which takes `pip install webdataset`")
-    predicted = predictions(recording, workers=workers, size_px=config.size_px, raw_px=raw_px)
+    predicted = predictions(recording, workers=workers, size_px=px, raw_px=raw_px)
     before = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "predictions": {key: asdict(prediction) for key, prediction in predicted.items()},
@@ -177,12 +181,21 @@ def code_of(script: Sequence[str]) -> list[Path]:
 
 
 def training_loader(recording: Recording) -> int:
-    """Its place among the script's DataLoaders as they are first iterated. Raises UsageError where there is none."""
+    """Its place among the script's DataLoaders as they are first iterated. Raises UsageError where there is none, or
+    one whose place feedline's loader could not take: before anything is prepared."""
     found = recording.train_loader
     if found is None or found.kind != "torch":
         seen = f"its batches come from {found.kind}" if found else "none was seen"
         raise UsageError(f"the script trains from no DataLoader of torch that could be swapped: {seen}")
+    if found.refused:
+        raise UsageError(f"feedline's loader cannot take the place of the script's DataLoader: {found.refused}")
     return [one.id for one in recording.loaders if one.kind == "torch"].index(found.id)
+
+
+def raw_shards(prepared: Path, px: int | None) -> Path | None:
+    """The train split of raw pixels at this size, where there is one."""
+    return next((split for split, manifest in train_splits(prepared)
+                 if (manifest.codec, manifest.settings.get("size_px")) == ("raw", px)), None)  # fmt: skip
 
 
 def prepare(config: LadderConfig, raw_px: int | None, say: Say) -> Path:

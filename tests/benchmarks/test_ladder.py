@@ -9,10 +9,22 @@ import pytest
 from PIL import Image
 
 from feedline.benchmarks import commands, ladder
-from feedline.benchmarks.ladder import LadderConfig, differences, predictions, prepare, profile, record_of, rungs_of
+from feedline.benchmarks.ladder import (
+    LadderConfig,
+    Rung,
+    differences,
+    predictions,
+    prepare,
+    profile,
+    record_of,
+    rungs_of,
+)
 from feedline.benchmarks.measure.window import Window
 from feedline.benchmarks.pages import ladder_rows, ladder_section, ladder_story
 from feedline.pipeline.base.errors import UsageError
+from feedline.preprocess.config import PrepareConfig
+from feedline.preprocess.picture import Output
+from feedline.preprocess.prepare import prepare as run_prepare
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import LoaderSeen, Recording, Script, Trial
@@ -162,6 +174,42 @@ def test_the_training_loader_is_the_recordings_own() -> None:
         ladder.training_loader(made(loaders=[replace(loaders[1], phase="train")]))
     with pytest.raises(UsageError, match="none was seen"):
         ladder.training_loader(Recording(script=Script(argv=["x.py"])))
+    with pytest.raises(UsageError, match="a Subset of a dataset"):
+        ladder.training_loader(made(loaders=[replace(loaders[2], refused="a Subset of a dataset cannot be carried")]))
+
+
+def test_prepared_shards_are_climbed_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
+) -> None:
+    """Predicted for their own size; without raw ones that rung is left out, and that is said."""
+    out, outputs = tmp_path / "OUT", (Output(codec="jpeg", size_px=32),)
+    run_prepare(
+        PrepareConfig(source=str(tiny_folder), out=str(tmp_path / "OUT"), outputs=outputs, engine="processes")
+    )
+    sixty_four = LoaderSeen(id=0, kind="torch", phase="train", refused="", batch_shapes=[[32, 3, 64, 64], [32]])
+    made(loaders=[sixty_four]).save(tmp_path / "profile.json")
+    script = tmp_path / "train.py"
+    script.touch()
+    seen: dict[str, Any] = {}
+
+    def tried(recording: Recording, shards_px: int, raw_px: int | None) -> Recording:
+        seen["sizes"] = (shards_px, raw_px)
+        return recording
+
+    def climbed_no_rung(_: Any, rungs: list[Rung], *__: Any) -> None:
+        seen["rungs"] = [rung.key for rung in rungs]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ladder, "with_trials", tried)
+    monkeypatch.setattr(ladder, "climb", climbed_no_rung)
+    notes = list[str]()
+    config = LadderConfig(source=tiny_folder, argv=[str(script)], work=tmp_path / "work", prepared=out,
+                          profiled=tmp_path / "profile.json")  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        ladder.ascend(config, notes.append)
+    assert seen["sizes"] == (32, 64)
+    assert "raw" not in seen["rungs"] and "loader" in seen["rungs"]
+    assert any("--output 64:raw:square" in note for note in notes)
 
 
 def test_a_profile_is_kept_until_its_script_or_module_changes(

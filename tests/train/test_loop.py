@@ -337,12 +337,11 @@ def test_changed_settings_are_said(configure: Configure) -> None:
     assert "batch_size 16 -> 8" in text
 
 
-def test_shard_windows_are_another_order_that_resuming_keeps(configure: Configure, tmp_path: Path) -> None:
-    train(configure(run=tmp_path / "windows", epochs=1, steps=3, window_shards=1))
-    train(configure(run=tmp_path / "full", epochs=1, steps=3))
-    assert losses(tmp_path / "windows") != losses(tmp_path / "full")
+def test_shard_windows_are_an_order_that_resuming_keeps(configure: Configure) -> None:
+    train(configure(epochs=1, steps=3, window_shards=1))
     with pytest.raises(UsageError, match="window_shards=1"):
-        train(configure(run=tmp_path / "windows", epochs=1, resume="auto"))
+        train(configure(epochs=1, resume="auto"))
+    train(configure(epochs=1, resume="auto", window_shards=1))
 
 
 def test_cuda_where_there_is_none(configure: Configure) -> None:
