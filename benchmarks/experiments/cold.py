@@ -24,7 +24,7 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -65,6 +65,8 @@ HTTP: dict[str, dict[str, int]] = {
     "feedline over HTTP": {},
     "feedline over HTTP, a request for each sample": {"cache_bytes": 0, "window_shards": 0},
 }
+ALL_MIXED, MIXED_IN_PART, PIXELS = "JPEG, all samples mixed", "JPEG, mixed in part", "Pixels"
+MIXED = ("reads alone", "feedline", "feedline over HTTP, a request for each sample", "ffcv", "torchvision_v2")
 Figures = dict[str, Any]
 
 
@@ -97,11 +99,9 @@ def main() -> None:
     settings = {**common, "bandwidth_bytes_per_s": 1e6 * given.bandwidth_mb, "latency_s": storages,
                 "not_measured_here": why_not() or None}  # fmt: skip
     write(given.out, {"settings": settings, "problems": problems, "cells": figures})
-    names = [*(name for name, _ in GIVES.values()), *sorted(rows.keys() - problems.keys()), *HTTP]
-    table = [(name, *(shown(figures.get(f"{storage}: {name}", {})) for storage in storages)) for name in names]
-    show(("samples/s", *storages), table)
-    page = cold_page(json.loads(given.out.read_text()), table)
-    write_atomically(given.out.with_suffix(".html"), document(page).encode())
+    record = json.loads(given.out.read_text())
+    show(("samples/s", *storages), table_of(record))
+    write_atomically(given.out.with_suffix(".html"), document(cold_page(record)).encode())
 
 
 def rows_of(originals: Path, work: Path, peers: tuple[str, ...]) -> list[Row]:
@@ -227,38 +227,70 @@ def summary(answers: list[Figures]) -> Figures:
     return found
 
 
+def table_of(record: Figures) -> list[tuple[str, ...]]:
+    """A row each, with its rate from every storage."""
+    storages, cells = record["settings"]["latency_s"], record["cells"]
+    reads = [name for name, _ in GIVES.values()]
+    names = dict.fromkeys(name.partition(": ")[2] for name in cells)
+    ordered = sorted(names, key=lambda name: (name not in reads, not name.startswith("feedline"), name))
+    return [(name, *(shown(cells.get(f"{storage}: {name}", {})) for storage in storages)) for name in ordered]
+
+
 def shown(cell: Figures) -> str:
     return f"{cell['median']:,.0f}" if "median" in cell else "–"
 
 
-def cold_page(record: Figures, table: list[tuple[str, ...]]) -> Page:
+def cold_page(record: Figures) -> Page:
     """The rate over latency, and all figures."""
-    storages, cells = record["settings"]["latency_s"], record["cells"]
-    slow = {name: 1e3 * latency_s for name, latency_s in storages.items() if latency_s is not None}
-    curves: list[Curve] = []
-    for name in (row[0] for row in table):
-        there = [(latency, cells[f"{storage}: {name}"]) for storage, latency in slow.items()]
-        known = [(latency, cell) for latency, cell in there if "median" in cell]
-        points = [(latency, cell["median"]) for latency, cell in known]
-        curves += (
-            [Curve(name=name, points=points, intervals=[(c["low"], c["high"]) for _, c in known])] if known else []
-        )
-    bandwidth = units.size(record["settings"]["bandwidth_bytes_per_s"])
-    chart = Curves(curves=curves, title=f"Storage of {bandwidth}/s", x_unit="ms a request", y_unit="samples/s",
-                   interval="range of the rounds") if curves else None  # fmt: skip
+    storages, table = record["settings"]["latency_s"], table_of(record)
+    names: dict[str, list[str]] = {title: [] for title in (PIXELS, ALL_MIXED, MIXED_IN_PART)}
+    for name, *_ in table:
+        title = PIXELS if "planes" in name or "raw" in name else ALL_MIXED if name in MIXED else MIXED_IN_PART
+        names[title].append(name)
+    charts = [rates_over_latency(record, title, names[title]) for title in (ALL_MIXED, MIXED_IN_PART, PIXELS)]
     headers = ("samples/s", *storages)
     return Page(
         title="Data that is not in memory",
-        verdict=Verdict(words=headline(cells, storages), evidence=[f"{record['host']['cpu']}. {record['command']}"]),
+        verdict=Verdict(
+            words=headline(record["cells"], [name for name, latency_s in storages.items() if latency_s is not None]),
+            evidence=[reached(record["cells"], storages), f"{record['host']['cpu']}. {record['command']}"],
+        ),
         sections=[
-            section("The rate over latency", chart),
+            section("The rate over latency", *charts),
             section("Every storage", Table(headers=headers, rows=table, numeric=range(1, len(headers)))),
         ],
         kicker="feedline benchmarks",
     )
 
 
-def headline(cells: Mapping[str, Figures], storages: Mapping[str, Any]) -> str:
+def rates_over_latency(record: Figures, title: str, names: Sequence[str]) -> Curves | None:
+    latencies_ms = {name: 1e3 * at for name, at in record["settings"]["latency_s"].items() if at is not None}
+    curves: list[Curve] = []
+    for name in names:
+        there = [(at_ms, record["cells"].get(f"{storage}: {name}", {})) for storage, at_ms in latencies_ms.items()]
+        known = [(at_ms, cell) for at_ms, cell in there if "median" in cell]
+        points = [(at_ms, cell["median"]) for at_ms, cell in known]
+        curves += [Curve(name=name, points=points, intervals=[(c["low"], c["high"]) for _, c in known])] * bool(known)
+    title = f"{title}, storage of {units.size(record['settings']['bandwidth_bytes_per_s'])}/s"
+    spread_over = "range of the rounds"
+    whole = Curves(curves=curves, title=title, x_unit="ms a request", y_unit="samples/s", interval=spread_over)
+    return whole if curves else None
+
+
+def headline(cells: Mapping[str, Figures], storages: Sequence[str]) -> str:
+    """feedline and the best peer that mixes all samples, on the slowest storage."""
+    for storage in reversed(storages):
+        rates = {name: cell["median"] for name in MIXED if "median" in (cell := cells.get(f"{storage}: {name}", {}))}
+        ours, peers = rates.get("feedline"), {name: rates[name] for name in rates.keys() & PEERS.keys()}
+        if ours and peers:
+            best = max(peers, key=peers.__getitem__)
+            return (
+                f"{storage} a request, all samples mixed: feedline {ours:,.0f} samples/s, {best} {peers[best]:,.0f}."
+            )
+    return "No storage with latency was measured."
+
+
+def reached(cells: Mapping[str, Figures], storages: Iterable[str]) -> str:
     """What feedline reaches of what can be reached, the slower of its warm rate and the reads alone, by storage."""
     shares: list[str] = []
     for row, (reads, _) in GIVES.items():
@@ -270,9 +302,7 @@ def headline(cells: Mapping[str, Figures], storages: Mapping[str, Any]) -> str:
                 there.append(f"{units.percent(rate / min(warm, most))} from {storage}")
         if there:
             shares.append(f"{row} {', '.join(there)}")
-    return (
-        f"Of what can be reached, in full random order: {'; '.join(shares)}." if shares else "Nothing was measured."
-    )
+    return f"Of what can be reached: {'; '.join(shares)}." if shares else ""
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Does num_workers="auto" find as many workers as are best? Within 5 % of the best fixed number.
 
-    python -m feedline.benchmarks.experiments.headcount SPLIT [--cases small_cnn:64 mobilenet_v2:96 none:224
+    python -m feedline.benchmarks.experiments.auto_workers SPLIT [--cases small_cnn:64 mobilenet_v2:96 none:224
         --rounds 3 --settle-s 10]
 
 For each case (a model, or none: the batches are only taken; and the image size) the loader with 0 workers to one more
 than there are cores, and with "auto", in rounds of random order: each in a fresh process, 3 s after so long as "auto"
 needs to settle. The fixed numbers' rates are of the same rounds, so the best of them is a little too high by chance.
-Adds the cases to results/headcount.json.
+Adds the cases to results/auto-workers.json.
 """
 
 import json
@@ -26,7 +26,7 @@ AUTO = "auto"
 
 
 def main() -> None:
-    given = options(__doc__, "headcount.json", "split", cases=("small_cnn:64", "mobilenet_v2:96", "none:224"),
+    given = options(__doc__, "auto-workers.json", "split", cases=("small_cnn:64", "mobilenet_v2:96", "none:224"),
                     rounds=3, settle_s=10.0)  # fmt: skip
     kept = json.loads(given.out.read_text())["cases"] if given.out.exists() else {}
     for name in given.cases:
