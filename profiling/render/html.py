@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from feedline.pipeline.base.text import printable
+from feedline.pipeline.base.text import count_of, printable
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import Line
 from feedline.profiling.render import charts, sections
@@ -45,7 +45,8 @@ def _templates() -> Environment:
     filters: dict[str, Any] = {"pct": "{:.3f}%".format, "g": "{:.6g}".format, "together": together,
                                "unbroken": unbroken, "zip": zip,
                                "base64": lambda data: b64encode(data).decode()}  # fmt: skip
-    known: dict[str, Any] = {"charts": charts, "functions": functions, "part": part, "units": units}
+    known: dict[str, Any] = {"charts": charts, "functions": functions, "part": part, "units": units,
+                             "count_of": count_of}  # fmt: skip
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, finalize=_shown,
         trim_blocks=True, lstrip_blocks=True,
