@@ -13,7 +13,7 @@ from pathlib import Path
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.process import is_alive
 
-TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
+TEMPORARY = re.compile(r"\.(.+?)(?:\.[0-9a-f]{8})?\.(\d+)\.tmp")
 """What `write_atomically` leaves in a folder when its process, the number, is killed."""
 
 
@@ -50,12 +50,14 @@ def try_place(path: Path) -> None:
 
 def write_as_asked(path: Path, data: bytes) -> None:
     """For a file that a user named: a link is followed, and what is no file (a pipe, a terminal) is written to and
-    not replaced. Otherwise as `write_atomically`."""
+    not replaced. Otherwise as `write_atomically`; what killed processes left of this very file goes."""
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as file:
             file.write(data)
     else:
-        write_atomically(path.resolve(), data)
+        whole = path.resolve()
+        write_atomically(whole, data)
+        sweep(whole.parent, whole.name)
 
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -76,13 +78,13 @@ def exchange(new: Path, old: Path) -> None:
     sync_folder(old.parent)
 
 
-def sweep(folder: Path) -> None:
-    """Removes the temporaries that killed processes of this host left in `folder`. For whoever owns the folder, when
-    it starts: another host's process may be writing where a folder is shared."""
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Removes the temporaries that killed processes of this host left in `folder`, of the file `name` or of any. For
+    whoever owns them, when it starts: another host's process may be writing where a folder is shared."""
     with suppress(OSError):
         for path in list(folder.iterdir()):
             temporary = TEMPORARY.fullmatch(path.name)
-            if temporary and not is_alive(int(temporary[1])):
+            if temporary and name in (None, temporary[1]) and not is_alive(int(temporary[2])):
                 path.unlink(missing_ok=True)
 
 

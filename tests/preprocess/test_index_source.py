@@ -20,7 +20,7 @@ def test_a_long_index_says_how_far_it_is(images: Path, tmp_path: Path, monkeypat
     said: list[str] = []
     config = PrepareConfig(source=str(images), out=str(tmp_path / "out"), max_bad=0.2)
     door.prepare(config, on_note=said.append, engine=Here())
-    assert "indexing: 1 of 1 pieces, 53 samples" in said
+    assert "indexing: 1 of 1 piece, 53 samples" in said
 
 
 def test_classes_of_one_name_are_said(tmp_path: Path) -> None:

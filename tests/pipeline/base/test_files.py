@@ -1,6 +1,7 @@
 """Files that a user names: whole or not there, links followed, and nothing replaced that is no file."""
 
 import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -15,6 +16,17 @@ def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
         assert (tmp_path / "elsewhere" / "record.json").read_bytes() == text
     assert (tmp_path / "latest.json").is_symlink()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_a_killed_process_left_of_a_file_goes_with_the_next_writing(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = [tmp_path / f".{name}.0123abcd.{dead.pid}.tmp" for name in ("run.json", "other.json")]
+    mine = tmp_path / f".run.json.0123abcd.{os.getpid()}.tmp"
+    for path in (*left, mine):
+        path.touch()
+    write_as_asked(tmp_path / "run.json", b"{}")
+    assert not left[0].exists() and left[1].exists() and mine.exists()
 
 
 def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.text import count_of
 from feedline.pipeline.draw.order import (
     PADDING,
     EpochPlan,
@@ -134,7 +135,7 @@ def test_a_part_has_classes_numbered_anew_and_so_many_of_their_samples(
         assert new == (classes_C.tolist().index(old) if old in classes_C else PADDING)
     there = int((of_classes_N >= 0).sum())
     if few > there:
-        with pytest.raises(UsageError, match=f"a subset of {few} samples cannot be taken from {there}"):
+        with pytest.raises(UsageError, match=f"a subset of {count_of(few, 'sample')} cannot be taken from {there}"):
             part_labels(labels_N, classes_C, few, seed=3)
         return
     part_N = part_labels(labels_N, classes_C, few, seed=3)

@@ -51,7 +51,7 @@ def test_only_files_that_were_read_and_are_there_make_a_leg_cold(
     capture.leave(None)
     cold = Cold()
     cold.begin(Batches(Feed(Feeds(capture, Patches(print)), Adapter(), loader, iter), Journal(tmp_path)))
-    assert cold.dropped == 1.0 and "1 of 1 files dropped" in cold.note
+    assert cold.dropped == 1.0 and "1 of 1 file dropped" in cold.note
 
 
 def test_an_empty_file_is_in_memory_no_more_than_elsewhere(tmp_path: Path) -> None:
