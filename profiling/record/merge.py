@@ -14,7 +14,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from feedline.pipeline.base.settings import PREFETCH
+from feedline.pipeline.base.settings import TORCH_PREFETCH
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import diagnostic
 from feedline.profiling.record.host import describe_host, package_version
@@ -158,7 +158,7 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
     for row in rows:
         by_pass[row.loader, row.epoch].append(row)
     queued = {
-        one["id"]: (one["num_workers"] or 0) * (one["prefetch_factor"] or PREFETCH) for one in trainer["loaders"]
+        one["id"]: (one["num_workers"] or 0) * (one["prefetch_factor"] or TORCH_PREFETCH) for one in trainer["loaders"]
     }
     steps: list[Step] = []
     for (loader, epoch), members in by_pass.items():

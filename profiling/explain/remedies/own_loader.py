@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from feedline.pipeline.base.settings import PREFETCH
+from feedline.pipeline.base.settings import TORCH_PREFETCH
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.main_thread import all_ranks, looked
 from feedline.profiling.explain.measure.rates import ERRORS_90
@@ -116,7 +116,7 @@ def prefetch(at: Situation) -> Iterable[Change]:
     if not at.now.workers:
         return
     loader, alone = at.measured.loader, at.measured.rates.loader_only.get(at.now.workers)
-    deeper = max(4, 2 * ((loader.prefetch_factor if loader else None) or PREFETCH))
+    deeper = max(4, 2 * ((loader.prefetch_factor if loader else None) or TORCH_PREFETCH))
     room = alone.value / at.rate.value if alone else 1.0
     then, error = at.now, 0.0
     why: str = Vain("the queue is hardly ever empty")
