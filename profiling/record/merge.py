@@ -158,7 +158,8 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
     for row in rows:
         by_pass[row.loader, row.epoch].append(row)
     queued = {
-        one["id"]: (one["num_workers"] or 0) * (one["prefetch_factor"] or TORCH_PREFETCH) for one in trainer["loaders"]
+        one["id"]: (one["num_workers"] or 0) * (one["prefetch_factor"] or TORCH_PREFETCH)
+        for one in trainer["loaders"]
     }
     steps: list[Step] = []
     for (loader, epoch), members in by_pass.items():
