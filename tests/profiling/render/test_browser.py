@@ -152,10 +152,16 @@ def test_a_report_in_a_notebook_keeps_its_own_style(browser: Any, tmp_path: Path
     browser.get(path.as_uri())
     assert browser.get_log("browser") == []
     frame = browser.find_element("tag name", "iframe").rect
-    shown = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
-    assert shown.getpixel((round(frame["x"]) + 8, round(frame["y"]) + 8)) == (
-        (18, 20, 24) if dark else (251, 250, 247)
-    )
+
+    def corner(_: Any) -> Any:
+        """Its colour; None while the frame is not drawn yet."""
+        shown = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
+        colour = shown.getpixel((round(frame["x"]) + 8, round(frame["y"]) + 8))
+        return None if colour == (255, 0, 0) else colour
+
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    assert WebDriverWait(browser, 60).until(corner) == ((18, 20, 24) if dark else (251, 250, 247))
 
 
 def test_a_script_in_a_recording_does_not_run(browser: Any, tmp_path: Path) -> None:
