@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.commands import check_work
-from feedline.benchmarks.comparison import Advance, CompareConfig, run
+from feedline.benchmarks.comparison import CompareConfig, run
 from feedline.benchmarks.grid import Grid
-from feedline.benchmarks.measure.rounds import Bench, check_devices
+from feedline.benchmarks.measure.rounds import Advance, Bench, check_devices
 from feedline.benchmarks.statement import record_of
 from feedline.benchmarks.variants import splits_of
 from feedline.pipeline.base.status_line import status_line

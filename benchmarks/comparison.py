@@ -10,7 +10,7 @@ rerun after a kill goes on where it was.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +18,15 @@ from typing import Any
 
 from feedline.benchmarks.grid import Cell, Grid
 from feedline.benchmarks.measure.intervals import Comparison, Estimate, compare, estimate, pool
-from feedline.benchmarks.measure.rounds import Measure, MeasureError, busyness, quietest, shuffled, usual_cores
+from feedline.benchmarks.measure.rounds import (
+    Advance,
+    Measure,
+    MeasureError,
+    busyness,
+    quietest,
+    shuffled,
+    usual_cores,
+)
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import PREFETCH, check_limits, limited
@@ -26,8 +34,6 @@ from feedline.pipeline.format.manifest import MANIFEST, manifest_hash
 
 LOOKS = (3, 4, 6, 9, 14, 20)
 """Rounds after which the figures are looked at."""
-
-Advance = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)

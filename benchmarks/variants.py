@@ -107,7 +107,8 @@ def find_train(folder: Path, codec: str | None = None, size: int | None = None) 
     if codec is None:
         raise DatasetError(f"{folder} has no prepared train split: run `feedline prepare` first")
     what = f"{size} px {codec}" if size else codec
-    raise DatasetError(f"{folder} has no train split of {what} shards: prepare one with --output SIZE:{codec}")
+    form = "SIZE:raw:square" if codec == "raw" else f"SIZE:{codec}"
+    raise DatasetError(f"{folder} has no train split of {what} shards: prepare one with --output {form}")
 
 
 def size_px(manifest: Manifest) -> int:

@@ -94,6 +94,7 @@ RERUN = ("prepare", "compare", "ladder", "demo", "tune", "gpu-check", "sweep", "
 GOES_ON = {
     **dict.fromkeys(RERUN, ": the same command resumes"),
     **dict.fromkeys(("tune", "gpu-check"), ""),
+    "ladder": ": what is prepared stays, the same command measures anew",
     "train": ": --resume auto goes on from the last checkpoint",
 }
 

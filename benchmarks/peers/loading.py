@@ -25,6 +25,7 @@ from feedline.benchmarks.experiments.harness import column, end_with, in_rounds,
 from feedline.benchmarks.measure.rounds import quietest
 from feedline.benchmarks.peers.environments import PEERS, SCRIPTS, Peer, PeerError, environment, interpreter
 from feedline.pipeline.base.process import CpuClocks
+from feedline.pipeline.base.text import count_of
 from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import read_index, read_manifest
 
@@ -128,7 +129,7 @@ def table_rows(table: str, originals: Path, work: Path, peers: Sequence[str]) ->
             ours("feedline raw 64, in the trainer", raw, px=64, workers=0, augment=still),
             ours("feedline raw 64, 2 workers", raw, px=64, workers=2, augment=still),
         ]
-    return [ours(f"feedline, {workers} workers", jpeg, workers=workers) for workers in (0, 1, 2, 4)]
+    return [ours(f"feedline, {count_of(workers, 'worker')}", jpeg, workers=workers) for workers in (0, 1, 2, 4)]
 
 
 # --- running ------------------------------------------------------------------------------------------

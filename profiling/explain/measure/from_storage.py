@@ -43,8 +43,9 @@ class Storage:
         unsure = ERRORS_90 * self.error
         if (self.device or 0.0) >= FROM_DISK or self.share - unsure >= NOTABLE:
             return "storage"
-        known = self.device is not None and self.device < FROM_MEMORY
-        return "memory" if known and self.share + unsure < NOTABLE else None
+        most = self.share + unsure
+        short = most < NOTABLE or (self.share > 0 and self._is_far_below_cold(self.blocked_s * most / self.share))
+        return "memory" if self.device is not None and self.device < FROM_MEMORY and short else None
 
     @property
     def limits(self) -> bool:
@@ -62,7 +63,13 @@ class Storage:
         """The reads took about what they take by themselves with as many readers."""
         alone_s, device = self._waits_s(self.readers * self.share), self.device or 0.0
         waited_s = self.blocked_s / (device if device >= FROM_DISK else 1.0)  # for those that were not in memory
-        return alone_s is not None and alone_s / ALIKE <= waited_s <= alone_s * ALIKE
+        return alone_s is not None and alone_s / ALIKE <= waited_s <= alone_s * max(ALIKE, self.most_waits)
+
+    @property
+    def most_waits(self) -> float:
+        """How often a sample's reads may wait for storage, where the kernel looks no further ahead: for its file, and
+        at each call."""
+        return 1.0 + (self.calls or 0.0)
 
     @property
     def at_most(self) -> float | None:
@@ -91,6 +98,10 @@ class Storage:
             return self.blocked_s * readers / self.readers
         then_s, now_s = (self._waits_s(count * self.share) for count in (readers, self.readers))
         return self.blocked_s * max(1.0, then_s / now_s) if then_s and now_s else self.blocked_s
+
+    def _is_far_below_cold(self, waited_s: float) -> bool:
+        """Of readers who wait for each read by themselves."""
+        return self.kind not in (*READ_AHEAD, *IN_SEQUENCE) and waited_s < (self.cold_s or 0.0) / ALIKE
 
     def _waits_s(self, at_once: float) -> float | None:
         """For the reads of a sample, with so many at once, by what the storage gave to nothing else."""

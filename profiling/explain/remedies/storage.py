@@ -19,7 +19,7 @@ from feedline.profiling.record import units
 from feedline.profiling.record.recording import LoaderSeen, Trial
 from feedline.profiling.record.stages import STAGES
 
-SURE = 0.05  # share of a worker's time that reading takes before anything is said of it
+SURE = 0.05  # share of a worker's time that it is blocked in reads before anything is said of it
 FASTER = 1.05  # a model that is faster by less on feedline's batches is as fast as before
 LIMITS = {
     "compute": "; the model is then the limit",
@@ -185,12 +185,12 @@ def without_reading(at: Situation) -> Iterable[Change]:
     if unwatched(at):
         return
     now, memory = at.now, units.size(float(at.recording.host.get("memory_bytes") or 0))
-    read_s = at.measured.workers.stage_alone_s.get("read", 0.0)
-    share = read_s / now.worker_s if now.worker_s else 0.0
-    reason = f"reading is {units.percent(share)} of a worker's busy time"
+    blocked_s = at.measured.storage.blocked_s
+    share = blocked_s / now.worker_s if now.worker_s else 0.0
+    reason = f"waiting in reads takes {units.percent(share)} of a worker's busy time"
     then, why = now, NO_WAIT if share >= SURE else Vain(reason)
     if share >= SURE and not at.hardly_waits:
-        left_s = max(0.0, now.worker_s - 0.9 * read_s)
+        left_s = max(0.0, now.worker_s - blocked_s)
         cpu_s = min(now.worker_cpu_s, left_s)
         then = replace(now, worker_s=left_s, worker_cpu_s=cpu_s, storage_samples_per_s=None)
         why = reason

@@ -6,6 +6,7 @@ they took other times than the run's, there are none. More workers, smaller samp
 `own_loader.other_workers`, `storage`.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.from_storage import IN_SEQUENCE, READ_AHEAD
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.remedies.own_loader import unwatched
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, error_between
 from feedline.profiling.record import units
 
 AT_ONCE = 16  # reads that a worker has under way where it reads a batch's files together
@@ -27,11 +28,13 @@ def read_together(at: Situation) -> Iterable[Change]:
     if not storage.limits or storage.reads is None or unwatched(at) or storage.kind in (*READ_AHEAD, *IN_SEQUENCE):
         return
     reads, count = storage.reads, AT_ONCE * storage.readers
-    given = reads.random_at(count)
+    given, waited_s = reads.random_at(count), storage.blocked_with(count)
+    batch = (at.measured.loader and at.measured.loader.batch_size) or AT_ONCE
+    first_s = waited_s / batch  # of a batch's reads; the others come while those before are worked on
     yield Change(
         family="ahead", remedy="a batch's reads at once", effort=Effort.CODE, cause=True, target="read",
-        then=replace(at.now, worker_s=max(0.0, at.now.worker_s - storage.blocked_s), contention={},
-                     storage_samples_per_s=given / reads.piece_bytes),
+        then=replace(at.now, worker_s=max(0.0, at.now.worker_s - storage.blocked_s) + first_s, contention={},
+                     storage_samples_per_s=count / waited_s),
         why=f"a worker waits for each read by itself; {count_of(count, 'read')} at once brought "
         f"{units.size(given)}/s instead of {units.size(reads.random_at(storage.readers))}/s",
         command="def __getitems__(self, indices):  # of your Dataset: torch hands it a whole batch\n"
@@ -64,11 +67,16 @@ def cold(at: Situation) -> Change | None:
     storage = at.measured.storage
     if storage.source != "memory" or storage.cold_s is None or unwatched(at):
         return None
-    then = replace(at.now, worker_s=at.now.worker_s + storage.cold_s, contention={})
+    computed_s, most = max(0.0, at.now.worker_s - storage.blocked_s), storage.most_waits
     if storage.kind in READ_AHEAD:
-        then = replace(at.now, storage_samples_per_s=storage.at_most)
+        between = [replace(at.now, storage_samples_per_s=storage.at_most)] * 3
+    else:  # each sample's reads wait once at least; between that and the most, whatever the kernel makes of it
+        waits = (most, math.sqrt(most), 1.0) if storage.kind not in IN_SEQUENCE else (1.0,) * 3
+        between = [replace(at.now, worker_s=computed_s + n * storage.cold_s, contention={}) for n in waits]
+    least, then, most_then = between
     return Change(family="storage", remedy="a first epoch, from cold storage", then=then, effort=Effort.SETTING,
-                  why="nothing is in memory yet", command="", extra_error=TRIED_ERROR)  # fmt: skip
+                  why="nothing is in memory yet", command="",
+                  extra_error=math.hypot(TRIED_ERROR, error_between(least, most_then)))  # fmt: skip
 
 
 REMEDIES: tuple[Remedy, ...] = (read_together, window_order)

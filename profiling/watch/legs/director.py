@@ -124,6 +124,7 @@ class Director:
         """What the loop is handed. Raises Finished behind the last window."""
         config, adapter, began = self._config, batches.feed.adapter, time.perf_counter()
         steps, rounds = self._agreed() if self._capture.facts.world_size > 1 else (None, config.rounds)
+        steps = steps and -(-steps // batches.turn) * batches.turn
         counts = worker_counts(adapter.workers(batches.feed.loader))
         planned = plan(config.legs, adapter.kind, counts, rounds, self._lines, inside=config.inside)
         for way in planned:
@@ -171,7 +172,7 @@ class Director:
             yield way.batch(batches)
         cuda.settle_device()
         neighbours.begin()
-        tally = Tally(self._config.window_s, LEAST_STEPS)
+        tally = Tally(self._config.window_s, LEAST_STEPS, way.turn(batches))
         while not (tally.steps >= wanted if wanted else tally.full) and not way.too_long(tally.elapsed_s):
             tally.asks()
             self._interrupted = False

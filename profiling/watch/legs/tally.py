@@ -25,12 +25,16 @@ class Counted(NamedTuple):
 
 class Tally:
     """Steps in which a pass begins or ends are left out, with whatever the script does between passes, as the verdict
-    leaves them out; unless most steps are like that, as in `next(iter(loader))`: then that is the loop."""
+    leaves them out; unless most steps are like that, as in `next(iter(loader))`: then that is the loop.
 
-    def __init__(self, window_s: float, least_steps: int) -> None:
+    Workers that keep the loop waiting hand over their batches in turn, often all at once: it ends behind whole turns,
+    for one that ended at the first batch of a turn would lack all others."""
+
+    def __init__(self, window_s: float, least_steps: int, turn: int = 1) -> None:
         self.steps = 0
         self._window_s = window_s
         self._least = least_steps
+        self._turn = turn
         self._began = self._asked = Clocks.now()
         self._samples = self._apart_samples = self._apart_steps = 0
         self._apart_s = self._apart_cpu_s = 0.0
@@ -56,8 +60,10 @@ class Tally:
 
     @property
     def full(self) -> bool:
-        long = self.counted().seconds >= self._window_s or self.elapsed_s > MOST_WINDOWS * self._window_s
-        return long and self.steps >= self._least
+        if self.elapsed_s > MOST_WINDOWS * self._window_s:
+            return self.steps >= self._least
+        whole = self.steps >= self._least and self.steps % self._turn == 0
+        return whole and self.counted().seconds >= self._window_s
 
     def counted(self) -> Counted:
         now = Clocks.now()

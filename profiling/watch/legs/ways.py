@@ -115,6 +115,11 @@ class Batches:
         workers = self.feed.adapter.workers(self.feed.loader) if workers is None else workers
         return workers * (settings(self.feed.loader)["prefetch_factor"] or TORCH_PREFETCH)
 
+    @property
+    def turn(self) -> int:
+        """Batches in which each of the loader's workers has its turn."""
+        return max(1, self.feed.adapter.workers(self.feed.loader))
+
 
 class Way:
     """As it is; and what the others have in common."""
@@ -135,6 +140,10 @@ class Way:
         batch = batches.draw()
         batches.cache.keep(batch)
         return batch
+
+    def turn(self, batches: Batches) -> int:
+        """Batches that belong together: a window ends behind all of them."""
+        return batches.turn
 
     def next_pass(self, batches: Batches) -> None:
         """The script has left its pass, and begun another one."""
@@ -173,6 +182,9 @@ class Cached(Way):
             before = now
         return SETTLE_STEPS
 
+    def turn(self, batches: Batches) -> int:
+        return 1
+
     def batch(self, batches: Batches) -> Any:
         assert self._cache is not None
         return self._cache.next()
@@ -207,20 +219,21 @@ class LoaderOnly(Way):
         """None where the loader cannot be had with so many workers."""
         if self.count is None:
             drawn = ((batches.draw(), batches.restarted) for _ in repeat(None))
-            return self._drain(drawn, batches.queued() + 1, window_s, neighbours)
+            return self._drain(drawn, batches.queued() + 1, batches.turn, window_s, neighbours)
         loader = batches.feed.adapter.again(batches.feed.loader, self.count)
         if loader is None:
             return None
         endless = endlessly(loader)
         try:
-            return self._drain(endless, batches.queued(self.count) + self.count, window_s, neighbours)
+            return self._drain(endless, batches.queued(self.count) + self.count, self.count, window_s, neighbours)
         finally:
             endless.close()
 
     def _drain(
-        self, batches: Iterator[tuple[Any, bool]], skip: int, window_s: float, neighbours: Neighbours
+        self, batches: Iterator[tuple[Any, bool]], skip: int, turn: int, window_s: float, neighbours: Neighbours
     ) -> LegRow | None:
-        """The first batch of a pass is left out, as in the verdict: what passes begin with is added by itself."""
+        """The first batch of a pass is left out, as in the verdict: what passes begin with is added by itself. Ends
+        behind whole turns, as `Tally` does."""
         for _ in islice(batches, skip):
             pass
         neighbours.begin()
@@ -234,7 +247,8 @@ class LoaderOnly(Way):
                 left_out += count
             else:
                 samples, seconds, steps = samples + count, seconds + came - asked, steps + 1
-            if steps >= LEAST_STEPS and (seconds >= window_s or came > until):
+            whole = seconds >= window_s and steps % turn == 0
+            if steps >= LEAST_STEPS and (whole or came > until):
                 used_s = (children_cpu_seconds() - cpu_s) * samples / max(1, samples + left_out)
                 neighbours.end()
                 return LegRow(self.leg, self.count, samples, seconds, used_s if used_s > 0 else None, 0.0, "", None)

@@ -11,6 +11,7 @@ from feedline.profiling.record.measurements import Leg
 from feedline.profiling.record.recording import Recording
 from tests.profiling.remedy_runs import READS, reading, with_workers
 
+FAST = replace(READS, random_bytes_per_s=[5e10, 6e10, 6e10, 6e10])
 WARM = reading(blocked_s=0.00001, from_disk=0.0)
 
 
@@ -79,6 +80,24 @@ def test_reads_of_another_speed_than_the_runs_are_of_no_use() -> None:
     assert any("is not known" in words for words in diagnose(reading(reads=slow)).evidence)
 
 
+def test_reads_that_wait_once_a_call_are_of_the_storage_that_was_tried() -> None:
+    """A file system that looks a name up, and reads no further ahead than it must: 25 ms where one request takes 9."""
+    seen = reading(blocked_s=0.025)
+    assert storage_of(replace(seen, costs=replace(seen.costs, read_calls=5.5))).reads is not None
+    assert storage_of(replace(seen, costs=replace(seen.costs, read_calls=1.0))).reads is None
+
+
+def test_reads_from_memory_through_a_slow_server_are_no_reads_from_storage() -> None:
+    """Opening a file asks the server, whatever is in memory: 1.4 ms, where a read from it takes 9."""
+    unsure = reading(blocked_s=0.00025, from_disk=0.0)
+    assert 0.1 < storage_of(unsure).share < 0.2
+    few = with_workers(unsure, ticks=20)
+    assert storage_of(few).source == "memory"
+    assert storage_of(replace(few, reads=None)).source is None
+    near = reading(blocked_s=0.00025, from_disk=0.0, reads=FAST)
+    assert storage_of(with_workers(near, ticks=20)).source is None
+
+
 def test_a_run_from_memory_says_what_a_first_epoch_would_be() -> None:
     told = diagnose(WARM)
     assert told.recording.costs.device_bytes == 0.0
@@ -95,8 +114,14 @@ def test_a_first_epoch_that_nobody_knows_is_not_predicted() -> None:
         told = diagnose(replace(WARM, reads=reads))
         assert record_keys(told)["storage"]["cold"] is None
         assert any("may be slower" in words for words in told.evidence)
-    fast = replace(READS, random_bytes_per_s=[5e9, 6e9, 6e9, 6e9])
-    assert any("no slower" in words for words in diagnose(replace(WARM, reads=fast)).evidence)
+    assert any("no slower" in words for words in diagnose(replace(WARM, reads=FAST)).evidence)
+
+
+def test_a_first_epoch_waits_once_a_sample_at_least_and_once_a_call_at_most() -> None:
+    once, often = (measure(reading(blocked_s=n * READS.read_s(2))).rates.now for n in (1, 7))
+    calls = replace(WARM, costs=replace(WARM.costs, read_calls=6.0))
+    found = record_keys(diagnose(calls))["storage"]["cold"]
+    assert once and often and found["low"] < 1.1 * often.value < found["samples_per_s"] < once.value < found["high"]
 
 
 def test_a_cold_leg_is_better_than_a_prediction() -> None:

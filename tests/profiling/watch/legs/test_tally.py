@@ -42,3 +42,13 @@ def test_a_window_is_full_when_what_counts_is_long_enough(monkeypatch: pytest.Mo
     assert not window(Clock(monkeypatch), "xxx").full  # too few steps
     assert window(Clock(monkeypatch), "nnnnnn" + "x" * 5 + "n" * 4).full is False
     assert window(Clock(monkeypatch), "n" * 9 + "x" * 10).full  # never mind what is left out, after ten times as long
+
+
+def test_batches_that_come_in_turns_are_counted_by_whole_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three workers that hand over theirs at once, every 0.4 s."""
+    clock, found = Clock(monkeypatch), Tally(window_s=1.0, least_steps=4, turn=3)
+    while not found.full:
+        found.asks()
+        clock.now_s += 0.4 if found.steps % 3 == 0 else 0.0
+        found.add(100, apart=False)
+    assert (found.counted().samples, found.counted().seconds) == (900, pytest.approx(1.2))
