@@ -81,7 +81,7 @@ def test_reads_of_another_speed_than_the_runs_are_of_no_use() -> None:
 
 
 def test_reads_that_wait_once_a_call_are_of_the_storage_that_was_tried() -> None:
-    """A file system that looks a name up, and reads no further ahead than it must: 25 ms where one request takes 9."""
+    """A file system that looks names up, and reads no further ahead than it must: 25 ms where one request takes 9."""
     seen = reading(blocked_s=0.025)
     assert storage_of(replace(seen, costs=replace(seen.costs, read_calls=5.5))).reads is not None
     assert storage_of(replace(seen, costs=replace(seen.costs, read_calls=1.0))).reads is None
