@@ -40,12 +40,13 @@ class Storage:
     @property
     def source(self) -> Source | None:
         """Where the bytes came from; None where that is not clear."""
-        unsure = ERRORS_90 * self.error
-        if (self.device or 0.0) >= FROM_DISK or self.share - unsure >= NOTABLE:
+        least, most = (self.share + times * ERRORS_90 * self.error for times in (-1, 1))
+        if (self.device or 0.0) >= FROM_DISK:
             return "storage"
-        most = self.share + unsure
-        short = most < NOTABLE or (self.share > 0 and self._is_far_below_cold(self.blocked_s * most / self.share))
-        return "memory" if self.device is not None and self.device < FROM_MEMORY and short else None
+        of_server = not self.leads and self.share > 0 and self._is_far_below_cold(self.blocked_s * most / self.share)
+        if self.device is not None and self.device < FROM_MEMORY and (most < NOTABLE or of_server):
+            return "memory"  # `of_server`: a file system that is asked for a file even where its bytes are here
+        return "storage" if least >= NOTABLE else None
 
     @property
     def limits(self) -> bool:

@@ -185,12 +185,13 @@ def without_reading(at: Situation) -> Iterable[Change]:
     if unwatched(at):
         return
     now, memory = at.now, units.size(float(at.recording.host.get("memory_bytes") or 0))
-    blocked_s = at.measured.storage.blocked_s
-    share = blocked_s / now.worker_s if now.worker_s else 0.0
+    storage = at.measured.storage
+    waits_s = storage.read_s if storage.limits else storage.blocked_s  # looks give waiting what computes between them
+    share = waits_s / now.worker_s if now.worker_s else 0.0
     reason = f"waiting in reads takes {units.percent(share)} of a worker's busy time"
     then, why = now, NO_WAIT if share >= SURE else Vain(reason)
     if share >= SURE and not at.hardly_waits:
-        left_s = max(0.0, now.worker_s - blocked_s)
+        left_s = max(0.0, now.worker_s - waits_s)
         cpu_s = min(now.worker_cpu_s, left_s)
         then = replace(now, worker_s=left_s, worker_cpu_s=cpu_s, storage_samples_per_s=None)
         why = reason
