@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from feedline.pipeline.base.errors import RecordingError
 from feedline.profiling.record.recording import Recording
 from tests.lab.collection_processes import LOOP, STEPS
 from tests.lab.collection_runs import SETTLE_S, Lap, Ran, Script
@@ -257,7 +258,10 @@ def of_profiled(script: Script, ran: Ran) -> tuple[dict[str, float], float | Non
     loop, pids = _loop(script, ran)
     if not loop or not ran.profile or ran.origin_s is None:
         return {}, None
-    recording = Recording.from_dict(ran.profile["recording"])
+    try:
+        recording = Recording.from_dict(ran.profile["recording"])
+    except RecordingError:  # an old commit's: what it says can be judged, its windows are not known
+        return {}, None
     by_rank = {one.rank: one.pid for one in recording.trainers if one.pid in pids}
     windows: dict[int, tuple[float, float]] = {}
     measured = [step for step in recording.steps if step.measured]
