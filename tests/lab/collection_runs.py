@@ -33,7 +33,7 @@ PRODUCT = ("cli", "pipeline", "preprocess", "profiling", "benchmarks/what_if.py"
 READS = ("cli/report.py", "profiling/explain", "profiling/render")
 """What makes a verdict of a recording, which is done again when it changes; the rest makes the recording."""
 IMAGES, SMALL = 2200, 400
-PLAIN_S, GAIN_S, PROFILE_S, LEGS_S = 30.0, 25.0, 20, 8
+PLAIN_S, GAIN_S, PROFILE_S, LEGS_S = 30.0, 16.0, 20, 12
 SETTLE_S = 3.0
 """Of a run without a profiler, from its third step on, that is in no share and no rate."""
 Kind = Literal["plain", "profiled", "legs", "whole", "whole_profiled", "without", "with"]

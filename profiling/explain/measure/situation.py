@@ -257,6 +257,13 @@ class Situation:
         """No time is lost on data: neither in waiting for it nor in cores that workers take from the model."""
         return self.measured.trainer.shares.data < HARDLY and self.ceiling < 1.1 * self.rate.value
 
+    @property
+    def computed_s(self) -> float:
+        """What a sample takes a worker where no read waits: its CPU time, reads' own included, and what it waits for
+        elsewhere. By the process's clocks: looks, at which it nearly always reads, give reading too much."""
+        stages = self.measured.workers.stage_alone_s
+        return min(self.now.worker_s, self.now.worker_cpu_s + stages.get("blocked", 0.0) + stages.get("lock", 0.0))
+
     def with_workers(self, count: int) -> Throughput:
         """The script's own loader with other workers. What a sample costs in a worker process, sending it included,
         is known from the loader-only leg with that many, where there is one; that storage keeps more of them waiting,

@@ -186,12 +186,13 @@ def without_reading(at: Situation) -> Iterable[Change]:
         return
     now, memory = at.now, units.size(float(at.recording.host.get("memory_bytes") or 0))
     storage = at.measured.storage
-    waits_s = storage.read_s if storage.limits else storage.blocked_s  # looks give waiting what computes between them
-    share = waits_s / now.worker_s if now.worker_s else 0.0
+    left_s = max(0.0, now.worker_s - storage.blocked_s)
+    if storage.limits:  # reads' own CPU time goes with a server's, and stays with a disk's: halfway
+        left_s = (at.computed_s + min(at.computed_s, max(0.0, now.worker_s - storage.read_s))) / 2
+    share = 1.0 - left_s / now.worker_s if now.worker_s else 0.0
     reason = f"waiting in reads takes {units.percent(share)} of a worker's busy time"
     then, why = now, NO_WAIT if share >= SURE else Vain(reason)
     if share >= SURE and not at.hardly_waits:
-        left_s = max(0.0, now.worker_s - waits_s)
         cpu_s = min(now.worker_cpu_s, left_s)
         then = replace(now, worker_s=left_s, worker_cpu_s=cpu_s, storage_samples_per_s=None)
         why = reason

@@ -31,10 +31,9 @@ def read_together(at: Situation) -> Iterable[Change]:
     given, waited_s = reads.random_at(count), storage.blocked_with(count)
     batch = (at.measured.loader and at.measured.loader.batch_size) or AT_ONCE
     first_s = waited_s / batch  # of a batch's reads; the others come while those before are worked on
-    computed_s = max(at.now.worker_cpu_s, at.now.worker_s - storage.read_s)  # reads compute, too, whoever waits
     yield Change(
         family="ahead", remedy="a batch's reads at once", effort=Effort.CODE, cause=True, target="read",
-        then=replace(at.now, worker_s=min(at.now.worker_s, computed_s + first_s), contention={},
+        then=replace(at.now, worker_s=min(at.now.worker_s, at.computed_s + first_s), contention={},
                      storage_samples_per_s=count / waited_s),
         why=f"a worker waits for each read by itself; {count_of(count, 'read')} at once brought "
         f"{units.size(given)}/s instead of {units.size(reads.random_at(storage.readers))}/s",
