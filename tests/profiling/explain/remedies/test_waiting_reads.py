@@ -6,7 +6,7 @@ import pytest
 
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import prediction_for
-from tests.profiling.remedy_runs import READS, TRIALS, found_in, of_family, reading, with_loader
+from tests.profiling.remedy_runs import READS, TRIALS, found_in, of_family, reading, with_loader, with_workers
 
 IN_SEQUENCE = replace(READS, sequential_bytes_per_s=400e6)
 
@@ -69,3 +69,16 @@ def test_smaller_samples_are_as_fast_as_the_storage_brings_them() -> None:
     found = prediction_for(found_in(seen), codec="planes", size=256, loader="feedline", num_workers=2)
     assert found is not None and found.samples_per_s == pytest.approx(13e6 / 9e3, rel=0.2)
     assert "the storage" in found.why
+
+
+def test_with_a_local_copy_a_sample_takes_what_it_computes() -> None:
+    """1.1 ms, however long it waits now; by the processes' clocks, for looks that nearly always find a worker reading
+    give reading what is computed between them."""
+    for blocked_s in (0.002, 0.008, 0.03):
+        (one,) = of_family(reading(blocked_s=blocked_s, cores=8, ceiling=9e3), "storage")
+        assert one.samples_per_s == pytest.approx(2 / 0.0011, rel=0.06)
+    seen = reading(cores=8, ceiling=9e3)
+    stages = {**seen.workers[0].stages, "read": sum(seen.workers[0].stages.values())}
+    blurred = with_workers(seen, stages={**stages, "decode": 0.0})
+    (one,) = of_family(blurred, "storage")
+    assert one.samples_per_s == pytest.approx(2 / 0.00055, rel=0.1)  # halfway between nothing and its CPU time
