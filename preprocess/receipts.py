@@ -18,16 +18,8 @@ import pyarrow as pa
 from feedline.pipeline.format.manifest import INDEX_SCHEMA, SampleRow, ShardInfo
 from feedline.preprocess.quarantine import Quarantined
 
-KINDS = {
-    "label": "<i4",
-    "shard": "<i4",
-    "offset": "<i8",
-    "length": "<i8",
-    "width": "<i4",
-    "height": "<i4",
-    "crc32": "<u4",
-}
-ROW = np.dtype(list(KINDS.items()))
+COLUMNS = [name for name in INDEX_SCHEMA.names if name != "key"]
+ROW = np.dtype([(name, INDEX_SCHEMA.field(name).type.to_pandas_dtype()) for name in COLUMNS])
 
 
 @dataclass(frozen=True)
@@ -39,7 +31,7 @@ class Rows:
 
     @classmethod
     def of(cls, rows: Sequence[SampleRow]) -> "Rows":
-        return cls([row.key for row in rows], np.array([*map(attrgetter(*KINDS), rows)], ROW))
+        return cls([row.key for row in rows], np.array([*map(attrgetter(*COLUMNS), rows)], ROW))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +87,7 @@ def index_table(rows: Sequence[Rows]) -> pa.Table:
     ends_N = np.cumsum([0, *map(len, keys)], dtype=np.int32)
     text = [None, pa.py_buffer(ends_N), pa.py_buffer(b"".join(keys))]
     columns = [pa.Array.from_buffers(pa.string(), len(keys), text)]
-    for name in KINDS:
+    for name in COLUMNS:
         values = pa.py_buffer(np.ascontiguousarray(table_N[name]))
         columns.append(pa.Array.from_buffers(INDEX_SCHEMA.field(name).type, len(keys), [None, values]))
     return pa.Table.from_arrays(columns, schema=INDEX_SCHEMA)
