@@ -183,4 +183,4 @@ def test_a_profile_of_a_script_that_reads_cold_files_says_so(mount: Mount, tmp_p
     more = prediction_for(all_predictions(told.measured, workers=[4]), num_workers=4)
     assert more is not None and 1.5 < more.gain < 2.1
     together = next(one for one in told.predictions if one.family == "ahead")
-    assert together.helps and together.gain > 4
+    assert together.helps and 2.5 < together.gain <= 4.1  # a batch has four reads

@@ -27,9 +27,9 @@ def read_together(at: Situation) -> Iterable[Change]:
     storage = at.measured.storage
     if not storage.limits or storage.reads is None or unwatched(at) or storage.kind in (*READ_AHEAD, *IN_SEQUENCE):
         return
-    reads, count = storage.reads, AT_ONCE * storage.readers
-    given, waited_s = reads.random_at(count), storage.blocked_with(count)
     batch = (at.measured.loader and at.measured.loader.batch_size) or AT_ONCE
+    reads, count = storage.reads, min(AT_ONCE, batch) * storage.readers
+    given, waited_s = reads.random_at(count), storage.blocked_with(count)
     first_s = waited_s / batch  # of a batch's reads; the others come while those before are worked on
     yield Change(
         family="ahead", remedy="a batch's reads at once", effort=Effort.CODE, cause=True, target="read",
