@@ -69,7 +69,7 @@ def main() -> None:
     right = sum(one["cold"]["right"] for one in by_round)
     ratios = {name: column(scores, name) for name in scores[0]}
     within = {name: sum(abs(ratio - 1) <= RIGHT for ratio in known if ratio) for name, known in ratios.items()}
-    write(given.out, {"settings": vars(given) | {"work": ""}, "said_storage": right, "of": given.repeats,
+    write(given.out, {"settings": vars(given) | {"work": "", "out": ""}, "said_storage": right, "of": given.repeats,
                       "predicted_by_measured": ratios, "within_a_quarter": within, "by_round": by_round})  # fmt: skip
     print(f"storage was named in {right} of {given.repeats} profiles")
     show(("predicted by measured", "median", f"within {RIGHT:.0%}"), [
