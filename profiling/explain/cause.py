@@ -7,7 +7,7 @@ takes them, that is said beside it: cheaper samples help then.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.bound import stalled
@@ -18,12 +18,9 @@ from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest
 from feedline.profiling.record import units
 from feedline.profiling.record.stages import STAGES
 
-Kind = Literal[
-    "decode", "transform", "read", "blocked", "lock", "collate", "send", "draw", "unpickle", "start", "slow-worker",
-    "cores", "main", "handover",
-]  # fmt: skip
+KINDS = (*STAGES, "draw", "unpickle", "start", "slow-worker", "cores", "main", "handover")
+"""Of causes, but for the stages idle and other."""
 MOSTLY = 0.5
-CPU_STAGES = ("decode", "transform", "collate", "send")
 ANOTHERS = "waiting for another thread"
 """What a lock means where there are no workers: nobody else takes it."""
 AFTERWORDS = {"blocked": ": more workers wait side by side", "lock": ": more workers do not help"}
@@ -31,7 +28,7 @@ AFTERWORDS = {"blocked": ": more workers wait side by side", "lock": ": more wor
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    kind: Kind | None = None  # None: it cannot be told, and `words` says why
+    kind: str | None = None  # one of KINDS; None: it cannot be told, and `words` says why
     where: str = ""  # the function, the place or the worker, where one is known
     share: float | None = None  # of the time that `words` names
     error: float | None = None  # absolute standard error of it
@@ -42,7 +39,8 @@ class Cause:
 def cause_of(measured: Measured) -> Cause:
     ways = (_start, _slow_worker, _drawing, _cores, _unpickling, _main, _handover)
     cause = next((cause for way in ways if (cause := way(measured)) is not None), None) or _stage(measured)
-    return replace(cause, also="cores") if cause.kind in CPU_STAGES and measured.workers.lack_cores else cause
+    computes = cause.kind in STAGES and STAGES[cause.kind].computes
+    return replace(cause, also="cores") if computes and measured.workers.lack_cores else cause
 
 
 def _start(measured: Measured) -> Cause | None:
@@ -113,7 +111,7 @@ def _main(measured: Measured) -> Cause | None:
     if top is not None:
         where, doing = _place(measured, top), ANOTHERS if top == "lock" else STAGES[top].words
         words += f", most of it in {doing}" + (f" ({where})" if where else "")
-    kind: Kind = "blocked" if top in ("blocked", "lock") else "main"
+    kind = "blocked" if top in ("blocked", "lock") else "main"
     return Cause(kind=kind, where=where, share=share, error=error, words=words)
 
 
@@ -144,10 +142,7 @@ def _stage(measured: Measured) -> Cause:
     words = f"the workers spend {units.percent(share)} of their busy time {spent_in(name)}" + (
         f" ({where})" if where else ""
     )
-    # What is neither `idle` nor `other` is a kind of cause.
-    return Cause(
-        kind=cast("Kind", name), where=where, share=share, error=error, words=words + AFTERWORDS.get(name, "")
-    )
+    return Cause(kind=name, where=where, share=share, error=error, words=words + AFTERWORDS.get(name, ""))
 
 
 def spent_in(stage: str) -> str:

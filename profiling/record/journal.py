@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -66,6 +66,32 @@ class StudyConfig:
     def diagnostic(self) -> bool:
         """Whether windows follow the verdict's steps; the script is ended after them."""
         return bool(self.legs or self.lines)
+
+
+@dataclass(kw_only=True)
+class Compute:
+    """What was seen of the training step's settings, for remedies where compute is the bound."""
+
+    device: str = "cpu"
+    autocast: bool | None = None
+    channels_last: bool | None = None
+    parameters: int | None = None
+    optimizer: str | None = None
+    world_size: int = 1
+    items: int = 0
+    """Hidden synchronisations in measured training steps: `.item()`, `.cpu()`, `.tolist()` and the like."""
+    items_s: float = 0.0
+    """Time the main threads of all ranks spent inside them."""
+    item_lines: list[str] = field(default_factory=list)
+    """`file:line` of the most frequent ones."""
+    user_cpu_s: float = 0.0
+    """Of the trainer's whole process during training steps, waits for batches and warm-up left out."""
+    kernel_cpu_s: float = 0.0
+    """The same, spent in the kernel."""
+    page_faults: int = 0
+    """Minor ones, in the same time: memory that was given back to the kernel and is taken again."""
+    faulty_steps: int = 0
+    """Training steps these three are of."""
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from feedline.pipeline.base.errors import RecordingError
 from feedline.pipeline.base.files import RECORDING_BYTES, read_bounded, write_as_asked
-from feedline.profiling.record.journal import LegName
+from feedline.profiling.record.journal import Compute, LegName
 from feedline.profiling.record.measurements import Gpu, Leg, Line, Reads, Series, Trial
 from feedline.profiling.record.plain import build, to_plain
 
@@ -82,32 +82,6 @@ class LoaderSeen:
     @property
     def unwatched(self) -> bool:
         return self.kind == "unwatched"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compute:
-    """What was seen of the training step's settings, for remedies where compute is the bound."""
-
-    device: str = "cpu"
-    autocast: bool | None = None
-    channels_last: bool | None = None
-    parameters: int | None = None
-    optimizer: str | None = None
-    world_size: int = 1
-    items: int = 0
-    """Hidden synchronisations in measured training steps: `.item()`, `.cpu()`, `.tolist()` and the like."""
-    items_s: float = 0.0
-    """Time the main threads of all ranks spent inside them."""
-    item_lines: list[str] = field(default_factory=list)
-    """`file:line` of the most frequent ones."""
-    user_cpu_s: float = 0.0
-    """Of the trainer's whole process during training steps, waits for batches and warm-up left out."""
-    kernel_cpu_s: float = 0.0
-    """The same, spent in the kernel."""
-    page_faults: int = 0
-    """Minor ones, in the same time: memory that was given back to the kernel and is taken again."""
-    faulty_steps: int = 0
-    """Training steps these three are of."""
 
 
 @dataclass(frozen=True, kw_only=True)

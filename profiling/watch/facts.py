@@ -10,8 +10,9 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from feedline.profiling.record.journal import Compute
 
 T = TypeVar("T")
 
@@ -160,20 +161,8 @@ class Loaders:
         return number
 
 
-@dataclass
-class Facts:
-    """Fields of `recording.Compute`."""
-
-    device: str = "cpu"
-    autocast: bool | None = None
-    channels_last: bool | None = None
-    parameters: int | None = None
-    optimizer: str | None = None
-    world_size: int = 1
-    user_cpu_s: float = 0.0
-    kernel_cpu_s: float = 0.0
-    page_faults: int = 0
-    faulty_steps: int = 0
+class Facts(Compute):
+    """What is seen of the model and its steps, as it is seen."""
 
     def see_usage(self, before: resource.struct_rusage) -> None:
         """A training step has ended; `before` is what `usage` said as it began."""
