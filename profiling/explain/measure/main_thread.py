@@ -39,6 +39,11 @@ FAULTS_COST = 1.25
 models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast) ask for 1.1 to 1.65, other scripts for 1 to 2."""
 FAULTS_ERROR, LEAST_FAULTS_ERROR = 0.3, 0.035
 """Relative standard errors: of that exponent, and at least of the gain."""
+SURE_BYTES, CHANCE = 64 << 20, 0.5
+"""Up to so many bytes a step glibc's thresholds, which adapt, may come to keep them by themselves: whether they do differs
+from run to run. One script had 2,000 to 2,400 faults a step in four plain runs of eight and 240 to 400 in the others:
+of the gain as much as half may be missing, as a standard error. Above, its largest thresholds keep nothing."""
+PAGE_BYTES = 4096
 APART_ERROR = 0.05  # of the ratio of two legs whose windows do not take turns: the machine's speed may have changed
 
 
@@ -93,7 +98,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     kernel_share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
     faults_per_step = compute.page_faults / compute.faulty_steps if compute.faulty_steps else 0.0
     notable = compute.device == "cpu" and kernel_share >= LEAST_KERNEL_SHARE and faults_per_step >= LEAST_FAULTS
-    kept_gain = _kept_gain(kernel_share, of_legs) if notable else Rate(value=1.0, error=0.0)
+    kept_gain = _kept_gain(kernel_share, faults_per_step, of_legs) if notable else Rate(value=1.0, error=0.0)
     layout = layout_gain or Rate(value=1.0, error=0.0)
     our_batches = Rate(value=layout.value * kept_gain.value, error=math.hypot(layout.error, kept_gain.error))
     return Trainer(
@@ -218,15 +223,17 @@ def _unpickling(recording: Recording) -> tuple[float, float]:
     return ((alone_s + delay_s) / whole.seconds, alone_s / whole.seconds) if whole.seconds else (0.0, 0.0)
 
 
-def _kept_gain(kernel_share: float, of_legs: Rate | None) -> Rate:
-    """What the kernel's share of the CPU time lets expect, and what the legs say, by their errors."""
+def _kept_gain(kernel_share: float, faults_per_step: float, of_legs: Rate | None) -> Rate:
+    """What the kernel's share of the CPU time lets expect, and what the legs say, by their errors; for another run of
+    the script."""
     expected = -FAULTS_COST * math.log(1.0 - kernel_share)
     error = max(LEAST_FAULTS_ERROR, FAULTS_ERROR * expected)
     if of_legs is not None:
         ours, theirs = error**-2, of_legs.error**-2
         expected = (ours * expected + theirs * math.log(of_legs.value)) / (ours + theirs)
         error = (ours + theirs) ** -0.5
-    return Rate(value=math.exp(max(0.0, expected)), error=error)
+    by_chance = CHANCE * max(0.0, expected) if faults_per_step * PAGE_BYTES < SURE_BYTES else 0.0
+    return Rate(value=math.exp(max(0.0, expected)), error=math.hypot(error, by_chance))
 
 
 def _of_legs(recording: Recording) -> tuple[Rate | None, Rate | None]:
