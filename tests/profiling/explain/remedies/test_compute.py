@@ -105,3 +105,16 @@ def test_page_faults_that_were_counted_are_a_sure_gain_where_it_is_large_enough(
     kept = next(one for one in found if one.family == "memory")
     assert kept.helps == sure == (kept.gain_low > 1.0)
     assert found[0] is kept or not sure
+
+
+def test_a_heap_that_may_keep_its_memory_by_itself_makes_the_gain_less_sure() -> None:
+    def kept_at(faults_per_step: int) -> tuple[float, float]:
+        faulty = replace(
+            GPU, device="cpu", user_cpu_s=9.0, kernel_cpu_s=2.0, page_faults=100 * faults_per_step, faulty_steps=100
+        )
+        found = diagnose(made(wait_s=0.001, compute_s=0.1, stages=SMALL, compute=faulty)).predictions
+        kept = next(one for one in found if one.family == "memory")
+        return kept.gain, kept.gain_low
+
+    (gain, unsure), (same, sure) = kept_at(3_000), kept_at(30_000)
+    assert gain == same and 1.0 < unsure < sure - 0.05
