@@ -10,7 +10,7 @@ from feedline.cli.common import HtmlFile, Record, show
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
-from feedline.train.config import CHECKPOINTS
+from feedline.train.config import is_run
 
 if TYPE_CHECKING:
     from feedline.profiling.render.sections import Curves, Page, Section, Table
@@ -39,10 +39,11 @@ def inspect(
 
       feedline inspect RUN --quantiles 0.6,0.9,0.99     # of |w|, by layer and in all, of every kept epoch
     """
-    if out.is_file() or (out / CHECKPOINTS).is_dir():
-        from feedline.train.weights import WeightsConfig, checkpoints_of, describe
+    if out.is_file() or is_run(out):
+        from feedline.train.checkpoint import by_name
+        from feedline.train.weights import WeightsConfig, describe
 
-        found = {path.stem: describe(path, WeightsConfig(**weights)) for path in checkpoints_of(out)}
+        found = {name: describe(where, WeightsConfig(**weights)) for name, where in by_name(out).items()}
         show(weights_page(str(out), found), html)
         record.write({"checkpoints": found})
         return

@@ -5,6 +5,7 @@ so it loads with `weights_only=True` and cannot run anything. It appears under i
 Names: `step-0000120.pt` (the last few are kept), `epoch-0005.pt` (asked for by name), `best.pt`.
 """
 
+import hashlib
 import io
 import os
 import pickle
@@ -30,6 +31,8 @@ MOST_BYTES = 64 << 30
 """What is larger is no checkpoint of these models, or has no end."""
 
 State = dict[str, Any]
+Where = Path
+"""The place of a checkpoint: opaque to all but this module and the settings that name one."""
 
 
 class CheckpointError(FeedlineError):
@@ -40,7 +43,7 @@ class Resume(NamedTuple):
     """A checkpoint to go on from, its place, and what was wrong with newer ones."""
 
     state: State
-    where: str
+    where: Where
     problems: list[str]
 
 
@@ -73,7 +76,7 @@ class Checkpoints:
         """Oldest first."""
         return sorted(self.folder.glob("step-*.pt"))
 
-    def kept(self) -> dict[int, Path]:
+    def kept(self) -> dict[int, Where]:
         """Those of the epochs that were asked for by name, by epoch."""
         paths = {path.stem.partition("-")[2]: path for path in sorted(self.folder.glob("epoch-*.pt"))}
         return {int(number): path for number, path in paths.items() if number.isdigit()}
@@ -81,9 +84,9 @@ class Checkpoints:
     def newest_good(self) -> Resume | None:
         """Of those that can be read; None where there is none. Raises CheckpointError if all are damaged."""
         problems: list[str] = []
-        for path in reversed(self.steps()):
+        for where in reversed(self.steps()):
             try:
-                return Resume(read(path), str(path), problems)
+                return Resume(read(where), where, problems)
             except CheckpointError as error:
                 problems.append(str(error))
         if problems:
@@ -94,13 +97,22 @@ class Checkpoints:
         """What `--resume` means; None: from the start. Raises CheckpointError, or UsageError where a run would be
         overwritten."""
         if asked not in (None, "auto"):
-            return Resume(read(Path(asked)), asked, [])
+            return Resume(read(Path(asked)), Path(asked), [])
         # where torchrun may restart us, a start is a restart as soon as there is a checkpoint
         if asked or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
             return self.newest_good()
         if self.steps():
             raise UsageError(f"{self.run} already holds a run: add --resume auto, or name another --run")
         return None
+
+
+def by_name(run: Path) -> dict[str, Where]:
+    """A checkpoint file, or those of a run's kept epochs and its newest. Raises UsageError where there is none."""
+    checkpoints = Checkpoints(run)
+    found = [run] if run.is_file() else [*checkpoints.kept().values(), *checkpoints.steps()[-1:]]
+    if not found:
+        raise UsageError(f"{run} has no checkpoints: give the folder of a run that writes some (--keep-last)")
+    return {where.stem: where for where in found}
 
 
 def step_name(step: int) -> str:
@@ -137,17 +149,22 @@ def from_bytes(data: bytes, where: str) -> State:
     return state
 
 
-def read(path: Path) -> State:
+def read(where: Where) -> State:
     """Raises CheckpointError."""
     try:
-        data = read_bounded(path, MOST_BYTES)
+        data = read_bounded(where, MOST_BYTES)
     except OSError as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror}") from error
-    return from_bytes(data, str(path))
+        raise CheckpointError(f"checkpoint {where} cannot be read: {error.strerror}") from error
+    return from_bytes(data, str(where))
+
+
+def digest(where: Where) -> str:
+    """SHA-256 of its bytes."""
+    return hashlib.sha256(where.read_bytes()).hexdigest()
 
 
 @contextmanager
-def as_whole(where: str) -> Generator[None]:
+def as_whole(where: Where) -> Generator[None]:
     """What a state that lacks or mixes up something leads to while it is taken, as a CheckpointError."""
     try:
         yield

@@ -179,6 +179,12 @@ class TrainConfig:
 CHECKPOINTS = "checkpoints"
 """The folder of a run that holds them."""
 
+
+def is_run(folder: Path) -> bool:
+    """Whether it is one with checkpoints in it."""
+    return (folder / CHECKPOINTS).is_dir()
+
+
 FREE_TO_CHANGE = frozenset(
     ("dataset", "run", "resume", "rewind", "rewind_optimizer", "num_workers", "prefetch_factor", "log_every",
      "tensorboard", "threads", "timeout_s", "device", "eval_every", "eval_batch_size", "checkpoint_every",

@@ -71,7 +71,7 @@ def to_bytes(masks: Masks) -> bytes:
 
 def read(path: Path) -> Masks:
     """Raises CheckpointError."""
-    with checkpoint.as_whole(str(path)):
+    with checkpoint.as_whole(path):
         return {str(name): mask.bool() for name, mask in checkpoint.read(path)["masks"].items()}
 
 

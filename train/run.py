@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.loader import Batch, Loader
 from feedline.train import checkpoint, data, masks
-from feedline.train.checkpoint import CheckpointError, Checkpoints, Resume, State
+from feedline.train.checkpoint import CheckpointError, Checkpoints, Resume, State, Where
 from feedline.train.config import FREE_TO_CHANGE, Amp, TrainConfig
 from feedline.train.distributed import World
 from feedline.train.metrics import Listener
@@ -60,8 +59,8 @@ class Run:
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.module: nn.Module = model.to(world.device, memory_format=layout)  # pyright: ignore[reportCallIssue]
         if config.init:
-            with checkpoint.as_whole(str(config.init)):
-                self._load_weights(checkpoint.read(config.init), str(config.init))
+            with checkpoint.as_whole(config.init):
+                self._load_weights(checkpoint.read(config.init), config.init)
         self.ema = Ema(self.module, config.ema_decay) if config.ema_decay else None
         self.held: masks.Held | None = None
         """What keeps weights at zero."""
@@ -193,14 +192,14 @@ class Run:
             if self.progress.samples:
                 self.loader.load_state_dict(state["loader"])
             self._draw_on(state)
-            self.resumed_from = where
+            self.resumed_from = str(where)
             return [*notes, *self._other_settings(state)]
 
-    def rewind(self, kept: Path) -> list[str]:
+    def rewind(self, where: Where) -> list[str]:
         """Begins a run of its own at the epoch behind which that checkpoint was written, with all that was learned
         until then; returns notes. With the same seed it goes on as that run did. Raises CheckpointError as `restore`,
         and for a checkpoint from within an epoch."""
-        state, where = checkpoint.read(kept), str(kept)
+        state = checkpoint.read(where)
         with checkpoint.as_whole(where):
             then = Progress(**state["progress"])
             then.check()
@@ -212,7 +211,7 @@ class Run:
                 self._draw_on(state)
             return self._other_settings(state)
 
-    def _take(self, state: State, where: str, *, optimizer: bool) -> None:
+    def _take(self, state: State, where: Where, *, optimizer: bool) -> None:
         """What was learned: weights, statistics, moving average and, if asked, the optimiser's."""
         self._check_dataset(state["dataset"], where)
         self._load_weights(state, where)
@@ -236,7 +235,7 @@ class Run:
         words = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)
         return [f"resumed with other settings: {words}"] if changed else []
 
-    def _check_dataset(self, theirs: dict[str, Any], where: str) -> None:
+    def _check_dataset(self, theirs: dict[str, Any], where: Where) -> None:
         mine, part = self.dataset, theirs.get("part")
         if part != mine.part and theirs["identity"] == mine.identity:
             raise CheckpointError(
@@ -254,7 +253,7 @@ class Run:
                 f"(manifest {theirs['identity'][:12]}, here {mine.identity[:12]}): --init takes only its weights"
             )
 
-    def _load_weights(self, state: State, where: str) -> None:
+    def _load_weights(self, state: State, where: Where) -> None:
         try:
             self.module.load_state_dict(state["model"])
         except RuntimeError as error:

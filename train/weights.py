@@ -5,17 +5,15 @@ All numbers are NumPy's of the weights in float64; a quantile lies between two m
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import check_limits, limited
 from feedline.train import checkpoint, masks
-from feedline.train.checkpoint import Checkpoints, State
+from feedline.train.checkpoint import State, Where
 from feedline.train.models import build_model
 
 Values = npt.NDArray[np.float64]
@@ -39,21 +37,11 @@ def parameters_of(state: State) -> dict[str, torch.Tensor]:
     return {name: state["model"][name] for name, _ in model.named_parameters()}
 
 
-def checkpoints_of(run: Path) -> list[Path]:
-    """A checkpoint file, or those of a run's kept epochs and its newest. Raises UsageError where there is none."""
-    if run.is_file():
-        return [run]
-    checkpoints = Checkpoints(run)
-    if not (found := [*checkpoints.kept().values(), *checkpoints.steps()[-1:]]):
-        raise UsageError(f"{run} has no checkpoints: give the folder of a run that writes some (--keep-last)")
-    return found
-
-
-def describe(path: Path, config: WeightsConfig) -> dict[str, Any]:
+def describe(where: Where, config: WeightsConfig) -> dict[str, Any]:
     """Of one checkpoint, as JSON: `epoch`, `step`, `all` (parameters of more than one dimension: what is pruned),
     `layers` (every parameter), `thresholds` (magnitudes that the quantiles of all mean). Raises CheckpointError."""
-    with checkpoint.as_whole(str(path)):
-        state = checkpoint.read(path)
+    with checkpoint.as_whole(where):
+        state = checkpoint.read(where)
         parameters = parameters_of(state)
         layers = {name: values(weights) for name, weights in parameters.items()}
         every = {name: layers[name] for name in masks.prunable(parameters)}

@@ -93,7 +93,7 @@ def test_the_newest_good_one_is_found_and_the_damaged_one_named(tmp_path: Path) 
     (checkpoints.folder / checkpoint.step_name(9)).write_bytes(some_bytes()[:-50])
     found = checkpoints.newest_good()
     assert found is not None
-    assert found.where.endswith(checkpoint.step_name(7))
+    assert found.where.name == checkpoint.step_name(7)
     assert len(found.problems) == 1 and checkpoint.step_name(9) in found.problems[0]
 
 

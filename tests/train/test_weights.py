@@ -12,10 +12,10 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.render.html import document
 from feedline.profiling.render.plain_text import text
 from feedline.train import checkpoint, masks
-from feedline.train.checkpoint import CheckpointError
+from feedline.train.checkpoint import CheckpointError, by_name
 from feedline.train.config import TrainConfig
 from feedline.train.loop import train
-from feedline.train.weights import WeightsConfig, checkpoints_of, describe, parameters_of
+from feedline.train.weights import WeightsConfig, describe, parameters_of
 
 QUANTILES = (0.6, 0.9, 0.99)
 
@@ -27,7 +27,7 @@ def run(configure: Callable[..., TrainConfig], tmp_path: Path) -> Path:
 
 
 def test_they_are_numpys_by_layer_and_in_all(run: Path) -> None:
-    path = checkpoints_of(run)[-1]
+    path = by_name(run)["step-0000006"]
     told = describe(path, WeightsConfig(quantiles=QUANTILES))
     state = checkpoint.read(path)["model"]
     assert list(told["layers"]) == list(state)  # the small CNN has no buffers
@@ -47,9 +47,9 @@ def test_they_are_numpys_by_layer_and_in_all(run: Path) -> None:
 
 
 def test_a_run_has_its_kept_epochs_and_the_newest(run: Path) -> None:
-    assert [path.name for path in checkpoints_of(run)] == ["epoch-0000.pt", "epoch-0001.pt", "step-0000006.pt"]
-    assert checkpoints_of(run / "checkpoints/epoch-0000.pt") == [run / "checkpoints/epoch-0000.pt"]
-    found = {path.stem: describe(path, WeightsConfig()) for path in checkpoints_of(run)}
+    assert list(by_name(run)) == ["epoch-0000", "epoch-0001", "step-0000006"]
+    assert by_name(run / "checkpoints/epoch-0000.pt") == {"epoch-0000": run / "checkpoints/epoch-0000.pt"}
+    found = {name: describe(where, WeightsConfig()) for name, where in by_name(run).items()}
     assert [one["epoch"] for one in found.values()] == [0, 1, 1]
     page = weights_page("RUN", found)
     assert "classifier.1.weight" in text(page) and "THRESHOLDS OF STEP-0000006" in text(page)
@@ -66,7 +66,7 @@ def test_statistics_of_batch_norm_are_no_weights() -> None:
 
 
 def test_zeros_are_counted_and_a_layer_that_a_threshold_empties_is_named(tmp_path: Path, run: Path) -> None:
-    state = checkpoint.read(checkpoints_of(run)[-1])
+    state = checkpoint.read(by_name(run)["step-0000006"])
     state["model"]["features.0.weight"] *= 1e-6
     state["model"]["classifier.3.weight"][0] = 0
     (tmp_path / "crafted.pt").write_bytes(checkpoint.to_bytes(state))
@@ -77,10 +77,10 @@ def test_zeros_are_counted_and_a_layer_that_a_threshold_empties_is_named(tmp_pat
 
 def test_what_is_no_run_or_checkpoint_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no checkpoints"):
-        checkpoints_of(tmp_path)
+        by_name(tmp_path)
     (tmp_path / "x.pt").write_text("")
     with pytest.raises(CheckpointError, match=r"x\.pt cannot be read"):
-        describe(checkpoints_of(tmp_path / "x.pt")[0], WeightsConfig())
+        describe(by_name(tmp_path / "x.pt")["x"], WeightsConfig())
     torch.save({"format": checkpoint.FORMAT, "version": checkpoint.VERSION}, tmp_path / "y.pt")
     with pytest.raises(CheckpointError, match=r"y\.pt is not whole"):
         describe(tmp_path / "y.pt", WeightsConfig())

@@ -10,7 +10,6 @@ retraining sees the same batches as the run did from there on; other seeds chang
 what is drawn. Weights that are left out are exactly zero from the first step to the last (`train.masks`).
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.base.settings import MOST, TINY, check_limits, from_plain, limited
 from feedline.train import checkpoint, masks
-from feedline.train.checkpoint import Checkpoints
+from feedline.train.checkpoint import Checkpoints, Where
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import World
 from feedline.train.loop import train
@@ -112,8 +111,8 @@ class Parent(NamedTuple):
 
     config: TrainConfig
     dataset: str
-    final: Path
-    kept: Mapping[int, Path]
+    final: Where
+    kept: Mapping[int, Where]
 
 
 def parent_of(config: PruneConfig) -> Parent:
@@ -140,7 +139,7 @@ def parent_of(config: PruneConfig) -> Parent:
         )
     if not progress.samples and max(config.rewind) >= progress.epoch:
         raise UsageError(f"--rewind {max(config.rewind)}: the run ended there, and nothing would be trained")
-    return Parent(trained, dataset, Path(found.where), kept)
+    return Parent(trained, dataset, found.where, kept)
 
 
 # --- one task -----------------------------------------------------------------------------------------
@@ -182,7 +181,7 @@ class Pruning:
             "kind": "prune",
             **versions("torch"),
             "dataset": self.parent.dataset,
-            **{name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()},
+            **{name: checkpoint.digest(where) for name, where in files.items()},
             **{f"--{name.replace('_', '-')}": value for name, value in decisive.items()},
         }
 
@@ -250,9 +249,9 @@ class Pruning:
         write_atomically(path, masks.to_bytes(made))
         return path
 
-    def _prunable(self, path: Path) -> dict[str, Tensor]:
-        with checkpoint.as_whole(str(path)):
-            return masks.prunable(parameters_of(checkpoint.read(path)), vectors=self.pruning.vectors)
+    def _prunable(self, where: Where) -> dict[str, Tensor]:
+        with checkpoint.as_whole(where):
+            return masks.prunable(parameters_of(checkpoint.read(where)), vectors=self.pruning.vectors)
 
     def _counts(self, folder: Path) -> dict[str, Any]:
         """Of the trained network: `zeros` among the `weights` that could be pruned, `pruned` by the mask."""
