@@ -55,7 +55,8 @@ class Checkpoints:
 
     def save(self, state: State, names: Iterable[str], keep_last: int) -> int:
         """The same bytes under each of `names`; returns how many. Of the step checkpoints only the newest `keep_last`
-        stay. Raises CheckpointError when the disk refuses.
+        stay, and nothing that a run has left by going back to an older one. Raises CheckpointError when the disk
+        refuses.
 
         `step-…` comes last: a run that is killed in between resumes before it, and writes the others anew.
         """
@@ -67,19 +68,34 @@ class Checkpoints:
         except OSError as error:
             raise CheckpointError(f"cannot write a checkpoint to {self.folder}: {error.strerror}") from error
         with suppress(OSError):  # the next time
-            for path in self.steps()[:-keep_last]:
-                path.unlink(missing_ok=True)
+            self._leave_behind(state["progress"]["step"])
+            for where in self.steps()[:-keep_last]:
+                where.unlink(missing_ok=True)
         sweep(self.folder)
         return len(data)
 
-    def steps(self) -> list[Path]:
+    def _leave_behind(self, step: int) -> None:
+        """What lies beyond the newest step is of a line that goes on no more; so is the best, if it came later."""
+        left = [where for number, where in self._numbered("step-").items() if number > step]
+        if left:
+            with suppress(CheckpointError):  # it is damaged, or there is none
+                if read(self.folder / BEST)["progress"]["step"] > step:
+                    (self.folder / BEST).unlink()
+        for where in left:
+            where.unlink(missing_ok=True)
+
+    def _numbered(self, kind: str) -> dict[int, Where]:
+        """The smallest number first."""
+        found = [(path.stem.removeprefix(kind), path) for path in self.folder.glob(f"{kind}*.pt")]
+        return dict(sorted((int(number), path) for number, path in found if number.isdecimal()))
+
+    def steps(self) -> list[Where]:
         """Oldest first."""
-        return sorted(self.folder.glob("step-*.pt"))
+        return list(self._numbered("step-").values())
 
     def kept(self) -> dict[int, Where]:
         """Those of the epochs that were asked for by name, by epoch."""
-        paths = {path.stem.partition("-")[2]: path for path in sorted(self.folder.glob("epoch-*.pt"))}
-        return {int(number): path for number, path in paths.items() if number.isdigit()}
+        return self._numbered("epoch-")
 
     def newest_good(self) -> Resume | None:
         """Of those that can be read; None where there is none. Raises CheckpointError if all are damaged."""
@@ -97,7 +113,10 @@ class Checkpoints:
         """What `--resume` means; None: from the start. Raises CheckpointError, or UsageError where a run would be
         overwritten."""
         if asked not in (None, "auto"):
-            return Resume(read(Path(asked)), Path(asked), [])
+            found = Resume(read(Path(asked)), Path(asked), [])
+            if self.steps() and found.where.resolve().parent != self.folder.resolve():
+                raise UsageError(f"{self.run} already holds another run: add --resume auto, or name another --run")
+            return found
         # where torchrun may restart us, a start is a restart as soon as there is a checkpoint
         if asked or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
             return self.newest_good()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from feedline.pipeline.base.errors import UsageError
 from feedline.train import checkpoint
 from feedline.train.checkpoint import CheckpointError, Checkpoints
 
@@ -14,6 +15,14 @@ CPU = torch.device("cpu")
 
 
 STATE = {"model": {"w": torch.arange(5000, dtype=torch.float32)}, "progress": {"step": 3}, "random": []}
+
+
+def save(checkpoints: Checkpoints, step: int, *more: str, keep_last: int = 9) -> None:
+    checkpoints.save(STATE | {"progress": {"step": step}}, [*more, checkpoint.step_name(step)], keep_last)
+
+
+def names(checkpoints: Checkpoints) -> list[str]:
+    return sorted(path.name for path in checkpoints.folder.iterdir())
 
 
 def some_bytes() -> bytes:
@@ -78,18 +87,49 @@ def test_torchs_advice_to_load_it_unsafely_is_not_repeated() -> None:
 
 def test_only_the_newest_are_kept_and_the_named_ones(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
-    for step in range(1, 6):
-        checkpoints.save(STATE, [checkpoint.step_name(step)], 3)
+    for step in range(1, 5):
+        save(checkpoints, step, keep_last=3)
     (checkpoints.folder / ".step-0000006.pt.0badcafe.999999999.tmp").touch()  # a killed run's
-    checkpoints.save(STATE, [checkpoint.BEST, checkpoint.epoch_name(0)], 2)
-    names = sorted(path.name for path in checkpoints.folder.iterdir())
-    assert names == ["best.pt", "epoch-0000.pt", "step-0000004.pt", "step-0000005.pt"]
+    save(checkpoints, 5, checkpoint.BEST, checkpoint.epoch_name(0), keep_last=2)
+    assert names(checkpoints) == ["best.pt", "epoch-0000.pt", "step-0000004.pt", "step-0000005.pt"]
+
+
+def test_what_lies_beyond_the_newest_is_left_behind_with_its_best_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in (2, 4, 6, 8):
+        save(checkpoints, step, *([checkpoint.BEST] if step == 4 else []))
+    save(checkpoints, 5)  # it went back to 4
+    assert names(checkpoints) == ["best.pt", "step-0000002.pt", "step-0000004.pt", "step-0000005.pt"]
+    save(checkpoints, 3, checkpoint.epoch_name(1))  # and to 2, which the best one came after
+    assert names(checkpoints) == ["epoch-0001.pt", "step-0000002.pt", "step-0000003.pt"]
+    save(checkpoints, 4, checkpoint.BEST)
+    (checkpoints.folder / checkpoint.BEST).write_bytes(b"PK")
+    save(checkpoints, 3)
+    assert names(checkpoints)[-2:] == ["step-0000002.pt", "step-0000003.pt"]
+
+
+def test_the_newest_is_that_of_the_highest_number(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 9_999_999)
+    save(checkpoints, 10_000_000)
+    assert [path.name for path in checkpoints.steps()] == ["step-9999999.pt", "step-10000000.pt"]
+
+
+def test_another_run_is_not_gone_on_with_over_this_one(tmp_path: Path) -> None:
+    """Its checkpoints would be taken for a line that was left."""
+    other, run = Checkpoints(tmp_path / "other"), Checkpoints(tmp_path / "run")
+    for checkpoints in (other, run):
+        save(checkpoints, 3)
+    with pytest.raises(UsageError, match=r"run already holds another run: .* name another --run"):
+        run.to_resume(str(other.steps()[0]))
+    own = run.to_resume(f"{tmp_path}/other/../run/checkpoints/step-0000003.pt")
+    assert own is not None and own.state["progress"]["step"] == 3
 
 
 def test_the_newest_good_one_is_found_and_the_damaged_one_named(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.newest_good() is None
-    checkpoints.save(STATE, [checkpoint.step_name(7)], 1)
+    save(checkpoints, 7)
     (checkpoints.folder / checkpoint.step_name(9)).write_bytes(some_bytes()[:-50])
     found = checkpoints.newest_good()
     assert found is not None

@@ -311,7 +311,7 @@ def test_checkpoints_of_another_dataset_model_or_classes(configure: Configure, t
     with pytest.raises(CheckpointError, match="cannot be read"):
         train(configure(resume=str(tmp_path / "no.pt")))
     for change in ({"model": None}, {"progress": {"step": -5}}, {"progress": {"stop": 1}}, {"random": 7}):
-        crafted = tmp_path / "crafted.pt"
+        crafted = tmp_path / "run/checkpoints/crafted.pt"
         crafted.write_bytes(checkpoint.to_bytes(checkpoint.read(Path(best)) | change))
         with pytest.raises(CheckpointError, match=r"crafted\.pt is not whole"):
             train(configure(resume=str(crafted)))

@@ -1,0 +1,28 @@
+"""What a resumed run takes from its checkpoint, what from the command line, and what it leaves behind."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedline.pipeline.base.errors import UsageError
+from feedline.train import checkpoint
+from feedline.train.config import TrainConfig
+from feedline.train.loop import train
+from feedline.train.metrics import Event
+
+Configure = Callable[..., TrainConfig]
+
+
+def test_going_back_to_an_older_checkpoint_leaves_the_newer_ones_behind(configure: Configure, tmp_path: Path) -> None:
+    config = configure(checkpoint_every=2, keep_last=9)
+    train(config)
+    older = tmp_path / "run/checkpoints/step-0000004.pt"
+    train(replace(config, resume=str(older), lr=0.02, steps=9))
+    names = [path.name for path in checkpoint.Checkpoints(tmp_path / "run").steps()]
+    assert names == [checkpoint.step_name(step) for step in (2, 4, 6, 8, 9)]
+    heard: list[Event] = []
+    train(replace(config, resume="auto", lr=0.02), [heard.append])
+    assert next(event["step"] for event in heard if event["event"] == "resume") == 9
