@@ -21,6 +21,7 @@ import torch
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import read_bounded, sweep, write_atomically
+from feedline.pipeline.base.process import from_environment
 from feedline.train.config import CHECKPOINTS
 from feedline.train.distributed import short_line
 
@@ -113,6 +114,9 @@ class Checkpoints:
         """What `--resume` means; None: from the start. Raises CheckpointError, or UsageError where a run would be
         overwritten."""
         if asked not in (None, "auto"):
+            # torchrun's next attempt goes on where the one before was, and not back to the file
+            if from_environment("TORCHELASTIC_RESTART_COUNT", 0) and (again := self.newest_good()):
+                return again
             found = Resume(read(Path(asked)), Path(asked), [])
             if self.steps() and found.where.resolve().parent != self.folder.resolve():
                 raise UsageError(f"{self.run} already holds another run: add --resume auto, or name another --run")

@@ -115,6 +115,20 @@ def test_the_newest_is_that_of_the_highest_number(tmp_path: Path) -> None:
     assert [path.name for path in checkpoints.steps()] == ["step-9999999.pt", "step-10000000.pt"]
 
 
+def test_a_restart_by_torchrun_goes_on_where_the_run_was_and_not_back_to_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, run = Checkpoints(tmp_path / "other"), Checkpoints(tmp_path / "run")
+    save(other, 3)
+    (file,) = other.steps()
+    for restarts, step in (("0", 3), ("1", 3), ("1", 5)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+        if step == 5:
+            save(run, 5)
+        found = run.to_resume(str(file))
+        assert found is not None and found.state["progress"]["step"] == step
+
+
 def test_another_run_is_not_gone_on_with_over_this_one(tmp_path: Path) -> None:
     """Its checkpoints would be taken for a line that was left."""
     other, run = Checkpoints(tmp_path / "other"), Checkpoints(tmp_path / "run")
