@@ -82,8 +82,8 @@ def run() -> None:
             sys.stdout.flush()
         if status == 130 and verb != "profile":  # Typer's word for Ctrl-C; profile has said what became of it
             raise KeyboardInterrupt
-    except (KeyboardInterrupt, typer.Abort):
-        stderr.print("interrupted" + GOES_ON.get(verb, ""))
+    except (KeyboardInterrupt, typer.Abort) as error:
+        stderr.print("interrupted" + (str(error) or GOES_ON.get(verb, "")))
         sys.exit(130)
     except Exception as error:
         sys.exit(explain(error, verb))
@@ -95,7 +95,6 @@ GOES_ON = {
     **dict.fromkeys(RERUN, ": the same command resumes"),
     **dict.fromkeys(("tune", "gpu-check"), ""),
     "ladder": ": what is prepared stays, the same command measures anew",
-    "train": ": --resume auto goes on from the last checkpoint",
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,7 +77,11 @@ def train(config: Annotated[Settings, OPTIONS], record: Record, config_file: Con
     from feedline.pipeline.base.process import from_environment
     from feedline.train.loop import train as run
 
-    result = run(TrainConfig(**config), [Terminal()])
+    terminal = Terminal()
+    try:
+        result = run(TrainConfig(**config), [terminal])
+    except KeyboardInterrupt:
+        raise typer.Abort(terminal.goes_on) from None
     if "WORLD_SIZE" in os.environ and from_environment("RANK", 0):
         return
     from feedline.profiling.render.html import document
@@ -93,10 +98,16 @@ def train(config: Annotated[Settings, OPTIONS], record: Record, config_file: Con
 class Terminal:
     """Prints events: one line that changes while a terminal is there, a line per epoch anyway, the summary."""
 
+    goes_on = ""
+    """How the run does, where it is interrupted."""
+
     def __call__(self, event: Event) -> None:
         match event["event"]:
             case "start":
                 self._print(opening(event), f"run folder: {event['run']}")
+                if event["config"]["keep_last"]:
+                    folder = shlex.quote(event["run"])
+                    self.goes_on = f": --run-dir {folder} --resume auto goes on from the last checkpoint"
             case "resume":
                 self._print(f"resumed from {event['checkpoint']} at step {event['step']}")
             case "note":

@@ -7,7 +7,6 @@ Names: `step-0000120.pt` (the last few are kept), `epoch-0005.pt` (asked for by 
 
 import hashlib
 import io
-import os
 import pickle
 import random
 import zipfile
@@ -23,7 +22,7 @@ from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import read_bounded, sweep, write_atomically
 from feedline.pipeline.base.process import from_environment
 from feedline.train.config import CHECKPOINTS
-from feedline.train.distributed import short_line
+from feedline.train.distributed import may_restart, short_line
 
 FORMAT = "feedline-checkpoint"
 VERSION = 1
@@ -122,7 +121,7 @@ class Checkpoints:
                 raise UsageError(f"{self.run} already holds another run: add --resume auto, or name another --run")
             return found
         # where torchrun may restart us, a start is a restart as soon as there is a checkpoint
-        if asked or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+        if asked or may_restart():
             return self.newest_good()
         if self.steps():
             raise UsageError(f"{self.run} already holds a run: add --resume auto, or name another --run")

@@ -133,6 +133,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def may_restart() -> bool:
+    """Whether torchrun starts its ranks again when one fails."""
+    return from_environment("TORCHELASTIC_MAX_RESTARTS", 0) > 0
+
+
 def short_line(error: BaseException) -> str:
     """Whole words of its first line, 200 characters at most: torch's can be a page."""
     return shorten(first_line(error), 200, placeholder=" …")

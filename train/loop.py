@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.train import checkpoint, data
 from feedline.train.config import TrainConfig
-from feedline.train.distributed import joined, short_line
+from feedline.train.distributed import joined, may_restart, short_line
 from feedline.train.line_profile import profile
 from feedline.train.metrics import Event, Journal, Listener
 from feedline.train.models import main_output
@@ -94,7 +94,7 @@ def train(
     lost rank).
     """
     with enough_memory(), joined(config) as world:
-        folder = world.from_main(config.run or Path("runs") / f"{config.model}-{datetime.now():%Y%m%d-%H%M%S}")
+        folder = world.on_main(lambda: run_folder(config))
         checkpoints = checkpoint.Checkpoints(folder)
         resume = world.on_main(lambda: checkpoints.to_resume(config.resume))
         with Journal(folder, tensorboard=config.tensorboard) as journal:
@@ -119,6 +119,14 @@ def train(
                     return report.end()
             finally:
                 run.close()
+
+
+def run_folder(config: TrainConfig) -> Path:
+    """As rank 0 has it. Raises UsageError where a run is to go on and nobody says which: a new folder holds none."""
+    if config.run is None and (config.resume == "auto" or may_restart()):
+        asked = "--resume auto" if config.resume == "auto" else "torchrun --max-restarts"
+        raise UsageError(f"{asked} goes on with a run: name its folder, --run DIR (under torchrun --run-dir DIR)")
+    return config.run or Path("runs") / f"{config.model}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 @contextmanager

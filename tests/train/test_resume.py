@@ -26,3 +26,14 @@ def test_going_back_to_an_older_checkpoint_leaves_the_newer_ones_behind(configur
     heard: list[Event] = []
     train(replace(config, resume="auto", lr=0.02), [heard.append])
     assert next(event["step"] for event in heard if event["event"] == "resume") == 9
+
+
+@pytest.mark.parametrize("resume, restarts", [("auto", "0"), (None, "3"), ("runs/old/checkpoints/best.pt", "3")])
+def test_to_go_on_a_run_must_be_named(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str | None, restarts: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
+    with pytest.raises(UsageError, match=r"goes on with a run: name its folder, --run DIR"):
+        train(configure(run=None, resume=resume))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,38 @@
+"""`feedline train`: what it says of itself."""
+
+import shlex
+from pathlib import Path
+
+from tests.commands import Commands
+from tests.train.conftest import PX, write_dataset
+
+INTERRUPTED = """
+from feedline.cli.train import Terminal
+say = Terminal.__call__
+def call(self, event):
+    say(self, event)
+    if event["event"] == "epoch" and event["epoch"] == 2:
+        raise KeyboardInterrupt
+Terminal.__call__ = call
+"""
+
+
+def test_an_interrupted_one_says_what_goes_on_with_it(feedline: Commands, tmp_path: Path) -> None:
+    """The folder that it made up is in the words, and they are the ones to add."""
+    write_dataset(tmp_path / "OUT")
+    words = f"train OUT --model small_cnn --image-size {PX} --batch-size 32 --epochs 3 --num-workers 0".split()
+    words += ["--no-tensorboard", "--threads", "1"]
+    done = feedline(*words, cwd=tmp_path, first=INTERRUPTED)
+    (run,) = (tmp_path / "runs").iterdir()
+    more = f"--run-dir runs/{run.name} --resume auto"
+    assert (done.returncode, done.stderr) == (130, f"interrupted: {more} goes on from the last checkpoint\n")
+    done = feedline(*words, *shlex.split(more), cwd=tmp_path)
+    assert done.returncode == 0 and "step-0000003.pt at step 3" in done.stdout
+    assert list((tmp_path / "runs").iterdir()) == [run]
+
+
+def test_without_checkpoints_there_is_nothing_to_go_on_with(feedline: Commands, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "OUT")
+    words = f"train OUT --model small_cnn --image-size {PX} --batch-size 32 --epochs 3 --num-workers 0".split()
+    done = feedline(*words, "--no-tensorboard", "--keep-last", "0", cwd=tmp_path, first=INTERRUPTED)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
