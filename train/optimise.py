@@ -51,6 +51,14 @@ def build_optimizer(model: nn.Module, config: TrainConfig, lr: float) -> torch.o
     return torch.optim.SGD(groups, lr=lr, momentum=config.momentum, nesterov=config.momentum > 0)
 
 
+def take_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """What another one has gathered, and its last rate; decay, momentum and the like stay as they are here."""
+    ours = [{name: group[name] for name in group.keys() - {"params", "lr"}} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, settings in zip(optimizer.param_groups, ours, strict=True):
+        group.update(settings)
+
+
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Weights with decay; norms, biases and other vectors without: shrinking those only fights the optimiser."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -20,7 +20,7 @@ from feedline.train.config import FREE_TO_CHANGE, Amp, TrainConfig
 from feedline.train.distributed import World
 from feedline.train.metrics import Listener
 from feedline.train.models import build_model, check_takes_size
-from feedline.train.optimise import Ema, build_optimizer, build_schedule
+from feedline.train.optimise import Ema, build_optimizer, build_schedule, take_state
 from feedline.train.progress import Laps, LossSum, Progress
 
 
@@ -220,7 +220,7 @@ class Run:
         if self.held:
             self.held.weights()
         if optimizer:
-            self.optimizer.load_state_dict(state["optimizer"])
+            take_state(self.optimizer, state["optimizer"])
             if state["scaler"]:  # empty where nothing was scaled: fp16 that begins now has its own start
                 self.scaler.load_state_dict(state["scaler"])
 

@@ -28,6 +28,17 @@ def test_going_back_to_an_older_checkpoint_leaves_the_newer_ones_behind(configur
     assert next(event["step"] for event in heard if event["event"] == "resume") == 9
 
 
+def test_decay_and_momentum_are_those_asked_for_also_after_a_resume(configure: Configure, tmp_path: Path) -> None:
+    train(configure(epochs=2, keep_epochs=(1,)))
+    path = tmp_path / "run/checkpoints/epoch-0001.pt"
+    change: dict[str, Any] = {"weight_decay": 0.01, "momentum": 0.0}
+    for name, begin in (("resumed", {"resume": str(path)}), ("rewound", {"rewind": path})):
+        train(configure(run=tmp_path / name, epochs=2, **change, **begin))
+        groups = checkpoint.read(tmp_path / name / "checkpoints/step-0000012.pt")["optimizer"]["param_groups"]
+        assert [group["weight_decay"] for group in groups] == [0.01, 0.0]
+        assert {(group["momentum"], group["nesterov"]) for group in groups} == {(0.0, False)}
+
+
 @pytest.mark.parametrize("resume, restarts", [("auto", "0"), (None, "3"), ("runs/old/checkpoints/best.pt", "3")])
 def test_to_go_on_a_run_must_be_named(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str | None, restarts: str
