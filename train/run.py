@@ -189,6 +189,9 @@ class Run:
             self._take(state, where, optimizer=True)
             self.progress = Progress(**state["progress"])
             self.progress.check()
+            target = self.config.target_top1
+            if target is None or (self.progress.best_top1 or 0.0) < target:  # what was reached was a lower one
+                self.progress.time_to_target_s = None
             if self.progress.samples:
                 self.loader.load_state_dict(state["loader"])
             self._draw_on(state)

@@ -39,6 +39,19 @@ def test_decay_and_momentum_are_those_asked_for_also_after_a_resume(configure: C
         assert {(group["momentum"], group["nesterov"]) for group in groups} == {(0.0, False)}
 
 
+def test_a_run_that_reached_its_target_goes_on_to_a_higher_one(configure: Configure) -> None:
+    config = configure(epochs=40, lr=0.05, warmup_epochs=0, target_top1=0.4)
+    reached = train(config)
+    again = train(replace(config, resume="auto"))
+    assert (again["steps"], again["time_to_target_s"]) == (reached["steps"], reached["time_to_target_s"])
+    higher = train(replace(config, resume="auto", target_top1=reached["best_top1"] + 0.01))
+    assert higher["steps"] > reached["steps"] and higher["best_top1"] > reached["best_top1"]
+    assert higher["time_to_target_s"] > reached["time_to_target_s"]
+    epochs = len(higher["epochs"]) + 1
+    whole = train(replace(config, resume="auto", target_top1=None, epochs=epochs))
+    assert len(whole["epochs"]) == epochs and whole["time_to_target_s"] is None
+
+
 @pytest.mark.parametrize("resume, restarts", [("auto", "0"), (None, "3"), ("runs/old/checkpoints/best.pt", "3")])
 def test_to_go_on_a_run_must_be_named(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str | None, restarts: str
