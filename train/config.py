@@ -109,7 +109,8 @@ class TrainConfig:
     """Read shards in sequence and mix within so many at a time, for storage on which random reads are slow; 0: full
     random order, the default on disks."""
     policy: Policy = "drop"
-    """What becomes of an incomplete last batch: drop it, pad it (padding is not learned from) or wrap around."""
+    """What becomes of an incomplete last batch: drop it, pad it (padding is not learned from; with several ranks
+    batch norm sees it) or wrap around."""
     on_bad: OnBad = "raise"
     """What becomes of an unreadable sample."""
     augment: bool = True

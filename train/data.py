@@ -132,8 +132,11 @@ def _loader(config: TrainConfig, world: World, split: str, dtype: torch.dtype, *
     return Loader(config.dataset / split, **{**{name: getattr(config, name) for name in names}, **ours, **options})
 
 
-def train_loader(config: TrainConfig, world: World, batch_size: int, dtype: torch.dtype) -> Loader:
-    """Normalised images in channels_last on the device, in the epoch plan's order."""
+def train_loader(
+    config: TrainConfig, world: World, batch_size: int, dtype: torch.dtype, *, short_last_batch: bool = False
+) -> Loader:
+    """Normalised images in channels_last on the device, in the epoch plan's order. `short_last_batch`: without the
+    padding of --policy pad."""
     augment = Augment(
         train=config.augment,
         scale=config.crop_scale,
@@ -142,7 +145,7 @@ def train_loader(config: TrainConfig, world: World, batch_size: int, dtype: torc
     )
     return _loader(
         config, world, "train", dtype, batch_size=batch_size, train=config.augment, shuffle=True, augment=augment,
-        subset=config.samples,
+        subset=config.samples, short_last_batch=short_last_batch,
     )  # fmt: skip
 
 

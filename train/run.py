@@ -41,7 +41,9 @@ class Run:
         self.resumed_from: str | None = None
         self._build_model()
         dtype = self.amp_dtype if self.amp_dtype and world.device.type == "cuda" else torch.float32
-        self.loader: Loader = data.train_loader(config, world, self.sizes.per_rank, dtype)
+        rest = self.dataset.train_samples % self.sizes.per_rank
+        short = world.world_size == 1 and rest != 1  # of one sample batch norm may have nothing to take a variance of
+        self.loader: Loader = data.train_loader(config, world, self.sizes.per_rank, dtype, short_last_batch=short)
         self.val_loader: Loader | None = None
         if self.dataset.val_samples is not None:
             self.val_loader = data.val_loader(config, world, self.sizes.per_rank, dtype)

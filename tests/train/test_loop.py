@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError
 from feedline.train import checkpoint
@@ -13,6 +15,7 @@ from feedline.train.checkpoint import CheckpointError
 from feedline.train.config import TrainConfig
 from feedline.train.loop import train
 from feedline.train.metrics import Event, read_events
+from feedline.train.models import SmallCNN
 from feedline.train.report import TrainingError
 
 from .conftest import write_dataset, write_split
@@ -125,6 +128,20 @@ def test_padding_is_not_learned_from(configure: Configure, tmp_path: Path) -> No
     assert record["epochs"][0]["samples"] == 96
     record = train(configure(batch_size=40, epochs=1, run=tmp_path / "drop"))
     assert record["epochs"][0]["samples"] == 80
+
+
+@pytest.mark.parametrize("batch_size, last", [(40, 16), (19, 19)])
+def test_padding_does_not_pass_through_the_model(configure: Configure, batch_size: int, last: int) -> None:
+    """Batch norm would see it. A single sample is padded: of one, it may have nothing to see."""
+    sizes: list[int] = []
+
+    def look(module: nn.Module, images: tuple[Tensor]) -> None:
+        if isinstance(module, SmallCNN) and module.training:
+            sizes.append(len(images[0]))
+
+    with register_module_forward_pre_hook(look):
+        train(configure(batch_size=batch_size, policy="pad", epochs=1))
+    assert sizes == [batch_size] * (96 // batch_size) + [last]
 
 
 def test_progressive_resizing_and_evaluation_at_the_same_size(configure: Configure) -> None:
