@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError, first_line
 from feedline.pipeline.base.process import from_environment, usable_cores
@@ -65,6 +65,12 @@ class World:
         if self.world_size > 1:
             dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Rank 0's batch-norm statistics and the like, on every rank."""
+        if self.world_size > 1:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)
 
     def on_main(self, work: Callable[[], Any]) -> Any:
         """What rank 0's call of `work` returns, on every rank; its FeedlineError is raised on all of them too."""

@@ -194,6 +194,7 @@ class Reporter:
         run.val_loader.set_image_size(run.config.image_size_at(run.progress.epoch))
         run.val_loader.set_epoch(0)
         model = run.ema.model if run.ema else run.module
+        run.world.share_buffers(model)  # what the checkpoint has, however many ranks there are
         result = evaluate(model, run.val_loader, run.world, run.dataset.class_names, run.amp_dtype)
         self.evaluation = result
         return {"top1": result.top1, "top5": result.top5, "val_loss": result.loss, "val_samples": result.samples,

@@ -15,14 +15,19 @@ from typing import Annotated
 
 import psutil
 import pytest
+import torch
 import typer
 
 from feedline.cli.options import Settings, command
 from feedline.cli.train import OPTIONS
 from feedline.train import checkpoint
 from feedline.train.config import TrainConfig
+from feedline.train.data import val_loader
+from feedline.train.distributed import World
+from feedline.train.evaluate import evaluate
 from feedline.train.loop import train
 from feedline.train.metrics import read_events
+from feedline.train.models import build_model
 
 from .conftest import PX, write_dataset
 
@@ -111,6 +116,22 @@ def test_four_ranks_train_as_one_does(many: Path, tmp_path: Path) -> None:
     assert [end["world_size"] for end in ends] == [1, 4]
     assert [sum(c["samples"] for c in end["classes"]) for end in ends] == [30, 30]  # 30 over 4 ranks: none twice
     assert ends[0]["best_top1"] == ends[1]["best_top1"]
+
+
+@pytest.mark.slow
+def test_ranks_evaluate_with_the_statistics_that_the_checkpoint_has(many: Path, tmp_path: Path) -> None:
+    """Each rank's batch norm has seen other images."""
+    words = ["--model", "resnet18", "--image-size", "32", "--batch-size", "8", "--steps", "6", "--no-tensorboard",
+             "--num-workers", "0", "--threads", "1", "--run-dir", str(tmp_path / "run")]  # fmt: skip
+    run([*TORCHRUN, "--standalone", "--nproc-per-node=2", *MAIN, str(many), *words])
+    (epoch,) = read_events(tmp_path / "run", "epoch")
+    state = checkpoint.read(checkpoint.Checkpoints(tmp_path / "run").steps()[-1])
+    model = build_model("resnet18", 3)
+    model.load_state_dict(state["model"])
+    config = TrainConfig(dataset=many, image_size=32, num_workers=0)
+    alone = World(rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"))
+    loader = val_loader(config, alone, 30, torch.float32)
+    assert evaluate(model, loader, alone, ["a", "b", "c"], None).loss == pytest.approx(epoch["val_loss"], rel=1e-4)
 
 
 @pytest.mark.slow
