@@ -74,10 +74,10 @@ def fit(run: Run, report: Reporter) -> None:
                 if progress.step % config.log_every == 0:
                     report.step()
                 laps.lap("own")
+                if run.out_of_steps:  # its checkpoint comes behind the evaluation, which a kill must not skip
+                    break
                 if config.checkpoint_every and progress.step % config.checkpoint_every == 0:
                     run.save([checkpoint.step_name(progress.step)])
-                if run.out_of_steps:
-                    break
             laps.lap("own")
 
         run.save(report.epoch(whole=batches_left == 0))

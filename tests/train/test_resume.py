@@ -28,6 +28,24 @@ def test_going_back_to_an_older_checkpoint_leaves_the_newer_ones_behind(configur
     assert next(event["step"] for event in heard if event["event"] == "resume") == 9
 
 
+def test_killed_in_the_last_evaluation_of_so_many_steps_it_is_done_again(
+    configure: Configure, tmp_path: Path
+) -> None:
+    class Killed(Exception):
+        pass
+
+    def kill(event: Event) -> None:
+        if event["event"] == "epoch":
+            raise Killed
+
+    for name, steps in (("within", 4), ("whole", 6)):
+        config = configure(run=tmp_path / name, steps=steps, checkpoint_every=2)
+        with pytest.raises(Killed):
+            train(config, [kill])
+        (epoch,) = train(replace(config, resume="auto"))["epochs"]
+        assert epoch["top1"] is not None and epoch["samples"] == 16 * steps
+
+
 def test_decay_and_momentum_are_those_asked_for_also_after_a_resume(configure: Configure, tmp_path: Path) -> None:
     train(configure(epochs=2, keep_epochs=(1,)))
     path = tmp_path / "run/checkpoints/epoch-0001.pt"
