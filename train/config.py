@@ -161,9 +161,10 @@ class TrainConfig:
                 f"the run has epochs 0 to {self.epochs}",
             ),
             "keep_last": (
-                self.keep_last or not self.keep_epochs,
-                "0 writes no checkpoints, --keep-epochs asks for some",
+                self.keep_last or not (self.keep_epochs or self.checkpoint_every),
+                "0 writes no checkpoints, --keep-epochs or --checkpoint-every asks for some",
             ),
+            "target_top1": (self.target_top1 is None or self.eval_every, "--eval-every 0 never measures it"),
             "rewind": (not (self.rewind and self.init), "--init says otherwise where to begin"),
             "crop_scale": (self.crop_scale[0] <= self.crop_scale[1], "give two shares of the area, from and to"),
             "device": (re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device), "known are cpu, cuda and auto"),

@@ -27,6 +27,8 @@ def config(**options: Any) -> TrainConfig:
         ({"seed": -1}, "--seed -1"),
         ({"seed": 2**64}, "--seed"),
         ({"target_top1": 90.0}, "--target-top1 90.0"),
+        ({"target_top1": 0.9, "eval_every": 0}, "--target-top1 0.9: --eval-every 0 never measures it"),
+        ({"keep_last": 0, "checkpoint_every": 5}, "--keep-last 0: .* --checkpoint-every asks for some"),
         ({"progressive": ((4, 128), (2, 160))}, "epochs must rise"),
         ({"keep_epochs": (11,), "epochs": 10}, "--keep-epochs"),
         ({"crop_scale": (0.5, 0.2)}, "--crop-scale"),
