@@ -41,7 +41,8 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], world: 
             real_N, class_N = labels_N >= 0, labels_N.clamp(min=0)
             logits_NC = main_output(model(images_NCHW)).float()
             best_N5 = logits_NC.topk(min(5, len(names)), dim=1).indices
-            hit_N5 = (best_N5 == class_N[:, None]) & real_N[:, None]
+            right_N = real_N & logits_NC.isfinite().all(dim=1)
+            hit_N5 = (best_N5 == class_N[:, None]) & right_N[:, None]
             counts_3C.index_add_(1, class_N, torch.stack([real_N, hit_N5[:, 0], hit_N5.any(dim=1)]).long())
             loss_sum += (F.cross_entropy(logits_NC, class_N, reduction="none") * real_N).sum()
     model.train(mode)

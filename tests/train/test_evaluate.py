@@ -45,3 +45,9 @@ def test_fewer_than_five_classes() -> None:
     logits = torch.tensor([[1.0, 2, 3], [1, 2, 3]])
     found = evaluate(Echo(), [(logits, torch.tensor([0, 2]))], ALONE, ["a", "b", "c"], None)
     assert (found.top1, found.top5) == (0.5, 1.0)
+
+
+def test_logits_that_are_not_finite_are_wrong_whatever_the_label() -> None:
+    logits = torch.tensor([[float("nan")] * 3] * 3 + [[float("inf"), 0, 0], [1.0, 0, 0]])
+    found = evaluate(Echo(), [(logits, torch.tensor([0, 1, 2, 0, 0]))], ALONE, ["a", "b", "c"], None)
+    assert (found.samples, found.top1, found.top5) == (5, 0.2, 0.2)
