@@ -50,7 +50,7 @@ def build_model(name: str, classes: int, *, widths: tuple[int, int] = (6, 16)) -
     import torchvision.models as zoo
 
     check_name(name)
-    extra: dict[str, Any] = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    extra = {"init_weights": True, "aux_logits": False} if name in ("googlenet", "inception_v3") else {}
     return zoo.get_model(name, weights=None, num_classes=classes, **extra)
 
 
@@ -76,7 +76,7 @@ def check_takes_size(model: nn.Module, image_size: int) -> None:
     try:
         with torch.no_grad():
             model(torch.zeros(1, 3, image_size, image_size))
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # vision transformers assert theirs
         raise UsageError(f"--image-size {image_size}: the model cannot take it ({short_line(error)})") from error
     finally:
         model.train(mode)

@@ -3,12 +3,7 @@ import torch
 from torch import nn
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.train.models import (
-    SmallCNN,
-    build_model,
-    check_takes_size,
-    main_output,
-)
+from feedline.train.models import SmallCNN, build_model, check_takes_size
 
 
 @pytest.mark.parametrize("px", [28, 32, 64, 97, 224])
@@ -26,7 +21,14 @@ def test_its_widths_are_an_option_and_it_has_no_batch_norm() -> None:
 @pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18", "googlenet"])
 def test_torchvision_models_by_name_have_the_dataset_s_classes(name: str) -> None:
     model = build_model(name, 5)
-    assert main_output(model(torch.zeros(2, 3, 64, 64))).shape == (2, 5)
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_no_weights_are_there_that_no_loss_would_reach(name: str) -> None:
+    """DDP waits for the gradient of each."""
+    with torch.device("meta"):
+        assert not [name for name, _ in build_model(name, 5).named_parameters() if "aux" in name.lower()]
 
 
 def test_an_unknown_model_is_refused_with_suggestions() -> None:
@@ -35,5 +37,6 @@ def test_an_unknown_model_is_refused_with_suggestions() -> None:
 
 
 def test_a_size_the_model_cannot_take_is_refused() -> None:
-    with pytest.raises(UsageError, match="--image-size 32: the model cannot take it"):
-        check_takes_size(build_model("alexnet", 5), 32)
+    for name in ("alexnet", "vit_b_32"):  # which assert where others raise
+        with pytest.raises(UsageError, match="--image-size 32: the model cannot take it"):
+            check_takes_size(build_model(name, 5), 32)
