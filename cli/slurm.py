@@ -49,11 +49,16 @@ def slurm(
     from feedline.train.slurm import SlurmConfig, script, write
 
     verb, words = options["array"], list(context.args)
+    if options["dataset"].startswith("-"):
+        raise UsageError(f"{options['dataset']} stands before OUT: give OUT first, then options of the training")
     if unknown := unknown_options(words, verb or "train"):
         raise UsageError(f"{unknown[0]} is an option of neither `feedline slurm` nor `feedline {verb or 'train'}`")
     if verb == "sweep":
-        if not {"--space", "--study"} <= {word.partition("=")[0] for word in words}:
+        given = {word.partition("=")[0] for word in words}
+        if not {"--space", "--study"} <= given:
             raise UsageError("--array sweep needs --space FILE and --study DIR, a folder that all nodes share")
+        if "--trials" in given:
+            raise UsageError("--trials: each job of the array does one, so --tasks says how many")
         words += ["--trials", str(options["tasks"])]
     for name, question in ASKED.items():
         if options[name] is None:
@@ -73,4 +78,5 @@ def unknown_options(words: list[str], verb: str = "train") -> list[str]:
     """Of a command line for `verb`, the options that it does not have."""
     there = vars(import_module(f"feedline.cli.{verb}")).values()
     flags = {flag for options in there if isinstance(options, Options) for flag in options.flags}
+    flags |= {"--config"} if verb == "train" else set()  # it is no setting of the training
     return [word for word in words if word.startswith("--") and word.partition("=")[0] not in flags]

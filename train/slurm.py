@@ -41,7 +41,7 @@ class SlurmConfig:
     account: str | None = None
     """Slurm account."""
     time: str = "04:00:00"
-    """Time limit: HH:MM:SS or D-HH:MM:SS."""
+    """Time limit: minutes, HH:MM:SS or D-HH:MM:SS."""
     memory_gib: int | None = limited(None, 1)
     """Memory per node, GiB."""
     job_name: str = "feedline"
@@ -65,7 +65,7 @@ class SlurmConfig:
         if self.gpus_per_node and (self.ranks_per_node or 1) > self.gpus_per_node:
             gpus = count_of(self.gpus_per_node, "GPU")
             raise UsageError(f"{self.ranks_per_node} ranks a node for {gpus}: each needs its own")
-        if not re.fullmatch(r"(\d+-)?\d{1,3}(:\d{2}){0,2}", self.time):
+        if not re.fullmatch(r"(\d+-)?\d+(:\d{2}){0,2}", self.time):
             raise UsageError(f"--time {self.time!r}: write minutes, HH:MM:SS or D-HH:MM:SS")
         if self.array and (self.array not in get_args(Study) or self.sizes or self.nodes > 1):
             raise UsageError(f"--array {self.array}: {' or '.join(get_args(Study))}, on one node and without --sizes")

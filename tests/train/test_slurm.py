@@ -50,6 +50,11 @@ def test_each_job_of_a_scaling_study_has_its_own_size_and_folder(tmp_path: Path)
     assert "--nnodes=2" in words and "/runs/x/nodes-2" in words
 
 
+@pytest.mark.parametrize("time", ["1440", "90:00", "100:00:00", "1-12", "1-12:30:00"])
+def test_time_is_written_as_slurm_takes_it(time: str) -> None:
+    assert f"#SBATCH --time={time}\n" in script(SlurmConfig(dataset="d", time=time))
+
+
 def test_cpus_match_the_workers() -> None:
     on_gpus = SlurmConfig(dataset="d", run="r", gpus_per_node=4, workers_per_rank=6)
     assert on_gpus.cpus_per_task == 4 * (1 + 6)
