@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.files import read_bounded, write_error
+from feedline.pipeline.base.files import TEMPORARY, read_bounded, write_error
 from feedline.train.study.tasks import make_once
 
 STUDY = "study.json"
@@ -17,6 +17,11 @@ MOST_BYTES = 1 << 20
 def versions(*packages: str) -> dict[str, str]:
     """What else decides a result: "feedline version" and the like, by the words that a refusal names it with."""
     return {f"{package} version": version(package) for package in ("feedline", *packages)}
+
+
+def holds_others(folder: Path) -> bool:
+    """Whether there is more in it than what processes of ours, which open it just now, are writing."""
+    return any(not TEMPORARY.fullmatch(entry.name) for entry in folder.iterdir())
 
 
 def open_study(study: Path, identity: Mapping[str, Any]) -> None:
@@ -30,7 +35,7 @@ def open_study(study: Path, identity: Mapping[str, Any]) -> None:
     mine = json.loads(json.dumps(identity, default=str))
     try:
         if not path.exists():
-            if study.exists() and (not study.is_dir() or any(study.iterdir())):
+            if study.exists() and (not study.is_dir() or holds_others(study)) and not path.exists():
                 raise UsageError(f"{study} is not empty and no study: name another folder for --study")
             study.mkdir(parents=True, exist_ok=True)
             make_once(path, mine)

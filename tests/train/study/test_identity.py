@@ -1,5 +1,6 @@
 """A study's folder is joined by those who mean the same study, and by nobody else."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.train.study import identity
 from feedline.train.study.identity import open_study, versions
+from feedline.train.study.tasks import make_once
 
 SAME: dict[str, Any] = {"kind": "sweep", "dataset": "abc", "--epochs": 9, "--widths": (6, 16)}
 
@@ -15,6 +17,23 @@ SAME: dict[str, Any] = {"kind": "sweep", "dataset": "abc", "--epochs": 9, "--wid
 def test_whoever_means_the_same_joins(tmp_path: Path) -> None:
     for _ in range(2):
         open_study(tmp_path / "study", SAME)
+
+
+def test_whoever_opens_it_at_the_same_moment_joins_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, look = tmp_path / "study", Path.iterdir
+    study.mkdir()
+    (study / ".study.json.0badcafe.1.tmp").touch()  # another one is writing it
+
+    def meanwhile(folder: Path) -> Iterator[Path]:
+        monkeypatch.undo()
+        make_once(folder / "study.json", SAME)  # and now has
+        return look(folder)
+
+    monkeypatch.setattr(Path, "iterdir", meanwhile)
+    open_study(study, SAME)
+    (study / "study.json").unlink()
+    open_study(study, SAME)
+    assert (study / "study.json").exists()
 
 
 @pytest.mark.parametrize(
