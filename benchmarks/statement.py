@@ -94,11 +94,13 @@ def cores_used(results: Results, cell: Cell) -> float:
 
 
 def no_difference(results: Results, others: Sequence[Comparison]) -> str:
-    cells = results.cells
+    """Each of the others was compared with the best one, and with no other."""
+    cells, pair = results.cells, len(others) == 1
     names = " and ".join(map(results.config.grid.name, cells)) if len(cells) < 4 else "all settings"
     if all(against.outcome == "same" for against in others):
-        return f"No difference: {names} are within {reach(others)} of each other."
-    return f"No difference could be shown between {names}: it is within {reach(others)}, the noise here."
+        return f"No difference: {names} are within {reach(others)} of {'each other' if pair else 'the best'}."
+    between = names if pair else "the best and the others"
+    return f"No difference could be shown between {between}: it is within {reach(others)}, the noise here."
 
 
 def reach(comparisons: Sequence[Comparison]) -> str:

@@ -59,6 +59,15 @@ def test_the_same_setting_twice_is_no_difference(tmp_path: Path) -> None:
         assert {cell["outcome"] for cell in said["cells"]} <= {"best", "same", "open"}
 
 
+def test_what_was_compared_with_the_best_alone_is_said_of_it(tmp_path: Path) -> None:
+    for number, (noise, words) in enumerate(((0.001, "% of the best."), (0.3, "between the best and the others:"))):
+        folder = tmp_path / str(number)
+        said = compared(config(folder, num_workers=[2, 2, 2]), folder, noise=noise)["statement"]
+        assert said.startswith("No difference") and words in said, said
+    pair = compared(config(tmp_path / "pair", num_workers=[2, 2]), tmp_path / "pair", noise=0.004)["statement"]
+    assert pair.endswith("of each other."), pair
+
+
 def test_three_runs_do_not_contradict_each_other(tmp_path: Path) -> None:
     claims: set[tuple[str, str]] = set()
     for seed in range(3):
