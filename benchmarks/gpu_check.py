@@ -265,7 +265,9 @@ def mean_known(values: Iterable[float | None]) -> float | None:
 def statement(record: Mapping[str, Any]) -> dict[str, Any]:
     """`fed_all`: whether every model at every size is fed in some way; None where there was no ceiling to compare
     with."""
-    device, cores = record.get("gpu") or "a model on this CPU", record["cores"]
+    device, who = record.get("gpu") or "a model on this CPU", count_of(record["cores"], "core")
+    if record.get("gpus", 1) > 1:
+        device, who = f"one of the {record['gpus']} GPUs here ({device})", f"all {who} together"
     best: dict[tuple[str, int], Mapping[str, Any]] = {}
     for fed in record["fed"]:
         key = fed["model"], fed["image_size"]
@@ -277,15 +279,15 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
     worst = min(best.values(), key=lambda fed: fed["share"])
     name = f"{worst['model']} at {worst['image_size']} px"
     if worst["share"] >= FED:
-        words = f"{count_of(cores, 'core')} can feed {device}: {100 * worst['share']:.0f} % of its ceiling or more"
+        words = f"{who} can feed {device}: {100 * worst['share']:.0f} % of its ceiling or more"
         return {"statement": f"{words} ({name} from {worst['way']} is the least).", "fed_all": True}
     needs = [need for need in record["needs"] if (need["model"], need["image_size"]) == (worst["model"],
              worst["image_size"]) and need["cores"]]  # fmt: skip
     least = min(needs, key=lambda need: need["cores"], default=None)
     more = ""
-    if least and least["cores"] > cores:
+    if least and least["cores"] > record["cores"]:
         more = f"; {least['way']} on {count_of(round(least['cores']), 'core')} would do"
-    words = f"{count_of(cores, 'core')} cannot feed {device}: {name} gets {100 * worst['share']:.0f} %"
+    words = f"{who} cannot feed {device}: {name} gets {100 * worst['share']:.0f} %"
     return {"statement": f"{words} of its ceiling, from {worst['way']}{more}.", "fed_all": False}
 
 

@@ -102,6 +102,12 @@ def test_a_gpu_that_is_not_fed_is_told_what_would_do() -> None:
     assert "gets 80 % of its ceiling, from raw; raw on 5 cores would do." in record["statement"]
 
 
+def test_one_of_several_gpus_is_not_taken_for_all_of_them() -> None:
+    fed, hungry = (checked(Machine(ceiling=ceiling), gpus=8)["statement"] for ceiling in (CEILING, 60_000.0))
+    assert fed.startswith("all 4 cores together can feed one of the 8 GPUs here (A GPU): 100 %")
+    assert hungry.startswith("all 4 cores together cannot feed one of the 8 GPUs here (A GPU): mobilenet_v2")
+
+
 def test_the_time_is_kept_and_what_it_had_no_room_for_is_named() -> None:
     machine = Machine()
     config = GpuCheckConfig(models=("mobilenet_v2",), device="cuda", budget_s=62)
