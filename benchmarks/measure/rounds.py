@@ -30,7 +30,7 @@ Advance = Callable[[int, int], None]
 """Windows done, of all."""
 KILLED = "the measuring process was killed: is the machine out of memory?"
 MOST_S = 300
-"""For a window, warm-up included."""
+"""For all that a window takes beside its own length."""
 QUIET_CORES = 0.2
 TRIES = 3
 
@@ -157,7 +157,7 @@ class Bench:
         except BrokenPipeError:
             self.close()
             raise MeasureError(KILLED) from None
-        result = self._answer(server)
+        result = self._answer(server, MOST_S + subject.warm_up_s + subject.window_s)
         if "error" not in result:
             return Window(**result)
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
@@ -186,13 +186,13 @@ class Bench:
         self._answer(server)  # it is ready: imports are nobody's time
         return server
 
-    def _answer(self, server: subprocess.Popen[str]) -> dict[str, Any]:
+    def _answer(self, server: subprocess.Popen[str], most_s: float = MOST_S) -> dict[str, Any]:
         assert server.stdout is not None
-        deadline = time.monotonic() + MOST_S
+        deadline = time.monotonic() + most_s
         while not select.select([server.stdout], [], [], 1.0)[0]:
             if time.monotonic() > deadline:
                 self.close()
-                raise MeasureError(f"no window was finished in {MOST_S} s: is the data endless enough?")
+                raise MeasureError(f"no window was finished in {most_s:.0f} s: is the data endless enough?")
         line = server.stdout.readline()
         if not line:
             self.close()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -59,6 +60,12 @@ def test_a_script_is_measured_however_its_batches_come(bench: Bench, script: Pat
     assert window.samples == 16 * window.batches > 0 and window.seconds >= 0.2
     assert window.facts["shape"] == [16, 3, 8, 8] and window.facts["dtype"] == "float32"
     assert not children_named("train.py")
+
+
+def test_a_long_window_is_waited_for(bench: Bench, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.measure(subject(script))  # the server is there
+    monkeypatch.setattr("feedline.benchmarks.measure.rounds.MOST_S", 0.5)
+    assert bench.measure(replace(subject(script), window_s=3.0)).seconds >= 3
 
 
 def test_ranks_train_in_step(bench: Bench, tmp_path: Path) -> None:
