@@ -8,6 +8,7 @@ import io
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from feedline.pipeline.base.errors import DatasetError, UsageError
+from feedline.pipeline.base.errors import DatasetError, SourceError, UsageError
 from feedline.pipeline.base.files import sweep, try_place, write_atomically, write_error
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.codecs.pillow import NAMES
@@ -31,7 +32,8 @@ from feedline.pipeline.format.manifest import (
 from feedline.preprocess.fingerprint import versions
 from feedline.preprocess.plan import checked, with_safe_names
 from feedline.preprocess.receipts import ROW, Rows, index_table
-from feedline.preprocess.sources.base import Columns, SourceOptions, check_used, parse_options
+from feedline.preprocess.sources.base import Classes, Columns, SourceOptions, check_used, parse_options
+from feedline.preprocess.sources.listing import SPLIT_NAMES, Listed
 from feedline.preprocess.sources.reading import Where, read_local
 from feedline.preprocess.sources.webdataset import ShardsSource, recognise_tars
 
@@ -56,7 +58,7 @@ def index_shards(
     if not folder.is_dir():
         refuse_address(folder)
         raise UsageError(f"{folder} is not a folder: give the one that holds the shards")
-    places = [place for place in (folder, *sorted(folder.iterdir())) if place.is_dir() and any(place.glob("*.tar"))]
+    places = {place: tars for place in (folder, *sorted(folder.iterdir())) if (tars := tars_in(place, options))}
     if not places:
         raise UsageError(f"{folder} holds no .tar files: give the folder of the shards")
     for place in places:
@@ -65,7 +67,18 @@ def index_shards(
     try:
         for place in places:
             try_place(place / INDEX)
-        return {str(place): index_folder(place, options, on_progress or (lambda *_: None)) for place in places}
+        source = ShardsSource(
+            where=str(folder), tars=[tar for tars in places.values() for tar in tars], options=options
+        )
+        found = source.finish([task() for task in source.tasks()])  # one numbering of classes for all
+        columns, classes = checked(found.columns, len(found.classes)), with_safe_names(found.classes)
+        labelled = {Path(path).parent for path in columns.paths}
+        if unlabelled := next((place for place in places if place not in labelled), None):
+            raise SourceError(f"{unlabelled}: {source.if_unlabelled}")
+        told = on_progress or (lambda *_: None)
+        return {
+            str(place): index_folder(place, tars[0].split, columns, classes, told) for place, tars in places.items()
+        }
     except OSError as error:
         raise write_error(error, f"indexing {folder}") from error
 
@@ -83,32 +96,42 @@ def check_replaceable(place: Path, overwrite: bool) -> None:
                          "`index` cannot find out")  # fmt: skip
 
 
-def index_folder(folder: Path, options: SourceOptions, on_progress: OnProgress) -> dict[str, Any]:
+def tars_in(place: Path, options: SourceOptions) -> list[Listed]:
+    """Those right in the folder, of the split that it is called after, or else of the one that all their names say.
+    Raises UsageError where they say two."""
+    if not place.is_dir() or not any(place.glob("*.tar")):
+        return []
+    source = recognise_tars(str(place), options)
+    tars = [tar for tar in source.tars if "/" not in tar.under] if source else []
+    split = SPLIT_NAMES.get(place.name.lower())
+    splits = sorted({split or tar.split for tar in tars})
+    if len(splits) > 1:
+        raise UsageError(f"{place} holds shards of {', '.join(splits)}: give each split a folder of its own")
+    return [replace(tar, split=splits[0]) for tar in tars]
+
+
+def index_folder(
+    folder: Path, split: str, columns: Columns, classes: Classes, on_progress: OnProgress
+) -> dict[str, Any]:
     sweep(folder)
-    source = recognise_tars(str(folder), options)
-    if source is None:
-        raise UsageError(f"{folder} holds no tar")
-    found = source.finish([task() for task in source.tasks()])
-    columns = checked(found.columns, len(found.classes))
-    splits = [columns.split_names[number] for number in np.unique(columns.splits_N).tolist()]
-    if len(splits) != 1:
-        raise UsageError(f"{folder} holds shards of {', '.join(splits)}: give each split a folder of its own")
+    mine = [number for number, path in enumerate(columns.paths) if Path(path).parent == folder]
+    samples = int(np.isin(columns.path_N, mine).sum())
     shards: list[ShardInfo] = []
     rows: list[Rows] = []
     left_out: list[str] = []
     done = 0
     with ThreadPoolExecutor(usable_cores()) as pool:
-        for shard, usable, unusable in pool.map(partial(examine, columns), range(len(columns.paths))):
+        for shard, usable, unusable in pool.map(partial(examine, columns), mine, range(len(mine))):
             shards.append(shard)
             rows.append(usable)
             left_out += unusable
             done += shard.samples + len(unusable)
-            on_progress(done, len(columns))
+            on_progress(done, samples)
     index = index_table_bytes(index_table(rows))
     manifest = Manifest(
-        split=splits[0],
+        split=split,
         samples=sum(shard.samples for shard in shards),
-        classes=with_safe_names(found.classes),
+        classes=classes,
         shards=shards,
         settings={"codec": "keep", "foreign": True},
         seed=0,
@@ -127,8 +150,9 @@ def index_folder(folder: Path, options: SourceOptions, on_progress: OnProgress) 
     }
 
 
-def examine(columns: Columns, number: int) -> tuple[ShardInfo, Rows, list[str]]:
-    """Of one tar: what the manifest says of it, its usable images in order, and why the others are left out."""
+def examine(columns: Columns, number: int, shard: int) -> tuple[ShardInfo, Rows, list[str]]:
+    """Of one tar, its folder's `shard`-th: what the manifest says of it, its usable images in order, and why the
+    others are left out."""
     path = Path(columns.paths[number])
     members: list[int] = np.flatnonzero(columns.path_N == number).tolist()
     places = [Where(str(path), int(columns.offsets_N[row]), int(columns.lengths_N[row])) for row in members]
@@ -142,7 +166,7 @@ def examine(columns: Columns, number: int) -> tuple[ShardInfo, Rows, list[str]]:
             left_out.append(f"{path.name}: {columns.keys[row]}: {why}")
             continue
         keys.append(columns.keys[row])
-        table.append((int(columns.labels_N[row]), number, place.offset, place.length, *size, zlib.crc32(data)))
+        table.append((int(columns.labels_N[row]), shard, place.offset, place.length, *size, zlib.crc32(data)))
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     size_bytes = path.stat().st_size

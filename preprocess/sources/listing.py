@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.codecs.pillow import EXTENSIONS, START
@@ -23,7 +23,7 @@ SPLIT_NAMES = {
     "validation": "val",
     "test": "test",
 }
-"""Folder name or beginning of a file name, in lower case -> split."""
+"""Folder name, or a word of a file name, in lower case -> split."""
 FOLDER_DEPTH = 3
 RANGE_OR_CHOICE = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*)\}")
 EXPANDED_MAX = 1_000_000
@@ -47,8 +47,8 @@ def expand(path: str, endings: tuple[str, ...], options: dict[str, Any]) -> list
     none. Raises UsageError for what is not there or cannot be listed.
     """
     files: list[Listed] = []
+    base = re.split(r"[{*]", path)[0].rpartition("/")[0] + "/" if is_pattern(path) else path.rstrip("/") + "/"
     for place in braces(path):
-        base = place.rstrip("/") + "/"
         for name in (remote_files if "://" in place else local_files)(place, endings, options):
             if name.endswith(endings) and not PurePosixPath(name).name.startswith("."):
                 under = name.removeprefix(base) if name.startswith(base) else PurePosixPath(name).name
@@ -57,10 +57,14 @@ def expand(path: str, endings: tuple[str, ...], options: dict[str, Any]) -> list
 
 
 def split_of(under: str) -> str:
-    """By a folder on the way, or by how the file name begins; train if nothing says otherwise."""
+    """By a folder on the way, or by a word of the file's name (imagenet1k-validation-00.tar); train if nothing says
+    otherwise. Raises UsageError for a name with words of two splits."""
     path = PurePosixPath(under)
-    words = [*reversed(path.parent.parts), re.split(r"[^a-z]", path.name.lower())[0]]
-    return next((SPLIT_NAMES[word.lower()] for word in words if word.lower() in SPLIT_NAMES), "train")
+    folders = [SPLIT_NAMES[name.lower()] for name in path.parent.parts if name.lower() in SPLIT_NAMES]
+    named = {SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", path.stem.lower()) if word in SPLIT_NAMES}
+    if not folders and len(named) > 1:
+        raise UsageError(f"{under} may be of {' or '.join(sorted(named))}: put each split into a folder of its name")
+    return next(iter([*reversed(folders), *named]), "train")
 
 
 def local_files(path: str, endings: tuple[str, ...], options: dict[str, Any]) -> list[str]:
@@ -71,11 +75,15 @@ def local_files(path: str, endings: tuple[str, ...], options: dict[str, Any]) ->
     if not Path(path).is_dir():
         return [path]
     paths: list[str] = []
-    for folder, folders, files in os.walk(path, followlinks=True):
+    for folder, folders, files in os.walk(path, followlinks=True, onerror=not_listed):
         depth = len(Path(folder).relative_to(path).parts)
         folders[:] = [name for name in folders if not name.startswith(".") and depth + 1 < FOLDER_DEPTH]
         paths += [str(Path(folder) / name) for name in files if name.endswith(endings)]
     return paths
+
+
+def not_listed(error: OSError) -> NoReturn:
+    raise UsageError(f"{error.filename} cannot be listed: {error.strerror}") from error
 
 
 def remote_files(address: str, endings: tuple[str, ...], options: dict[str, Any]) -> list[str]:

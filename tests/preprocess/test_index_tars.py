@@ -152,6 +152,26 @@ def test_indexing_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
     index_shards(tmp_path, overwrite=True)
 
 
+def test_folders_are_splits_and_share_their_classes(tmp_path: Path) -> None:
+    picture = saved(photo(1), "PNG")
+    write_tar(tmp_path / "train" / "000.tar", [("a", picture, b"ant"), ("b", picture, b"bee"), ("c", picture, b"cat")])
+    write_tar(tmp_path / "val" / "000.tar", [("a", picture, b"cat")])
+    write_tar(tmp_path / "val" / "old" / "000.tar", [("z", picture, b"bee")])
+    index_shards(tmp_path)
+    train, val = (read_manifest(tmp_path / split) for split in ("train", "val"))
+    assert (train.split, val.split, val.samples) == ("train", "val", 1)
+    assert train.classes == val.classes and len(val.classes) == 3
+    assert read_index(tmp_path / "val").labels_N.tolist() == [2]
+    assert verify(str(tmp_path), full=True)["ok"]
+
+
+def test_one_folder_with_two_splits_is_refused(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write_tar(tmp_path / f"birds-{split}-0.tar", [(split, saved(photo(1), "PNG"), b"0")])
+    with pytest.raises(UsageError, match=r"holds shards of train, val: give each split a folder"):
+        index_shards(tmp_path)
+
+
 # --- inspect ------------------------------------------------------------------------------------------
 
 

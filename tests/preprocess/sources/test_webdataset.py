@@ -183,7 +183,10 @@ def test_labels_that_are_none(tmp_path: Path) -> None:
         indexed(wds(tmp_path / "y.tar", ("a", 123456789)))
 
 
-@pytest.mark.parametrize("layout", ["{split}/{n:06d}.tar", "{split}-{n:06d}.tar", "data/x/{split}_{n}.tar"])
+@pytest.mark.parametrize(
+    "layout",
+    ["{split}/{n:06d}.tar", "{split}-{n:06d}.tar", "data/x/{split}_{n}.tar", "imagenet1k-{split}-{n:04d}.tar"],
+)
 def test_splits_and_folders(tmp_path: Path, layout: str) -> None:
     for split in ("train", "validation"):
         for n in range(2):
@@ -198,6 +201,20 @@ def test_splits_and_folders(tmp_path: Path, layout: str) -> None:
     assert indexed(tmp_path, splits="val").columns.split_names == ["val"]
     with pytest.raises(UsageError, match="has no tar of split test"):
         open_source(str(tmp_path), splits="test")
+
+
+@pytest.mark.parametrize("pattern", ["{train,validation}/{000000..000001}.tar", "*/*.tar"])
+def test_folders_of_a_pattern_say_the_split(tmp_path: Path, pattern: str) -> None:
+    for split in ("train", "validation"):
+        for n in range(2):
+            wds(tmp_path / f"{split}/{n:06d}.tar", (f"{split}{n}", n))
+    assert {split for split, _ in samples(indexed(tmp_path / pattern))} == {"train", "val"}
+
+
+def test_a_name_of_two_splits_is_refused(tmp_path: Path) -> None:
+    wds(tmp_path / "train-val-0.tar", ("a", 0))
+    with pytest.raises(UsageError, match=r"train-val-0.tar may be of train or val: put each split into a folder"):
+        indexed(tmp_path)
 
 
 def test_a_split_without_labels_is_left_out(tmp_path: Path) -> None:
