@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.base.files import sweep, write_atomically
+from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.draw.order import EpochPlan, Labels, Samples, drawn_classes, part_labels
 from feedline.pipeline.format.local import WholeShards
 from feedline.pipeline.format.manifest import (
@@ -105,7 +105,6 @@ def fetch_metadata(remote: Remote, cache: Path) -> Path:
     folder = cache / hashlib.sha256(f"{remote.address}\n".encode() + manifest).hexdigest()[:20]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        sweep(folder)
         if not (folder / INDEX).exists():
             where = f"{remote.address}/{MANIFEST}"
             named = Manifest.from_json(manifest.decode("utf-8", "replace"), where)

@@ -145,19 +145,19 @@ class ShardCache:
         self._folder, self._most_bytes, self._fetch = folder, most_bytes, fetch
 
     def ensure(self, shard: "ShardInfo") -> None:
-        """Fetches the shard unless it is there, somebody else is at it, or there can be no room for it now.
+        """Fetches the shard unless it is there whole, somebody else is at it, or there can be no room for it now.
 
         Raises DatasetError when it cannot be fetched.
         """
         path = self._folder / shard.name
-        if path.exists():
+        if is_whole(path, shard):
             with suppress(OSError):
                 os.utime(path)  # needed now: last to go
             return
         lock = self._folder / f".{shard.name}.lock"
         try:
             with locked(lock, wait=False) as mine:
-                if mine and not path.exists():
+                if mine and not is_whole(path, shard):
                     self._into_place(shard, path, lock)
         except OSError as error:
             raise DatasetError(f"{path} cannot be cached: {error.strerror or error}") from error
@@ -170,6 +170,8 @@ class ShardCache:
             return
         try:
             self._fetch(shard, part)
+            with part.open("rb") as file:
+                os.fsync(file.fileno())  # a power cut would leave the name without the bytes
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
@@ -208,6 +210,14 @@ class ShardCache:
                 else:
                     promised += int(size)
         return promised
+
+
+def is_whole(path: Path, shard: "ShardInfo") -> bool:
+    """As far as its size tells."""
+    try:
+        return path.stat().st_size == shard.bytes
+    except OSError:
+        return False
 
 
 @contextmanager

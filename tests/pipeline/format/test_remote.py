@@ -170,6 +170,19 @@ def test_a_missing_shard_follows_the_policy(make_split: MakeSplit, serve: Any, t
         Loader(f"{address}er", **options)
 
 
+def test_what_another_host_is_writing_in_the_shared_cache_stays(split: Path, serve: Any, tmp_path: Path) -> None:
+    """Its process is none of ours, so nothing here can tell whether it is alive."""
+    address, options = f"{serve(split.parent).address}/train", SMALL | {"cache_dir": tmp_path}
+    [index] = [Loader(address, **options).split.folder / "index.parquet"]
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    theirs = index.with_name(f".{index.name}.0123abcd.{dead.pid}.tmp")
+    theirs.touch()
+    index.unlink()
+    Loader(address, **options)
+    assert theirs.exists() and index.exists()
+
+
 # --- the cache ----------------------------------------------------------------------------------------
 
 
@@ -216,6 +229,28 @@ def test_the_cache_never_outgrows_its_bound_and_drops_what_was_used_longest_ago(
     assert max(most) <= 3500
     cache.ensure(shard(4, size=4000))
     assert names(folder) == [shard(n).name for n in (0, 2, 3)], "it is larger than the whole cache"
+
+
+def test_a_shard_that_lost_its_end_is_fetched_anew(folder: Path) -> None:
+    cache = ShardCache(folder, 9999, write)
+    cache.ensure(shard(1))
+    path = folder / shard(1).name
+    os.truncate(path, 400)
+    cache.ensure(shard(1))
+    assert path.read_bytes() == bytes([1]) * 1000
+
+
+def test_a_shard_s_bytes_are_on_the_disk_before_it_has_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bool]] = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, (folder / shard(1).name).exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    ShardCache(folder, 9999, write).ensure(shard(1))
+    assert synced == [(f".{shard(1).name}.part", False)]
 
 
 def test_what_is_being_fetched_counts_too(folder: Path) -> None:
