@@ -8,12 +8,16 @@ The host waits for the decoder (torchvision does), with whatever the model has q
 
 import importlib.util
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from feedline.pipeline.workers.dispatch import HostBatch
 from feedline.pipeline.workers.fill_regions import unpack
+
+PIECE_BYTES = 256 << 20
+"""Of device memory that regions take while they are resized; a file that could not be cut may be of any size."""
+PIXEL_BYTES = 3 * 4
 
 
 def available(device: torch.device | None) -> bool:
@@ -53,28 +57,47 @@ def resized(images_CHW: Sequence[torch.Tensor], boxes: Sequence[Sequence[int]], 
     """Of each image the region (left, top, width, height, flip), px × px: uint8 NHWC. Bilinear, antialiased where it
     shrinks, as torch's `interpolate` has it.
 
-    Two products of matrices for the whole batch: image by image it would take eight kernels for each.
+    Two products of matrices for many regions at once: image by image it would take eight kernels for each.
     """
-    device, count = images_CHW[0].device, len(images_CHW)
-    height, width = (max(image.shape[axis] for image in images_CHW) for axis in (1, 2))
+    regions_CHW: list[torch.Tensor] = []
+    for image_CHW, (left, top, wide, high, _) in zip(images_CHW, boxes, strict=True):
+        regions_CHW.append(image_CHW[:, top : top + high, left : left + wide])
+    flip_N = torch.tensor([box[4] for box in boxes], device=images_CHW[0].device)
+    return torch.cat([_resized(regions_CHW[piece], flip_N[piece], px) for piece in pieces(regions_CHW)])
+
+
+def pieces(regions_CHW: Sequence[torch.Tensor]) -> Iterator[slice]:
+    """Neighbours that take up to PIECE_BYTES where each has the room of the largest, or one that alone takes more."""
+    begin = height = width = 0
+    for number, region_CHW in enumerate(regions_CHW):
+        height, width = max(height, region_CHW.shape[1]), max(width, region_CHW.shape[2])
+        if number > begin and (number + 1 - begin) * height * width * PIXEL_BYTES > PIECE_BYTES:
+            yield slice(begin, number)
+            begin, (_, height, width) = number, region_CHW.shape
+    yield slice(begin, len(regions_CHW))
+
+
+def _resized(regions_CHW: Sequence[torch.Tensor], flip_N: torch.Tensor, px: int) -> torch.Tensor:
+    device, count = flip_N.device, len(regions_CHW)
+    sizes = [region_CHW.shape[1:] for region_CHW in regions_CHW]
+    high_N, wide_N = torch.tensor(sizes, dtype=torch.float32, device=device).T
+    height, width = (max(sides) for sides in zip(*sizes, strict=True))
     whole_NHCW = torch.zeros((count, height, 3, width), device=device)
-    for place_HCW, image_CHW in zip(whole_NHCW, images_CHW, strict=True):
-        place_HCW[: image_CHW.shape[1], :, : image_CHW.shape[2]] = image_CHW.permute(1, 0, 2)
-    left, top, wide, high, flip = torch.tensor(boxes, dtype=torch.float32).T.to(device)
+    for place_HCW, region_CHW in zip(whole_NHCW, regions_CHW, strict=True):
+        place_HCW[: region_CHW.shape[1], :, : region_CHW.shape[2]] = region_CHW.permute(1, 0, 2)
     with torch.autocast(device.type, enabled=False):
-        down = shares(top, high, torch.zeros_like(flip), height, px) @ whole_NHCW.view(count, height, 3 * width)
-        across = down.view(count, px * 3, width) @ shares(left, wide, flip, width, px).transpose(1, 2)
+        down = shares(high_N, torch.zeros_like(flip_N), height, px) @ whole_NHCW.view(count, height, 3 * width)
+        across = down.view(count, px * 3, width) @ shares(wide_N, flip_N, width, px).transpose(1, 2)
     levels = across.view(count, px, 3, px).permute(0, 1, 3, 2).round().clamp(0, 255)
     return levels.to(torch.uint8, memory_format=torch.contiguous_format)
 
 
-def shares(start_N: torch.Tensor, size_N: torch.Tensor, flip_N: torch.Tensor, length: int, px: int) -> torch.Tensor:
+def shares(size_N: torch.Tensor, flip_N: torch.Tensor, length: int, px: int) -> torch.Tensor:
     """(image, output pixel, input pixel): what each output takes of each of `length` inputs, along one axis. They are
     triangles, a pixel of the coarser side wide either way, that end with the region; each output's sum to 1."""
-    start, size, flip = (values[:, None, None] for values in (start_N, size_N, flip_N))
-    out = torch.arange(px, device=start.device)[:, None] + 0.5
-    at = torch.arange(length, device=start.device) + 0.5
-    centre = start + size / px * torch.where(flip > 0, px - out, out)
-    near = (1 - (at - centre).abs() / (size / px).clamp(min=1)).clamp(min=0)
-    near = near * ((at > start) & (at < start + size))
+    size, flip = (values[:, None, None] for values in (size_N, flip_N))
+    out = torch.arange(px, device=size.device)[:, None] + 0.5
+    at = torch.arange(length, device=size.device) + 0.5
+    centre = size / px * torch.where(flip > 0, px - out, out)
+    near = (1 - (at - centre).abs() / (size / px).clamp(min=1)).clamp(min=0) * (at < size)
     return near / near.sum(2, keepdim=True)

@@ -75,6 +75,26 @@ def test_regions_of_a_batch_are_resized_as_one_by_one() -> None:
             assert (one_HWC.permute(2, 0, 1) - exact_CHW).abs().max() < 0.51
 
 
+def test_memory_goes_by_the_regions_and_not_by_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One photograph of a camera beside a batch of small ones, or a batch of them, must not fill the device."""
+    draw, taken = np.random.default_rng(1), list[int]()
+    sides = [(1500, 2000), *[(40, 60)] * 6, (900, 1200)]
+    images = [torch.from_numpy(draw.integers(0, 256, (3, *size), dtype=np.uint8)) for size in sides]
+    boxes = [[700, 300, 50, 40, 1], *[[10, 4, 30, 36, 0]] * 6, [100, 200, 400, 300, 0]]
+    as_one = gpu_decode.resized(images, boxes, 24)
+    zeros = torch.zeros
+
+    def noted(size: tuple[int, ...], **options: Any) -> torch.Tensor:
+        taken.append(4 * int(np.prod(size)))
+        return zeros(size, **options)
+
+    monkeypatch.setattr(torch, "zeros", noted)
+    monkeypatch.setattr(gpu_decode, "PIECE_BYTES", 7 * 50 * 40 * 12)
+    in_pieces = gpu_decode.resized(images, boxes, 24)
+    assert taken == [7 * 50 * 40 * 12, 400 * 300 * 12], "the last one alone takes more"
+    assert (in_pieces.int() - as_one.int()).abs().max() <= 1
+
+
 @pytest.mark.gpu
 def test_on_a_gpu(split: Path) -> None:
     normal = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3, "policy": "drop", "num_workers": 1}
