@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
@@ -125,17 +125,18 @@ def signals_held() -> Generator[None]:
 
 
 def start_python(
-    module: str, arguments: Sequence[str], descriptors: Sequence[int], stderr: IO[bytes] | None = None
-) -> "subprocess.Popen[bytes]":
+    module: str, arguments: Sequence[str], descriptors: Sequence[int], stderr: IO[bytes] | None = None,
+    blocked: Set[signal.Signals] = frozenset({signal.SIGINT}),
+) -> "subprocess.Popen[bytes]":  # fmt: skip
     """A fresh interpreter that runs a module of ours, with these descriptors; it imports what we can import, and its
-    numeric libraries have one thread. A Ctrl-C meanwhile comes to us afterwards: the child has the signal blocked
-    until it says what it makes of it. Its stdin is empty."""
+    numeric libraries have one thread. A Ctrl-C meanwhile comes to us afterwards: the child has it, and what else is
+    `blocked`, blocked until it says what it makes of it. Its stdin is empty."""
     import subprocess  # here: what only asks for its cores starts 5 ms sooner
 
     command = [sys.executable, "-P", "-m", module, *arguments]
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         return subprocess.Popen(
             command, env=environment, pass_fds=descriptors, stdin=subprocess.DEVNULL, stderr=stderr

@@ -5,8 +5,6 @@ Which region: `regions`. Which filter: `resample`. How: the codec. What happens 
 sample number) only. Training repeats chroma pixels where evaluation smooths them: 7 % of the decoding time for 45 dB.
 """
 
-import cv2
-
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.base import Choose, Clock, Codec, Pixels
 from feedline.pipeline.codecs.jpeg import JPEG
@@ -28,7 +26,6 @@ class SampleKernel:
 
     def __init__(self, codec: str, augment: Augment, seed: int) -> None:
         """`codec` is the manifest's."""
-        cv2.setNumThreads(1)  # a worker per core: threads inside one would only queue
         self._codec, self._augment, self._seed = CODECS[codec], augment, seed
 
     def job(self, data: bytes, px: int, sample: int, epoch: int) -> Job | None:

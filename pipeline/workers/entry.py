@@ -2,8 +2,8 @@
 
 Started by `pipeline.workers.pool` as `python -m feedline.pipeline.workers.entry NUMBER PARENT PARENT_IS_MAIN SOCKET
 SLOTS INDEX COUNTERS SETUP`, the last five being inherited file descriptors. It waits in one `recv`; the socket's
-end, the parent's death and STOP all end it. Ctrl-C is the trainer's business: the terminal sends it to everyone, and
-the trainer then ends its workers in order.
+end, the parent's death and STOP all end it. Signals are the trainer's business: the terminal, Slurm and torchrun send
+them to everyone, and the trainer then ends its workers in order, or writes a checkpoint and goes on.
 """
 
 import gc
@@ -15,6 +15,8 @@ import socket
 import sys
 from typing import Any
 
+import cv2
+
 from feedline.pipeline.base.errors import FeedlineError, SampleError, TransformError
 from feedline.pipeline.base.process import allow_open_files, die_with, keep_freed_memory
 from feedline.pipeline.workers.counters import FIELD, NOTHING, Clock, rows_of
@@ -25,6 +27,7 @@ from feedline.pipeline.workers.messages import BAD_SAMPLE, BAD_TRANSFORM, BROKEN
 from feedline.pipeline.workers.slots import SlotLayout
 
 _ORPHAN_CHECK_S = 2.0
+DEAF_TO = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 _BLOCK_BYTES = 512
 """The unit in which the kernel counts what a process had from storage."""
 
@@ -72,7 +75,9 @@ class Worker:
 
 def main(arguments: list[str]) -> None:
     number, parent, in_main, link, slots, index, counters, setup = map(int, arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for kind in DEAF_TO:
+        signal.signal(kind, signal.SIG_IGN)
+    cv2.setNumThreads(1)  # a worker per core: threads inside one would only queue
     # The kernel would kill us with the *thread* that started us, too: a trainer that starts us from another thread
     # than its first is watched through the socket and getppid alone.
     if in_main:

@@ -19,9 +19,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
+import cv2
+
 from feedline.pipeline.base.errors import WorkerError
 from feedline.pipeline.base.process import how_it_ended, start_python
-from feedline.pipeline.workers.entry import Worker
+from feedline.pipeline.workers.entry import DEAF_TO, Worker
 from feedline.pipeline.workers.memory import SharedMemory
 from feedline.pipeline.workers.messages import MAX_BYTES, STOP, Reply, Task
 
@@ -49,7 +51,12 @@ class InlineCrew:
         if self._worker is None:
             raise WorkerError("the loader has been closed")
         self._worker.clock.skip()  # between batches the trainer's thread is not ours: that time is nobody's
-        reply = self._worker.perform(self._tasks[0])
+        threads = cv2.getNumThreads()
+        cv2.setNumThreads(1)  # as in a worker; the trainer's own OpenCV keeps what it has
+        try:
+            reply = self._worker.perform(self._tasks[0])
+        finally:
+            cv2.setNumThreads(threads)
         self._tasks.popleft()  # only now: a Ctrl-C amid the task leaves it to be done
         self._worker.clock.tick()
         return reply
@@ -102,7 +109,7 @@ class WorkerCrew:
         worker: subprocess.Popen[bytes] | None = None
         try:
             words = [*map(str, numbers)]
-            worker = start_python("feedline.pipeline.workers.entry", words, [*self._handed, held])
+            worker = start_python("feedline.pipeline.workers.entry", words, [*self._handed, held], blocked=DEAF_TO)
             watches = lifeline, os.pidfd_open(worker.pid)
         except BaseException:
             os.close(lifeline)

@@ -78,6 +78,26 @@ def test_ctrl_c_in_a_terminal_reaches_everybody_and_only_the_trainer_speaks(star
     assert errors.count("Traceback") == errors.count("KeyboardInterrupt") == 1
 
 
+def test_signals_that_the_trainer_handles_end_no_worker_not_even_one_that_is_just_starting(start) -> None:  # type: ignore[no-untyped-def]
+    """Slurm's --signal and torchrun send them to everybody, for a checkpoint and a few more steps."""
+    then = """
+import os, signal
+kinds, got = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2], []
+for kind in kinds:
+    signal.signal(kind, lambda number, _: got.append(number))
+second = Loader(sys.argv[1], batch_size=8, image_size=16, num_workers=2, rank=0, world_size=1)
+begun = iter(second)
+for kind in kinds:
+    os.killpg(0, kind)
+assert (len(list(iterator)), len(list(begun))) == (6, 7)
+assert sorted(got) == sorted(kinds)
+"""
+    process, pids = start(then)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert all_gone(pids)
+
+
 @pytest.mark.parametrize("then", ["sys.exit(3)", "raise ValueError('mine')", "import os; os._exit(4)"])
 def test_leaving_in_the_middle_of_an_epoch_leaves_nothing(start, then: str) -> None:  # type: ignore[no-untyped-def]
     process, pids = start(then)
