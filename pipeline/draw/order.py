@@ -43,15 +43,21 @@ class EpochPlan:
     start: int = 0
     """Samples of this epoch already delivered, over all ranks."""
     chosen: Samples | None = None
-    """The samples to go through, repetitions allowed (a part of them, `class_balanced`); None means all."""
+    """The samples to go through, repetitions allowed (a part of them); None means all."""
+    balanced_N: Labels | None = None
+    """The label of each sample of the dataset, where every class is to come as often as the largest
+    (`class_balanced`); `chosen` is ignored."""
     shards_N: npt.NDArray[np.int32] | None = None
     """The shard of each sample of the dataset; with `window_shards`, for storage that wants few open shards."""
     window_shards: int = 0
     """0: every sample may come anywhere. n: shards in random order, samples mixed within n neighbouring shards."""
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Samples in the whole epoch, whatever `start` is."""
+        if self.balanced_N is not None:
+            counts_C = np.bincount(self.balanced_N[self.balanced_N >= 0])
+            return int(np.count_nonzero(counts_C) * counts_C.max(initial=0))
         return self.samples if self.chosen is None else len(self.chosen)
 
     @property
@@ -81,7 +87,7 @@ class EpochPlan:
     @cached_property
     def order_N(self) -> Samples:
         """Every sample of the epoch, by position."""
-        base_N = np.arange(self.samples, dtype=np.int64) if self.chosen is None else self.chosen
+        base_N = self._base_N()
         if not self.shuffle:
             return base_N
         keys_N = keyed_randoms(len(base_N), self.seed, self.epoch)
@@ -93,6 +99,12 @@ class EpochPlan:
             windows_N = (place_of_shard // np.uint64(self.window_shards))[self.shards_N[base_N]]
             keys_N = (keys_N >> np.uint64(WINDOW_BITS)) | (windows_N << np.uint64(64 - WINDOW_BITS))
         return base_N[np.argsort(keys_N, kind="stable")]
+
+    def _base_N(self) -> Samples:
+        """As they come without a shuffle."""
+        if self.balanced_N is not None:
+            return class_balanced(self.balanced_N, self.seed, self.epoch)
+        return np.arange(self.samples, dtype=np.int64) if self.chosen is None else self.chosen
 
 
 WINDOW_BITS = 24

@@ -167,3 +167,13 @@ def test_class_balanced_shows_each_class_equally_and_repeats_evenly(labels: list
     for label in per_class:
         counts = [times[sample] for sample in np.flatnonzero(labels_N == label).tolist()]
         assert max(counts) - min(counts) <= 1
+
+
+@given(st.lists(st.integers(PADDING, 5), max_size=200))
+@settings(deadline=None)
+def test_the_length_of_a_class_balanced_epoch_needs_no_order(labels: list[int]) -> None:
+    labels_N = np.array(labels, np.int32)
+    plan = EpochPlan(samples=len(labels), balanced_N=labels_N, seed=1, epoch=2, batch_size=1, shuffle=False)
+    assert len(plan) == len(class_balanced(labels_N, seed=1, epoch=2))
+    assert "order_N" not in vars(plan)
+    assert np.array_equal(plan.order_N, class_balanced(labels_N, seed=1, epoch=2))
