@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -30,12 +30,12 @@ from feedline.pipeline.base.settings import Policy
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.device import Batch as Batch
-from feedline.pipeline.draw.order import EpochPlan, class_balanced
+from feedline.pipeline.draw.order import EpochPlan
 from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.remote import Prefetcher
 from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, whole
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
-from feedline.pipeline.loader_state import Order
+from feedline.pipeline.loader_state import Order, Place
 from feedline.pipeline.ranks import default_workers, memory_bytes
 from feedline.pipeline.ranks import which_rank as which_rank
 from feedline.pipeline.rereading import Rereading
@@ -49,10 +49,6 @@ from feedline.pipeline.workers.headcount import Headcount
 from feedline.pipeline.workers.slots import SlotLayout
 
 REMOTE_WINDOW_SHARDS = 8
-
-Begins = Literal["at the start", "at the next start", "where it was left", "where anything is left"]
-"""Where the next `iter()` begins: the start of the epoch or of the one after it, or behind the samples that a state
-says were delivered (with "anything": in the next epoch where no batch is left of this one)."""
 
 
 class Loader:
@@ -93,8 +89,10 @@ class Loader:
         )  # fmt: skip
         sizes_bytes = [shard.bytes for shard in self.manifest.shards]
         self._rereading = Rereading(sizes_bytes, memory_bytes(), self._window_shards)
-        self._epoch = self._delivered = 0
-        self._begins: Begins = "at the start"
+        self._place = Place()
+        """Where the delivered batches end, or what was named or resumed since."""
+        self._named: Place | None = None
+        """What was named or resumed since the last `iter()`."""
         self._finished: int | None = None
         """The epoch that was gone through last."""
         self._run: EpochRun | None = None
@@ -104,7 +102,8 @@ class Loader:
         self._prefetcher: Prefetcher | None = None
         self._turn = threading.Lock()
         weakref.finalize(self, _close, self._workshops)
-        plan = self._plan(0, 0)
+        plan = self._plan(Place())
+        self._length = len(plan)
         if self._policy == "drop" and not len(plan):
             samples = count_of(plan.size // self.world_size, "sample")
             warnings.warn(f"no batch of {config.batch_size} in the {samples} of rank {self.rank}: "
@@ -137,26 +136,30 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches per whole epoch on this rank; after a resume the first may be shorter (`batches_left`)."""
-        return len(self._plan(self._epoch, 0))
+        return self._length
 
     @property
     def batches_left(self) -> int:
         """Those that the next `iter()` gives on each rank."""
-        return len(self._plan(*self._place()))
+        return len(self._plan(self._next_start()))
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next `iter()` begins. Keeps the position if it is the one resumed within."""
         epoch = whole("epoch", epoch, 0, MOST_EPOCH)
-        resumed = self._begins in ("where it was left", "where anything is left") and epoch == self._epoch
-        self._epoch, self._begins = epoch, "where it was left" if resumed else "at the start"
+        place = self._named or self._place
+        if place.epoch != epoch or place.begins == "with the next epoch":
+            self._place = self._named = Place(epoch)
+        elif self._named is not None:
+            self._place = self._named = replace(place, begins="here")
 
     def set_image_size(self, px: int) -> None:
         """From the next epoch on (progressive resizing)."""
         self._image_size = whole("image_size", px, 1, MOST_PX)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the delivered batches end, in plain JSON. O(1); what was only prefetched does not count."""
-        return self._order.state(self._epoch, self._delivered)
+        """Where the delivered batches end, or the epoch named since begins, in plain JSON. O(1); what was only
+        prefetched does not count."""
+        return self._order.state(self._place)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next `iter()` continues there, with whatever workers, ranks and batch size this loader has.
@@ -164,8 +167,7 @@ class Loader:
         Raises UsageError for the state of another dataset or order (seed, shuffle, window_shards, subset,
         class_balanced), and for what is none.
         """
-        self._epoch, self._delivered = self._order.place(state)
-        self._begins = "where anything is left"
+        self._place = self._named = self._order.place(state)
 
     def __iter__(self) -> Iterator[Batch]:
         with self._one_thread():
@@ -188,7 +190,7 @@ class Loader:
         if self._run is not None:
             self._run.close()
             self._run = None
-        epoch, delivered = self._place()
+        start = self._next_start()
         if self._delivery is None:  # made with the first workshop, when CUDA is surely up
             upload = gpu_decode.decode if self._gpu_decodes else device.copy_pixels
             self._delivery = device.deliver_to(self.device, config, upload)
@@ -196,28 +198,25 @@ class Loader:
             _close(self._workshops)  # the images have outgrown the slots
         if not self._workshops:
             self._workshops.append(self._new_workshop(self._delivery))
-        plan, then = self._plan(epoch, delivered), self._expected_after(epoch)
+        then = self._expected_after(start.epoch)
         try:
-            self._run = self._workshops[0].begin(plan, self._image_size, then)
+            self._run = self._workshops[0].begin(self._plan(start), self._image_size, then)
         except WorkerError:  # it ended between two epochs
             _close(self._workshops)
             raise
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._prefetcher = self.split.prefetch(self._run.plan, self._window_shards or REMOTE_WINDOW_SHARDS)
-        self._epoch, self._delivered, self._begins = epoch, delivered, "at the next start"
+        self._place, self._named = start, None
         return _Batches(self, self._run, self._delivery)
 
-    def _place(self) -> tuple[int, int]:
-        """The epoch in which the next `iter()` begins, and how many of its samples were delivered before."""
-        if self._begins == "at the start":
-            return self._epoch, 0
-        if self._begins == "at the next start":
-            return self._epoch + (self._delivered > 0), 0  # of which nothing was taken begins again
-        epoch, delivered = self._epoch, self._delivered
-        if self._begins == "where it was left" or not delivered or len(self._plan(epoch, delivered)):
-            return epoch, delivered
-        return epoch + 1, 0
+    def _next_start(self) -> Place:
+        """Where the next `iter()` begins: of which nothing was taken begins again."""
+        place = self._named or self._place
+        done = place.begins == "here if anything is left" and place.samples and not len(self._plan(place))
+        if done or place.begins == "with the next epoch":
+            return Place(place.epoch + 1)
+        return replace(place, begins="here")
 
     def _expected_after(self, epoch: int) -> EpochPlan | None:
         """What workers go on into: the next epoch or the same again, whichever way this one followed the last. None
@@ -225,7 +224,7 @@ class Loader:
         if self._finished is None or not self.num_workers or not self.config.persistent_workers:
             return None
         following = epoch + (epoch - self._finished)
-        return self._plan(following, 0) if following in (epoch, epoch + 1) else None
+        return self._plan(Place(following)) if following in (epoch, epoch + 1) else None
 
     def stats(self) -> dict[str, Any]:
         """Where the time went since the loader was made, in plain JSON:
@@ -249,7 +248,7 @@ class Loader:
         bad = [{"key": self.split.key(sample), "reason": reason} for sample, reason in trainer.pop("bad")]
         return {
             "split": str(self.split.folder),
-            "epoch": self._epoch,
+            "epoch": self._place.epoch,
             "samples": trainer.pop("samples"),
             "batches": trainer.pop("batches"),
             "num_workers": self.num_workers,
@@ -276,21 +275,20 @@ class Loader:
     def worker_pids(self) -> list[int]:
         return self._workshops[0].crew.pids if self._workshops else []
 
-    def _plan(self, epoch: int, delivered: int) -> EpochPlan:
-        config, chosen = self.config, self.split.part_N
-        if config.class_balanced:
-            chosen = class_balanced(self.split.labels_N, config.seed, epoch)
+    def _plan(self, start: Place) -> EpochPlan:
+        config = self.config
         return EpochPlan(
             samples=self.manifest.samples,
             seed=config.seed,
-            epoch=epoch,
+            epoch=start.epoch,
             batch_size=config.batch_size,
             world_size=self.world_size,
             rank=self.rank,
             policy=self._policy,
             shuffle=config.train if config.shuffle is None else config.shuffle,
-            start=delivered,
-            chosen=chosen,
+            start=start.samples,
+            chosen=self.split.part_N,
+            balanced_N=self.split.labels_N if config.class_balanced else None,
             shards_N=self.split.shards_N if self._window_shards else None,
             window_shards=self._window_shards,
         )
@@ -362,7 +360,7 @@ class Loader:
                 read, stored = (counters.total(self._rows, name) for name in ("bytes_read", "storage_bytes"))
                 self._rereading.epoch_ended(run.plan.epoch, read, stored)
             self._run, self._finished = None, run.plan.epoch
-            self._epoch, self._delivered, self._begins = self._epoch + 1, 0, "at the start"
+            self._place = self._named or Place(run.plan.epoch + 1)
             if not self.config.persistent_workers:
                 _close(self._workshops)
             raise
@@ -376,9 +374,9 @@ class Loader:
             where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
             raise type(error)(f"{where}{error.reason}", error.sample) from error
         run.handed_over(len(batch[1]))
-        self._delivered = run.plan.delivered(run.taken)
+        self._place = Place(run.plan.epoch, run.plan.delivered(run.taken), "with the next epoch")
         if self._prefetcher is not None:
-            self._prefetcher.reached(self._delivered)
+            self._prefetcher.reached(self._place.samples)
         return batch
 
 

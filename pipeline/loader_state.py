@@ -7,7 +7,7 @@ moved from a remote split (a window of shards) to a local copy (none) would go o
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.loader_config import MANY, MOST_EPOCH, LoaderConfig, whole
@@ -15,6 +15,16 @@ from feedline.pipeline.loader_config import MANY, MOST_EPOCH, LoaderConfig, whol
 VERSION = 2
 ORDER = ("shuffle", "window_shards", "subset", "class_balanced")
 """Of the loader's settings, beside the seed."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Behind so many samples of an epoch, those of all ranks."""
+
+    epoch: int = 0
+    samples: int = 0
+    begins: Literal["here", "here if anything is left", "with the next epoch"] = "here"
+    """The next `iter()`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +46,13 @@ class Order:
                     "subset": config.part, "class_balanced": bool(config.class_balanced)}  # fmt: skip
         return cls(folder=folder, manifest=manifest, settings=settings)
 
-    def state(self, epoch: int, samples: int) -> dict[str, Any]:
-        return {"version": VERSION, "epoch": epoch, "samples": samples, "manifest": self.manifest, **self.settings}
+    def state(self, place: Place) -> dict[str, Any]:
+        where = {"epoch": place.epoch, "samples": place.samples}
+        return {"version": VERSION, **where, "manifest": self.manifest, **self.settings}
 
-    def place(self, state: Any) -> tuple[int, int]:
-        """The epoch, and the samples delivered of it. Raises UsageError for a state of another dataset or order, and
-        for what is none; nothing has been taken of it then."""
+    def place(self, state: Any) -> Place:
+        """Where it goes on. Raises UsageError for a state of another dataset or order, and for what is none; nothing
+        has been taken of it then."""
         said: dict[str, Any] = dict(state) if isinstance(state, Mapping) else {}
         if said.get("version") != VERSION:
             raise UsageError(f"this is not a loader's state of version {VERSION}: {state!r:.80}")
@@ -57,7 +68,7 @@ class Order:
                 theirs = _option(name, said[name])
                 remedy = f"give it {theirs}, or begin an epoch with set_epoch instead"
                 raise UsageError(f"the state was made with {theirs}, this loader has {_option(name, mine)}: {remedy}")
-        return epoch, samples
+        return Place(epoch, samples, "here if anything is left")
 
 
 def _option(name: str, value: Any) -> str:

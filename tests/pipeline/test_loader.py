@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
+from feedline.pipeline.draw import order
 from feedline.pipeline.loader import Loader, which_rank
 from tests.pipeline.loading import SMALL, labels
 
@@ -66,6 +67,15 @@ def test_length_is_the_number_of_batches_on_this_rank(split: Path) -> None:
     assert len(Loader(split, **SMALL)) == 7
     assert len(Loader(split, **SMALL | {"policy": "pad"})) == 8
     assert len(Loader(split, **SMALL | {"rank": 2, "world_size": 3})) == 2
+
+
+def test_the_length_of_a_class_balanced_epoch_sorts_nothing(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A progress bar asks for it at every step."""
+    with monkeypatch.context() as patch:
+        patch.setattr(order, "shuffled", lambda *_, **__: pytest.fail("sorted"))
+        loader = Loader(split, **SMALL | {"class_balanced": True, "num_workers": 0})
+        assert (len(loader), loader.batches_left) == (7, 7)
+    assert len(labels(loader)) == 56
 
 
 def test_padding_can_be_cut_off_again(split: Path) -> None:

@@ -105,6 +105,54 @@ def test_an_epoch_named_while_another_is_under_way_begins_at_its_start(split: Pa
     assert loader.state_dict()["epoch"] == 6
 
 
+def test_the_state_of_a_named_epoch_is_its_start(split: Path) -> None:
+    loader = Loader(split, **SMALL | {"num_workers": 0})
+    for _ in loader:
+        loader.set_epoch(1)
+        break
+    state = loader.state_dict()
+    assert (state["epoch"], state["samples"]) == (1, 0)
+    resumed = Loader(split, **SMALL | {"num_workers": 0})
+    resumed.load_state_dict(state)
+    assert labels(resumed) == labels(loader)
+
+
+def test_an_epoch_that_is_named_early_is_the_next_and_what_is_delivered_until_then_counts(split: Path) -> None:
+    loader = Loader(split, **SMALL | {"num_workers": 0})
+    loader.set_epoch(1)
+    expected = labels(loader)
+    loader.set_epoch(0)
+    for number, _ in enumerate(loader):
+        state = loader.state_dict()
+        assert (state["epoch"], state["samples"]) == (0, 8 * (number + 1))
+        loader.set_epoch(1)
+    assert (loader.state_dict()["epoch"], loader.batches_left) == (1, 7)
+    assert labels(loader) == expected
+
+
+def test_naming_the_epoch_that_has_just_begun_changes_nothing(split: Path) -> None:
+    """As where a framework takes the iterator first, and tells the epoch then."""
+    loader, found = Loader(split, **SMALL | {"num_workers": 0}), list[int]()
+    for epoch in range(3):
+        batches = iter(loader)
+        loader.set_epoch(epoch)
+        found += [int(label) for _, labels_N in batches for label in labels_N]
+    plain = Loader(split, **SMALL | {"num_workers": 0})
+    assert found == [label for _ in range(3) for label in labels(plain)]
+
+
+def test_the_rest_of_a_resumed_epoch_is_there_until_something_is_taken_of_it(split: Path) -> None:
+    whole = labels(Loader(split, **SMALL))
+    loader = Loader(split, **SMALL | {"num_workers": 0})
+    loader.load_state_dict(loader.state_dict() | {"samples": 24})
+    for _ in range(2):
+        iter(loader)
+        assert (loader.state_dict()["samples"], loader.batches_left) == (24, 4)
+    loader.set_epoch(0)
+    assert labels(loader) == whole[24:]
+    assert loader.state_dict()["epoch"] == 1
+
+
 def test_the_state_of_a_changed_dataset_is_refused(split: Path, make_split: MakeSplit) -> None:
     other = Loader(make_split(samples=61), **SMALL)
     with pytest.raises(UsageError, match="another dataset"):
