@@ -7,6 +7,7 @@ Nothing here makes the host wait for the device, but for an image size's first b
 may hold the host up until the stream has come that far, so labels are sent from the slot too.
 """
 
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -36,8 +37,8 @@ class Normaliser:
     def __init__(self, device: torch.device, config: LoaderConfig) -> None:
         self.dtype = config.dtype
         self._device = device
-        self._mean_C = torch.tensor(config.mean) * 255
-        self._scale_C = 1 / (torch.tensor(config.std) * 255)
+        self._mean_C = torch.tensor(config.mean, device="cpu") * 255  # whatever torch's default device is
+        self._scale_C = 1 / (torch.tensor(config.std, device="cpu") * 255)
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, images_NHWC: torch.Tensor) -> torch.Tensor:
@@ -57,7 +58,7 @@ class Normaliser:
 def show_on_host(run: EpochRun) -> Batch:
     """uint8 NHWC tensors that show the slot itself; labels of their own, for the slot waits for the images alone."""
     batch = next(run)
-    return torch.from_numpy(batch.images_NHWC), torch.tensor(batch.labels_N)
+    return torch.from_numpy(batch.images_NHWC), torch.from_numpy(batch.labels_N.copy())
 
 
 def copy_pixels(batch: HostBatch, device: torch.device) -> torch.Tensor:
@@ -71,12 +72,12 @@ class OnCuda:
     def __init__(self, device: torch.device, normalise: Normaliser, upload: Upload) -> None:
         self._device, self._normalise, self._upload = device, normalise, upload
         self.stream = torch.cuda.Stream(device)
-        self._ahead: tuple[EpochRun, Batch, Any] | None = None
-        """The run it is of, the batch, and the event behind its copy."""
+        self._ahead: tuple[weakref.ref[EpochRun], Batch, Any] | None = None
+        """The run it is of (which leads back to us), the batch, and the event behind its copy."""
 
     def __call__(self, run: EpochRun) -> Batch:
         ahead, self._ahead = self._ahead, None
-        _, batch, event = ahead if ahead is not None and ahead[0] is run else self._send(run, next(run))
+        _, batch, event = ahead if ahead is not None and ahead[0]() is run else self._send(run, next(run))
         with run.waits.copying():
             if (following := run.next_if_ready()) is not None:
                 self._ahead = self._send(run, following)
@@ -87,12 +88,12 @@ class OnCuda:
                 tensor.record_stream(current)
             return batch
 
-    def _send(self, run: EpochRun, batch: HostBatch) -> tuple[EpochRun, Batch, Any]:
+    def _send(self, run: EpochRun, batch: HostBatch) -> tuple[weakref.ref[EpochRun], Batch, Any]:
         """Starts copy and normalisation and returns at once."""
         with torch.cuda.stream(self.stream):
             images_NHWC = self._upload(batch, self._device)
             labels_N = torch.from_numpy(batch.labels_N).to(self._device, non_blocking=True)
-            return run, (self._normalise(images_NHWC), labels_N), self.stream.record_event()
+            return weakref.ref(run), (self._normalise(images_NHWC), labels_N), self.stream.record_event()
 
 
 def deliver_to(device: torch.device | None, config: LoaderConfig, upload: Upload) -> Deliver:
@@ -137,6 +138,13 @@ def devices_in_use() -> list[int]:
     """Those of which this process has a context: asking another one for a stream would make it one."""
     has_context = torch._C._cuda_hasPrimaryContext
     return [device for device in range(torch.cuda.device_count()) if has_context(device)]
+
+
+def locks_pages(wanted: bool | None, delivery: Deliver) -> bool:
+    """Whether `page_lock` is called for; never without a GPU, as in torch's DataLoader."""
+    if wanted is None:
+        return isinstance(delivery, OnCuda) or torch.cuda.is_initialized()
+    return wanted and torch.cuda.is_available()
 
 
 def page_lock(memory: SharedMemory, device: torch.device | None) -> Callable[[], None]:

@@ -266,7 +266,7 @@ class Loader:
 
     def close(self) -> None:
         """Ends the workers; so do the loader's own end and the interpreter's. Iterating again starts new ones."""
-        self._run = None
+        self._run = self._delivery = None  # which may have sent a batch ahead
         _close(self._workshops)
         if self._prefetcher is not None:
             self._prefetcher.close()
@@ -311,9 +311,12 @@ class Loader:
             before=self._rows,
         )
         self._rows = workshop.rows
-        on_gpu = isinstance(delivery, device.OnCuda) or torch.cuda.is_initialized()
-        if on_gpu if config.pin_memory is None else config.pin_memory:
-            workshop.on_close.append(device.page_lock(workshop.memory, self.device))
+        try:
+            if device.locks_pages(config.pin_memory, delivery):
+                workshop.on_close.append(device.page_lock(workshop.memory, self.device))
+        except BaseException:
+            workshop.close()
+            raise
         return workshop
 
     def _fill_spec(self) -> FillSpec:

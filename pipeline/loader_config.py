@@ -48,11 +48,11 @@ class LoaderConfig:
     """0: in the trainer itself. None: one per usable core (affinity, cgroup quota), at most MOST_WORKERS. auto: up to
     as many, as it is worth (`workers.headcount`); they come and go, and the order stays the same."""
     prefetch_factor: int = limited(PREFETCH, 1, 65_536)
-    """Batches under way per worker."""
+    """Batches under way per worker; at most 128 in all."""
     persistent_workers: bool = True
     """Keep the workers between epochs."""
     pin_memory: bool | None = None
-    """Page-lock the slots. None: where `device` is a CUDA device or CUDA is in use already."""
+    """Page-lock the slots, where there is a GPU. None: where `device` is one or CUDA is in use already."""
     seed: int = limited(0, 0, 2**64 - 1)
     device: str | int | torch.device | None = None
     """None: uint8 NHWC on the CPU. Else normalised, channels_last NCHW in `dtype`, there."""

@@ -1,9 +1,12 @@
 """Batches on a device: the pixels that the CPU gives, whatever is held, reused, captured or killed meanwhile."""
 
+import gc
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +126,62 @@ def test_locked_memory_is_let_go_once_nothing_reads_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(device, "devices_in_use", lambda: [1])
     device.page_lock(SharedMemory("test", 4096), torch.device("cuda", 1))()
     assert calls == ["on cuda:1", "register", "wait for 1", "unregister"]
+
+
+def test_locking_what_no_gpu_reads_is_left_out(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert len(list(Loader(split, **SMALL | {"pin_memory": True}))) == 7
+
+
+def test_workers_end_where_the_memory_cannot_be_locked(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device, "page_lock", refuse)
+    before = psutil.Process().children()
+    with pytest.raises(RuntimeError, match="no driver"):
+        iter(Loader(split, **SMALL | {"pin_memory": True}))
+    assert psutil.Process().children() == before
+
+
+@pytest.mark.parametrize("where", [None, "cpu"])
+def test_torch_s_default_device_is_not_that_of_the_batches(split: Path, where: str | None) -> None:
+    options = SMALL | {"device": where}
+    with torch.device("meta"):
+        found = list(Loader(split, **options))
+    for batch, expected in zip(found, Loader(split, **options), strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(batch, expected, strict=True))
+
+
+def test_a_closed_loader_keeps_no_batch_that_was_sent_ahead(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor until the cycle collector comes: it is a GPU's memory. Here a CPU plays the GPU."""
+    side = SimpleNamespace(record_event=lambda: "event", wait_event=lambda event: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: side)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    here = torch.device("cpu")
+
+    def on_cuda(_: object, config: LoaderConfig, upload: device.Upload) -> device.OnCuda:
+        return device.OnCuda(here, device.Normaliser(here, config), upload)
+
+    monkeypatch.setattr(device, "deliver_to", on_cuda)
+    loader: Any = Loader(split, **SMALL | {"pin_memory": False})
+    batches = iter(loader)
+    while loader._workshops[0].outstanding:
+        loader._workshops[0].take_reply()
+    next(batches)
+    sent = weakref.ref(loader._delivery._ahead[1][0])
+    monkeypatch.undo()
+    gc.disable()
+    try:
+        loader.close()
+        del batches
+        assert sent() is None
+    finally:
+        gc.enable()
+    assert len(list(loader)) == 7
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------
