@@ -6,8 +6,9 @@ its v2 spellings, Normalize; what comes between crop and ToTensor and works on P
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch.utils.data import (
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.draw.regions import Augment
+from feedline.pipeline.ranks import which_rank
 
 if TYPE_CHECKING:
     from feedline.pipeline.format.manifest import Manifest  # pyarrow: a script that is profiled needs none
@@ -37,9 +39,11 @@ _OURS = {"interpolation": ("bilinear", 2), "antialias": (True, None, "warn"), "m
 """How the loader resizes; 2 is Pillow's number of bilinear."""
 
 
-def options_like(dataloader: Any, *, try_steps: bool = True) -> dict[str, Any]:
-    """LoaderConfig fields that give what `dataloader` gives. Raises UsageError for what cannot be carried over;
-    `try_steps`: transforms of the user's own are called for that.
+def options_like(
+    dataloader: Any, given: Mapping[str, Any] = MappingProxyType({}), *, try_steps: bool = True
+) -> dict[str, Any]:
+    """LoaderConfig fields that give what `dataloader` gives; those that are `given` win. Raises UsageError for what
+    cannot be carried over; `try_steps`: transforms of the user's own are called for that.
 
     Left out is what only says how torch runs its own workers: `timeout`, `multiprocessing_context`,
     `pin_memory_device`, and `in_order` (batches always come in order).
@@ -59,15 +63,14 @@ def options_like(dataloader: Any, *, try_steps: bool = True) -> dict[str, Any]:
         "batch_size": batches.batch_size,
         "num_workers": dataloader.num_workers,
         "persistent_workers": dataloader.num_workers == 0 or dataloader.persistent_workers,
-        "policy": "drop" if batches.drop_last else "pad",
-        "short_last_batch": not batches.drop_last,
     }
     if dataloader.num_workers and dataloader.prefetch_factor:
         options["prefetch_factor"] = dataloader.prefetch_factor
     if dataloader.pin_memory:
-        options["pin_memory"] = torch.cuda.is_available()
-    options |= _order(batches.sampler, len(dataset), dataloader.generator)
-    return options | _Recipe(_flatten(dataset.transform)).options(try_steps=try_steps)
+        options["pin_memory"] = True
+    options |= _order(batches.sampler, len(dataset), dataloader.generator) | _place(batches.sampler, given)
+    options |= _end(batches.drop_last, which_rank(options["rank"], options["world_size"])[1])
+    return options | _Recipe(_flatten(dataset.transform)).options(try_steps=try_steps) | dict(given)
 
 
 def check_same_data(dataset: Any, manifest: "Manifest", labels_N: npt.NDArray[np.int32]) -> None:
@@ -128,10 +131,32 @@ def _order(sampler: Any, samples: int, generator: torch.Generator | None) -> dic
     if drawn != samples:
         raise _refused(f"a {kind.__name__} of {drawn} of {samples} samples", "use Loader(split, subset=N)")
     if kind is DistributedSampler:
-        return {"shuffle": sampler.shuffle, "seed": sampler.seed, "rank": sampler.rank,
-                "world_size": sampler.num_replicas}  # fmt: skip
+        return {"shuffle": sampler.shuffle, "seed": sampler.seed}
     generator = getattr(sampler, "generator", None) or generator
     return {"shuffle": kind is RandomSampler} | ({"seed": generator.initial_seed()} if generator else {})
+
+
+def _place(sampler: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Rank and world size. Any sampler but a DistributedSampler gives every rank all samples: that is kept where they
+    come in order. Raises UsageError where each rank would have shuffled them for itself."""
+    if given.keys() & {"rank", "world_size"}:
+        return {"rank": given.get("rank"), "world_size": given.get("world_size")}
+    if type(sampler) is DistributedSampler:
+        return {"rank": sampler.rank, "world_size": sampler.num_replicas}
+    _, ranks = which_rank(None, None)
+    if type(sampler) is RandomSampler and ranks > 1:
+        raise _refused(
+            f"a RandomSampler, which gives each of the {ranks} ranks all samples in an order of its own,",
+            "take a DistributedSampler, or say rank=..., world_size=... to Loader.like (0 and 1: all samples)",
+        )
+    return {"rank": 0, "world_size": 1}
+
+
+def _end(drop_last: bool, ranks: int) -> dict[str, Any]:
+    """What becomes of the last batch: of a short one among several ranks, some would have nothing."""
+    if drop_last or ranks > 1:
+        return {"policy": "drop" if drop_last else "wrap", "short_last_batch": False}
+    return {"policy": "pad", "short_last_batch": True}
 
 
 def _check_code(dataset: Any) -> None:

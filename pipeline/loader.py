@@ -114,13 +114,13 @@ class Loader:
         """A loader with the batch size, workers, shuffling and torchvision transforms of a torch DataLoader.
 
         A `generator` becomes the seed it was made with (`config.seed`), a DistributedSampler the seed and the place.
-        Without shuffling, samples come in the shards' order. Without ToTensor images stay uint8 NHWC. `options` win
-        over what is taken. Raises UsageError, by name, for what cannot be carried over: other samplers,
-        `collate_fn`, a dataset's own code, …
+        Without shuffling, samples come in the shards' order, all of them on every rank. Without ToTensor images stay
+        uint8 NHWC. `options` win over what is taken. Raises UsageError, by name, for what cannot be carried over:
+        other samplers, ranks that each shuffle for themselves, `collate_fn`, a dataset's own code, …
         """
         from feedline.pipeline.like import check_same_data, options_like  # torch.utils.data: nobody else needs it
 
-        loader = cls(split, **(options_like(dataloader) | options))
+        loader = cls(split, **options_like(dataloader, options))
         check_same_data(dataloader.dataset, loader.manifest, loader.split.stored_labels_N)
         return loader
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -262,6 +263,47 @@ def test_the_order_comes_from_a_generator_or_a_distributed_sampler(folder: Path,
     assert (config.batch_size, config.shuffle, config.policy) == (7, True, "drop")
 
 
+@pytest.fixture
+def second_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun says it."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+
+
+@pytest.mark.usefixtures("second_of_four")
+def test_unshuffled_every_rank_has_all_samples_as_it_had_from_the_dataloader(folder: Path, split: Path) -> None:
+    loader = Loader.like(dataloader(folder, list(STEPS)), split, num_workers=0)
+    assert [label for _, labels_N in loader for label in labels_N.tolist()] == list(range(60))
+
+
+@pytest.mark.usefixtures("second_of_four")
+def test_ranks_that_each_shuffle_for_themselves_are_refused_until_it_is_said_what_is_meant(
+    folder: Path, split: Path
+) -> None:
+    theirs = dataloader(folder, list(STEPS), shuffle=True)
+    with pytest.raises(UsageError, match=r"RandomSampler, which gives each of the 4 ranks all .* rank=.*world_size="):
+        Loader.like(theirs, split)
+    with pytest.raises(UsageError, match="together"):
+        Loader.like(theirs, split, world_size=4)
+    shared = Loader.like(theirs, split, rank=1, world_size=4)
+    assert (shared.rank, shared.world_size, shared.config.policy) == (1, 4, "wrap")
+    whole = Loader.like(theirs, split, rank=0, world_size=1)
+    assert (whole.rank, whole.world_size, whole.config.policy) == (0, 1, "pad")
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_every_rank_of_a_distributed_sampler_has_as_many_batches_of_as_many_samples(
+    folder: Path, split: Path, drop_last: bool
+) -> None:
+    """A short last batch would leave some of them nothing: a mean of no losses, or a hang."""
+    dataset: Any = range(60)
+    for rank in range(4):
+        theirs = dataloader(folder, list(STEPS), sampler=DistributedSampler(dataset, 4, rank), drop_last=drop_last)
+        loader = Loader.like(theirs, split, num_workers=0)
+        assert [len(labels_N) for _, labels_N in loader] == [10] * len(theirs)
+        assert not [label for _, labels_N in loader for label in labels_N.tolist() if label < 0]
+
+
 def test_steps_of_one_kind_add_up_and_see_the_kind_of_image_they_saw(folder: Path, split: Path) -> None:
     def inverted(image: Any) -> Any:
         assert isinstance(image, torch.Tensor), type(image)
@@ -278,12 +320,13 @@ def test_steps_of_one_kind_add_up_and_see_the_kind_of_image_they_saw(folder: Pat
 
 def test_transforms_in_the_trainer_leave_its_own_random_numbers_and_threads_alone(folder: Path, split: Path) -> None:
     steps = [transforms.RandomResizedCrop(16), transforms.RandomRotation(20), transforms.ToTensor()]
+    cv2.setNumThreads(3)
     loader = Loader.like(dataloader(folder, steps), split, rank=0, world_size=1)
     torch.manual_seed(3)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
     next(iter(loader))
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.get_num_threads() == threads
+    assert (torch.get_num_threads(), cv2.getNumThreads()) == (threads, 3)
 
 
 def test_an_address_keeps_its_slashes(folder: Path, split: Path) -> None:
