@@ -45,6 +45,8 @@ def main() -> None:
         first_epoch = saved["loader"]["epoch"]
     for epoch in range(first_epoch, args.epochs):
         loader.set_epoch(epoch)
+        if not loader.batches_left:  # it was stopped behind the epoch's last batch
+            continue
         for images_NCHW, labels_N in loader:
             loss = nn.functional.cross_entropy(model(images_NCHW), labels_N)
             optimizer.zero_grad()

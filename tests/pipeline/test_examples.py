@@ -31,6 +31,13 @@ def test_the_plain_loop_stops_and_goes_on(split: Path, tmp_path: Path) -> None:
     assert where(run(*command)) == (2, 0, 8 + 5)
 
 
+def test_the_plain_loop_goes_on_behind_an_epoch_s_last_batch(split: Path, tmp_path: Path) -> None:
+    command = [EXAMPLES / "plain_torch.py", split, "--batch-size", "8", "--image-size", "32", "--num-workers", "0",
+               "--checkpoint", tmp_path / "run.pt"]  # fmt: skip
+    assert where(run(*command, "--stop-after", "8")) == (0, 60, 8)
+    assert where(run(*command)) == (2, 0, 8)
+
+
 def test_lightning_saves_and_restores_the_loaders_place(split: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     command = [EXAMPLES / "with_lightning.py", split, "--batch-size", "8", "--image-size", "32", "--num-workers", "1"]
