@@ -27,7 +27,7 @@ from feedline.preprocess.sources.base import Found, Part, Sample, Source, Source
 from feedline.preprocess.sources.devkit import Devkit, Truth, read_devkit
 from feedline.preprocess.sources.folder import class_folders, folder_tasks, has_images, list_images
 from feedline.preprocess.sources.labels import are_numbers, class_entry, class_id, class_names, odd_label
-from feedline.preprocess.sources.listing import expand, is_image, is_pattern
+from feedline.preprocess.sources.listing import SPLIT_NAMES, expand, is_image, is_pattern
 from feedline.preprocess.sources.reading import reached
 from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, reader, walk
 
@@ -166,10 +166,8 @@ def class_tars(train: Place, options: dict[str, Any]) -> list[ClassTar]:
         if not tars:
             raise SourceError(f"{path} holds no class tars: give ILSVRC2012_img_train.tar as downloaded")
     elif train.form == "class tars":
-        for file in expand(path, (".tar",), options):
-            is_class = WNID_TAR.fullmatch(file.under) or "://" not in path
-            if is_class and "/" not in file.under:
-                tars.append(ClassTar(file.under.removesuffix(".tar"), file.path))
+        files = [file for file in expand(path, (".tar",), options) if WNID_TAR.fullmatch(file.under)]
+        tars = [ClassTar(file.under.removesuffix(".tar"), file.path) for file in files]
     tars.sort(key=lambda tar: tar.name)
     for tar, following in itertools.pairwise(tars):
         if tar.name == following.name:
@@ -196,6 +194,8 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
         has_devkit = kit is not None or options.devkit is not None
         is_flat_with_truth = "flat" in forms and options.ground_truth is not None
         is_ours = bool(forms & {"archive", "class tars"}) or (bool(forms) and has_devkit) or is_flat_with_truth
+        if is_ours and where.is_dir():
+            refuse_lost(where, places, options)
     if not is_ours:
         return None
     kit = options.devkit or kit
@@ -218,32 +218,72 @@ def local_places(where: Path) -> dict[str, Place]:
     """By split, train first, as far as they are recognised."""
     if where.is_file():
         return {split: Place("archive", str(where)) for split in ("train", "val") if is_archive(where, split)}
-    if any(WNID_TAR.fullmatch(entry.name) for entry in where.iterdir()):
-        return {"train": Place("class tars", str(where))}
     places = {split: place for split in ("train", "val") if (place := split_place(where, split)) is not None}
+    if any(WNID_TAR.fullmatch(entry.name) for entry in where.iterdir()):
+        places = {**places, "train": Place("class tars", str(where))}
     return places or ({"val": Place("flat", str(where))} if has_images(where) else {})
 
 
+def refuse_lost(where: Path, places: Mapping[str, Place], options: SourceOptions) -> None:
+    """Raises UsageError for what looks like a split, or like a class, and would be passed over in silence."""
+    for split in ("train", "val"):
+        for entry in named_as(where, split) if split not in places and options.wants(split) else ():
+            if entry.is_file() or any(entry.iterdir()):
+                other = "val" if split == "train" else "train"
+                raise UsageError(f"{entry} is in no form of {split} that can be read: mend it, or take "
+                                 f"--source-option splits={other}")  # fmt: skip
+    if "train" in places and places["train"] == Place("class tars", str(where)):
+        taken = {place.path for place in places.values()}
+        for tar in sorted(where.glob("*.tar")):
+            known = WNID_TAR.fullmatch(tar.name) or tar.name.startswith("ILSVRC2012_") or "devkit" in tar.name
+            if not known and str(tar) not in taken:
+                raise UsageError(f"{where} holds class tars and {tar.name}, which is none: move it elsewhere")
+
+
+def named_as(where: Path, split: str) -> list[Path]:
+    """What is called after the split: under the official name first, then under the split's alone."""
+    words = "|".join(word for word, of in SPLIT_NAMES.items() if of == split)
+    named = [entry for entry in where.iterdir() if re.search(rf"(^|_)({words})(\.tar)?$", entry.name.lower())]
+
+    def order(entry: Path) -> tuple[bool, bool, bool, str]:
+        plain = entry.name.lower().removesuffix(".tar") in SPLIT_NAMES
+        return not entry.name.startswith("ILSVRC2012_img_"), not plain, entry.is_dir(), entry.name
+
+    return sorted(named, key=order)
+
+
 def split_place(where: Path, split: str) -> Place | None:
-    """The archive, or else the folder of a split; one under the official name first."""
-    named = [entry for entry in where.iterdir() if re.search(rf"(^|_){split}(\.tar)?$", entry.name.lower())]
-    named.sort(key=lambda entry: (not entry.name.startswith("ILSVRC2012_img_"), entry.is_dir(), entry.name))
-    for entry in named:
-        if not entry.exists():
-            raise UsageError(f"{entry} is a broken link: mend or remove it")
-        if entry.is_file():
-            if is_archive(entry, split):
-                return Place("archive", str(entry))
-            continue
-        tars = [tar.name for tar in entry.iterdir() if tar.suffix == ".tar" and not tar.is_dir()]
-        if split == "train" and tars:
-            if all(WNID_TAR.fullmatch(name) for name in tars):
-                return Place("class tars", str(entry))
-        elif class_folders(entry):
-            return Place("class folders", str(entry))
-        elif split == "val" and has_images(entry):
-            return Place("flat", str(entry))
-    return None
+    """The archive, or else the folder of a split. Raises UsageError where two may be meant."""
+    found = {entry: place for entry in named_as(where, split) if (place := place_at(entry, split)) is not None}
+    if not found:
+        return None
+    first, *others = found
+    plain = [entry for entry in found if entry.name.lower() in SPLIT_NAMES]
+    if len(plain) > 1 or (others and first.is_dir() and not plain):
+        one, other = (plain if len(plain) > 1 else [first, *others])[:2]
+        raise UsageError(f"{where} has two folders for {split}: {one.name} and {other.name}")
+    return found[first]
+
+
+def place_at(entry: Path, split: str) -> Place | None:
+    if not entry.exists():
+        raise UsageError(f"{entry} is a broken link: mend or remove it")
+    if entry.is_file():
+        return Place("archive", str(entry)) if is_archive(entry, split) else None
+    tars = (
+        {tar.stem for tar in entry.glob("*.tar") if WNID_TAR.fullmatch(tar.name)} if split == "train" else set[str]()
+    )
+    folders = {*class_folders(entry)}
+    if tars and folders and not (folders <= tars or tars <= folders):
+        raise UsageError(f"{entry} holds class tars and class folders: keep one form of all classes")
+    if tars and folders <= tars:
+        return Place("class tars", str(entry))
+    if folders:
+        return Place("class folders", str(entry))
+    archive = entry / (TRAIN if split == "train" else VAL)
+    if archive.is_file() and is_archive(archive, split):
+        return Place("archive", str(archive))
+    return Place("flat", str(entry)) if split == "val" and has_images(entry) else None
 
 
 def is_archive(path: Path, split: str) -> bool:

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -369,4 +370,68 @@ def test_a_damaged_devkit(tiny_ilsvrc: Path, tmp_path: Path, damage: str) -> Non
         if damage == "bad meta":
             (kit / "meta.mat").write_bytes(b"MATLAB 5.0" + bytes(500))
     with pytest.raises(SourceError, match=r"devkit.*(again|as downloaded)"):
+        open_source(str(source))
+
+
+# --- nothing is lost in silence -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devkit", [True, False])
+def test_all_unpacked_in_one_place(tiny_ilsvrc: Path, tmp_path: Path, devkit: bool) -> None:
+    """`cd /data/imagenet; tar xf ILSVRC2012_img_train.tar`."""
+    place = class_tars(tiny_ilsvrc, tmp_path / "imagenet")
+    for name in (TRAIN, VAL, *([DEVKIT] if devkit else [])):
+        (place / name).symlink_to(tiny_ilsvrc / name)
+    if devkit:
+        assert samples(indexed(place)) == samples(indexed(tiny_ilsvrc))
+    else:
+        with pytest.raises(UsageError, match="has no ground truth"):
+            open_source(str(place))
+        assert samples(indexed(place, splits="train")) == samples(indexed(tiny_ilsvrc, splits="train"))
+    write_tar(place / "backup.tar", [("a.JPEG", b"1")])
+    with pytest.raises(UsageError, match=r"holds class tars and backup\.tar, which is none: move it elsewhere"):
+        open_source(str(place), splits="train")
+
+
+@pytest.mark.parametrize("train", ["train", "training", "left-over"])
+@pytest.mark.parametrize("val", ["val", "validation", "inside"])
+def test_other_usual_places(tiny_ilsvrc: Path, tmp_path: Path, train: str, val: str) -> None:
+    source = link(tmp_path / "source", DEVKIT=tiny_ilsvrc / DEVKIT)
+    folders = class_folders(tiny_ilsvrc, source / ("train" if train == "left-over" else train))
+    if train == "left-over":
+        (folders / TRAIN).symlink_to(tiny_ilsvrc / TRAIN)
+    if val == "inside":
+        (source / "val").mkdir()
+        (source / "val" / VAL).symlink_to(tiny_ilsvrc / VAL)
+    else:
+        unpack(tiny_ilsvrc / VAL, source / val)
+    assert samples(indexed(source)) == samples(indexed(tiny_ilsvrc))
+
+
+def test_a_split_that_cannot_be_read_is_refused(tiny_ilsvrc: Path, tmp_path: Path) -> None:
+    source = link(tmp_path / "source", TRAIN=tiny_ilsvrc / TRAIN, DEVKIT=tiny_ilsvrc / DEVKIT)
+    (source / VAL).write_bytes(b"<html>404</html>")
+    with pytest.raises(UsageError, match=rf"{VAL} is in no form of val that can be read: .*splits=train"):
+        open_source(str(source))
+    assert len(indexed(source, splits="train").columns) == 36
+
+
+def test_the_split_itself_comes_before_what_is_only_called_after_it(tiny_ilsvrc: Path, tmp_path: Path) -> None:
+    source = link(tmp_path / "source", VAL=tiny_ilsvrc / VAL, DEVKIT=tiny_ilsvrc / DEVKIT)
+    folders = class_folders(tiny_ilsvrc, source / "train")
+    for name in ("mini_train", "old_train"):
+        shutil.copytree(folders, source / name, ignore=lambda at, names: names[3:] if at == str(folders) else [])
+    assert samples(indexed(source)) == samples(indexed(tiny_ilsvrc))
+    folders.rename(source / "other_train")
+    with pytest.raises(UsageError, match="has two folders for train: mini_train and old_train"):
+        open_source(str(source))
+
+
+def test_a_train_folder_half_unpacked(tiny_ilsvrc: Path, tmp_path: Path) -> None:
+    source = link(tmp_path / "source", VAL=tiny_ilsvrc / VAL, DEVKIT=tiny_ilsvrc / DEVKIT)
+    first, *_ = sorted(class_tars(tiny_ilsvrc, source / "train").iterdir())
+    unpack(first, source / "train" / first.stem)
+    assert samples(indexed(source)) == samples(indexed(tiny_ilsvrc))
+    first.unlink()
+    with pytest.raises(UsageError, match="holds class tars and class folders: keep one form of all classes"):
         open_source(str(source))
