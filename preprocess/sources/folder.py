@@ -13,6 +13,7 @@ from pathlib import Path
 
 from feedline.pipeline.base.errors import SourceError, UsageError
 from feedline.pipeline.base.text import count_of
+from feedline.pipeline.format.manifest import MANIFEST
 from feedline.preprocess.sources.base import SPLITS, Found, Part, Sample, Source, SourceOptions, Task, found
 from feedline.preprocess.sources.labels import class_entry
 from feedline.preprocess.sources.listing import SPLIT_NAMES, is_image, is_image_file
@@ -107,6 +108,10 @@ def has_images(folder: Path, deep: bool = False) -> bool:
     return next(images_under(str(folder), Counter(), deep), None) is not None
 
 
+def first_image(folder: Path) -> Path | None:
+    return next((folder / name for name, _, _ in images_under(str(folder), Counter())), None)
+
+
 @dataclass(kw_only=True)
 class FolderSource(Source):
     where: str
@@ -157,7 +162,11 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
         notes = left_out(where, names, [folder.name for folder in splits.values()], options)
     elif options.layout is None and has_packed(where):
         return None
-    elif any(has_images(where / name, deep=True) for name in names):
+    elif first := next(filter(None, (first_image(where / name) for name in names)), None):
+        *inside, _ = first.relative_to(where).parts[1:]
+        if options.layout is None and (lower := [name.lower() for name in inside if name.lower() in SPLIT_NAMES]):
+            place = next(place for place in first.parents if place.name.lower() == lower[0]).parent
+            raise UsageError(f"{place} holds the splits: give it as SOURCE, or take --source-option layout=classes")
         splits, classes, notes = {"train": where}, names, []
     elif has_images(where):
         raise UsageError(
@@ -220,9 +229,10 @@ def left_out(where: Path, names: Sequence[str], taken: Sequence[str], options: S
 
 
 def has_packed(folder: Path) -> bool:
-    """Whether tars or Parquet files lie there, as hubs have them: then images beside them are no dataset."""
+    """Whether tars or Parquet files lie there, as hubs have them, or what `prepare` wrote: then images
+    beside them are no dataset."""
     folders = [folder, *(folder / name for name in class_folders(folder) if name.lower() in (*SPLIT_NAMES, "data"))]
-    return any(
+    return any(folder.glob(f"*/*/{MANIFEST}")) or any(
         entry.name.endswith((".tar", ".parquet", ".tar.gz", ".tgz")) and not entry.is_dir()
         for place in folders
         for entry in os.scandir(place)

@@ -254,8 +254,12 @@ def named_as(where: Path, split: str) -> list[Path]:
 
 def split_place(where: Path, split: str) -> Place | None:
     """The archive, or else the folder of a split. Raises UsageError where two may be meant."""
-    found = {entry: place for entry in named_as(where, split) if (place := place_at(entry, split)) is not None}
+    named = named_as(where, split)
+    found = {entry: place for entry in named if (place := place_at(entry, split)) is not None}
     if not found:
+        for entry in named:
+            if entry.name.lower() == split and not entry.exists():
+                raise UsageError(f"{entry} is a broken link: mend or remove it")
         return None
     first, *others = found
     plain = [entry for entry in found if entry.name.lower() in SPLIT_NAMES]
@@ -266,9 +270,7 @@ def split_place(where: Path, split: str) -> Place | None:
 
 
 def place_at(entry: Path, split: str) -> Place | None:
-    if not entry.exists():
-        raise UsageError(f"{entry} is a broken link: mend or remove it")
-    if entry.is_file():
+    if not entry.is_dir():
         return Place("archive", str(entry)) if is_archive(entry, split) else None
     tars = (
         {tar.stem for tar in entry.glob("*.tar") if WNID_TAR.fullmatch(tar.name)} if split == "train" else set[str]()

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError, SourceError, UsageError
+from feedline.pipeline.base.files import read_bounded
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.codecs.pillow import EXTENSIONS
@@ -225,12 +226,22 @@ class PreparedSource(Source):
 def recognise(path: str, options: SourceOptions) -> Source | None:
     if not is_pattern(path) and not path.endswith((".tar", *COMPRESSED)):
         manifests = expand(path, (MANIFEST,), options.storage_options)
-        if manifests:
-            return recognise_prepared(path, [file.path.removesuffix(f"/{MANIFEST}") for file in manifests], options)
+        folders = [file.path.removesuffix(f"/{MANIFEST}") for file in manifests if file.path.endswith(f"/{MANIFEST}")]
+        if prepared := [folder for folder in folders if not is_others(folder)]:
+            return recognise_prepared(path, prepared, options)
     return recognise_tars(path, options)
 
 
 COMPRESSED = (".tar.gz", ".tgz")
+
+
+def is_others(folder: str) -> bool:
+    """A file of another program's that is called as our manifest is; one at an address is taken for ours."""
+    try:
+        manifest = json.loads(read_bounded(Path(folder, MANIFEST), MANIFEST_BYTES)) if "://" not in folder else {}
+    except (OSError, ValueError):
+        return False  # damaged: `read_prepared` says so
+    return "://" not in folder and not (isinstance(manifest, dict) and "format_version" in manifest)
 
 
 def recognise_prepared(path: str, folders: Sequence[str], options: SourceOptions) -> Source:

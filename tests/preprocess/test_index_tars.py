@@ -154,7 +154,8 @@ def test_indexing_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
 
 def test_folders_are_splits_and_share_their_classes(tmp_path: Path) -> None:
     picture = saved(photo(1), "PNG")
-    write_tar(tmp_path / "train" / "000.tar", [("a", picture, b"ant"), ("b", picture, b"bee"), ("c", picture, b"cat")])
+    words = {"a": b"ant", "b": b"bee", "c": b"cat"}
+    write_tar(tmp_path / "train" / "000.tar", [(key, picture, word) for key, word in words.items()])
     write_tar(tmp_path / "val" / "000.tar", [("a", picture, b"cat")])
     write_tar(tmp_path / "val" / "old" / "000.tar", [("z", picture, b"bee")])
     index_shards(tmp_path)

@@ -245,6 +245,23 @@ def test_two_folders_for_one_split(tmp_path: Path) -> None:
         open_source(str(tmp_path))
 
 
+@pytest.mark.parametrize("above", ["imagenette2", "Data/CLS-LOC"])
+def test_a_folder_too_high(tmp_path: Path, above: str) -> None:
+    images(tmp_path, *(f"{above}/{split}/n0{n}/1.jpg" for split in ("train", "val", "test") for n in (1, 2)))
+    with pytest.raises(UsageError, match=rf"{above} holds the splits: give it as SOURCE"):
+        open_source(str(tmp_path))
+    assert indexed(tmp_path / above).columns.split_names == ["train", "test", "val"]
+    assert len(indexed(tmp_path, layout="classes").columns) == 6
+
+
+def test_what_prepare_wrote_in_several_forms_is_no_folder_of_classes(tmp_path: Path) -> None:
+    images(tmp_path, "quarantine/1.jpg")
+    for output in ("256-jpeg", "64-raw"):
+        images(tmp_path, f"{output}/train/manifest.json")
+    with pytest.raises(UsageError, match="holds several prepared datasets: give one of them"):
+        open_source(str(tmp_path))
+
+
 def test_options(tmp_path: Path) -> None:
     images(tmp_path, "a/1.jpg")
     with pytest.raises(UsageError, match="source option 'colour' is none of kind, splits"):

@@ -388,3 +388,10 @@ def test_a_damaged_index(tmp_path: Path) -> None:
     (tmp_path / "train" / INDEX).write_bytes(b"noise")
     with pytest.raises(SourceError, match=r"index\.parquet cannot be read .*run `feedline verify` on "):
         indexed(tmp_path)
+
+
+def test_another_program_s_manifest_beside_tars(tmp_path: Path) -> None:
+    wds(tmp_path / "0.tar", ("a", 0))
+    (tmp_path / "manifest.json").write_text('{"files": ["0.tar"]}')
+    (tmp_path / "shards_manifest.json").write_text("{}")
+    assert indexed(tmp_path).columns.keys == ["a"]
