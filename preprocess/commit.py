@@ -25,14 +25,16 @@ Splits = dict[str, tuple[bytes, Manifest]]
 
 
 def held_receipt(store: Store, order: Order, split: str, shard: int) -> Receipt | None:
-    """The receipt of a finished shard whose files are there with the right size; None when it must be done."""
+    """The receipt of a finished shard whose files are there with the right size; None when it must be done. What lies
+    in quarantine may have been mended since."""
     receipt = Receipt.from_bytes(store.read(f"{WORK}/{receipt_name(order.plan_hash, split, shard)}") or b"")
     if receipt is None or (receipt.quarantined and receipt.formats != order.fingerprint.formats):
         return None
     folders = order.config.folders(split)
     files = {f"{folder}/{done.name}": done.bytes for folder, done in zip(folders, receipt.shards, strict=True)}
-    files |= {f"{QUARANTINE}/{bad.file}": bad.length for bad in receipt.quarantined}
-    return receipt if all(store.size(name) == length for name, length in files.items()) else None
+    whole = all(store.size(name) == length for name, length in files.items())
+    kept = all(store.size(f"{QUARANTINE}/{bad.file}") is not None for bad in receipt.quarantined)
+    return receipt if whole and kept else None
 
 
 def described(order: Order, receipts: Mapping[str, Sequence[Receipt]], classes: Classes) -> Splits:

@@ -128,9 +128,9 @@ def is_whole(store: Store, manifests: Mapping[str, Manifest]) -> bool:
     return indexed and all(store.size(name) == size_bytes for name, size_bytes in sizes.items())
 
 
-def prepared_folders(store: Store) -> set[str]:
-    """Every folder in the place that could be a prepared split of ours."""
-    tops = [name.rstrip("/") for name in store.list("") if name.endswith("/")]
+def prepared_folders(store: Store, *, linked: bool = False) -> set[str]:
+    """Every folder in the place that could be a prepared split of ours; to readers, links are folders too."""
+    tops = [name.rstrip("/") for name in store.list("") if linked or name.endswith("/")]
     folders = [top for top in tops if top in SPLITS]
     folders += [f"{top}/{split}" for top in tops if OUTPUT_FOLDER.fullmatch(top) for split in SPLITS]
     return {folder for folder in folders if any(is_ours(name) for name in store.list(folder))}
@@ -159,7 +159,10 @@ def check_free(store: Store, plan: PlanFile, *, overwrite: bool = False) -> None
             f"{plan['said']}): finish it with its own options and libraries, choose another folder, or give "
             "--overwrite"
         )
-    for folder in sorted(claimed_folders(store) | set(plan["folders"])):
+    claimed = claimed_folders(store)
+    if running is None and not claimed and not overwrite and store.size(REPORT) is not None:
+        raise UsageError(f"{store.address} holds a {REPORT} and no dataset: choose another folder, or move it away")
+    for folder in sorted(claimed | set(plan["folders"])):
         manifest = manifest_in(store, folder)
         there = store.size(f"{folder}/{MANIFEST}") is not None
         if there and not overwrite and (manifest is None or manifest.plan_hash != plan["plan_hash"]):

@@ -287,6 +287,8 @@ def resized(image: Image.Image, output: Output) -> Image.Image:
     width, height, box = geometry(*image.size, output)
     if width < 1 or height < 1:
         raise BadImage("too small", f"{image.size[0]}x{image.size[1]} px would become {width}x{height}")
+    if width * height > max(MAX_PIXELS, image.width * image.height):
+        raise BadImage("too many pixels", f"{image.size[0]}x{image.size[1]} px would become {width}x{height}")
     if (box[2] - box[0], box[3] - box[1]) != (width, height):
         return image.resize((width, height), Image.Resampling[output.filter.upper()], box=box)
     if (width, height) == image.size:

@@ -85,7 +85,7 @@ def verify(
     problems: list[Problem] = []
     if is_exchanging(store) or store.size(NOT_IN_PLACE) is not None:
         problems.append(Problem(PLAN, "", HALF_EXCHANGED))
-    folders = sorted(prepared_folders(store), key=lambda folder: (folder.rpartition("/")[0], folder))
+    folders = sorted(prepared_folders(store, linked=True), key=lambda folder: (folder.rpartition("/")[0], folder))
     if store.size(MANIFEST) is not None:
         folders = [""]
     splits = [split for folder in folders if (split := load(store, folder, problems)) is not None]

@@ -98,7 +98,8 @@ def read_range(sample: Where, descriptor: int) -> bytes:
                 raise SourceError(f"{sample.path} became shorter while it was read")
             data += more
     except OSError as error:
-        raise FeedlineError(f"{sample.path} cannot be read: {error.strerror}") from error
+        at = f"at byte {sample.offset + len(data):,}, " if sample.offset else ""
+        raise FeedlineError(f"{sample.path} cannot be read: {at}{error.strerror}") from error
     return data
 
 

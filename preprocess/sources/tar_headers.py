@@ -19,6 +19,8 @@ from feedline.preprocess.sources.reading import open_remote, what_happened
 
 AHEAD_BYTES = 8 << 20
 EXTENSION_MAX_BYTES = 1 << 20
+PADDING_MAX_BYTES = 4 << 20
+"""Behind the end-of-archive mark, up to a whole record: tar's is 10 KiB unless it is told otherwise (-b)."""
 COPY_AGAIN = "copy or download it again"
 WITHOUT_BYTES = {
     tarfile.LNKTYPE: "hard link",
@@ -78,6 +80,7 @@ def walk(read: Read, start: int, end: int, where: str) -> Iterator[Member]:
     while True:
         file.seek(tar.offset)
         if file.read(BLOCK_BYTES) == bytes(BLOCK_BYTES):
+            check_padding(read, file.tell(), end, where)
             return
         file.seek(tar.offset)
         info = parsed(tar, where)
@@ -96,6 +99,16 @@ def walk(read: Read, start: int, end: int, where: str) -> Iterator[Member]:
             raise SourceError(
                 f"{where}: {info.name!r} is a member of unknown type {info.type!r}: pack the files themselves"
             )
+
+
+def check_padding(read: Read, position: int, end: int, where: str) -> None:
+    """Raises SourceError where more follows the end-of-archive mark: a stretch of zeroes looks like one."""
+    left = end - position
+    if left > PADDING_MAX_BYTES or read(position, left).strip(b"\0"):
+        raise SourceError(
+            f"{where} ends at byte {position}, {left:,} bytes before its end: damaged ({COPY_AGAIN}), or several "
+            "tars in one"
+        )
 
 
 def parsed(tar: tarfile.TarFile, where: str) -> tarfile.TarInfo:

@@ -60,7 +60,12 @@ class TorchvisionSource(Source):
             if isinstance(names, list | tuple) and not classes:
                 classes += [{"name": name if isinstance(name, str) else ", ".join(name)} for name in names]
             for row in range(len(dataset)):
-                item = dataset[row]
+                try:
+                    item = dataset[row]
+                except (OSError, SyntaxError, ValueError) as error:  # Pillow's own, of a damaged picture
+                    raise SourceError(
+                        f"{self.where}: item {row} of {split} cannot be read ({error}): mend it"
+                    ) from error
                 if not isinstance(item, tuple) or len(item) != 2 or not hasattr(item[1], "__index__"):
                     raise SourceError(
                         f"{self.where} does not give (image, integer label): it is no classification dataset"

@@ -68,6 +68,13 @@ def test_files_of_others_are_never_touched(images: Path, tmp_path: Path) -> None
     assert (tmp_path / "out" / "train" / "thesis.tex").read_text() == "years of work"
 
 
+def test_a_report_of_others_is_not_replaced(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("theirs")
+    with pytest.raises(UsageError, match=r"holds a report\.json and no dataset"):
+        prepare(images, tmp_path)
+    assert names(tmp_path) == ["report.json"]
+
+
 def test_shards_of_others_are_not_taken_for_ours(images: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "out" / "train" / "train-000000.tar"
     theirs.parent.mkdir(parents=True)

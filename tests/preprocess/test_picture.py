@@ -211,6 +211,11 @@ def test_sizes(resize: Any, enlarge: bool, source: tuple[int, int], expected: tu
     assert np.load(io.BytesIO(prepared.data)).shape == (expected[1], expected[0], 3)
 
 
+def test_a_strip_is_not_enlarged_beyond_all_bounds() -> None:
+    with pytest.raises(BadImage, match=r"1x20000 px would become 256x5120000"):
+        Preparer((Output(codec="raw", enlarge=True, size_px=256),))(saved(picture(1, 20_000)))
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     width=st.integers(1, 5000),

@@ -81,6 +81,16 @@ def test_too_many_bad_samples_are_an_error_that_resumes(images: Path, tmp_path: 
     assert report["quarantined"] == 2
 
 
+def test_what_was_mended_is_not_written_over_by_a_plain_rerun(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(door.TooManyBad):
+        prepare(images, tmp_path / "out", max_bad=0.001, shards=1)
+    mended = {file: saved(photo(number)) for number, file in enumerate((tmp_path / "out").glob("quarantine/*.bin"))}
+    for file, data in mended.items():
+        file.write_bytes(data)
+    assert prepare(images, tmp_path / "out", max_bad=0.1, shards=1)["quarantined"] == 2
+    assert {file: file.read_bytes() for file in mended} == mended
+
+
 def reasons(out: Path) -> list[str]:
     lines = (out / "quarantine" / "report.jsonl").read_text().splitlines()
     return sorted(json.loads(line)["reason"] for line in lines)

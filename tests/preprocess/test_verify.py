@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -52,6 +53,18 @@ def changed(path: Path, position: int, how: Callable[[int], int]) -> bytes:
     before = path.read_bytes()
     path.write_bytes(data)
     return before
+
+
+def test_a_split_elsewhere_behind_a_link_is_looked_at(prepared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(prepared, out)
+    split = min(out.glob("*/train"))
+    for moved in (split, split.parent):
+        moved.rename(tmp_path / f"elsewhere-{moved.name}")
+        moved.symlink_to(tmp_path / f"elsewhere-{moved.name}")
+    assert verify(str(out))["checked_samples"] == verify(str(prepared))["checked_samples"]
+    (split / "manifest.json").write_bytes(b"{")
+    assert not verify(str(out))["ok"]
 
 
 def test_what_was_prepared_is_fine(prepared: Path) -> None:

@@ -202,3 +202,18 @@ def test_folders_of_old_tars_are_no_files_and_an_extension_needs_its_member() ->
     long = packed([("x" * 150, b"")], tarfile.PAX_FORMAT)
     with pytest.raises(SourceError, match="no valid tar header"):
         walked(long[:1024] + bytes(1024))
+
+
+def test_a_hole_is_not_the_end() -> None:
+    """A zeroed stretch over a header looks like the end-of-archive mark; so does the end of a first tar of two."""
+    data = packed([("a", b"1" * 600), ("b", b"2" * 600), ("c", b"3")])
+    second = walked(data)[1].offset - 512
+    holed = data[:second] + bytes(4096) + data[second + 4096 :]
+    for damaged in (data[:second] + bytes(512) + data[second + 512 :], data + data):
+        with pytest.raises(
+            SourceError, match=r"t\.tar ends at byte .* before its end: damaged .*, or several tars in one"
+        ):
+            walked(damaged)
+    assert len(walked(holed)) == 1  # all that follows is zero: nothing tells it from padding
+    with pytest.raises(SourceError, match="before its end"):
+        walked(data + bytes(8 << 20))
