@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from feedline.train.distributed import World
 from feedline.train.line_profile import profile
-from feedline.train.models import main_output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], world: 
     with torch.inference_mode(), torch.autocast(world.device.type, amp_dtype, enabled=amp_dtype is not None):
         for images_NCHW, labels_N in batches:
             real_N, class_N = labels_N >= 0, labels_N.clamp(min=0)
-            logits_NC = main_output(model(images_NCHW)).float()
+            logits_NC = model(images_NCHW).float()
             best_N5 = logits_NC.topk(min(5, len(names)), dim=1).indices
             right_N = real_N & logits_NC.isfinite().all(dim=1)
             hit_N5 = (best_N5 == class_N[:, None]) & right_N[:, None]

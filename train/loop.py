@@ -19,7 +19,6 @@ from feedline.train.config import TrainConfig
 from feedline.train.distributed import joined, may_restart, short_line
 from feedline.train.line_profile import profile
 from feedline.train.metrics import Event, Journal, Listener
-from feedline.train.models import main_output
 from feedline.train.report import Reporter
 from feedline.train.run import Run
 
@@ -44,7 +43,7 @@ def fit(run: Run, report: Reporter) -> None:
 
             with run.gradients_travel(step_now):
                 with run.autocast():
-                    logits_NC = main_output(run.model(images_NCHW))
+                    logits_NC = run.model(images_NCHW)
                     loss_sum = F.cross_entropy(
                         logits_NC, labels_N, ignore_index=-1, label_smoothing=config.label_smoothing, reduction="sum"
                     )

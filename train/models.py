@@ -1,7 +1,6 @@
 """The models to train: the small CNN of our own, and any torchvision classifier by name."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,11 +61,6 @@ def check_name(name: str) -> None:
     if name not in (*OWN, *known):
         near = [other for other in known if name[:4] == other[:4]] or ["mobilenet_v2", "resnet18", "resnet50"]
         raise UsageError(f"--model {name!r} is not known: try {', '.join([*OWN, *near[:6]])}")
-
-
-def main_output(output: Any) -> Tensor:
-    """The logits, also of models that return auxiliary heads while training (googlenet, inception_v3)."""
-    return output if isinstance(output, Tensor) else output[0]
 
 
 def check_takes_size(model: nn.Module, image_size: int) -> None:

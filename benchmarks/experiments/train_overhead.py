@@ -36,7 +36,6 @@ from feedline.train.checkpoint import Checkpoints
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import joined
 from feedline.train.loop import fit, train
-from feedline.train.models import main_output
 from feedline.train.report import Reporter
 from feedline.train.run import Run
 
@@ -113,10 +112,10 @@ class Replay:
     num_workers = 0
 
     def __init__(self, batches: Batches, count: int) -> None:
-        self._batches, self._count = batches, count
+        self._batches, self.batches_left = batches, count
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return itertools.islice(itertools.cycle(self._batches), self._count)
+        return itertools.islice(itertools.cycle(self._batches), self.batches_left)
 
     def set_epoch(self, epoch: int) -> None: ...
     def set_image_size(self, px: int) -> None: ...
@@ -149,7 +148,7 @@ def window_bare(run: Run, batches: Batches, steps: int) -> tuple[float, float]:
     started_s = time.perf_counter()
     for images_NCHW, labels_N in Replay(batches, steps):
         with torch.autocast(run.world.device.type, run.amp_dtype, enabled=run.amp_dtype is not None):
-            loss = F.cross_entropy(main_output(model(images_NCHW)), labels_N)
+            loss = F.cross_entropy(model(images_NCHW), labels_N)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import simplejpeg
 
@@ -28,6 +29,7 @@ CHUNK = 64
 
 def main(spec: dict[str, Any]) -> None:
     keep_freed_memory()  # as workers do
+    cv2.setNumThreads(1)
     work = WORK[spec["kernel"]](spec)
     pipes: list[int] = []
     for number in range(spec["workers"]):
