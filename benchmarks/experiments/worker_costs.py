@@ -19,6 +19,7 @@ from dataclasses import asdict
 from itertools import count
 from typing import Any
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 
@@ -43,6 +44,7 @@ Cell = Callable[[], float]
 def main() -> None:
     given = options(__doc__, "worker-costs.json", "split", rounds=7, batches=8, alone=False)
     keep_freed_memory()  # as workers do
+    cv2.setNumThreads(1)
     made = cells(PreparedSplit(given.split, LoaderConfig()), given.batches)
     measured = {name: cell if given.alone else with_twin(cell) for name, cell in made.items()}
     measured["trainer"] = trainer(Loader(given.split, batch_size=BATCH, image_size=PX, num_workers=2, rank=0,
