@@ -116,7 +116,9 @@ def _value(name: str, record: Mapping[str, Any]) -> Any:
     if name in BOUNDS:
         return (verdict.get("shares") or {}).get(name)
     if name == "gpu":
-        busy = [g.get("utilization") if g.get("sm_active") is None else g["sm_active"] for g in record.get("gpu", ())]
+        gpus = record.get("gpu", ())
+        own = [gpu for gpu in gpus if gpu.get("process_memory_bytes")]  # others' GPUs say nothing of this script
+        busy = [g.get("utilization") if g.get("sm_active") is None else g["sm_active"] for g in own or gpus]
         known = [value for value in busy if value is not None]
         return sum(known) / len(known) if known else None
     return verdict.get(VERDICT_KEYS.get(name, name))

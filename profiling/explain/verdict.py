@@ -84,7 +84,7 @@ def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
             "headline": diagnosis.headline,
             "evidence": diagnosis.evidence,
             "wait_fraction": None if too_few(measured) else trainer.wait_fraction,
-            "samples_per_s": diagnosis.samples_per_s,
+            "samples_per_s": None if too_few(measured) else diagnosis.samples_per_s,
             "low": now.low if now else None,
             "high": now.high if now else None,
             "ceiling_samples_per_s": diagnosis.ceiling_samples_per_s,

@@ -40,9 +40,10 @@ models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast) ask for 1.1
 FAULTS_ERROR, LEAST_FAULTS_ERROR = 0.3, 0.035
 """Relative standard errors: of that exponent, and at least of the gain."""
 SURE_BYTES, CHANCE = 64 << 20, 0.5
-"""Up to so many bytes a step glibc's thresholds, which adapt, may come to keep them by themselves: whether they do differs
-from run to run. One script had 2,000 to 2,400 faults a step in four plain runs of eight and 240 to 400 in the others:
-of the gain as much as half may be missing, as a standard error. Above, its largest thresholds keep nothing."""
+"""Up to so many bytes a step glibc's thresholds, which adapt, may come to keep them by themselves: whether they do
+differs from run to run. One script had 2,000 to 2,400 faults a step in four plain runs of eight and 240 to 400 in
+the others: of the gain as much as half may be missing, as a standard error. Above, its largest thresholds keep
+nothing."""
 PAGE_BYTES = 4096
 APART_ERROR = 0.05  # of the ratio of two legs whose windows do not take turns: the machine's speed may have changed
 

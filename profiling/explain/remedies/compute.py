@@ -21,6 +21,7 @@ from feedline.profiling.explain.remedies.remedy import (
     Family,
     Remedy,
     Vain,
+    error_between,
     launcher,
     lines_of,
     script_command,
@@ -86,13 +87,17 @@ def hidden_synchronisations(at: Situation) -> Iterable[Change]:
     lines = ", ".join(compute.item_lines[:2])
     where = f" at {lines}" if lines else ""
     why = f"{compute.items:,} of them{where} took {units.percent(share)} of the time"
-    notable, of_step = share >= 0.02, min(0.95, share / max(1.0 - at.measured.trainer.shares.data, 0.05))
-    # A synchronisation mostly waits for work that something else would wait for: half is an even guess, and 0.3 the
-    # standard deviation of one between nothing and all.
+    # A synchronisation mostly waits for work that something else would wait for: no more is saved than the time in
+    # which the device ran dry beside the wait, where that was seen, and half of it is an even guess.
+    dry = [step.idle_s for step in at.recording.measured() if step.idle_s is not None]
+    lost = min(share, sum(dry) / seconds / at.now.ranks) if dry else share
+    of_step = min(0.95, lost / max(1.0 - at.measured.trainer.shares.data, 0.05))
+    notable, all_saved = lost >= 0.02, replace(at.now, step_s=at.now.step_s * (1 - of_step))
     then = replace(at.now, step_s=at.now.step_s * (1 - 0.5 * of_step)) if notable else at.now
     yield Change(family="sync", remedy="no hidden synchronisations", then=then, effort=Effort.CODE, target=lines,
                  why=f"{why}; that half of it could overlap is assumed" if notable else Vain(why),
-                 command="total += loss.detach()  # and .item() once, when it is printed", extra_error=0.3 * share,
+                 command="total += loss.detach()  # and .item() once, when it is printed",
+                 extra_error=error_between(at.now, all_saved) if notable else 0.0,
                  ceiling_times=math.inf)  # fmt: skip
 
 
@@ -145,7 +150,8 @@ def kept_memory(at: Situation) -> Iterable[Change]:
 
 
 def more_gpus(at: Situation) -> Iterable[Change]:
-    seen = max(len(at.recording.host.get("gpus") or ()), len(at.recording.gpus))
+    seen = len(at.recording.gpus) or len(at.recording.host.get("gpus") or ())  # of the first none is hidden from it
+    alone = at.now.ranks == 1 and not launcher(at.recording)
     if not at.recording.compute.device.startswith("cuda"):
         return
     limit, program = at.now.binding(), launcher(at.recording)
@@ -161,7 +167,8 @@ def more_gpus(at: Situation) -> Iterable[Change]:
         elif program:
             command = f"{program} launch --num_processes {ranks} …" if program == "accelerate" else f"{program} …"
         yield Change(family="gpus", remedy=f"{ranks} GPUs", then=then, why=why, extra_error=0.1, command=command,
-                     effort=Effort.SETTING if there else Effort.HARDWARE,
+                     effort=(Effort.CODE if alone else Effort.SETTING) if there else Effort.HARDWARE,
+                     needs="DistributedDataParallel and a DistributedSampler in the script" if alone else "",
                      cost=f"an argument of {program or 'torchrun'}" if there else "",
                      changes="the batches of all GPUs together are larger: another learning rate",
                      settings={"world_size": ranks}, ceiling_times=math.inf)  # fmt: skip

@@ -164,7 +164,7 @@ def _from_storage(at: Situation, trial: Trial) -> float | None:
         return storage.reads.best_random_bytes_per_s / size
     cold, now_bytes = _slower_when_cold(at), at.recording.costs.read_bytes
     size = trial.bytes_per_sample if trial.codec != "as-is" else now_bytes
-    if cold is None or not now_bytes or not size or not _outgrows_memory(at, size * (at.dataset_samples or 0)):
+    if cold is None or not now_bytes or not size or not _outgrows_memory(at, size):
         return None
     return cold.value * now_bytes / size
 
@@ -175,17 +175,23 @@ def _slower_when_cold(at: Situation) -> Rate | None:
     return cold if cold is not None and cold.high < at.rate.low else None
 
 
-def _outgrows_memory(at: Situation, size_bytes: float) -> bool:
-    memory = float(at.recording.host.get("memory_bytes") or 0)
-    return bool(size_bytes and memory and size_bytes > 0.7 * memory)
+def _room(at: Situation, *kinds: str) -> tuple[float, str]:
+    """Bytes of the least of these of the host, and its name: memory leaves three tenths to programs."""
+    share = {"memory": 0.7, "cgroup_memory": 0.7, "shared_memory": 1.0}
+    known = ((at.recording.host.get(f"{kind}_bytes"), kind) for kind in kinds)
+    rooms = [(share[kind] * float(size), kind) for size, kind in known if size]
+    return min(rooms, default=(math.inf, "memory"))
+
+
+def _outgrows_memory(at: Situation, bytes_per_sample: float) -> bool:
+    return bytes_per_sample * (at.dataset_samples or 0) > _room(at, "memory", "cgroup_memory")[0]
 
 
 def without_reading(at: Situation) -> Iterable[Change]:
     """Memory and faster storage both take away the time blocked in reads, no more."""
     if unwatched(at):
         return
-    now, memory = at.now, units.size(float(at.recording.host.get("memory_bytes") or 0))
-    storage = at.measured.storage
+    now, storage = at.now, at.measured.storage
     left_s = max(0.0, now.worker_s - storage.blocked_s)
     if storage.limits:  # reads' own CPU time goes with a server's, and stays with a disk's: halfway
         left_s = (at.computed_s + min(at.computed_s, max(0.0, now.worker_s - storage.read_s))) / 2
@@ -199,15 +205,17 @@ def without_reading(at: Situation) -> Iterable[Change]:
     unsure = at.measured.workers.stage_errors.get("read", 0.0) / (at.measured.workers.busy or 1.0)
     error = math.hypot(0.05, unsure / (1.0 - min(0.9, share)))
     whole = (at.recording.costs.read_bytes or 0.0) * (at.dataset_samples or 0)
-    outgrown = _outgrows_memory(at, whole)
-    no_room = outgrown and not isinstance(why, Vain)
+    room, kind = _room(at, "memory", "cgroup_memory", "shared_memory")
+    no_room = whole > room and not isinstance(why, Vain)
+    memory = f"the {units.size(room)} that there are of {kind.replace('cgroup', 'its').replace('_', ' ')}"
     needs = f"{units.size(whole)} of memory" if whole else "memory for the whole dataset"
     yield Change(family="cache", remedy="cache in RAM", then=now if no_room else then, effort=Effort.CODE,
-                 why=Vain(f"{units.size(whole)} of data do not fit into {memory} of memory") if no_room else why,
+                 why=Vain(f"{units.size(whole)} of data do not fit into {memory}") if no_room else why,
                  command="cp -r DATA /dev/shm/  # and give the script that path", needs=needs, extra_error=error,
                  cost="a copy before each training", target="read")  # fmt: skip
     if cold := _slower_when_cold(at):
-        when = "in a first epoch and all others" if outgrown else "in a first epoch"
+        always = _outgrows_memory(at, at.recording.costs.read_bytes or 0.0)
+        when = "in a first epoch and all others" if always else "in a first epoch"
         from_storage = f"; from storage itself, as {when}, the loop runs at {units.rate(cold.value)}"
         why = type(why)(why + from_storage)
     yield Change(family="storage", remedy="faster storage", then=then, effort=Effort.HARDWARE, why=why,

@@ -158,3 +158,10 @@ def test_a_condition_that_holds_ends_with_status_one() -> None:
     with pytest.raises(ConditionMet, match=r"'wait>10%': wait = 0\.667") as caught:
         check([never, met], diagnose(seen))
     assert caught.value.exit_status == 1
+
+
+def test_only_the_script_s_own_gpus_count() -> None:
+    others = [{"sm_active": 1.0, "process_memory_bytes": {}}] * 7
+    own = {"sm_active": 0.1, "process_memory_bytes": {"12": 1e9}}
+    assert parse("gpu<50%").holds({**RECORD, "gpu": [own, *others]})[0]
+    assert not parse("gpu<50%").holds({**RECORD, "gpu": others})[0]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from feedline.profiling.explain.predict import Prediction
+from feedline.profiling.explain.remedies.remedy import Effort
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Compute, LoaderPass, Recording, Script
 from tests.profiling.recordings import made
@@ -118,3 +119,23 @@ def test_a_heap_that_may_keep_its_memory_by_itself_makes_the_gain_less_sure() ->
 
     (gain, unsure), (same, sure) = kept_at(3_000), kept_at(30_000)
     assert gain == same and 1.0 < unsure < sure - 0.05
+
+
+def test_synchronisations_cost_no_more_than_the_time_in_which_the_device_ran_dry() -> None:
+    items = replace(GPU, items=100, items_s=9.0)
+    for idle_s, sure in ((0.0, False), (0.09, True)):
+        seen = made(wait_s=0.001, compute_s=0.1, stages=SMALL, compute=items)
+        steps = [replace(step, starved_s=0.0, idle_s=idle_s) for step in seen.steps]
+        found = diagnose(replace(seen, steps=steps)).predictions
+        sync = next(one for one in found if one.family == "sync")
+        assert (sync.gain > 1.3) == sure and sync.vain != sure
+
+
+def test_gpus_are_a_change_of_code_for_a_script_that_knows_of_one() -> None:
+    seen = made(wait_s=0.001, compute_s=0.1, stages=SMALL, compute=GPU)
+    two = replace(seen, host={**seen.host, "gpus": ["A", "B"]})
+    alone = next(one for one in diagnose(two).predictions if one.remedy == "2 GPUs")
+    assert alone.effort == Effort.CODE and "DistributedDataParallel" in alone.needs
+    known = replace(two, compute=replace(GPU, world_size=2), host={**seen.host, "gpus": ["A"] * 4})
+    more = next(one for one in diagnose(known).predictions if one.remedy == "4 GPUs")
+    assert more.effort == Effort.SETTING and not more.needs

@@ -1,5 +1,7 @@
 """The user's own transforms in every prediction, and Loader.like; no shards of less than the script crops."""
 
+from dataclasses import replace
+
 import pytest
 
 from feedline.profiling.explain.remedies.remedy import Effort
@@ -66,6 +68,18 @@ def test_feedlines_loader_is_offered_as_what_it_takes(
 def test_another_number_of_workers_is_in_the_line() -> None:
     seen = with_loader(made(trials=TRIALS, ceiling=3000.0, workers=0, wait_s=0.2), refused="")
     assert all("num_workers=2" in one.command for one in of_family(seen, "shards"))
+
+
+def test_a_cache_has_the_room_that_is_there() -> None:
+    """In a container /dev/shm has 64 MB, whatever memory its host has."""
+    seen = made(wait_s=0.2, compute_s=0.01, workers=2, cores=2, stages={"read": 0.01}, trials=TRIALS)
+    assert seen.train_loader is not None
+    loader = replace(seen.train_loader, dataset_samples=1000)
+    seen = replace(seen, loaders=[loader], costs=replace(seen.costs, read_bytes=100_000.0))
+    host = {**seen.host, "memory_bytes": 512 << 30, "cgroup_memory_bytes": 16 << 30}
+    small, large = (replace(seen, host={**host, "shared_memory_bytes": size}) for size in (64 << 20, 8 << 30))
+    assert "do not fit into the 67.1 MB that there are of shared memory" in of_family(small, "cache")[0].why
+    assert not of_family(large, "cache")[0].vain
 
 
 def test_no_shards_of_less_resolution_than_the_crops_are_offered() -> None:
