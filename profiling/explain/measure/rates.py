@@ -70,6 +70,8 @@ def measure_rates(recording: Recording, steps: Sequence[Step]) -> Rates:
         if leg.name == "loader_only":
             workers = current if leg.num_workers is None else leg.num_workers
             windows.setdefault(workers, []).extend(leg.samples_per_s)
+    window_s = min((seconds for leg in recording.legs for seconds in leg.window_s), default=0.0)
+    alone = _window_error(steps, window_s)
     epoch_start_s, epoch_start_error, epoch_samples = _epoch(recording, steps)
     now = _rate_now(steps)
     ceiling, doubt = _ceiling(recording, now)
@@ -78,7 +80,7 @@ def measure_rates(recording: Recording, steps: Sequence[Step]) -> Rates:
         ceiling=ceiling,
         doubt=doubt,
         cold=median_rate(cold.samples_per_s) if (cold.dropped or 0.0) >= MOSTLY_COLD else None,
-        loader_only={count: rate for count in sorted(windows) if (rate := median_rate(windows[count]))},
+        loader_only={count: rate for count in sorted(windows) if (rate := median_rate(windows[count], alone))},
         epoch_start_s=epoch_start_s,
         epoch_samples=epoch_samples,
         epoch_start_error=epoch_start_error,
@@ -96,10 +98,12 @@ def waited_s(step: Step) -> float:
     return step.wait_s if step.starved_s is None else min(step.starved_s, step.duration_s)
 
 
-def median_rate(values: Sequence[float]) -> Rate | None:
-    """None where there is no value above 0, and where they are too far apart to mean anything."""
+def median_rate(values: Sequence[float], of_one: float = 0.0) -> Rate | None:
+    """None where there is no value above 0, and where they are too far apart to mean anything. `of_one`: the relative
+    standard error of one of them, where they are too few to show it."""
     known = [value for value in values if value > 0]
     error = (OF_A_MEDIAN if len(known) > 2 else 1.0) * spread_error(known)  # of two it is the mean
+    error = max(error, of_one / math.sqrt(len(known))) if 0 < len(known) < 3 else error
     return Rate(value=statistics.median(known), error=error) if known and error <= SCATTERED else None
 
 
@@ -109,6 +113,17 @@ def stretches(steps: Sequence[Step]) -> list[Sequence[Step]]:
     ordered = sorted(steps, key=lambda step: step.start_s)
     size = max(1, len(ordered) // GROUPS)
     return [ordered[at : at + size] for at in range(0, len(ordered) - size + 1, size)]
+
+
+def _window_error(steps: Sequence[Step], window_s: float) -> float:
+    """Relative standard error of the rate in one window so long, by how the stretches of the loop differ; 0 where
+    these are too few. Pictures of all sizes make a second's work differ by a third."""
+    groups = stretches(steps)
+    rates = [sum(step.samples for step in group) / group_s for group in groups if (group_s := seconds_of(group)) > 0]
+    if len(rates) < GROUPS or window_s <= 0 or not sum(rates):
+        return 0.0
+    spread = statistics.stdev(rates) / statistics.fmean(rates)
+    return spread * math.sqrt(seconds_of(steps) / len(rates) / window_s)
 
 
 def _rate_now(steps: Sequence[Step]) -> Rate | None:

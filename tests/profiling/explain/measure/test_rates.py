@@ -105,3 +105,14 @@ def test_one_late_beginning_of_a_pass_is_no_habit(count: int, kind: str) -> None
     passes = [LoaderPass(epoch=epoch, samples=320, start_s=0.3, end_s=0.0) for epoch in range(count)]
     found = diagnose(made(wait_s=0.01, compute_s=0.05, passes=passes, stages={"decode": 0.002}))
     assert (found.bound, found.cause.kind) == ("data", kind)
+
+
+def test_a_single_window_is_no_surer_than_a_stretch_of_the_loop_as_long() -> None:
+    """As where a schedule near its end ends the script within its windows."""
+    window = Leg(name="loader_only", samples_per_s=[300.0], window_s=[1.2], num_workers=1)
+    steady = replace(made(wait_s=0.02, compute_s=0.08, steps=200), legs=[window])
+    uneven = [replace(one, duration_s=0.05 if n // 20 % 2 else 0.25) for n, one in enumerate(steady.steps)]
+    assert measure(steady).rates.loader_only[1].error == pytest.approx(0.1)
+    assert not measure(replace(steady, steps=uneven)).rates.loader_only
+    several = replace(window, samples_per_s=[300.0, 305.0, 302.0], window_s=[1.2] * 3)
+    assert measure(replace(steady, steps=uneven, legs=[several])).rates.loader_only[1].error < 0.05
