@@ -8,7 +8,6 @@ import io
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,9 @@ from feedline.preprocess.fingerprint import versions
 from feedline.preprocess.plan import checked, with_safe_names
 from feedline.preprocess.receipts import ROW, Rows, index_table
 from feedline.preprocess.sources.base import Classes, Columns, SourceOptions, check_used, parse_options
-from feedline.preprocess.sources.listing import SPLIT_NAMES, Listed
+from feedline.preprocess.sources.listing import SPLIT_NAMES, Listed, split_of
 from feedline.preprocess.sources.reading import Where, read_local
-from feedline.preprocess.sources.webdataset import ShardsSource, recognise_tars
+from feedline.preprocess.sources.webdataset import ShardsSource, refuse_compressed
 
 OnProgress = Callable[[int, int], None]
 MAX_NAMED = 20
@@ -98,16 +97,17 @@ def check_replaceable(place: Path, overwrite: bool) -> None:
 
 def tars_in(place: Path, options: SourceOptions) -> list[Listed]:
     """Those right in the folder, of the split that it is called after, or else of the one that all their names say.
-    Raises UsageError where they say two."""
+    Raises UsageError where they say two, and for compressed ones."""
     if not place.is_dir() or not any(place.glob("*.tar")):
         return []
-    source = recognise_tars(str(place), options)
-    tars = [tar for tar in source.tars if "/" not in tar.under] if source else []
-    split = SPLIT_NAMES.get(place.name.lower())
-    splits = sorted({split or tar.split for tar in tars})
+    paths = [path for path in sorted(place.iterdir()) if not path.is_dir() and not path.name.startswith(".")]
+    refuse_compressed(str(path) for path in paths)
+    names = [path.name for path in paths if path.suffix == ".tar"]
+    split = SPLIT_NAMES.get(place.absolute().name.lower())
+    splits = sorted({split or split_of(name) for name in names})
     if len(splits) > 1:
         raise UsageError(f"{place} holds shards of {', '.join(splits)}: give each split a folder of its own")
-    return [replace(tar, split=splits[0]) for tar in tars]
+    return [Listed(path=str(place / name), under=name, split=splits[0]) for name in names if options.wants(splits[0])]
 
 
 def index_folder(

@@ -47,13 +47,22 @@ def expand(path: str, endings: tuple[str, ...], options: dict[str, Any]) -> list
     none. Raises UsageError for what is not there or cannot be listed.
     """
     files: list[Listed] = []
-    base = re.split(r"[{*]", path)[0].rpartition("/")[0] + "/" if is_pattern(path) else path.rstrip("/") + "/"
+    base = re.split(r"[{*]", path)[0].rpartition("/")[0] if is_pattern(path) else path
     for place in braces(path):
         for name in (remote_files if "://" in place else local_files)(place, endings, options):
             if name.endswith(endings) and not PurePosixPath(name).name.startswith("."):
-                under = name.removeprefix(base) if name.startswith(base) else PurePosixPath(name).name
+                under = name_under(base, name)
                 files.append(Listed(path=name, under=under, split=split_of(under)))
     return sorted(files, key=lambda file: file.path)
+
+
+def name_under(base: str, name: str) -> str:
+    """A file's name under the place that it was listed for, which may be written in another way (`./x` as `x`,
+    `az://x` as `abfs://x`); in doubt with the folders that such a listing goes into."""
+    top, path = (PurePosixPath(re.sub(r"^[\w+.-]+://+", "", text)) for text in (base, name))
+    if path == top:
+        return path.name
+    return str(path.relative_to(top)) if path.is_relative_to(top) else "/".join(path.parts[-FOLDER_DEPTH:])
 
 
 def split_of(under: str) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from feedline.pipeline.base.errors import DatasetError, SourceError, UsageError
-from feedline.pipeline.base.files import read_bounded
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.codecs.pillow import EXTENSIONS
@@ -225,23 +224,28 @@ class PreparedSource(Source):
 
 def recognise(path: str, options: SourceOptions) -> Source | None:
     if not is_pattern(path) and not path.endswith((".tar", *COMPRESSED)):
-        manifests = expand(path, (MANIFEST,), options.storage_options)
-        folders = [file.path.removesuffix(f"/{MANIFEST}") for file in manifests if file.path.endswith(f"/{MANIFEST}")]
-        if prepared := [folder for folder in folders if not is_others(folder)]:
-            return recognise_prepared(path, prepared, options)
+        manifests = [
+            file.path
+            for file in expand(path, (MANIFEST,), options.storage_options)
+            if PurePosixPath(file.path).name == MANIFEST
+        ]
+        if any(is_ours(manifest, options) for manifest in manifests):  # then one that is not is said to be damaged
+            return recognise_prepared(path, [manifest.rpartition("/")[0] or "." for manifest in manifests], options)
     return recognise_tars(path, options)
 
 
 COMPRESSED = (".tar.gz", ".tgz")
 
 
-def is_others(folder: str) -> bool:
-    """A file of another program's that is called as our manifest is; one at an address is taken for ours."""
+def is_ours(manifest: str, options: SourceOptions) -> bool:
+    """Whether it is a manifest of feedline's, maybe a damaged one: other programs call theirs so too."""
+    with reader(manifest, options.storage_options) as (read, size):
+        data = read(0, min(size, MANIFEST_BYTES))
     try:
-        manifest = json.loads(read_bounded(Path(folder, MANIFEST), MANIFEST_BYTES)) if "://" not in folder else {}
-    except (OSError, ValueError):
-        return False  # damaged: `read_prepared` says so
-    return "://" not in folder and not (isinstance(manifest, dict) and "format_version" in manifest)
+        fields = json.loads(data)
+    except (ValueError, RecursionError):
+        return True
+    return isinstance(fields, dict) and "format_version" in fields
 
 
 def recognise_prepared(path: str, folders: Sequence[str], options: SourceOptions) -> Source:
@@ -292,10 +296,14 @@ def read_prepared(folder: str, storage_options: dict[str, Any]) -> tuple[Classes
 def recognise_tars(path: str, options: SourceOptions) -> ShardsSource | None:
     """The tars alone, whatever a manifest beside them says."""
     tars = expand(path, (".tar", *COMPRESSED), options.storage_options)
-    packed = next((tar.path for tar in tars if tar.path.endswith(COMPRESSED)), None)
-    if packed is not None:
-        raise UsageError(f"{packed} is compressed, so that its images cannot be read where they lie: gunzip it first")
+    refuse_compressed(tar.path for tar in tars)
     wanted = [tar for tar in tars if options.wants(tar.split)]
     if tars and not wanted:
         raise UsageError(f"{path} has no tar of split {options.splits}: it has {tars[0].split}")
     return ShardsSource(where=path, tars=wanted, options=options) if wanted else None
+
+
+def refuse_compressed(paths: Iterable[str]) -> None:
+    packed = next((path for path in paths if path.endswith(COMPRESSED)), None)
+    if packed is not None:
+        raise UsageError(f"{packed} is compressed, so that its images cannot be read where they lie: gunzip it first")

@@ -166,6 +166,16 @@ def test_folders_are_splits_and_share_their_classes(tmp_path: Path) -> None:
     assert verify(str(tmp_path), full=True)["ok"]
 
 
+def test_the_folder_s_name_is_the_split_from_inside_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = saved(photo(1), "PNG")
+    write_tar(tmp_path / "val" / "train-val-0.tar", [("a", picture, b"0")])
+    write_tar(tmp_path / "val" / "old" / "more" / "1.tar", [("z", picture, b"0")])
+    (tmp_path / "val" / "old" / "x.tar.gz").touch()
+    monkeypatch.chdir(tmp_path / "val")
+    assert index_shards(Path()) == {".": {"samples": 1, "shards": 1, "left_out": [], "bad": 0}}
+    assert read_manifest(tmp_path / "val").split == "val"
+
+
 def test_one_folder_with_two_splits_is_refused(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_tar(tmp_path / f"birds-{split}-0.tar", [(split, saved(photo(1), "PNG"), b"0")])

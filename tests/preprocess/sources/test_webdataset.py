@@ -211,6 +211,27 @@ def test_folders_of_a_pattern_say_the_split(tmp_path: Path, pattern: str) -> Non
     assert {split for split, _ in samples(indexed(tmp_path / pattern))} == {"train", "val"}
 
 
+@pytest.mark.parametrize("here", [".", "./", "set/..", "./{train,val}/0.tar", "*/*.tar"])
+def test_the_folders_say_the_split_however_the_place_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str
+) -> None:
+    (tmp_path / "set").mkdir()
+    for split in ("train", "val"):
+        wds(tmp_path / f"{split}/0.tar", (split, 0))
+    monkeypatch.chdir(tmp_path)
+    assert set(samples(indexed(here))) == {("train", "train"), ("val", "val")}
+
+
+@pytest.mark.parametrize("address", ["memory://set", "memory:///set/", "memory://set/*/*.tar"])
+def test_the_folders_of_an_address_say_the_split(
+    tmp_path: Path, memory: fsspec.AbstractFileSystem, address: str
+) -> None:
+    for split in ("train", "val"):
+        memory.pipe_file(f"/set/{split}/0.tar", wds(tmp_path / "x.tar", (split, 0)).read_bytes())
+    columns = indexed(address).columns
+    assert [columns.split_names[split] for split in columns.splits_N] == columns.keys == ["train", "val"]
+
+
 def test_a_name_of_two_splits_is_refused(tmp_path: Path) -> None:
     wds(tmp_path / "train-val-0.tar", ("a", 0))
     with pytest.raises(UsageError, match=r"train-val-0.tar may be of train or val: put each split into a folder"):
@@ -390,8 +411,17 @@ def test_a_damaged_index(tmp_path: Path) -> None:
         indexed(tmp_path)
 
 
-def test_another_program_s_manifest_beside_tars(tmp_path: Path) -> None:
+def test_another_program_s_manifest_beside_tars(tmp_path: Path, memory: fsspec.AbstractFileSystem) -> None:
     wds(tmp_path / "0.tar", ("a", 0))
     (tmp_path / "manifest.json").write_text('{"files": ["0.tar"]}')
     (tmp_path / "shards_manifest.json").write_text("{}")
     assert indexed(tmp_path).columns.keys == ["a"]
+    memory.put(str(tmp_path), "/theirs", recursive=True)
+    assert indexed("memory://theirs").columns.keys == ["a"]
+
+
+def test_another_program_s_manifest_in_one_split_does_not_hide_it(tmp_path: Path) -> None:
+    prepared(prepared(tmp_path, "train"), "val")
+    (tmp_path / "val" / MANIFEST).write_text("{}")
+    with pytest.raises(SourceError, match=r"val/manifest\.json"):
+        open_source(str(tmp_path))
