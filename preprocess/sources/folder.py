@@ -13,12 +13,13 @@ from pathlib import Path
 
 from feedline.pipeline.base.errors import SourceError, UsageError
 from feedline.pipeline.base.text import count_of
-from feedline.pipeline.format.manifest import MANIFEST
+from feedline.pipeline.format.manifest import INDEX
 from feedline.preprocess.sources.base import SPLITS, Found, Part, Sample, Source, SourceOptions, Task, found
 from feedline.preprocess.sources.labels import class_entry
 from feedline.preprocess.sources.listing import SPLIT_NAMES, is_image, is_image_file
 
 CLASSES_PER_TASK = 16
+FOLDERS_LOOKED_INTO = 10
 
 
 def folder_tasks(split: str, folder: Path, classes: Collection[str]) -> Iterator[Task]:
@@ -108,10 +109,6 @@ def has_images(folder: Path, deep: bool = False) -> bool:
     return next(images_under(str(folder), Counter(), deep), None) is not None
 
 
-def first_image(folder: Path) -> Path | None:
-    return next((folder / name for name, _, _ in images_under(str(folder), Counter())), None)
-
-
 @dataclass(kw_only=True)
 class FolderSource(Source):
     where: str
@@ -162,11 +159,12 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
         notes = left_out(where, names, [folder.name for folder in splits.values()], options)
     elif options.layout is None and has_packed(where):
         return None
-    elif first := next(filter(None, (first_image(where / name) for name in names)), None):
-        *inside, _ = first.relative_to(where).parts[1:]
-        if options.layout is None and (lower := [name.lower() for name in inside if name.lower() in SPLIT_NAMES]):
-            place = next(place for place in first.parents if place.name.lower() == lower[0]).parent
-            raise UsageError(f"{place} holds the splits: give it as SOURCE, or take --source-option layout=classes")
+    elif options.layout is None and (below := [*splits_below(where)]):
+        hold = "holds the splits: give it" if len(below) == 1 else "hold splits: give that of the images"
+        raise UsageError(
+            f"{' and '.join(map(str, below[:3]))} {hold} as SOURCE, or take --source-option layout=classes"
+        )
+    elif any(has_images(where / name, deep=True) for name in names):
         splits, classes, notes = {"train": where}, names, []
     elif has_images(where):
         raise UsageError(
@@ -184,6 +182,17 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
     if hidden:
         notes.append(f"passed over: hidden folders with images ({', '.join(hidden)}): rename those that are classes")
     return FolderSource(where=path, splits=wanted, classes=classes, notes=notes)
+
+
+def splits_below(folder: Path, depth: int = 3) -> Iterator[Path]:
+    """Folders in which others are called as splits and hold classes or images, at most so deep. Of many folders only
+    the first are looked into: those are classes, and may hold a million files."""
+    for name in class_folders(folder)[:FOLDERS_LOOKED_INTO] if depth else ():
+        inner = [place for place in class_folders(folder / name) if place.lower() in SPLIT_NAMES]
+        if any(class_folders(place) or has_images(place) for place in (folder / name / split for split in inner)):
+            yield folder / name
+        else:
+            yield from splits_below(folder / name, depth - 1)
 
 
 def split_folders(where: Path, names: Sequence[str], options: SourceOptions) -> dict[str, Path]:
@@ -229,10 +238,11 @@ def left_out(where: Path, names: Sequence[str], taken: Sequence[str], options: S
 
 
 def has_packed(folder: Path) -> bool:
-    """Whether tars or Parquet files lie there, as hubs have them, or what `prepare` wrote: then images
-    beside them are no dataset."""
-    folders = [folder, *(folder / name for name in class_folders(folder) if name.lower() in (*SPLIT_NAMES, "data"))]
-    return any(folder.glob(f"*/*/{MANIFEST}")) or any(
+    """Whether tars or Parquet files lie there, as hubs have them, or what `prepare` wrote: then images beside them
+    are no dataset."""
+    names = class_folders(folder)
+    folders = [folder, *(folder / name for name in names if name.lower() in (*SPLIT_NAMES, "data"))]
+    return any((folder / name / split / INDEX).exists() for name in names for split in SPLITS) or any(
         entry.name.endswith((".tar", ".parquet", ".tar.gz", ".tgz")) and not entry.is_dir()
         for place in folders
         for entry in os.scandir(place)

@@ -35,6 +35,7 @@ CLASS_TARS_PER_TASK = 16
 WNID_TAR = re.compile(r"n\d{8}\.tar")
 TRAIN = "ILSVRC2012_img_train.tar"
 VAL = "ILSVRC2012_img_val.tar"
+OFFICIAL = "ILSVRC2012_img_"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 PACKED = (".tar", ".tar.gz", ".tgz", ".parquet")
 
@@ -194,8 +195,8 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
         has_devkit = kit is not None or options.devkit is not None
         is_flat_with_truth = "flat" in forms and options.ground_truth is not None
         is_ours = bool(forms & {"archive", "class tars"}) or (bool(forms) and has_devkit) or is_flat_with_truth
-        if is_ours and where.is_dir():
-            refuse_lost(where, places, options)
+        if where.is_dir() and places and options.layout != "classes":
+            refuse_lost(where, places, options, is_ours)
     if not is_ours:
         return None
     kit = options.devkit or kit
@@ -224,11 +225,13 @@ def local_places(where: Path) -> dict[str, Place]:
     return places or ({"val": Place("flat", str(where))} if has_images(where) else {})
 
 
-def refuse_lost(where: Path, places: Mapping[str, Place], options: SourceOptions) -> None:
-    """Raises UsageError for what looks like a split, or like a class, and would be passed over in silence."""
+def refuse_lost(where: Path, places: Mapping[str, Place], options: SourceOptions, is_ours: bool) -> None:
+    """Raises UsageError for what looks like a split, or like a class, and would be passed over in silence. Beside
+    folders of another dataset only what is packed, for other kinds of source look at folders."""
     for split in ("train", "val"):
         for entry in named_as(where, split) if split not in places and options.wants(split) else ():
-            if entry.is_file() or any(entry.iterdir()):
+            packed = not entry.is_dir()
+            if (packed and (is_ours or is_exact(entry))) or (is_ours and not packed and any(entry.iterdir())):
                 other = "val" if split == "train" else "train"
                 raise UsageError(f"{entry} is in no form of {split} that can be read: mend it, or take "
                                  f"--source-option splits={other}")  # fmt: skip
@@ -243,13 +246,18 @@ def refuse_lost(where: Path, places: Mapping[str, Place], options: SourceOptions
 def named_as(where: Path, split: str) -> list[Path]:
     """What is called after the split: under the official name first, then under the split's alone."""
     words = "|".join(word for word, of in SPLIT_NAMES.items() if of == split)
-    named = [entry for entry in where.iterdir() if re.search(rf"(^|_)({words})(\.tar)?$", entry.name.lower())]
+    name = re.compile(rf"(^|.*_)({words})(\.tar|\.tar\.gz|\.tgz|\.zip)?")
+    named = [entry for entry in where.iterdir() if name.fullmatch(entry.name.lower())]
 
     def order(entry: Path) -> tuple[bool, bool, bool, str]:
-        plain = entry.name.lower().removesuffix(".tar") in SPLIT_NAMES
-        return not entry.name.startswith("ILSVRC2012_img_"), not plain, entry.is_dir(), entry.name
+        return not entry.name.startswith(OFFICIAL), not is_exact(entry), entry.is_dir(), entry.name
 
     return sorted(named, key=order)
+
+
+def is_exact(entry: Path) -> bool:
+    """Whether it is called as the archives are, or as a split is, with nothing before it (as in `old_train`)."""
+    return entry.name.startswith(OFFICIAL) or entry.name.lower().partition(".")[0] in SPLIT_NAMES
 
 
 def split_place(where: Path, split: str) -> Place | None:
@@ -262,6 +270,8 @@ def split_place(where: Path, split: str) -> Place | None:
                 raise UsageError(f"{entry} is a broken link: mend or remove it")
         return None
     first, *others = found
+    if is_exact(named[0]) and not is_exact(first):  # it is there, and cannot be read: nothing stands in for it
+        return None
     plain = [entry for entry in found if entry.name.lower() in SPLIT_NAMES]
     if len(plain) > 1 or (others and first.is_dir() and not plain):
         one, other = (plain if len(plain) > 1 else [first, *others])[:2]

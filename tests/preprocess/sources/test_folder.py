@@ -252,12 +252,19 @@ def test_a_folder_too_high(tmp_path: Path, above: str) -> None:
         open_source(str(tmp_path))
     assert indexed(tmp_path / above).columns.split_names == ["train", "test", "val"]
     assert len(indexed(tmp_path, layout="classes").columns) == 6
+    images(tmp_path, f"{above}/sample.jpg", "Annotations/val/n01/1.xml")  # neither hides the splits
+    with pytest.raises(UsageError, match=rf"Annotations and .*{above} hold splits: give that of the images"):
+        open_source(str(tmp_path))
+
+
+def test_a_class_may_hold_albums_with_manifests_of_their_own(tmp_path: Path) -> None:
+    assert len(indexed(images(tmp_path, "cat/album/1.jpg", "cat/album/manifest.json", "dog/2.jpg")).classes) == 2
 
 
 def test_what_prepare_wrote_in_several_forms_is_no_folder_of_classes(tmp_path: Path) -> None:
     images(tmp_path, "quarantine/1.jpg")
     for output in ("256-jpeg", "64-raw"):
-        images(tmp_path, f"{output}/train/manifest.json")
+        images(tmp_path, f"{output}/train/manifest.json", f"{output}/train/index.parquet")
     with pytest.raises(UsageError, match="holds several prepared datasets: give one of them"):
         open_source(str(tmp_path))
 

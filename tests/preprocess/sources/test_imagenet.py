@@ -410,10 +410,23 @@ def test_other_usual_places(tiny_ilsvrc: Path, tmp_path: Path, train: str, val: 
 
 def test_a_split_that_cannot_be_read_is_refused(tiny_ilsvrc: Path, tmp_path: Path) -> None:
     source = link(tmp_path / "source", TRAIN=tiny_ilsvrc / TRAIN, DEVKIT=tiny_ilsvrc / DEVKIT)
-    (source / VAL).write_bytes(b"<html>404</html>")
+    unpack(tiny_ilsvrc / VAL, source / "old_val")  # it does not stand in for it
+    for name in (VAL, "val.tar.gz", "validation.zip"):
+        (source / name).write_bytes(b"<html>404</html>")
+        with pytest.raises(UsageError, match=rf"{name} is in no form of val that can be read: .*splits=train"):
+            open_source(str(source))
+        assert len(indexed(source, splits="train").columns) == 36
+        (source / name).unlink()
+
+
+def test_a_val_tar_that_cannot_be_read_is_refused_beside_folders_too(tiny_ilsvrc: Path, tmp_path: Path) -> None:
+    """Without a devkit they are taken for any folder of images."""
+    class_folders(tiny_ilsvrc, tmp_path / "source" / "train")
+    assert open_source(str(tmp_path / "source")).kind == "folder"
+    (tmp_path / "source" / VAL).touch()
     with pytest.raises(UsageError, match=rf"{VAL} is in no form of val that can be read: .*splits=train"):
-        open_source(str(source))
-    assert len(indexed(source, splits="train").columns) == 36
+        open_source(str(tmp_path / "source"))
+    assert len(indexed(tmp_path / "source", splits="train").columns) == 36
 
 
 def test_the_split_itself_comes_before_what_is_only_called_after_it(tiny_ilsvrc: Path, tmp_path: Path) -> None:
