@@ -160,8 +160,8 @@ def check_free(store: Store, plan: PlanFile, *, overwrite: bool = False) -> None
             "--overwrite"
         )
     claimed = claimed_folders(store)
-    if running is None and not claimed and not overwrite and store.size(REPORT) is not None:
-        raise UsageError(f"{store.address} holds a {REPORT} and no dataset: choose another folder, or move it away")
+    if running is None and not claimed:
+        check_reports(store)
     for folder in sorted(claimed | set(plan["folders"])):
         manifest = manifest_in(store, folder)
         there = store.size(f"{folder}/{MANIFEST}") is not None
@@ -182,6 +182,19 @@ def check_free(store: Store, plan: PlanFile, *, overwrite: bool = False) -> None
                 f"{store.address}/{folder} holds files that are not feedline's ({strange[0]}): choose another "
                 "folder, or move them away"
             )
+
+
+def check_reports(store: Store) -> None:
+    """Raises UsageError for a report of somebody else's, where no dataset says that it is ours to replace."""
+    report = read_fields(store, REPORT)
+    theirs = [] if report is None or "plan_hash" in report else [REPORT]
+    for name in (quarantine.REASONS, quarantine.MENDED):
+        try:
+            quarantine.read_report(store, name)
+        except DatasetError:
+            theirs.append(name)
+    if theirs:
+        raise UsageError(f"{store.address}/{theirs[0]} is not feedline's: choose another folder, or move it away")
 
 
 def check_formats(store: Store, manifests: Mapping[str, Manifest], formats: dict[str, str], retry: bool) -> None:

@@ -265,6 +265,7 @@ class Preparation:
                 split.split: {"samples": len(split.rows_N), "shards": split.shards, "why": split.reason}
                 for split in self.plan.splits
             },
+            "folders": list(splits),
             "plan_hash": self.plan.hash,
             "versions": versions(),
             **self._about_run(ran, resumed),

@@ -36,7 +36,7 @@ from feedline.pipeline.format.manifest import (
 )
 from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header, padding_bytes
 from feedline.preprocess import quarantine
-from feedline.preprocess.output import PLAN, is_exchanging, prepared_folders
+from feedline.preprocess.output import PLAN, REPORT, is_exchanging, prepared_folders, read_fields
 from feedline.preprocess.sources.base import SPLITS
 from feedline.preprocess.store import Store, open_store
 
@@ -95,7 +95,9 @@ def verify(
         raise DatasetError(f"{store.address} is not a prepared dataset (no {MANIFEST}): run `feedline prepare` first")
     for split in splits:
         problems += manifest_problems(store, split) + index_problems(split)
-    problems += agreement_problems(splits) + quarantine_problems(store, splits)
+    problems += (
+        gone_problems(store, splits, folders) + agreement_problems(splits) + quarantine_problems(store, splits)
+    )
     checked, in_shards = shard_problems(store, splits, full, on_progress or status_line("verify"))
     problems += in_shards
     return {
@@ -172,6 +174,17 @@ def index_problems(split: Split) -> list[Problem]:
     if bool(np.any(np.diff(index.shards_N) < 0)) or set(counts) - set(range(len(manifest.shards))):
         problems.append(Problem(where, "", "rows are not in shard order"))
     return problems
+
+
+def gone_problems(store: Store, splits: Sequence[Split], folders: Sequence[str]) -> list[Problem]:
+    """Of the splits that the report of this very dataset names and of which nothing is there."""
+    report = read_fields(store, REPORT) or {}
+    named = report.get("folders")
+    if report.get("plan_hash") not in [split.manifest.plan_hash for split in splits] or not isinstance(named, list):
+        return []
+    gone = [str(folder) for folder in named if folder not in folders]
+    what = f"{REPORT} names it, and it is gone: bring it back, or remove {REPORT} if it was left out on purpose"
+    return [Problem(folder, "", what) for folder in gone]
 
 
 def agreement_problems(splits: Sequence[Split]) -> list[Problem]:

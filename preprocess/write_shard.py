@@ -242,7 +242,9 @@ class ShardJob:
             shard=task.shard,
             position=position,
         )
-        self.store.write(f"{QUARANTINE}/{row.file}", data)
+        place = f"{QUARANTINE}/{row.file}"
+        if self.order.config.overwrite or self.store.size(place) is None:  # else this plan's own, or mended since
+            self.store.write(place, data)
         self.quarantined.append(row)
 
     def _publish(self) -> None:

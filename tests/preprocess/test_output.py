@@ -68,11 +68,23 @@ def test_files_of_others_are_never_touched(images: Path, tmp_path: Path) -> None
     assert (tmp_path / "out" / "train" / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_report_of_others_is_not_replaced(images: Path, tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_text("theirs")
-    with pytest.raises(UsageError, match=r"holds a report\.json and no dataset"):
-        prepare(images, tmp_path)
-    assert names(tmp_path) == ["report.json"]
+@pytest.mark.parametrize("name", ["report.json", "quarantine/report.jsonl", "quarantine/mended.jsonl"])
+def test_a_report_of_others_is_not_replaced(images: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text('{"theirs": 1}')
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match=f"{name} is not feedline's: choose another folder"):
+            prepare(images, out, overwrite=overwrite)
+    assert (out / name).read_text() == '{"theirs": 1}'
+
+
+def test_a_report_that_a_removed_dataset_left_is_ours(images: Path, tmp_path: Path) -> None:
+    prepare(images, tmp_path / "out")
+    before = digests(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / "train")
+    prepare(images, tmp_path / "out")
+    assert digests(tmp_path / "out") == before
 
 
 def test_shards_of_others_are_not_taken_for_ours(images: Path, tmp_path: Path) -> None:

@@ -81,14 +81,20 @@ def test_too_many_bad_samples_are_an_error_that_resumes(images: Path, tmp_path: 
     assert report["quarantined"] == 2
 
 
-def test_what_was_mended_is_not_written_over_by_a_plain_rerun(images: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_was_mended_is_not_written_over_by_a_plain_rerun(images: Path, tmp_path: Path, lost: bool) -> None:
+    """Nor where its shard must be made again."""
     with pytest.raises(door.TooManyBad):
         prepare(images, tmp_path / "out", max_bad=0.001, shards=1)
     mended = {file: saved(photo(number)) for number, file in enumerate((tmp_path / "out").glob("quarantine/*.bin"))}
     for file, data in mended.items():
         file.write_bytes(data)
-    assert prepare(images, tmp_path / "out", max_bad=0.1, shards=1)["quarantined"] == 2
+    if lost:
+        (tmp_path / "out" / "train" / "train-000000.tar").unlink()
+    said = prepare(images, tmp_path / "out", max_bad=0.1, shards=1)
+    assert (said["quarantined"], said["resumed_samples"]) == (2, 0 if lost else 53)
     assert {file: file.read_bytes() for file in mended} == mended
+    assert prepare(images, tmp_path / "out", shards=1, retry_quarantine=True)["quarantined"] == 0
 
 
 def reasons(out: Path) -> list[str]:

@@ -67,6 +67,24 @@ def test_a_split_elsewhere_behind_a_link_is_looked_at(prepared: Path, tmp_path: 
     assert not verify(str(out))["ok"]
 
 
+def test_what_the_report_names_and_is_gone_is_noticed(prepared: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(prepared, tmp_path / "out")
+    shutil.rmtree(out / "keep")
+    shutil.rmtree(out / "48-planes" / "train")
+    said = verify(str(out))["problems"]
+    assert [problem["shard"] for problem in said] == ["48-planes/train", "keep/train"]
+    assert "report.json names it, and it is gone: bring it back" in said[0]["what"]
+    assert verify(str(out / "64-jpeg" / "train"))["ok"]
+    plan = json.loads((out / "report.json").read_text())["plan_hash"]
+    for report in (
+        {"plan_hash": "of another", "folders": ["val"]},
+        {"plan_hash": plan, "folders": 7},
+        {"plan_hash": []},
+    ):
+        (out / "report.json").write_text(json.dumps(report))
+        assert verify(str(out))["ok"]
+
+
 def test_what_was_prepared_is_fine(prepared: Path) -> None:
     for full in (False, True):
         said = verify(str(prepared), full=full)
