@@ -143,7 +143,8 @@ class Preparer:
             member, ready = (data, extension), image
             if output.form.sized:
                 started = clock()
-                ready = resized(turned(image, data) if output.apply_orientation else image, output)
+                upright = turned(image, data) if output.apply_orientation else image
+                ready = resized(upright, output, self._max_pixels)
                 between = clock()
                 member = encoded(ready, output)
                 self.seconds["resize"] += between - started
@@ -282,12 +283,12 @@ def geometry(width: int, height: int, output: Output) -> tuple[int, int, Box]:
     return target_w, target_h, (left, top, right, bottom)
 
 
-def resized(image: Image.Image, output: Output) -> Image.Image:
+def resized(image: Image.Image, output: Output, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """For a codec with sizes."""
     width, height, box = geometry(*image.size, output)
     if width < 1 or height < 1:
         raise BadImage("too small", f"{image.size[0]}x{image.size[1]} px would become {width}x{height}")
-    if width * height > max(MAX_PIXELS, image.width * image.height):
+    if width * height > max_pixels:
         raise BadImage("too many pixels", f"{image.size[0]}x{image.size[1]} px would become {width}x{height}")
     if (box[2] - box[0], box[3] - box[1]) != (width, height):
         return image.resize((width, height), Image.Resampling[output.filter.upper()], box=box)

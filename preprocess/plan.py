@@ -42,8 +42,8 @@ class ShardTask(Columns):
     """Size and time (ns) of each path when the plan was made, -1 where that is not known; None watches nothing."""
 
     def where(self) -> list[Where]:
-        rows = zip(self.path_N.tolist(), self.offsets_N.tolist(), self.lengths_N.tolist(), strict=True)
-        return [Where(self.paths[path], offset, length) for path, offset, length in rows]
+        rows = zip(self.path_N.tolist(), self.offsets_N.tolist(), self.lengths_N.tolist(), self.keys, strict=True)
+        return [Where(self.paths[path], offset, length, key) for path, offset, length, key in rows]
 
     def stats(self) -> dict[str, Stat]:
         rows = [] if self.stats_P2 is None else self.stats_P2.tolist()

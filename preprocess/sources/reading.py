@@ -36,6 +36,8 @@ class Where:
     path: str
     offset: int
     length: int
+    key: str = ""
+    """For people, where reading fails."""
 
 
 def read_all(samples: Sequence[Where], stats: Mapping[str, Stat], options: Mapping[str, Any]) -> Iterator[bytes]:
@@ -98,8 +100,8 @@ def read_range(sample: Where, descriptor: int) -> bytes:
                 raise SourceError(f"{sample.path} became shorter while it was read")
             data += more
     except OSError as error:
-        at = f"at byte {sample.offset + len(data):,}, " if sample.offset else ""
-        raise FeedlineError(f"{sample.path} cannot be read: {at}{error.strerror}") from error
+        where = f"at byte {sample.offset + len(data)}" + f", sample {sample.key!r}" * bool(sample.key)
+        raise FeedlineError(f"{sample.path} cannot be read ({where}): {error.strerror}") from error
     return data
 
 

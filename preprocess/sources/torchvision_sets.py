@@ -62,10 +62,9 @@ class TorchvisionSource(Source):
             for row in range(len(dataset)):
                 try:
                     item = dataset[row]
-                except (OSError, SyntaxError, ValueError) as error:  # Pillow's own, of a damaged picture
-                    raise SourceError(
-                        f"{self.where}: item {row} of {split} cannot be read ({error}): mend it"
-                    ) from error
+                except Exception as error:  # Pillow's parsers raise anything on damaged files
+                    what = f"item {row} of {split} cannot be read ({first_line(error)})"
+                    raise SourceError(f"{self.where}: {what}: mend it") from error
                 if not isinstance(item, tuple) or len(item) != 2 or not hasattr(item[1], "__index__"):
                     raise SourceError(
                         f"{self.where} does not give (image, integer label): it is no classification dataset"

@@ -212,8 +212,11 @@ def test_sizes(resize: Any, enlarge: bool, source: tuple[int, int], expected: tu
 
 
 def test_a_strip_is_not_enlarged_beyond_all_bounds() -> None:
+    enlarged = (Output(codec="raw", enlarge=True, size_px=256),)
     with pytest.raises(BadImage, match=r"1x20000 px would become 256x5120000"):
-        Preparer((Output(codec="raw", enlarge=True, size_px=256),))(saved(picture(1, 20_000)))
+        Preparer(enlarged)(saved(picture(1, 20_000)))
+    with pytest.raises(BadImage, match=r"1x20 px would become 256x5120"):
+        Preparer(enlarged, max_pixels=1 << 20)(saved(picture(1, 20)))
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,6 +1,7 @@
 """One shard on an executor: what goes wrong there."""
 
 import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Generator, Sequence
@@ -43,6 +44,16 @@ def test_what_was_made_beside_a_shard_that_failed_is_not_published(
         prepare(images, tmp_path / "out")
     assert len(tried) == 1
     assert not [path.name for path in (tmp_path / "out").rglob("*") if path.suffix in (".tar", ".tmp", ".receipt")]
+
+
+def test_where_a_disk_cannot_be_read_is_said(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(descriptor: int, length: int, offset: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", broken)
+    said = r"(\w+)\.JPEG cannot be read \(at byte 0, sample '(\w+/)?\1'\): Input/output error"
+    with pytest.raises(FeedlineError, match=said):
+        prepare(images, tmp_path / "out")
 
 
 def test_a_worker_killed_at_a_quarantined_file_leaves_no_part_of_it(

@@ -315,6 +315,12 @@ def test_pets_have_a_trainval_split(tmp_path: Path) -> None:
     found = indexed(f"torchvision:OxfordIIITPet:{tmp_path}/root", tmp_path / "staging")
     assert found.columns.split_names == ["train", "val"]
     assert found.columns.labels_N.tolist() == [0, 1] * 2
+    file = io.BytesIO()
+    Image.new("RGB", (5, 4)).save(file, "PNG")
+    for broken in (b"no picture", file.getvalue().replace(b"IDAT", b"\0\0\0\0")):  # the latter is a SyntaxError
+        (base / "images" / "Bengal_1.jpg").write_bytes(broken)
+        with pytest.raises(SourceError, match=r"root: item 1 of train cannot be read \(.*\): mend it"):
+            indexed(f"torchvision:OxfordIIITPet:{tmp_path}/root", tmp_path / "other")
 
 
 def test_no_thread_of_arrow_waits_for_python_s_lock(tmp_path: Path, gil_watch: dict[str, str]) -> None:
