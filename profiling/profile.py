@@ -154,7 +154,7 @@ class Profile:
     def metrics(self) -> dict[str, float]:
         """While it lasts: `wait_fraction` and `samples_per_s` since the last call, for the loop's own log; {} without
         batches."""
-        return self._capture.take_metrics() if self._capture is not None else {}
+        return self._capture.loop.take_metrics() if self._capture is not None else {}
 
     def __str__(self) -> str:
         """The report, or that there is none yet."""

@@ -88,8 +88,6 @@ class Capture:
         self._draw = random.Random(1).random  # not the global one: it is the script's
         self._starting, self._flushing = threading.Lock(), threading.Lock()
         self._said = float("-inf")
-        self._metered = self.loop.totals
-        """What `take_metrics` has handed out."""
         self._pacer = 0
         """The optimiser whose steps are a loop's, where it asks no watched loader itself."""
         self._background: int | None = None
@@ -134,7 +132,16 @@ class Capture:
         background = self.trainer not in (None, threading.get_ident())
         if background:
             self.loaders.about[number]["background"] = True
-        begun, ended = self.loop.begin(number, time.perf_counter(), in_trainer=in_trainer, background=background)
+        return self._begun(number, in_trainer=in_trainer, background=background)
+
+    def go_on(self, of: Pass) -> Pass:
+        """A pass that was taken to be over goes on, as another one."""
+        begun = self._begun(of.loader, in_trainer=of.in_trainer)
+        begun.resumed, begun.pin_thread = True, of.pin_thread
+        return begun
+
+    def _begun(self, loader: int, *, in_trainer: bool, background: bool = False) -> Pass:
+        begun, ended = self.loop.begin(loader, time.perf_counter(), in_trainer=in_trainer, background=background)
         for row in ended:
             self._closed(row)
         return begun
@@ -148,6 +155,7 @@ class Capture:
 
     def end_in_background(self, ending: Pass) -> None:
         """It is exhausted; the loop goes on with what it has trained on."""
+        ending.over = True
         self.loop.finish(ending, time.perf_counter())
         if self.loop.own is not None:
             self._background = self.loop.own.loader
@@ -371,12 +379,6 @@ class Capture:
         with self.watch.sampler.pausing if self.watch is not None else nullcontext():
             self._said = float("-inf")
             self.flush()
-
-    def take_metrics(self) -> dict[str, float]:
-        """Wait fraction and samples/s since the last call, over all batches; empty when there were none."""
-        before, self._metered = self._metered, self.loop.totals
-        waited_s, seconds, samples = (now - then for now, then in zip(self._metered, before, strict=True))
-        return {"wait_fraction": waited_s / seconds, "samples_per_s": samples / seconds} if seconds else {}
 
     def about(self) -> dict[str, Any]:
         return {

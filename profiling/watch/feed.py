@@ -128,7 +128,7 @@ class Feed:
         if self.directed and director is not None:
             self._original = original
             return director.next(self)
-        if not capture.active or passed is None or passed.done:
+        if not capture.active or passed is None or passed.over:
             return (self._again or original)()
         if not passed.background and capture.trainer not in (None, threading.get_ident()):
             capture.to_background(passed)
@@ -136,6 +136,8 @@ class Feed:
             return self._next_in_background(passed, original)
         if capture.asking is not None:
             return (self._again or original)()
+        if passed.done:
+            passed = self._pass = capture.go_on(passed)
         capture.ask(passed)
         trains = passed.loader in capture.loop.trained
         if director is not None and passed.trained and not self._holds:

@@ -2,7 +2,9 @@
 
 A row opens when a batch is asked for and closes when the next one is asked for; a pass that runs to its end inside
 another's open row (an evaluation inside a training step) is that row's pause. A pass of fewer batches in there is
-part of the step, and one that began before is beside it (`zip(a, b)`): the row waits for their batches too.
+part of the step, and one that began before is beside it (`zip(a, b)`): the row waits for their batches too. Where
+that hands out many in one row, none of them trained on, it evaluates (`next(held_out)`, again and again) and has come
+into the row with the first of them.
 
 Where the thread that trains asks no watched loader itself (a generator or a queue of the script's own, a thread that
 draws ahead), rows go from one step of its optimiser to the next, and what it waits is left to the sampler. What else
@@ -17,8 +19,19 @@ from typing import Any
 from feedline.profiling.record.journal import OWN_EPOCH, StepRow
 
 EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
+MOST_OPEN = 16  # passes that may go on: what scripts broke off is forgotten, the oldest first
 OF_STEP = ("backward_s", "optimizer_s", "pause_s", "sync_s", "syncs")
 """Fields of a row that go over to the one whose step it is part of."""
+
+
+@dataclass
+class Visit:
+    """What a pass has drawn within a row of another that was begun later, and not trained on."""
+
+    row: StepRow
+    since: float
+    batches: int = 0
+    waited_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -28,12 +41,16 @@ class Pass:
     started: float
     in_trainer: bool
     outer: StepRow | None
+    entered: float
+    """When it came into that row: as it began, or later on (`Visit`)."""
     thread: int = 0
     """That has begun it, then the one that has asked for its last batch."""
     background: bool = False
     """Another thread than the one that trains draws its batches: they have no rows."""
     restart: bool = False
     """It takes the place of a pass of one batch, as `next(iter(loader))` has them: its start is part of the step."""
+    resumed: bool = False
+    """It goes on with the iterator of one that was taken to be over."""
     pin_thread: Any = None
     """Which makes its batches ready in this process, if one does."""
     row: StepRow | None = None
@@ -47,6 +64,9 @@ class Pass:
     trained: bool = False
     """A backward pass or an optimiser step ran inside one of its rows."""
     done: bool = False
+    over: bool = False
+    """Its loader has said that there is no more."""
+    visit: Visit | None = None
     inner: list["Pass"] = field(default_factory=list)
 
     def written(self, ended: float | None) -> dict[str, Any]:
@@ -72,6 +92,8 @@ class Loop:
         """Loaders between whose batches something was trained."""
         self.totals = (0.0, 0.0, 0)
         """Of all closed rows: seconds waited, seconds without pauses, samples."""
+        self._metered = self.totals
+        """What `take_metrics` has handed out."""
         self._epochs: Counter[int] = Counter()
         self._open: list[Pass] = []
         self._ended: dict[tuple[int, int], dict[str, Any]] = {}
@@ -85,6 +107,12 @@ class Loop:
         """The open one that what happens now is part of."""
         return self.current or (self.own.row if self.own is not None else None)
 
+    def take_metrics(self) -> dict[str, float]:
+        """Wait fraction and samples/s since the last call, over all batches; empty when there were none."""
+        before, self._metered = self._metered, self.totals
+        waited_s, seconds, samples = (now - then for now, then in zip(self._metered, before, strict=True))
+        return {"wait_fraction": waited_s / seconds, "samples_per_s": samples / seconds} if seconds else {}
+
     def begin(
         self, loader: int, now: float, *, in_trainer: bool, background: bool = False
     ) -> tuple[Pass, list[StepRow]]:
@@ -94,24 +122,32 @@ class Loop:
         left = [one for one in mine if one.row is not None and one.batches == 1]
         ended = [row for one in left if (row := self.close(one, now)) is not None]
         self._open = [one for one in self._open if one not in left]
-        begun = Pass(loader, self._epochs[loader], now, in_trainer, self.row, threading.get_ident(), background)
+        epoch, thread = self._epochs[loader], threading.get_ident()
+        begun = Pass(loader, epoch, now, in_trainer, self.row, now, thread, background)
         begun.restart = bool(left)
         self._epochs[loader] += 1
         if not background:
             for other in (*self._open, *filter(None, [self.own])):
                 if begun.outer is not None and other.row is begun.outer:
                     other.inner.append(begun)
-            self._open.append(begun)
+            self._open = [*self._open[1 - MOST_OPEN :], begun]
         return begun, ended
 
     def got(self, to: Pass, now: float, samples: int, size: int) -> list[StepRow]:
         """The rows that have waited for the batch: its own, and those of passes beside it."""
         if to not in self._open:  # it has gone on after all
             self._open.append(to)
-        others = (one.row for one in self._open if one is not to and one.row is not None)
-        beside = [row for row in others if to.started < row.start_s]
+        others = [one for one in (*self._open, *filter(None, [self.own])) if one is not to]
+        rows = [(row, one) for one in others if (row := one.row) is not None and to.entered < row.start_s]
+        beside = [row for row, one in rows if one is not self.own]
         for row in beside:
             row.wait_s += now - to.asked
+        if rows:
+            visit = self._visit(to, *max(rows, key=lambda pair: pair[0].start_s), now)
+            if visit.batches == EVAL_BATCHES:
+                for row in beside:
+                    row.wait_s = max(0.0, row.wait_s - visit.waited_s)
+                beside = []
         began = to.started if to.restart and not to.batches else to.asked
         to.row = self.current = StepRow(began, now - began, samples, size, to.loader, to.epoch)
         to.first_got = now if to.first_got is None else to.first_got
@@ -120,20 +156,32 @@ class Loop:
         to.batches += 1
         return [to.row, *beside]
 
+    def _visit(self, by: Pass, row: StepRow, host: Pass, now: float) -> Visit:
+        """A batch more that it draws in a row that was begun later: with the third in it, it has come in."""
+        visit = by.visit
+        if visit is None or visit.row is not row:
+            visit = by.visit = Visit(row, by.asked)
+        visit.batches += 1
+        visit.waited_s += now - by.asked
+        if visit.batches == EVAL_BATCHES:
+            by.outer, by.entered, by.trained = row, visit.since, False
+            host.inner.append(by)
+        return visit
+
     def close(self, of: Pass, now: float) -> StepRow | None:
         """The row that ends as the pass asks for its next batch."""
         row, of.row = of.row, None
         if row is None:
             return None
         for inner in of.inner:
-            if not inner.done and not inner.background:
+            if not (inner.done or inner.background or inner.trained):
                 self._take_in(inner, row, now)
         of.inner.clear()
         row.duration_s = now - row.start_s
         if row.trained:
             self.train_steps += 1
             self.trained.add(of.loader)
-            of.trained = True
+            of.trained, of.visit = True, None
             if of is not self.own:  # it asks a watched loader after all
                 self.own = None
         if self.current is not None and self.current.start_s >= row.start_s:  # it, or one that was opened in it
@@ -159,7 +207,7 @@ class Loop:
         """An optimiser has stepped in a loop that asks no watched loader: the row since the last such step ends."""
         row = None
         if self.own is None:
-            self.own = Pass(loader, OWN_EPOCH, now, in_trainer=False, outer=None)
+            self.own = Pass(loader, OWN_EPOCH, now, in_trainer=False, outer=None, entered=now)
             if self.current is not None:  # of a pass that was broken off
                 self.current.trained, self.current = False, None
         elif self.own.row is not None:
@@ -190,10 +238,13 @@ class Loop:
 
     def end(self, ending: Pass, now: float, *, exhausted: bool) -> StepRow | None:
         """The iterator is exhausted, or has failed."""
-        if not ending.done and ending.batches and exhausted:
+        ending.over = exhausted
+        if not ending.done and ending.batches and exhausted and not ending.resumed:
             self._ended[ending.loader, ending.epoch] = ending.written(now)
-        row = self.close(ending, now)
+        row, visit = self.close(ending, now), ending.visit
         self.finish(ending, now)
+        if self.current is None and visit is not None and not visit.row.duration_s and visit.row.epoch != OWN_EPOCH:
+            self.current = visit.row  # which goes on
         return row
 
     def finish(self, ending: Pass, now: float) -> None:
@@ -204,10 +255,10 @@ class Loop:
             self._open.remove(ending)
         outer = ending.outer
         if outer is not None and not outer.duration_s and not (ending.background and ending.loader == outer.loader):
-            outer.pause_s += now - ending.started
+            outer.pause_s += now - ending.entered
             self.current = self.current if outer.epoch == OWN_EPOCH else outer
 
     def passes(self) -> list[dict[str, Any]]:
         """Those that have ended, and those still open."""
-        going = [one.written(None) for one in list(self._open) if one.first_got is not None]
+        going = [one.written(None) for one in list(self._open) if one.first_got is not None and not one.resumed]
         return [*self._ended.values(), *going]

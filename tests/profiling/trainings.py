@@ -17,8 +17,11 @@ def data(samples: int = 64) -> TensorDataset:
 class Slow(Dataset[Any]):
     """2 ms a sample, in reading it."""
 
+    def __init__(self, samples: int = 160) -> None:
+        self.samples = samples
+
     def __len__(self) -> int:
-        return 160
+        return self.samples
 
     def read_bytes(self) -> None:
         time.sleep(0.002)

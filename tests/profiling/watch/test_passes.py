@@ -54,6 +54,100 @@ def test_an_evaluation_in_a_step_of_two_loaders_is_no_wait_of_it() -> None:
     assert [step.pause_s > 0.3 > step.wait_s for step in evaluated] == [True]
 
 
+class Kept(DataLoader[Any]):
+    """As YOLO's and timm's: one iterator for all epochs, made at once or when it is needed."""
+
+    late = False
+    batches: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.batches = None if self.late else super().__iter__()
+
+    def __iter__(self) -> Any:
+        self.batches = self.batches or super().__iter__()
+        for _ in range(20):
+            try:
+                yield next(self.batches)
+            except StopIteration:
+                self.batches = super().__iter__()
+                yield next(self.batches)
+
+
+class KeptLate(Kept):
+    late = True
+
+
+@pytest.mark.parametrize(
+    ("kind", "samples", "at_top"),
+    [(Kept, 160, False), (Kept, 1600, True), (Kept, 176, True), (KeptLate, 160, True), (KeptLate, 176, False)],
+)
+def test_an_evaluation_that_draws_on_from_its_iterator_is_a_pause(
+    kind: type[Kept], samples: int, at_top: bool
+) -> None:
+    """Of all batches there are, or some of them; what the loop had begun before has ended at the third of them."""
+    training = Training()
+    with Profile(resources=False) as seen:
+        held_out = kind(Slow(samples), batch_size=8)
+        for number, batch in enumerate(DataLoader(data(320), batch_size=8)):
+            if not at_top:
+                training.step(batch)
+            for x, _ in held_out if number % 10 == 5 else ():
+                training.model(x)
+            if at_top:
+                training.step(batch)
+    recording = seen.recording
+    assert [one.phase for one in recording.loaders] == (["eval", "train"] if kind is Kept else ["train", "eval"])
+    train = steps(recording, "train")
+    assert [number for number, step in enumerate(train) if step.pause_s > 0.3] == [5, 15, 25, 35]
+    assert all(step.wait_s < 0.25 and step.duration_s - step.pause_s < 0.25 for step in train)
+    assert len(train) == 40 and all(step.backward_s > 0 for step in train)
+
+
+def test_an_evaluation_by_a_kept_iterator_in_a_loop_of_its_own_is_a_pause() -> None:
+    training = Training()
+    batch = next(iter(DataLoader(data(8), batch_size=8)))
+    with Profile(resources=False) as seen:
+        held_out = iter(DataLoader(Slow(), batch_size=8))
+        for number in range(40):
+            for _ in range(8 if number in (20, 30) else 0):
+                training.model(next(held_out)[0])
+            training.step(batch)
+    names = {one.id: one.kind for one in seen.recording.loaders}
+    train = steps(seen.recording, "train")
+    assert {names[step.loader] for step in train} == {"unwatched"}
+    assert [number for number, step in enumerate(train) if step.pause_s > 0.1] == [19, 29]
+
+
+def test_batches_that_a_step_draws_one_by_one_and_trains_on_are_no_evaluation() -> None:
+    """As a critic's: five steps of it for one of the other."""
+    noise, critic = DataLoader(data(80), batch_size=8), Training()
+    with Profile(resources=False) as seen:
+        real = iter(DataLoader(Slow(), batch_size=4))
+        for batch in noise:
+            for _ in range(4):
+                critic.step(next(real))
+            critic.step(batch)
+    assert {one.dataset: one.phase for one in seen.recording.loaders}["Slow"] == "train"
+    assert not any(step.pause_s for step in seen.recording.steps)
+
+
+def test_a_loop_that_was_begun_behind_a_batch_of_another_loader_is_watched_to_its_end() -> None:
+    """Held-out batches are drawn before it and in it."""
+    training, held_out = Training(), DataLoader(data(), batch_size=8)
+    with Profile(resources=False) as seen:
+        kept = iter(held_out)
+        next(kept)
+        for number, batch in enumerate(DataLoader(data(320), batch_size=8)):
+            training.step(batch)
+            if number in (20, 30):
+                next(kept)
+    assert {one.id: one.phase for one in seen.recording.loaders} == {0: "eval", 1: "train"}
+    train = steps(seen.recording, "train")
+    assert len(train) == 40 and {step.epoch for step in train} == {0}
+    assert [one.samples for one in seen.recording.passes if one.end_s is not None] == [320]
+
+
 def test_a_thread_that_draws_ahead_is_not_the_loop() -> None:
     """The batches come quickly enough; the thread that draws them waits all the time."""
     ahead: queue.Queue[Any] = queue.Queue(1)
